@@ -1,0 +1,39 @@
+"""Collects requests over a short time or until a batch is full, and runs them together.
+
+A library of its own: it needs numpy alone, and knows neither transport nor engine.
+"""
+
+from tensorferry.batcher.batcher import Batcher
+from tensorferry.batcher.errors import (
+    BatcherClosed,
+    BatcherError,
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelOutputError,
+    QueueFull,
+    RequestTooLarge,
+)
+from tensorferry.batcher.offline import batch_inference
+from tensorferry.batcher.policy import CloseReason
+from tensorferry.batcher.request import BatchInfo, Outcome, Request, Tensor
+from tensorferry.batcher.statistics import BatcherStatistics
+
+__all__ = [
+    "BatchInfo",
+    "Batcher",
+    "BatcherClosed",
+    "BatcherError",
+    "BatcherStatistics",
+    "Cancelled",
+    "CloseReason",
+    "DeadlineExceeded",
+    "InvalidRequest",
+    "ModelOutputError",
+    "Outcome",
+    "QueueFull",
+    "Request",
+    "RequestTooLarge",
+    "Tensor",
+    "batch_inference",
+]

@@ -1,0 +1,139 @@
+"""Joins requests into one batch and splits its results: the only place that knows axis 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorferry.batcher.errors import InvalidRequest, ModelOutputError
+from tensorferry.batcher.request import Array, Outcome, Request, Tensor
+
+
+def request_of(
+    x: Any,
+    complete: Callable[[Outcome], None],
+    *,
+    one_row: bool,
+    batched: bool = True,
+    deadline: float = math.inf,
+) -> Request:
+    """A request of an array or a dict of arrays; `one_row` gives them the batch axis that they lack.
+
+    Strings become object arrays, so that their length does not keep them out of a batch.
+    InvalidRequest when the inputs have no rows, or different numbers of them.
+    """
+    names = tuple(sorted(x)) if isinstance(x, Mapping) else None
+    tensors = tuple(
+        _tensor_of(np.asarray(array), one_row) for array in ([x] if names is None else map(x.get, names))
+    )
+    return Request(
+        tensors,
+        complete,
+        names=names,
+        rows=_common_rows(names or ("x",), tensors) if batched else 1,
+        nbytes=sum(_nbytes(tensor) for tensor in tensors),
+        key=(names, *((tensor.dtype, tensor.shape[1:]) for tensor in tensors)),
+        deadline=deadline,
+    )
+
+
+def _tensor_of(array: Array, add_axis: bool) -> Tensor:
+    shape = (1, *array.shape) if add_axis else array.shape
+    if array.dtype.kind in "SU":
+        array = array.astype(object)
+    if array.dtype.hasobject:
+        return Tensor(array.dtype, shape, array.reshape(shape))
+    # As bytes: not every dtype (bfloat16, datetime64) has a buffer protocol of its own.
+    return Tensor(array.dtype, shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def _common_rows(names: Sequence[str], tensors: Sequence[Tensor]) -> int:
+    scalars = [name for name, tensor in zip(names, tensors, strict=True) if not tensor.shape]
+    if scalars:
+        raise InvalidRequest(
+            f"input {scalars[0]!r} is a scalar; rows are counted on axis 0: give it that axis"
+        )
+    rows = {name: tensor.shape[0] for name, tensor in zip(names, tensors, strict=True)}
+    if len(set(rows.values())) != 1:
+        raise InvalidRequest(f"the inputs must have the same number of rows on axis 0, got {rows}")
+    return tensors[0].shape[0]
+
+
+def _nbytes(tensor: Tensor) -> int:
+    if tensor.dtype.hasobject:
+        return sum(len(element) if isinstance(element, (bytes, str)) else 8 for element in tensor.data.flat)
+    return math.prod(tensor.shape) * tensor.dtype.itemsize
+
+
+def join(requests: Sequence[Request]) -> Any:
+    """The batch that the model function gets: one array, or a dict of arrays, rows on axis 0.
+
+    The rows' bytes are copied once; a single request's not at all, whose arrays may therefore
+    be read-only.
+    """
+    names = requests[0].names
+    arrays = [
+        _join_tensors([request.tensors[i] for request in requests]) for i in range(len(requests[0].tensors))
+    ]
+    return arrays[0] if names is None else dict(zip(names, arrays, strict=True))
+
+
+def _join_tensors(tensors: Sequence[Tensor]) -> Array:
+    first = tensors[0]
+    if first.dtype.hasobject:
+        return first.data if len(tensors) == 1 else np.concatenate([tensor.data for tensor in tensors])
+    if len(tensors) == 1:
+        return np.frombuffer(first.data, np.uint8).view(first.dtype).reshape(first.shape)
+    joined = bytearray().join([tensor.data for tensor in tensors])
+    shape = (sum(tensor.shape[0] for tensor in tensors), *first.shape[1:])
+    return np.frombuffer(joined, np.uint8).view(first.dtype).reshape(shape)
+
+
+def split(outputs: Any, requests: Sequence[Request]) -> list[Any]:
+    """Each request's rows of what the model function returned, as views.
+
+    `outputs` is an array, a list or tuple with one entry a row, or a dict of these.
+    ModelOutputError when a part of it does not have the batch's rows.
+    """
+    rows = sum(request.rows for request in requests)
+    _check_rows(outputs, rows, "the model function's result")
+    stops: list[int] = []
+    for request in requests:
+        stops.append((stops[-1] if stops else 0) + request.rows)
+    return [_cut(outputs, stop - request.rows, stop) for request, stop in zip(requests, stops, strict=True)]
+
+
+def _check_rows(outputs: Any, rows: int, what: str) -> None:
+    if isinstance(outputs, Mapping):
+        for name, output in outputs.items():
+            _check_rows(output, rows, f"output {name!r}")
+    elif isinstance(outputs, np.ndarray):
+        if not outputs.shape or outputs.shape[0] != rows:
+            raise ModelOutputError(
+                f"{what} has shape {list(outputs.shape)}, expected {rows} rows on axis 0: one for each row of the batch"
+            )
+    elif isinstance(outputs, (list, tuple)):
+        if len(outputs) != rows:
+            raise ModelOutputError(
+                f"{what} has {len(outputs)} entries, expected {rows}: one for each row of the batch"
+            )
+    else:
+        raise ModelOutputError(
+            f"{what} is of type {type(outputs).__name__}; return an array with rows on axis 0, or a dict of them"
+        )
+
+
+def _cut(outputs: Any, start: int, stop: int) -> Any:
+    if isinstance(outputs, Mapping):
+        return {name: output[start:stop] for name, output in outputs.items()}
+    return outputs[start:stop]
+
+
+def first_row(outputs: Any) -> Any:
+    """The one row of a one-row request's outputs, without the batch axis."""
+    if isinstance(outputs, Mapping):
+        return {name: output[0] for name, output in outputs.items()}
+    return outputs[0]

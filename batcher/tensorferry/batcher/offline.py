@@ -1,0 +1,42 @@
+"""The synchronous utility: a model function over many inputs, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any
+
+from tensorferry.batcher.collate import first_row, join, request_of, split
+from tensorferry.batcher.request import Outcome, Request
+
+
+def batch_inference(model_fn: Callable[[Any], Any], inputs: Iterable[Any], batch_size: int = 32) -> list[Any]:
+    """Runs `model_fn` over `inputs`, at most `batch_size` at a time; the results in order.
+
+    `inputs` are examples without the batch axis (the rows of an array, or any iterable of
+    arrays or of dicts of arrays); consecutive ones that agree in dtypes and shapes share a
+    batch. An exception of `model_fn` propagates; nothing runs on another thread. For an array
+    as input, `np.stack` of the result is the array of all outputs.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+    results: list[Any] = []
+    iterator = iter(inputs)
+    while chunk := list(islice(iterator, batch_size)):
+        group: list[Request] = []
+        for example in chunk:
+            request = request_of(example, _ignore, one_row=True)
+            if group and group[0].key != request.key:
+                results += _run(model_fn, group)
+                group = []
+            group.append(request)
+        results += _run(model_fn, group)
+    return results
+
+
+def _ignore(outcome: Outcome) -> None:
+    """Nobody waits: the results are returned."""
+
+
+def _run(model_fn: Callable[[Any], Any], group: list[Request]) -> list[Any]:
+    return [first_row(outputs) for outputs in split(model_fn(join(group)), group)]

@@ -1,0 +1,198 @@
+"""One request: its tensors, its rows, and the completion that it must reach exactly once."""
+
+from __future__ import annotations
+
+import enum
+import math
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensorferry.batcher.errors import BatcherError
+
+Array = npt.NDArray[Any]
+
+
+class Tensor(NamedTuple):
+    """One input of a request: `shape` with rows on axis 0, and its elements in row-major order.
+
+    `data` is anything that `bytes.join` takes (bytes, memoryview, contiguous array), so that
+    the bytes of a request can stay as they came until they are joined into a batch. For a
+    dtype of objects it is a numpy object array of that shape.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    data: Any
+
+
+class State(enum.Enum):
+    """Where a request is. DONE is terminal: its completion was, or is just being, called."""
+
+    NEW = "new"
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """The batch that a request rode in: a running number, its size, and times in seconds."""
+
+    number: int
+    requests: int
+    rows: int
+    compute_time: float
+
+
+class Outcome(NamedTuple):
+    """What became of a request: `outputs` or `error`, never both.
+
+    `outputs` has the form that the model function returned, cut to the request's rows; arrays
+    in it are views of the batch's outputs. `batch` is None when the request never ran,
+    `queue_delay` in seconds.
+    """
+
+    outputs: Any = None
+    error: BaseException | None = None
+    batch: BatchInfo | None = None
+    queue_delay: float = 0.0
+
+
+class Request:
+    """One request on its way through a batcher.
+
+    `names` are the inputs' names, or None when the model function takes one bare array.
+    `rows` is the size of axis 0, `deadline` an absolute time on the batcher's clock (inf for
+    none), `complete` the callback that gets the outcome: it is called exactly once, outside
+    every lock, on a thread of the batcher's or of whoever cancels, and must not block.
+    Requests of one `key` may share a batch.
+
+    All other attributes belong to the batcher and are guarded by its queue's lock.
+    """
+
+    __slots__ = (
+        "arrival",
+        "complete",
+        "deadline",
+        "key",
+        "names",
+        "nbytes",
+        "parts",
+        "rows",
+        "started",
+        "state",
+        "tensors",
+    )
+
+    def __init__(
+        self,
+        tensors: tuple[Tensor, ...],
+        complete: Callable[[Outcome], None],
+        *,
+        names: tuple[str, ...] | None,
+        rows: int,
+        nbytes: int,
+        key: Hashable = None,
+        deadline: float = math.inf,
+    ) -> None:
+        self.tensors = tensors
+        self.complete = complete
+        self.names = names
+        self.rows = rows
+        self.nbytes = nbytes
+        self.key = key
+        self.deadline = deadline
+        self.arrival = math.nan
+        self.started = math.nan
+        self.state = State.NEW
+        self.parts: tuple[Request, ...] = ()
+
+    @property
+    def cost(self) -> int:
+        """The rows that the request counts for: at least one, so that empty ones are bounded too."""
+        return self.rows or 1
+
+
+def split_request(request: Request, max_rows: int) -> tuple[Request, ...]:
+    """Cuts a request of more than `max_rows` rows into parts that complete it together.
+
+    The request is answered when the last part is, with the parts' outputs joined on axis 0;
+    the first error becomes the error of the whole.
+    """
+    starts = range(0, request.rows, max_rows)
+    gather = _Gather(request, len(starts))
+    parts = []
+    for index, start in enumerate(starts):
+        rows = min(max_rows, request.rows - start)
+        part = Request(
+            tuple(_rows_of(tensor, start, start + rows) for tensor in request.tensors),
+            gather.completion(index),
+            names=request.names,
+            rows=rows,
+            nbytes=math.ceil(request.nbytes * rows / request.rows),
+            key=request.key,
+            deadline=request.deadline,
+        )
+        parts.append(part)
+    return tuple(parts)
+
+
+def _rows_of(tensor: Tensor, start: int, stop: int) -> Tensor:
+    shape = (stop - start, *tensor.shape[1:])
+    if tensor.dtype.hasobject:
+        return Tensor(tensor.dtype, shape, tensor.data[start:stop])
+    row = math.prod(tensor.shape[1:]) * tensor.dtype.itemsize
+    return Tensor(tensor.dtype, shape, memoryview(tensor.data).cast("B")[start * row : stop * row])
+
+
+class _Gather:
+    """Collects the outcomes of a split request's parts and completes the whole once."""
+
+    def __init__(self, request: Request, count: int) -> None:
+        # Guards _outcomes, _missing and _complete. Nothing is called while it is held.
+        self._lock = threading.Lock()
+        self._outcomes: list[Outcome | None] = [None] * count
+        self._missing = count
+        self._complete: Callable[[Outcome], None] | None = request.complete
+
+    def completion(self, index: int) -> Callable[[Outcome], None]:
+        def complete(outcome: Outcome) -> None:
+            with self._lock:
+                self._outcomes[index] = outcome
+                self._missing -= 1
+                finished = self._missing == 0 or outcome.error is not None
+                if not finished or self._complete is None:
+                    return
+                deliver, self._complete = self._complete, None
+            deliver(outcome if outcome.error is not None else self._joined())
+
+        return complete
+
+    def _joined(self) -> Outcome:
+        outcomes = [outcome for outcome in self._outcomes if outcome is not None]
+        self._outcomes.clear()
+        try:
+            outputs = _join_outputs([outcome.outputs for outcome in outcomes])
+        except (BatcherError, ValueError) as error:
+            return Outcome(error=error)
+        return Outcome(outputs, None, outcomes[-1].batch, outcomes[0].queue_delay)
+
+
+def _join_outputs(outputs: Sequence[Any]) -> Any:
+    first = outputs[0]
+    if isinstance(first, dict):
+        return {name: _join_outputs([output[name] for output in outputs]) for name in first}
+    if isinstance(first, np.ndarray):
+        return np.concatenate(outputs)
+    return [row for output in outputs for row in output]
+
+
+def flatten(requests: Sequence[Request]) -> Iterator[Request]:
+    """The requests that are queued: a split one's parts, any other itself."""
+    for request in requests:
+        yield from request.parts or (request,)

@@ -1,0 +1,128 @@
+"""What a batcher has done: counts since its start, and sizes of the moment."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tensorferry.batcher.errors import BatcherClosed, Cancelled, DeadlineExceeded
+from tensorferry.batcher.policy import CloseReason
+from tensorferry.batcher.queue import QueueSizes
+
+
+@dataclass(frozen=True, slots=True)
+class BatcherStatistics:
+    """Counts since the start; times in seconds.
+
+    `accepted` requests end in exactly one of `answered`, `failed` (the model raised),
+    `cancelled`, `expired` and `abandoned` (closed without draining); `refused` ones were never
+    accepted. A request that is split counts once in `accepted` and once a part afterwards.
+    `batch_rows` maps a batch's rows to how many such batches ran, `close_reasons` why they
+    left. `sizes` is of this moment.
+    """
+
+    accepted: int
+    refused: int
+    answered: int
+    failed: int
+    cancelled: int
+    expired: int
+    abandoned: int
+    batches: int
+    failed_batches: int
+    rows: int
+    batch_rows: Mapping[int, int]
+    close_reasons: Mapping[CloseReason, int]
+    queue_delay_sum: float
+    compute_time_sum: float
+    sizes: QueueSizes
+
+
+class Ledger:
+    """Counts what happens in a batcher. Thread-safe."""
+
+    def __init__(self) -> None:
+        # Guards every field below; held for a few additions, nothing is called.
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._batch_rows: Counter[int] = Counter()
+        self._reasons: Counter[CloseReason] = Counter()
+        self._queue_delay_sum = 0.0
+        self._compute_time_sum = 0.0
+        self._compute_time_mean = 0.0
+
+    def accepted(self) -> None:
+        """A request was accepted."""
+        self._count("accepted")
+
+    def refused(self) -> None:
+        """A request was not accepted."""
+        self._count("refused")
+
+    def answered(self, queue_delay: float) -> None:
+        """A request got its result after `queue_delay` seconds in the queue."""
+        with self._lock:
+            self._counts["answered"] += 1
+            self._queue_delay_sum += queue_delay
+
+    def failed(self, error: BaseException) -> None:
+        """An accepted request ended with this error."""
+        if isinstance(error, Cancelled):
+            self._count("cancelled")
+        elif isinstance(error, DeadlineExceeded):
+            self._count("expired")
+        elif isinstance(error, BatcherClosed):
+            self._count("abandoned")
+        else:
+            self._count("failed")
+
+    def closed(self, reason: CloseReason | None) -> None:
+        """A batch left for this reason."""
+        if reason is not None:
+            with self._lock:
+                self._reasons[reason] += 1
+
+    def ran(self, requests: int, rows: int, compute_time: float, *, failed: bool) -> int:
+        """A batch ran for `compute_time` seconds; returns its running number, from 1."""
+        with self._lock:
+            self._counts["failed_batches" if failed else "batches"] += 1
+            if not failed:
+                self._counts["rows"] += rows
+                self._batch_rows[rows] += 1
+                self._compute_time_sum += compute_time
+                mean = self._compute_time_mean
+                self._compute_time_mean = compute_time if mean == 0 else mean + (compute_time - mean) / 8
+            return self._counts["batches"]
+
+    def mean_compute_time(self) -> float:
+        """A running mean of the last batches' times in seconds; 0 before the first."""
+        with self._lock:
+            return self._compute_time_mean
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self._counts[name] += 1
+
+    def statistics(self, sizes: QueueSizes) -> BatcherStatistics:
+        """The counts so far."""
+        with self._lock:
+            counts = self._counts
+            return BatcherStatistics(
+                accepted=counts["accepted"],
+                refused=counts["refused"],
+                answered=counts["answered"],
+                failed=counts["failed"],
+                cancelled=counts["cancelled"],
+                expired=counts["expired"],
+                abandoned=counts["abandoned"],
+                batches=counts["batches"],
+                failed_batches=counts["failed_batches"],
+                rows=counts["rows"],
+                batch_rows=dict(self._batch_rows),
+                close_reasons=dict(self._reasons),
+                queue_delay_sum=self._queue_delay_sum,
+                compute_time_sum=self._compute_time_sum,
+                sizes=sizes,
+            )

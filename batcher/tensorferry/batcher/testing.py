@@ -1,0 +1,99 @@
+"""Time and runners held in a test's hands: public, because users of the batcher need them too."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+class VirtualClock:
+    """A clock that stands still until `advance` is called. Thread-safe.
+
+    Threads that wait on it wake when they are notified, or when `advance` passes what they
+    wait until.
+    """
+
+    def __init__(self, start: float = 0.0) -> None:
+        # Guards _now and _sleepers. No condition of a sleeper is touched while it is held.
+        self._lock = threading.Lock()
+        self._someone_sleeps = threading.Condition(self._lock)
+        self._now = start
+        self._sleepers: list[tuple[float, threading.Condition]] = []
+
+    def now(self) -> float:
+        """The time now, in seconds."""
+        with self._lock:
+            return self._now
+
+    def wait(self, condition: threading.Condition, until: float) -> None:
+        """Waits for a notification, or until `advance` reaches `until`."""
+        sleeper = (until, condition)
+        with self._lock:
+            if self._now >= until:
+                return
+            self._sleepers.append(sleeper)
+            self._someone_sleeps.notify_all()
+        try:
+            condition.wait()
+        finally:
+            with self._lock:
+                self._sleepers.remove(sleeper)
+
+    def advance(self, seconds: float) -> None:
+        """Moves the time on and wakes those whose wait ends with it."""
+        with self._lock:
+            self._now += seconds
+            due = [condition for until, condition in self._sleepers if until <= self._now]
+        for condition in due:
+            with condition:
+                condition.notify_all()
+
+    def await_sleepers(self, count: int = 1, *, until: float | None = None) -> None:
+        """Blocks the test until that many threads wait (of those that wait until exactly `until`, if given)."""
+        with self._lock:
+            while sum(1 for due, _ in self._sleepers if until is None or due == until) < count:
+                if not self._someone_sleeps.wait(30):
+                    raise TimeoutError(f"{count} sleepers did not come; waiting are {self._sleepers}")
+
+
+class ScriptedRunner:
+    """A model function whose batches start and end when the test says so. Thread-safe.
+
+    It records the batches it gets, and returns what `fn` makes of them (twice the input, if
+    not given). With `gated`, each call waits for a `release`.
+    """
+
+    def __init__(self, fn: Callable[[Any], Any] | None = None, *, gated: bool = False) -> None:
+        self._fn = fn or (lambda x: x * 2)
+        self._gated = gated
+        self._gate = threading.Semaphore(0)
+        # Guards batches, and is notified when one starts.
+        self._started = threading.Condition()
+        self.batches: list[Any] = []
+
+    def __call__(self, batch: Any) -> Any:
+        """Records the batch, waits for its release if gated, and returns what `fn` makes of it."""
+        with self._started:
+            self.batches.append(batch if isinstance(batch, dict) else np.array(batch))
+            self._started.notify_all()
+        if self._gated:
+            self._gate.acquire()
+        return self._fn(batch)
+
+    def release(self, batches: int = 1) -> None:
+        """Lets that many batches end, now or when they come."""
+        self._gate.release(batches)
+
+    def open(self) -> None:
+        """Lets all batches end, from now on."""
+        self._gated = False
+        self._gate.release(1_000_000)
+
+    def await_batches(self, count: int) -> None:
+        """Blocks the test until that many batches have started since the beginning."""
+        with self._started:
+            if not self._started.wait_for(lambda: len(self.batches) >= count, 30):
+                raise TimeoutError(f"{count} batches did not start; there were {len(self.batches)}")

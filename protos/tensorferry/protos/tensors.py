@@ -1,0 +1,233 @@
+"""Datatypes of the Open Inference Protocol and the codecs of their two encodings.
+
+Raw contents are the elements in row-major order, little-endian, without gaps; an element of
+a BYTES tensor is its length as four little-endian bytes, then its bytes. Typed contents are
+the repeated fields of `InferTensorContents`; FP16 and BF16 have none and travel raw.
+
+In memory a tensor is a numpy array: BYTES as an object array of `bytes`, BF16 as the bits in
+uint16 (`storage`), or as `ml_dtypes.bfloat16` where that package is installed (`values`).
+
+Every function here is pure and may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensorferry.protos import inference_pb2 as pb
+
+Array = npt.NDArray[Any]
+
+
+class TensorError(ValueError):
+    """A tensor does not match its datatype, its shape or its encoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Datatype:
+    """One datatype of the protocol.
+
+    `storage` is the numpy dtype that holds its elements (object for BYTES), `size` an
+    element's bytes on the wire (0 for BYTES, whose elements vary), `contents` the field of
+    `InferTensorContents` that carries it typed (None where the protocol has none).
+    """
+
+    name: str
+    storage: np.dtype[Any]
+    size: int
+    contents: str | None
+
+
+DATATYPES: dict[str, Datatype] = {
+    name: Datatype(name, np.dtype(storage), np.dtype(storage).itemsize if name != "BYTES" else 0, contents)
+    for name, storage, contents in (
+        ("BOOL", "?", "bool_contents"),
+        ("INT8", "i1", "int_contents"),
+        ("INT16", "<i2", "int_contents"),
+        ("INT32", "<i4", "int_contents"),
+        ("INT64", "<i8", "int64_contents"),
+        ("UINT8", "u1", "uint_contents"),
+        ("UINT16", "<u2", "uint_contents"),
+        ("UINT32", "<u4", "uint_contents"),
+        ("UINT64", "<u8", "uint64_contents"),
+        ("FP16", "<f2", None),
+        ("FP32", "<f4", "fp32_contents"),
+        ("FP64", "<f8", "fp64_contents"),
+        ("BF16", "<u2", None),
+        ("BYTES", "O", "bytes_contents"),
+    )
+}
+_BY_STORAGE = {d.storage: name for name, d in DATATYPES.items() if name != "BF16"}
+
+
+def datatype(name: str) -> Datatype:
+    """The datatype of that name; TensorError with the known names for any other."""
+    try:
+        return DATATYPES[name]
+    except KeyError:
+        raise TensorError(f"datatype {name!r} is not one of {', '.join(DATATYPES)}") from None
+
+
+def datatype_of(array: Array) -> str:
+    """The datatype name that a numpy array travels as; TensorError where there is none."""
+    dtype = array.dtype
+    if dtype.name == "bfloat16":
+        return "BF16"
+    if dtype.kind in "SU":
+        return "BYTES"
+    name = _BY_STORAGE.get(dtype.newbyteorder("<") if dtype.kind in "iuf" else dtype)
+    if name is None:
+        raise TensorError(
+            f"numpy dtype {dtype} has no datatype in the protocol; convert the array to one of "
+            + ", ".join(str(d.storage) for d in DATATYPES.values())
+        )
+    return name
+
+
+def element_count(shape: Sequence[int]) -> int:
+    """How many elements a tensor of this shape has; TensorError for a negative dimension."""
+    for size in shape:
+        if size < 0:
+            raise TensorError(
+                f"shape {list(shape)} has the negative dimension {size}; a request's shape must be concrete"
+            )
+    return math.prod(shape)
+
+
+def encode_raw(array: Array) -> bytes:
+    """The raw contents of an array, in row-major order whatever its memory layout."""
+    if datatype_of(array) == "BYTES":
+        return _encode_bytes_elements(array)
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return array.tobytes()
+
+
+def check_raw(raw: bytes, kind: Datatype, shape: Sequence[int]) -> None:
+    """Holds raw contents against datatype and shape before anything is allocated.
+
+    For BYTES only the least possible size is checked; `decode_raw` checks the elements.
+    """
+    count = element_count(shape)
+    if kind.size:
+        if len(raw) != count * kind.size:
+            raise TensorError(
+                f"{kind.name} of shape {list(shape)} takes {count * kind.size} bytes, got {len(raw)}"
+            )
+    elif len(raw) < 4 * count:
+        raise TensorError(
+            f"BYTES of shape {list(shape)} takes at least {4 * count} bytes of length prefixes, got {len(raw)}"
+        )
+
+
+def decode_raw(raw: bytes, kind: Datatype, shape: Sequence[int]) -> Array:
+    """The array in raw contents, in `storage` form: a read-only view, but for BYTES."""
+    check_raw(raw, kind, shape)
+    if kind.size:
+        return np.frombuffer(raw, dtype=kind.storage).reshape(tuple(shape))
+    elements = np.empty(element_count(shape), dtype=object)
+    elements[:] = _decode_bytes_elements(raw, len(elements))
+    return elements.reshape(tuple(shape))
+
+
+def values(array: Array, name: str) -> Array:
+    """A stored array as its values: BF16's uint16 bits become `ml_dtypes.bfloat16`.
+
+    TensorError when BF16 is met and the package ml_dtypes is not installed.
+    """
+    if name != "BF16":
+        return array
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError:
+        raise TensorError("a BF16 tensor needs the package ml_dtypes (pip install ml_dtypes)") from None
+    return array.view(ml_dtypes.bfloat16)
+
+
+def decode_contents(contents: pb.InferTensorContents, kind: Datatype, shape: Sequence[int]) -> Array:
+    """The array in typed contents, in `storage` form.
+
+    TensorError when another field than the datatype's is filled, when the number of elements
+    is not the shape's, or when a value is out of the datatype's range.
+    """
+    filled = [field.name for field, _ in contents.ListFields()]
+    if kind.contents is None:
+        raise TensorError(f"{kind.name} has no typed contents; send it in raw_input_contents")
+    if any(field != kind.contents for field in filled):
+        raise TensorError(f"{kind.name} travels in {kind.contents}, got {', '.join(filled)}")
+    given = getattr(contents, kind.contents)
+    count = element_count(shape)
+    if len(given) != count:
+        raise TensorError(f"shape {list(shape)} takes {count} elements in {kind.contents}, got {len(given)}")
+    if kind.name == "BYTES":
+        elements = np.empty(count, dtype=object)
+        elements[:] = list(given)
+        return elements.reshape(tuple(shape))
+    wide = np.array(given, dtype=None if given else kind.storage)
+    if kind.size < wide.dtype.itemsize and kind.storage.kind in "iu" and count:
+        info = np.iinfo(kind.storage)
+        low, high = int(wide.min()), int(wide.max())
+        if low < info.min or high > info.max:
+            raise TensorError(
+                f"{kind.name} holds {info.min} to {info.max}, got {low if low < info.min else high}"
+            )
+    return wide.astype(kind.storage).reshape(tuple(shape))
+
+
+def encode_contents(array: Array, kind: Datatype, contents: pb.InferTensorContents) -> None:
+    """Writes a stored array into typed contents; TensorError for a datatype that has none."""
+    if kind.contents is None:
+        raise TensorError(f"{kind.name} has no typed contents")
+    flat = array.reshape(-1)
+    if kind.name == "BYTES":
+        contents.bytes_contents.extend(_as_bytes(element) for element in flat)
+    else:
+        getattr(contents, kind.contents).extend(flat.tolist())
+
+
+def _as_bytes(element: object) -> bytes:
+    if isinstance(element, bytes):
+        return element
+    if isinstance(element, str):
+        return element.encode()
+    raise TensorError(f"an element of a BYTES tensor must be bytes or str, got {type(element).__name__}")
+
+
+def _encode_bytes_elements(array: Array) -> bytes:
+    parts: list[bytes] = []
+    for element in array.reshape(-1).tolist():
+        data = _as_bytes(element)
+        parts += (len(data).to_bytes(4, "little"), data)
+    return b"".join(parts)
+
+
+def _decode_bytes_elements(raw: bytes, count: int) -> list[bytes]:
+    elements: list[bytes] = []
+    at, end = 0, len(raw)
+    while at < end:
+        if len(elements) == count:
+            raise TensorError(
+                f"unexpected number of BYTES elements: expected {count}, {end - at} bytes are left over"
+            )
+        if end - at < 4:
+            raise TensorError(
+                f"incomplete length prefix of BYTES element {len(elements)}: {end - at} of 4 bytes"
+            )
+        (length,) = struct.unpack_from("<I", raw, at)
+        at += 4
+        if length > end - at:
+            raise TensorError(
+                f"BYTES element {len(elements)} should have {length} bytes, only {end - at} are left"
+            )
+        elements.append(raw[at : at + length])
+        at += length
+    if len(elements) != count:
+        raise TensorError(f"unexpected number of BYTES elements: expected {count}, got {len(elements)}")
+    return elements
