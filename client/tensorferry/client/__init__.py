@@ -1,0 +1,50 @@
+"""The client of tensorferry, and of every server that speaks the Open Inference Protocol.
+
+`InferenceClient` is for threads; `tensorferry.client.aio` has the same for asyncio.
+"""
+
+from tensorferry.client.channel import Tls
+from tensorferry.client.client import InferenceClient
+from tensorferry.client.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InferenceError,
+    Internal,
+    InvalidArgument,
+    InvalidInput,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+    Unimplemented,
+)
+from tensorferry.client.future import InferenceFuture
+from tensorferry.client.message import InferenceResult, StreamRequest
+from tensorferry.client.metadata import ModelMetadata, ModelStatus, ServerMetadata, TensorMetadata
+
+__all__ = [
+    "Cancelled",
+    "DeadlineExceeded",
+    "FailedPrecondition",
+    "InferenceClient",
+    "InferenceError",
+    "InferenceFuture",
+    "InferenceResult",
+    "Internal",
+    "InvalidArgument",
+    "InvalidInput",
+    "ModelMetadata",
+    "ModelStatus",
+    "NotFound",
+    "PermissionDenied",
+    "ResourceExhausted",
+    "ServerMetadata",
+    "StreamRequest",
+    "TensorMetadata",
+    "Tls",
+    "Unauthenticated",
+    "Unavailable",
+    "Unimplemented",
+]

@@ -1,0 +1,334 @@
+"""The asyncio client: the surface of `tensorferry.client.InferenceClient`, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, overload
+
+import grpc
+
+from tensorferry.client import aio_stream, channel, errors, message
+from tensorferry.client.cache import MetadataCache
+from tensorferry.client.deadline import Deadline
+from tensorferry.client.errors import DeadlineExceeded, InferenceError, InvalidInput, Unavailable
+from tensorferry.client.inflight import InFlight, Outcome
+from tensorferry.client.message import InferenceResult, Parameter, StreamDefaults, StreamRequest
+from tensorferry.client.metadata import ModelMetadata, ModelStatus, ServerMetadata
+from tensorferry.protos import inference_pb2 as pb
+
+
+class InferenceClient:
+    """A client of one server, over one channel. Use it with `async with`, or await `close`.
+
+    `target` is "host:port", or any other name that gRPC resolves. `tls` is True for TLS with
+    the system's authorities, or a `Tls` with files; `credentials` takes grpcio's own instead.
+    `metadata` is sent with every call. `max_message_bytes` bounds a message in either
+    direction. `options` are channel options of gRPC that go before ours. With `check` (the
+    default) each request is held against the model's metadata before it is sent; without, the
+    dtype of each array says what it travels as.
+
+    The constructor does not connect; the first call does. A call that met UNAVAILABLE is sent
+    up to three times more, by gRPC and within its timeout. Every `timeout` is in seconds,
+    over all that the call does, and becomes the gRPC deadline; None waits for ever. Calls
+    raise `InferenceError`, in the class of its status code, and `RuntimeError` after `close`.
+
+    Not thread-safe: a client belongs to the event loop that runs when it is made, and any number
+    of that loop's tasks may use it at once.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        tls: bool | channel.Tls = False,
+        credentials: grpc.ChannelCredentials | None = None,
+        metadata: Sequence[tuple[str, str | bytes]] = (),
+        max_message_bytes: int = channel.DEFAULT_MAX_MESSAGE_BYTES,
+        options: channel.ChannelOptions = (),
+        check: bool = True,
+    ) -> None:
+        self._metadata = channel.call_metadata(metadata)
+        self._check = check
+        self._cache = MetadataCache()
+        self._closed = False
+        self._channel = channel.aio_channel(
+            target,
+            channel.channel_credentials(tls, credentials),
+            channel.channel_options(max_message_bytes, options),
+        )
+        self._stub = channel.stub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the channel; calls in flight end with `Cancelled`. May be called again."""
+        self._closed = True
+        await self._channel.close()
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, object],
+        *,
+        version: str = "",
+        timeout: float | None = None,
+        outputs: Sequence[str] | None = None,
+        request_id: str | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> InferenceResult:
+        """Runs one request and waits for its answer.
+
+        `inputs` maps each input of the model to its array. Lists and Python scalars become
+        arrays of the model's datatype where that loses nothing; arrays are never cast. A
+        `version` of "" is the server's choice. `outputs` names the outputs wanted, None for
+        all.
+
+        InvalidInput, before anything is sent, when inputs or outputs do not fit the model.
+
+        """
+        deadline = Deadline.after(timeout)
+        request = StreamRequest(inputs, request_id or "", outputs, parameters)
+        encoded = await self._encode(model, version, deadline, request)
+        try:
+            answer = await self._call(self._stub.ModelInfer, encoded, deadline, request.request_id)
+        except InferenceError as error:
+            self._cache.refused(model, version, error)
+            raise
+        return message.decode(answer)
+
+    def submit(
+        self,
+        model: str,
+        inputs: Mapping[str, object],
+        *,
+        version: str = "",
+        timeout: float | None = None,
+        outputs: Sequence[str] | None = None,
+        request_id: str | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> asyncio.Task[InferenceResult]:
+        """Sends one request and returns an `asyncio.Task` of its result.
+
+        Everything is as for `infer`, and every error is raised by the task. `cancel()` of the
+        task cancels the call on the server.
+        """
+        return asyncio.create_task(
+            self.infer(
+                model,
+                inputs,
+                version=version,
+                timeout=timeout,
+                outputs=outputs,
+                request_id=request_id,
+                parameters=parameters,
+            )
+        )
+
+    @overload
+    def stream(
+        self,
+        model: str,
+        requests: aio_stream.Requests,
+        *,
+        version: str = ...,
+        ordered: bool = ...,
+        max_in_flight: int = ...,
+        timeout: float | None = ...,
+        outputs: Sequence[str] | None = ...,
+        parameters: Mapping[str, Parameter] | None = ...,
+        on_error: Literal["raise"] = ...,
+    ) -> AsyncGenerator[InferenceResult]: ...
+
+    @overload
+    def stream(
+        self,
+        model: str,
+        requests: aio_stream.Requests,
+        *,
+        version: str = ...,
+        ordered: bool = ...,
+        max_in_flight: int = ...,
+        timeout: float | None = ...,
+        outputs: Sequence[str] | None = ...,
+        parameters: Mapping[str, Parameter] | None = ...,
+        on_error: Literal["yield"],
+    ) -> AsyncGenerator[InferenceResult | InferenceError]: ...
+
+    def stream(
+        self,
+        model: str,
+        requests: aio_stream.Requests,
+        *,
+        version: str = "",
+        ordered: bool = False,
+        max_in_flight: int = 64,
+        timeout: float | None = None,
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+        on_error: Literal["raise", "yield"] = "raise",
+    ) -> AsyncGenerator[InferenceResult | InferenceError]:
+        """Runs many requests over one call and yields each result as it is there.
+
+        `requests` yields dicts as for `infer`, or `StreamRequest` for an id, outputs or
+        parameters of its own. Each result carries the `id` of its request; ids are generated
+        where none is given. Results come as they finish, or with `ordered` in the order of the
+        requests. `timeout` is that of the whole stream.
+
+        At most `max_in_flight` requests are pulled and not yet yielded: when the consumer is
+        slow, `requests` waits. It may be an asynchronous iterable or a plain one, and is pulled
+        by a task of its own. What it raises is raised here, after the results of all that was
+        sent.
+
+        A request that fails raises its InferenceError, with `request_id`, and ends the stream;
+        with `on_error="yield"` the error is yielded in place of the result and the stream goes
+        on. When the call itself breaks, every request in flight fails with its error; under
+        "yield" that error is then raised, for the requests that were never sent.
+
+        Nothing is sent before the first `anext()`. `aclose()` cancels the call and all its
+        requests; leaving an `async for` early does so only when the iterator is collected, so
+        wrap it in `contextlib.aclosing` where that matters. One task at a time may use it.
+        """
+        in_flight = InFlight(max_in_flight, ordered=ordered)
+        if on_error not in ("raise", "yield"):
+            raise ValueError(f"on_error must be 'raise' or 'yield', got {on_error!r}")
+        order = () if ordered else channel.COMPLETION_ORDER
+        source = aio_stream.complete(requests, StreamDefaults(outputs, parameters))
+        return self._stream(model, version, timeout, source, in_flight, order, on_error == "raise")
+
+    async def _stream(
+        self,
+        model: str,
+        version: str,
+        timeout: float | None,
+        requests: AsyncGenerator[StreamRequest],
+        in_flight: InFlight,
+        order: channel.CallMetadata,
+        raises: bool,
+    ) -> AsyncGenerator[Outcome]:
+        self._check_open()
+        deadline = Deadline.after(timeout)
+        outcomes = aio_stream.run(
+            self._stub.ModelStreamInfer(timeout=deadline.left(), metadata=self._metadata + order),
+            requests,
+            functools.partial(self._encode, model, version, deadline),
+            in_flight,
+        )
+        async with contextlib.aclosing(outcomes):
+            async for outcome in outcomes:
+                if isinstance(outcome, InferenceError):
+                    self._cache.refused(model, version, outcome)
+                    if raises:
+                        raise outcome
+                yield outcome
+
+    async def metadata(self, model: str, version: str = "", *, timeout: float | None = None) -> ModelMetadata:
+        """The model's inputs, outputs and versions; kept until the server refuses a request for it."""
+        known = self._cache.get(model, version)
+        return known or await self._fetch(model, version, Deadline.after(timeout))
+
+    async def server_metadata(self, *, timeout: float | None = None) -> ServerMetadata:
+        """The server's name, version and extensions."""
+        answer = await self._call(
+            self._stub.ServerMetadata, pb.ServerMetadataRequest(), Deadline.after(timeout)
+        )
+        return ServerMetadata.from_message(answer)
+
+    async def models(self, *, timeout: float | None = None) -> tuple[ModelStatus, ...]:
+        """The models of the server's repository, whatever their state."""
+        answer = await self._call(
+            self._stub.RepositoryIndex, pb.RepositoryIndexRequest(), Deadline.after(timeout)
+        )
+        return ModelStatus.from_message(answer)
+
+    async def is_live(self, *, timeout: float | None = None) -> bool:
+        """Whether the server answers; False when it cannot be reached in time."""
+        answer = await self._ask(self._stub.ServerLive, pb.ServerLiveRequest(), timeout)
+        return answer is not None and bool(answer.live)
+
+    async def is_ready(self, *, timeout: float | None = None) -> bool:
+        """Whether the server is ready; False when it cannot be reached in time."""
+        answer = await self._ask(self._stub.ServerReady, pb.ServerReadyRequest(), timeout)
+        return answer is not None and bool(answer.ready)
+
+    async def is_model_ready(self, model: str, version: str = "", *, timeout: float | None = None) -> bool:
+        """Whether the model is ready; False when the server cannot be reached in time."""
+        answer = await self._ask(
+            self._stub.ModelReady, pb.ModelReadyRequest(name=model, version=version), timeout
+        )
+        return answer is not None and bool(answer.ready)
+
+    async def wait_ready(self, timeout: float | None = None) -> bool:
+        """Waits until the server can be reached, then says whether it is ready.
+
+        False when it cannot be reached in time. For a server that is just being started: the
+        channel connects as soon as the server listens.
+        """
+        answer = await self._ask(
+            self._stub.ServerReady, pb.ServerReadyRequest(), timeout, wait_for_ready=True
+        )
+        return answer is not None and bool(answer.ready)
+
+    async def _encode(
+        self, model: str, version: str, deadline: Deadline, request: StreamRequest
+    ) -> pb.ModelInferRequest:
+        if not self._check:
+            return message.encode(model, version, request, None)
+        known = self._cache.get(model, version)
+        if known is not None:
+            try:
+                return message.encode(model, version, request, known)
+            except InvalidInput:
+                pass  # the model may have been replaced since its metadata was fetched
+        metadata = await self._fetch(model, version, deadline, request.request_id)
+        return message.encode(model, version, request, metadata)
+
+    async def _fetch(
+        self, model: str, version: str, deadline: Deadline, request_id: str = ""
+    ) -> ModelMetadata:
+        request = pb.ModelMetadataRequest(name=model, version=version)
+        answer = await self._call(self._stub.ModelMetadata, request, deadline, request_id)
+        metadata = ModelMetadata.from_message(answer)
+        self._cache.put(model, version, metadata)
+        return metadata
+
+    async def _ask(
+        self, method: Callable[..., Any], request: object, timeout: float | None, wait_for_ready: bool = False
+    ) -> Any | None:
+        try:
+            return await self._call(method, request, Deadline.after(timeout), wait_for_ready=wait_for_ready)
+        except (Unavailable, DeadlineExceeded):
+            return None
+
+    async def _call(
+        self,
+        method: Callable[..., Any],
+        request: object,
+        deadline: Deadline,
+        request_id: str = "",
+        wait_for_ready: bool = False,
+    ) -> Any:
+        self._check_open()
+        try:
+            return await method(
+                request, timeout=deadline.left(), metadata=self._metadata, wait_for_ready=wait_for_ready
+            )
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error, request_id) from error
+        except asyncio.CancelledError:
+            if aio_stream.caller_cancelled():
+                raise
+            raise errors.closed(request_id) from None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this InferenceClient is closed: create another one")

@@ -1,0 +1,174 @@
+"""What a call can fail with: one tree of exceptions that carry the gRPC status code.
+
+`from_rpc` turns what grpcio raises into this tree; `from_stream` does it for an error that
+travels inside a stream. Every function here is pure and may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2, empty_pb2, unknown_fields
+
+STATUS_PARAMETER = "tensorferry_status"
+_DETAILS_KEY = "grpc-status-details-bin"
+_RETRY_AFTER_KEY = "retry-after-ms"
+_RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
+
+
+class InferenceError(Exception):
+    """A call failed. The root of this package's errors.
+
+    `code` is the gRPC status code, `message` the server's text, `request_id` the id of the
+    request that failed ("" when it had none), and `retry_after` the seconds after which the
+    server asks to try again (None when it did not say).
+    """
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        request_id: str = "",
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(code, message, request_id, retry_after)
+        self.code = code
+        self.message = message
+        self.request_id = request_id
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        request = f" (request {self.request_id!r})" if self.request_id else ""
+        return f"{self.code.name}: {self.message}{request}"
+
+
+class Cancelled(InferenceError):
+    """CANCELLED: the call was cancelled, by the caller, by `close()` or by the server."""
+
+
+class InvalidArgument(InferenceError):
+    """INVALID_ARGUMENT: the server refused the request as malformed."""
+
+
+class InvalidInput(InvalidArgument, ValueError):
+    """The request does not fit the model's metadata; it was never sent.
+
+    `subject` is what was held against the metadata (such as "input 'image' of model
+    'digits'"), `expected` and `received` say what it should be and what it is, and `change`
+    what to do about it.
+    """
+
+    def __init__(self, subject: str, expected: str, received: str, change: str, request_id: str = "") -> None:
+        message = f"{subject} expects {expected}, got {received}: {change}"
+        super().__init__(grpc.StatusCode.INVALID_ARGUMENT, message, request_id)
+        self.args = (subject, expected, received, change, request_id)
+        self.subject = subject
+        self.expected = expected
+        self.received = received
+        self.change = change
+
+    def __str__(self) -> str:
+        return f"{self.message} (request {self.request_id!r})" if self.request_id else self.message
+
+
+class DeadlineExceeded(InferenceError, TimeoutError):
+    """DEADLINE_EXCEEDED: the answer was not there within the call's timeout."""
+
+
+class NotFound(InferenceError):
+    """NOT_FOUND: the server has no such model, or no such version of it."""
+
+
+class PermissionDenied(InferenceError):
+    """PERMISSION_DENIED: the caller is known and may not do this."""
+
+
+class Unauthenticated(InferenceError):
+    """UNAUTHENTICATED: the caller's credentials are missing or wrong."""
+
+
+class ResourceExhausted(InferenceError):
+    """RESOURCE_EXHAUSTED: the server is overloaded; `retry_after` says when to come back."""
+
+
+class FailedPrecondition(InferenceError):
+    """FAILED_PRECONDITION: the server is not in the state that the call needs."""
+
+
+class Unimplemented(InferenceError):
+    """UNIMPLEMENTED: the server does not offer this call."""
+
+
+class Internal(InferenceError):
+    """INTERNAL: a bug of the server, or an answer that cannot be decoded."""
+
+
+class Unavailable(InferenceError):
+    """UNAVAILABLE: the server cannot be reached, starts or stops; retries were in vain."""
+
+
+_CLASSES: dict[grpc.StatusCode, type[InferenceError]] = {
+    grpc.StatusCode.CANCELLED: Cancelled,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhausted,
+    grpc.StatusCode.FAILED_PRECONDITION: FailedPrecondition,
+    grpc.StatusCode.UNIMPLEMENTED: Unimplemented,
+    grpc.StatusCode.INTERNAL: Internal,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+}
+
+
+def of_code(
+    code: grpc.StatusCode, message: str, request_id: str = "", retry_after: float | None = None
+) -> InferenceError:
+    """The error of that code, in the class that the code has (else InferenceError itself)."""
+    return _CLASSES.get(code, InferenceError)(code, message, request_id, retry_after)
+
+
+def from_rpc(error: grpc.RpcError, request_id: str = "") -> InferenceError:
+    """The typed form of what grpcio raised for a call, synchronous or asyncio."""
+    call = cast(grpc.Call, error)
+    trailers: Any = call.trailing_metadata() or ()
+    return of_code(call.code(), call.details() or "", request_id, _retry_after(dict(trailers)))
+
+
+def from_stream(message: str, code_name: str, request_id: str) -> InferenceError:
+    """The error that one request of a stream met; the stream itself goes on.
+
+    `code_name` is what the server put into the parameter `tensorferry_status`; servers that
+    name no code, or none that gRPC knows, give UNKNOWN.
+    """
+    code = grpc.StatusCode.__members__.get(code_name, grpc.StatusCode.UNKNOWN)
+    return of_code(code, message, request_id)
+
+
+def closed(request_id: str = "") -> InferenceError:
+    """The error of a call that was in flight when its client was closed."""
+    text = "the client was closed before the answer was there"
+    return Cancelled(grpc.StatusCode.CANCELLED, text, request_id)
+
+
+def _retry_after(trailers: dict[str, str | bytes]) -> float | None:
+    details = trailers.get(_DETAILS_KEY)
+    if isinstance(details, bytes):
+        for packed in _submessages(details, 3):  # google.rpc.Status.details
+            detail = any_pb2.Any.FromString(packed)
+            if detail.type_url == _RETRY_INFO:
+                for delay in _submessages(detail.value, 1):  # google.rpc.RetryInfo.retry_delay
+                    return duration_pb2.Duration.FromString(delay).ToNanoseconds() / 1e9
+    milliseconds = trailers.get(_RETRY_AFTER_KEY)
+    if isinstance(milliseconds, str) and milliseconds.isdecimal():
+        return int(milliseconds) / 1000
+    return None
+
+
+def _submessages(data: bytes, number: int) -> list[bytes]:
+    # google.rpc's messages are not part of protobuf's own package. Parsed as Empty, every
+    # field of theirs is an unknown one, which protobuf hands out by number.
+    fields: Any = unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(data))
+    return [field.data for field in fields if field.field_number == number and field.wire_type == 2]

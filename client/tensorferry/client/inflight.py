@@ -1,0 +1,107 @@
+"""Which requests of a stream are in flight, and what became of those that are done.
+
+A request is in flight from `add` until its outcome is taken, so the bound on requests in
+flight also bounds what a slow consumer leaves waiting. Answers are matched by request id
+only, whatever order the server chose. Not thread-safe: its owner guards it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import grpc
+
+from tensorferry.client import errors
+from tensorferry.client.errors import InferenceError, InvalidInput
+from tensorferry.client.message import InferenceResult
+
+Outcome = InferenceResult | InferenceError
+
+
+class InFlight:
+    """The requests of one stream that are in flight, at most `limit` of them.
+
+    With `ordered`, outcomes are taken in the order of the requests, else in that in which
+    they became known.
+    """
+
+    def __init__(self, limit: int, *, ordered: bool) -> None:
+        if limit < 1:
+            raise ValueError(f"max_in_flight must be at least 1, got {limit}")
+        self._limit = limit
+        self._ordered = ordered
+        self._outcomes: dict[str, Outcome | None] = {}
+        self._done: deque[str] = deque()
+        self._awaited = 0
+
+    @property
+    def awaited(self) -> int:
+        """How many requests still wait for the server's answer."""
+        return self._awaited
+
+    def has_room(self) -> bool:
+        """Whether one more request may be added."""
+        return len(self._outcomes) < self._limit
+
+    def check_new(self, request_id: str) -> None:
+        """InvalidInput when that id is in flight already: its two answers could not be told apart."""
+        if request_id in self._outcomes:
+            raise InvalidInput(
+                "the stream",
+                "a request id that is not in flight",
+                repr(request_id),
+                "give each request an id of its own, or none to have one generated",
+                request_id,
+            )
+
+    def add(self, request_id: str) -> None:
+        """A request enters; its id is new."""
+        self._outcomes[request_id] = None
+        self._awaited += 1
+
+    def settle(self, request_id: str, outcome: Outcome) -> None:
+        """A request's outcome is known.
+
+        InferenceError with code UNKNOWN when no such request waits for one: the server
+        answered twice, or without the id, and the stream cannot be trusted any further.
+        """
+        if self._outcomes.get(request_id, outcome) is not None:
+            said = f": {outcome.message}" if isinstance(outcome, InferenceError) else ""
+            raise errors.of_code(
+                grpc.StatusCode.UNKNOWN,
+                f"the server answered request id {request_id!r}, which does not wait for an answer{said}",
+                request_id,
+            )
+        self._outcomes[request_id] = outcome
+        self._awaited -= 1
+        if not self._ordered:
+            self._done.append(request_id)
+
+    def abandon(self, error: InferenceError) -> list[Outcome]:
+        """The stream ended: takes all requests, and those unanswered get an error of that code."""
+        outcomes: list[Outcome] = []
+        for request_id, outcome in self._outcomes.items():
+            outcomes.append(
+                outcome or errors.of_code(error.code, error.message, request_id, error.retry_after)
+            )
+        self._outcomes.clear()
+        self._done.clear()
+        self._awaited = 0
+        return outcomes
+
+    def take(self) -> Outcome | None:
+        """The next outcome, which leaves with its request; None when none is due."""
+        if self._ordered:
+            request_id = next(iter(self._outcomes), None)
+        else:
+            request_id = self._done.popleft() if self._done else None
+        if request_id is None or self._outcomes[request_id] is None:
+            return None
+        return self._outcomes.pop(request_id)
+
+
+def unanswered(count: int) -> InferenceError:
+    """The error of a stream that the server ended as if all was well, with requests in flight."""
+    return errors.of_code(
+        grpc.StatusCode.UNKNOWN, f"the server ended the stream and left {count} requests unanswered"
+    )

@@ -1,0 +1,1 @@
+"""gRPC in, ONNX Runtime out."""

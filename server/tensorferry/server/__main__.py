@@ -1,0 +1,56 @@
+"""The command `tensorferry`: finds the module of a subcommand, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+
+# Loaded by name, when asked for: the client's commands then need no server packages, and
+# server and client stay strangers to each other.
+_COMMANDS = {
+    "serve": ("tensorferry.server.cli", "main", "serve ONNX models over gRPC"),
+    "infer": ("tensorferry.client.cli", "infer", "send one request to a running server"),
+    "models": ("tensorferry.client.cli", "models", "list a running server's models"),
+    "describe": ("tensorferry.client.cli", "describe", "show a model's inputs and outputs"),
+}
+
+
+def _usage() -> str:
+    commands = "\n".join(f"  {name:<10}{what}" for name, (_, _, what) in _COMMANDS.items())
+    return (
+        f"usage: tensorferry [--version] COMMAND ...\n\n{commands}\n\ntensorferry COMMAND --help says more."
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a subcommand and returns its exit code; 2 for one that does not exist."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["--version"]:
+        print(f"tensorferry {version('tensorferry')}")
+        return 0
+    if arguments[:1] in (["--help"], ["-h"]):
+        print(_usage())
+        return 0
+    if not arguments or arguments[0] not in _COMMANDS:
+        wrong = f"unknown command {arguments[0]!r}\n" if arguments else ""
+        print(wrong + _usage(), file=sys.stderr)
+        return 2
+    module, function, _ = _COMMANDS[arguments[0]]
+    try:
+        command = getattr(import_module(module), function)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("tensorferry"):
+            raise
+        print(
+            f"tensorferry {arguments[0]}: the package {error.name} is missing; "
+            "pip install 'tensorferry[cpu]', or [gpu], has what the server needs",
+            file=sys.stderr,
+        )
+        return 1
+    return int(command(arguments[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""Builds the server's objects, starts them, drains them, stops them: the only wiring."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+
+import grpc
+from google.protobuf import descriptor_pool
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from tensorferry.protos import POOL, SERVICE_NAME
+from tensorferry.server.config import ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.inference import InferenceService
+from tensorferry.server.loading import load_model
+from tensorferry.server.models import ModelRegistry
+from tensorferry.server.servicer import Servicer
+from tensorferry.server.session import choose_device
+
+_log = logging.getLogger("tensorferry.server")
+
+# A call of the threaded servicer keeps a thread; threads are made as calls need them.
+HANDLER_THREADS = 512
+MAX_STREAMS = HANDLER_THREADS // 2
+MAX_IN_FLIGHT_PER_STREAM = 64
+
+# Time for the last responses to leave once nothing is in flight any more.
+_GOODBYE_SECONDS = 1.0
+
+
+class App:
+    """The server: `start`, then `load`, then `drain` and `stop`, each once and in this order.
+
+    `stop` may be called at any time, from any thread, to end at once.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.port = 0
+        self.registry = ModelRegistry()
+        self._service = InferenceService(self.registry)
+        self._servicer = Servicer(
+            self._service,
+            self.registry,
+            version=version("tensorferry"),
+            max_streams=MAX_STREAMS,
+            max_in_flight=MAX_IN_FLIGHT_PER_STREAM,
+        )
+        self._health = health.HealthServicer(experimental_non_blocking=True)
+        self._threads = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc-handler")
+        self._server = grpc.server(
+            self._threads,
+            options=[
+                # Off: with it a second server would share the port in silence.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", config.max_message_bytes),
+                ("grpc.max_send_message_length", config.max_message_bytes),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            ],
+        )
+        self._server.add_generic_rpc_handlers((self._servicer.handler(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server, pool=_reflected()
+        )
+        self._set_health("", serving=False)
+        for source in config.models:
+            self._set_health(source.name, serving=False)
+
+    @property
+    def address(self) -> str:
+        """Where the server listens, as host:port."""
+        host = self.config.host
+        return f"[{host}]:{self.port}" if ":" in host and not host.startswith("[") else f"{host}:{self.port}"
+
+    def start(self) -> None:
+        """Listens and answers; not ready yet. StartError when the address cannot be had."""
+        self.port = self.config.port
+        try:
+            self.port = self._server.add_insecure_port(self.address)
+        except RuntimeError as error:
+            raise StartError(
+                f"cannot listen on {self.address}: the address is in use, or not this machine's ({error}); "
+                "choose others by --host and --port (0 picks a free port)"
+            ) from None
+        self._server.start()
+
+    def load(self) -> None:
+        """Loads every model; afterwards the server is ready. StartError names the first that fails."""
+        device = choose_device(self.config.device)
+        for source in self.config.models:
+            self.registry.loading(source.name, "1")
+        for source in self.config.models:
+            self.registry.ready(load_model(source, self.config, device))
+            self._set_health(source.name, serving=True)
+        self._set_health("", serving=True)
+        self._set_health(SERVICE_NAME, serving=True)
+
+    def drain(self) -> bool:
+        """Accepts nothing new and finishes what was accepted; whether that came about in time."""
+        started = time.monotonic()
+        deadline = started + self.config.drain_seconds
+        self._health.enter_graceful_shutdown()
+        self._service.begin_drain()
+        self._servicer.begin_drain()
+        done = True
+        for model in self.registry.models():
+            self.registry.unloading(model)
+            done = model.batcher.drain(max(0.0, deadline - time.monotonic())) and done
+        return done
+
+    def stop(self, grace: float = _GOODBYE_SECONDS) -> None:
+        """Ends every call after `grace` seconds and every model at once. Idempotent."""
+        self._server.stop(grace).wait()
+        for model in self.registry.models():
+            model.batcher.close(drain=False, timeout=grace)
+        self._threads.shutdown(wait=False)
+
+    def _set_health(self, service: str, *, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse
+        self._health.set(service, status.SERVING if serving else status.NOT_SERVING)
+
+
+def _reflected() -> descriptor_pool.DescriptorPool:
+    """Our descriptors, with those of the services beside ours, for grpcurl and the like."""
+    for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+        POOL.AddSerializedFile(file.serialized_pb)
+    return POOL

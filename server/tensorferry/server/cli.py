@@ -1,0 +1,138 @@
+"""`tensorferry serve`: the command line of the server, its signals and its exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn, TypeAlias
+
+from tensorferry.server import logs
+from tensorferry.server.app import App
+from tensorferry.server.config import OPTIONS, ConfigError, ServerConfig, load_config
+from tensorferry.server.errors import StartError
+
+_log = logging.getLogger("tensorferry.server")
+
+_Events: TypeAlias = "queue.SimpleQueue[int | BaseException | str]"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tensorferry serve",
+        description="Serves ONNX models over gRPC (Open Inference Protocol v2), batching single requests.",
+        epilog="Each option is also an environment variable (TENSORFERRY_PORT) and a key in the --config file "
+        "(port = 8001; models = [...]). A flag counts before the environment, that before the file.",
+    )
+    parser.add_argument("models", metavar="MODEL", nargs="*", help="path.onnx or name=path.onnx")
+    parser.add_argument("--config", metavar="FILE", help="TOML file (also TENSORFERRY_CONFIG)")
+    defaults = ServerConfig(())
+    for option in OPTIONS:
+        default = getattr(defaults, option.field)
+        shown = f"{default * 1e3:g}" if option.flag.endswith("-ms") else default
+        parser.add_argument(f"--{option.flag}", metavar="VALUE", help=f"{option.help} (default: {shown})")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serves until SIGTERM or Ctrl-C. 0 after a clean stop, 1 when it cannot start, 2 for bad options."""
+    parser = _parser()
+    arguments = vars(parser.parse_args(argv))
+    file = arguments["config"] or os.environ.get("TENSORFERRY_CONFIG")
+    flags = {option.flag: arguments[option.flag.replace("-", "_")] for option in OPTIONS}
+    try:
+        config = load_config(arguments["models"], flags, os.environ, Path(file) if file else None)
+    except ConfigError as error:
+        print(f"tensorferry serve: {error}", file=sys.stderr)
+        return 2
+    logs.configure(config.log_format, config.log_level)
+    return _serve(config)
+
+
+def _serve(config: ServerConfig) -> int:
+    # Signals and the starting and stopping threads report here; SimpleQueue.put is safe in a
+    # signal handler, and the main thread, free of work, hears of a signal at any time.
+    events: _Events = queue.SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, frame: events.put(received))
+    app = App(config)
+    _in_thread("start", _start, app, events)
+    draining = False
+    while True:
+        event = events.get()
+        if event == "drained":
+            _log.info("stopped")
+            return 0
+        if isinstance(event, StartError):
+            print(f"tensorferry serve: {event}", file=sys.stderr)
+            _leave(1)
+        if isinstance(event, BaseException):
+            _log.error("the server failed to %s", "drain" if draining else "start", exc_info=event)
+            _leave(1)
+        if isinstance(event, int):
+            name = signal.Signals(event).name
+            if draining:
+                _log.warning("%s received again: stopping at once", name)
+                _leave(128 + event)
+            draining = True
+            _log.info("%s received: draining for at most %g s", name, config.drain_seconds)
+            _in_thread("drain", _drain, app, events)
+
+
+def _start(app: App, events: _Events) -> None:
+    app.start()
+    app.load()
+    _announce(app)
+    events.put("started")
+
+
+def _drain(app: App, events: _Events) -> None:
+    if not app.drain():
+        _log.warning("requests were still running after %g s: they fail now", app.config.drain_seconds)
+    app.stop()
+    events.put("drained")
+
+
+def _in_thread(name: str, work: Callable[[App, _Events], None], app: App, events: _Events) -> None:
+    def run() -> None:
+        try:
+            work(app, events)
+        except BaseException as error:
+            events.put(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process without waiting for calls, models being loaded, or a device that hangs."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _announce(app: App) -> None:
+    """The one line on stdout that says: ready."""
+    models = app.registry.models()
+    if app.config.log_format == "json":
+        line = {
+            "message": "ready",
+            "address": app.address,
+            "models": [
+                {"name": m.name, "version": m.version, "signature": str(m.signature), "batching": m.batching}
+                for m in models
+            ],
+        }
+        print(json.dumps(line), flush=True)
+    else:
+        print(
+            f"tensorferry {version('tensorferry')} ready on {app.address}: {'; '.join(map(str, models))}",
+            flush=True,
+        )

@@ -1,0 +1,259 @@
+"""Flags, environment and file → one frozen configuration, validated with the offending value."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tensorferry.server.models import NAME
+
+
+class ConfigError(Exception):
+    """An option has a bad value: the message names the option, the value, and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model to serve: its name, and the ONNX file."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Everything that the server is told. Times in seconds, sizes in bytes; see `OPTIONS`."""
+
+    models: tuple[ModelSource, ...]
+    host: str = "127.0.0.1"
+    port: int = 8001
+    device: str = "auto"
+    max_batch_size: int = 32
+    batching: str = "prove"
+    max_queue_delay: float = 0.0
+    max_queue_size: int = 4096
+    max_queue_bytes: int = 1 << 30
+    max_message_bytes: int = 64 << 20
+    drain_seconds: float = 30.0
+    log_format: str = "text"
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: a flag, an environment variable and a key of the file by the same name."""
+
+    flag: str
+    field: str
+    parse: Callable[[str], Any]
+    allowed: str
+    help: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return "TENSORFERRY_" + self.flag.replace("-", "_").upper()
+
+    def value(self, text: str, source: str) -> Any:
+        """The value in a text; ConfigError names where it stood (`source`)."""
+        try:
+            return self.parse(text)
+        except ValueError:
+            raise ConfigError(f"{source} is {text!r}; it must be {self.allowed}") from None
+
+
+def _integer(least: int, most: int | None = None) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < least or (most is not None and value > most):
+            raise ValueError
+        return value
+
+    return parse
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError
+    return value
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+) ?(|KiB|MiB|GiB)", text.strip())
+    if match is None or int(match[1]) < 1:
+        raise ValueError
+    return int(match[1]) << {"": 0, "KiB": 10, "MiB": 20, "GiB": 30}[match[2]]
+
+
+def _message_size(text: str) -> int:
+    value = _size(text)
+    if value >= 1 << 31:
+        raise ValueError
+    return value
+
+
+def _one_of(*values: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in values:
+            raise ValueError
+        return text.lower()
+
+    return parse
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda|cuda:\d{1,3}", text):
+        raise ValueError
+    return text
+
+
+def _host(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._:\[\]-]+", text):
+        raise ValueError
+    return text
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("host", "host", _host, "an address or host name", "address to listen on; 0.0.0.0 or :: for all"),
+    Option(
+        "port",
+        "port",
+        _integer(0, 65535),
+        "an integer from 0 to 65535",
+        "port; 0 picks a free one and prints it",
+    ),
+    Option(
+        "device",
+        "device",
+        _device,
+        "auto, cpu, cuda or cuda:N",
+        "where the models run; auto takes CUDA if it can",
+    ),
+    Option(
+        "max-batch-size",
+        "max_batch_size",
+        _integer(0, 1 << 20),
+        "an integer from 0 to 1048576",
+        "most rows in a batch; 0 runs each request alone",
+    ),
+    Option(
+        "batching",
+        "batching",
+        _one_of("prove", "trust"),
+        "prove or trust",
+        "prove at load that rows of a batch do not affect each other, or trust that they do not",
+    ),
+    Option(
+        "max-queue-delay-ms",
+        "max_queue_delay",
+        lambda text: _number(text) / 1e3,
+        "a number of milliseconds of at least 0",
+        "how long a request may wait, from its arrival, for its batch to fill; 0: only while the device is busy",
+    ),
+    Option(
+        "max-queue-size",
+        "max_queue_size",
+        _integer(1),
+        "an integer of at least 1",
+        "most rows waiting, for each model; beyond it requests are refused",
+    ),
+    Option(
+        "max-queue-bytes",
+        "max_queue_bytes",
+        _size,
+        "a number of bytes of at least 1, or one with KiB, MiB or GiB",
+        "most bytes of requests accepted and not answered, for each model",
+    ),
+    Option(
+        "max-message-bytes",
+        "max_message_bytes",
+        _message_size,
+        "a number of bytes from 1 to 2147483647, or one with KiB, MiB or GiB",
+        "largest message received or sent",
+    ),
+    Option(
+        "drain-seconds",
+        "drain_seconds",
+        _number,
+        "a number of seconds of at least 0",
+        "how long accepted requests may take to finish after SIGTERM or Ctrl-C",
+    ),
+    Option(
+        "log-format", "log_format", _one_of("text", "json"), "text or json", "form of the log lines on stderr"
+    ),
+    Option(
+        "log-level",
+        "log_level",
+        _one_of("debug", "info", "warning", "error"),
+        "debug, info, warning or error",
+        "least level that is logged",
+    ),
+)
+
+
+def model_source(text: str) -> ModelSource:
+    """The model in `path.onnx` or `name=path.onnx`; ConfigError when the name is not allowed."""
+    name, equals, path = text.partition("=")
+    if not equals or "/" in name:
+        name, path = Path(text).name.removesuffix(".onnx"), text
+    if not path:
+        raise ConfigError(f"MODEL is {text!r}; it must be path.onnx or name=path.onnx")
+    if not NAME.match(name):
+        raise ConfigError(
+            f"MODEL is {text!r}, whose name is {name!r}; a name starts with a letter or digit, goes on with these and "
+            "'.', '_', '-', and has at most 128 characters: give it one by name=path.onnx"
+        )
+    return ModelSource(name, Path(path))
+
+
+def load_config(
+    models: Sequence[str], flags: Mapping[str, str | None], environment: Mapping[str, str], file: Path | None
+) -> ServerConfig:
+    """The configuration; a flag counts before the environment, that before the file.
+
+    `models` are the command line's; if there are none, the file's list `models` is taken.
+    ConfigError for the first bad value.
+    """
+    in_file = _read(file) if file is not None else {}
+    listed = in_file.pop("models", [])
+    if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
+        raise ConfigError(f"models in {file} is {listed!r}; it must be a list of path.onnx or name=path.onnx")
+    fields: dict[str, Any] = {}
+    for option in OPTIONS:
+        key = option.flag.replace("-", "_")
+        from_file = [in_file.pop(name) for name in (option.flag, key) if name in in_file]
+        flag = flags.get(option.flag)
+        if flag is not None:
+            fields[option.field] = option.value(flag, f"--{option.flag}")
+        elif option.variable in environment:
+            fields[option.field] = option.value(environment[option.variable], option.variable)
+        elif from_file:
+            fields[option.field] = option.value(str(from_file[0]), f"{option.flag} in {file}")
+    if in_file:
+        allowed = ", ".join(["models", *(option.flag for option in OPTIONS)])
+        raise ConfigError(f"{file} has the unknown key {next(iter(in_file))!r}; known are {allowed}")
+    sources = tuple(model_source(text) for text in models or listed)
+    if not sources:
+        raise ConfigError("no MODEL was given; name at least one: tensorferry serve path.onnx")
+    names = [source.name for source in sources]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two models are named {name!r}; give one another name by name=path.onnx")
+    return ServerConfig(sources, **fields)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--config is {str(file)!r}; it must be a TOML file that can be read ({error})"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--config is {str(file)!r}, which is not valid TOML: {error}") from None

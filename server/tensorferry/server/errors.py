@@ -1,0 +1,29 @@
+"""The server's own errors; `status.py` says which gRPC status each becomes."""
+
+
+class ServerError(Exception):
+    """The root of the errors whose message is meant for the client."""
+
+
+class InvalidRequestError(ServerError):
+    """The request does not fit the protocol or the model."""
+
+
+class NotFoundError(ServerError):
+    """There is no such model, or no such version of it."""
+
+
+class NotReadyError(ServerError):
+    """The model is not ready, or the server drains."""
+
+
+class UnsupportedError(ServerError):
+    """The request asks for something that this server does not do."""
+
+
+class ModelFailedError(ServerError):
+    """The model raised while it ran this request; the reason is in the server's log only."""
+
+
+class StartError(Exception):
+    """The server cannot start: the message names what is at fault, for the person at the shell."""

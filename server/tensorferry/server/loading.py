@@ -1,0 +1,84 @@
+"""Loads a model: session, batching proof, warm-up, batcher."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tensorferry.batcher import Batcher
+from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.models import Model
+from tensorferry.server.proof import prove, sample, working_size
+from tensorferry.server.session import Session
+
+_log = logging.getLogger("tensorferry.server")
+
+VERSION = "1"
+
+
+def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
+    """The model, proved, warm and ready to take requests. StartError names file and reason."""
+    started = time.monotonic()
+    session = Session(source.path, device)
+    max_batch_size, batching, size = _decide_batching(source.name, session, config)
+    warmed = _warm_up(session, max_batch_size, size)
+    _log.info(
+        "model %s loaded from %s on %s in %.2f s, warmed at batches of %s",
+        source.name,
+        source.path,
+        device,
+        time.monotonic() - started,
+        ", ".join(map(str, warmed)) or "no size: it does not run on random input",
+    )
+    batcher = Batcher(
+        session.run,
+        max_batch_size,
+        config.max_queue_delay,
+        max_queue_size=config.max_queue_size,
+        max_queue_bytes=config.max_queue_bytes,
+        name=source.name,
+    )
+    return Model(source.name, VERSION, session.signature, max_batch_size, batching, batcher)
+
+
+def _decide_batching(name: str, session: Session, config: ServerConfig) -> tuple[int, str, int | None]:
+    """The batch size that is safe, in words how the model is batched, and a size that warms it up."""
+    signature = session.signature
+    if config.max_batch_size == 0:
+        return 0, "unbatched (--max-batch-size 0)", working_size(signature, session.run)[0]
+    lacking = signature.lacks_batch_axis()
+    if lacking is not None:
+        _log.warning("model %s is served unbatched: %s", name, lacking)
+        return 0, f"unbatched ({lacking})", working_size(signature, session.run)[0]
+    if config.batching == "trust":
+        _log.warning("model %s is batched without proof (--batching trust)", name)
+        return config.max_batch_size, _words(config, "trusted"), working_size(signature, session.run)[0]
+    verdict = prove(signature, session.run)
+    if not verdict.batchable:
+        _log.warning(
+            "model %s is served unbatched: %s (--batching trust batches it all the same)",
+            name,
+            verdict.reason,
+        )
+        return 0, f"unbatched ({verdict.reason})", verdict.size
+    return config.max_batch_size, _words(config, "proved"), verdict.size
+
+
+def _words(config: ServerConfig, how: str) -> str:
+    window = f" after at most {config.max_queue_delay * 1e3:g} ms" if config.max_queue_delay else ""
+    return f"batches of up to {config.max_batch_size} rows{window} ({how})"
+
+
+def _warm_up(session: Session, max_batch_size: int, size: int | None) -> list[int]:
+    """Runs each power of two of rows, and the most, once: the first run of a size is slow."""
+    if size is None:
+        return []
+    sizes = sorted(
+        {min(1 << power, max_batch_size or 1) for power in range(max(1, max_batch_size).bit_length() + 1)}
+    )
+    for rows in sizes:
+        inputs: Mapping[str, Any] = sample(session.signature, rows, size)
+        session.run(inputs)
+    return sizes

@@ -1,0 +1,251 @@
+"""The threaded gRPC servicer: public grpc API only, the reference for how the service behaves.
+
+ModelInfer and ModelStreamInfer take and give bytes, so that the message is parsed in one
+place, and one that cannot be parsed gets a clear error.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, Protocol
+
+import grpc
+from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from tensorferry.protos import SERVICE_NAME
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.errors import InvalidRequestError, NotReadyError, ServerError, UnsupportedError
+from tensorferry.server.inference import InferenceService, Reply
+from tensorferry.server.models import ModelRegistry, ModelState
+from tensorferry.server.status import Status, status_of
+from tensorferry.server.stream import ResponseStream
+
+PLATFORM = "onnxruntime_onnx"
+STREAM_ORDER = "tensorferry-stream-order"
+
+
+class _Message(Protocol):
+    def SerializeToString(self) -> bytes: ...  # noqa: N802
+
+
+class Servicer:
+    """The methods of GRPCInferenceService over one service and one registry. Thread-safe.
+
+    A call of ModelInfer keeps its thread until it is answered, a stream for as long as it is
+    open; `max_streams` bounds the latter, so that streams cannot take every thread.
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        registry: ModelRegistry,
+        *,
+        version: str,
+        max_streams: int,
+        max_in_flight: int,
+    ) -> None:
+        self._service = service
+        self._registry = registry
+        self._version = version
+        self._max_streams = max_streams
+        self._max_in_flight = max_in_flight
+        # Guards _streams. Held to add, remove and list; nothing is called.
+        self._lock = threading.Lock()
+        self._streams: set[ResponseStream] = set()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """All methods of the service, to be added to a grpc server."""
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "ModelInfer": grpc.unary_unary_rpc_method_handler(self.model_infer),
+            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self.model_stream_infer),
+        }
+        answered: dict[str, Callable[[Any], _Message]] = {
+            "ServerLive": self.server_live,
+            "ServerReady": self.server_ready,
+            "ModelReady": self.model_ready,
+            "ServerMetadata": self.server_metadata,
+            "ModelMetadata": self.model_metadata,
+            "RepositoryIndex": self.repository_index,
+        }
+        for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
+            if method.name in methods:
+                continue
+            answer = answered.get(method.name, _not_implemented(method.name))
+            methods[method.name] = grpc.unary_unary_rpc_method_handler(
+                _guarded(answer),
+                request_deserializer=getattr(pb, method.input_type.name).FromString,
+                response_serializer=getattr(pb, method.output_type.name).SerializeToString,
+            )
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
+
+    def server_live(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        """True as long as the process answers."""
+        return pb.ServerLiveResponse(live=True)
+
+    def server_ready(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
+        """True when every model is ready and the server does not drain."""
+        entries = self._registry.entries()
+        ready = bool(entries) and all(entry.state is ModelState.READY for entry in entries)
+        return pb.ServerReadyResponse(ready=ready and not self._service.draining)
+
+    def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+        """Whether the model takes requests; false, not an error, for one that is not there."""
+        try:
+            self._registry.get(request.name, request.version)
+        except InvalidRequestError:
+            raise
+        except ServerError:
+            return pb.ModelReadyResponse(ready=False)
+        return pb.ModelReadyResponse(ready=not self._service.draining)
+
+    def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
+        """Name, version and the extensions that this server has."""
+        return pb.ServerMetadataResponse(
+            name="tensorferry", version=self._version, extensions=["binary_tensor_data", "parameters"]
+        )
+
+    def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+        """The model's signature; -1 stands for a dimension that varies."""
+        model = self._registry.get(request.name, request.version)
+        tensor = pb.ModelMetadataResponse.TensorMetadata
+        return pb.ModelMetadataResponse(
+            name=model.name,
+            versions=[entry.version for entry in self._registry.entries() if entry.name == model.name],
+            platform=PLATFORM,
+            inputs=[
+                tensor(name=s.name, datatype=s.datatype.name, shape=s.shape) for s in model.signature.inputs
+            ],
+            outputs=[
+                tensor(name=s.name, datatype=s.datatype.name, shape=s.shape) for s in model.signature.outputs
+            ],
+            properties={"batching": model.batching},
+        )
+
+    def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        """Every model version and its state; with `ready`, only those that take requests."""
+        index = pb.RepositoryIndexResponse.ModelIndex
+        return pb.RepositoryIndexResponse(
+            models=[
+                index(name=entry.name, version=entry.version, state=entry.state.value)
+                for entry in self._registry.entries()
+                if entry.state is ModelState.READY or not request.ready
+            ]
+        )
+
+    def model_infer(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        """One request, one response; the thread waits for it."""
+        replies: list[Reply] = []
+        # A bare lock is the cheapest thing that one thread waits for and another lets go.
+        replied = threading.Lock()
+        replied.acquire()
+
+        def complete(reply: Reply) -> None:
+            replies.append(reply)
+            replied.release()
+
+        call = self._service.infer(data, _deadline_of(context), complete)
+        # Called when the client leaves or its deadline passes; false if that has happened.
+        if not context.add_callback(call.cancel):
+            call.cancel()
+        replied.acquire()
+        (reply,) = replies
+        try:
+            response = reply.response()
+        except Exception as error:
+            _abort(context, status_of(error))
+        return response.SerializeToString()
+
+    def model_stream_infer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Requests as they come; each response in request order, or as it is done.
+
+        The call's metadata chooses: `tensorferry-stream-order: request` (the default) or
+        `completion`. An error of one request is a message in the stream, which goes on.
+        """
+        order = dict(context.invocation_metadata()).get(STREAM_ORDER, "request")
+        if order not in ("request", "completion"):
+            _abort(
+                context,
+                Status(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"metadata {STREAM_ORDER} is {order!r}; it must be 'request' or 'completion'",
+                ),
+            )
+        stream = ResponseStream(
+            self._service,
+            _deadline_of(context),
+            ordered=order == "request",
+            max_in_flight=self._max_in_flight,
+        )
+        with self._lock:
+            refused = len(self._streams) >= self._max_streams
+            if not refused:
+                self._streams.add(stream)
+        if refused:
+            _abort(
+                context,
+                Status(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"{self._max_streams} streams are open, which is the most this server keeps; close one, or send "
+                    "several requests in one stream",
+                ),
+            )
+        try:
+            if not context.add_callback(stream.close):
+                stream.close()
+            yield from stream.responses(messages)
+        finally:
+            stream.close()
+            with self._lock:
+                self._streams.discard(stream)
+        if stream.ended_by_drain:
+            _abort(context, status_of(NotReadyError("the server is shutting down; open a stream elsewhere")))
+
+    def begin_drain(self) -> None:
+        """Open streams end, with UNAVAILABLE, once what they accepted is answered."""
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.drain()
+
+
+def _deadline_of(context: grpc.ServicerContext) -> float:
+    remaining = context.time_remaining()
+    return math.inf if remaining is None else time.monotonic() + remaining
+
+
+def _guarded(answer: Callable[[Any], _Message]) -> Callable[[Any, grpc.ServicerContext], _Message]:
+    def method(request: Any, context: grpc.ServicerContext) -> _Message:
+        try:
+            return answer(request)
+        except Exception as error:
+            _abort(context, status_of(error))
+
+    return method
+
+
+def _not_implemented(name: str) -> Callable[[Any], _Message]:
+    def method(request: Any) -> _Message:
+        raise UnsupportedError(f"{name} is not implemented by this server")
+
+    return method
+
+
+def _abort(context: grpc.ServicerContext, status: Status) -> NoReturn:
+    if status.retry_after is not None:
+        context.set_trailing_metadata(_retry_metadata(status, status.retry_after))
+    context.abort(status.code, status.message)
+
+
+def _retry_metadata(status: Status, retry_after: float) -> tuple[tuple[str, str | bytes], ...]:
+    """When to retry, as google.rpc.RetryInfo and as what holds back grpc's own retries."""
+    delay = duration_pb2.Duration()
+    delay.FromNanoseconds(round(retry_after * 1e9))
+    rich = status_pb2.Status(code=status.code.value[0], message=status.message)
+    rich.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    pushback = ("grpc-retry-pushback-ms", str(max(1, round(retry_after * 1e3))))
+    return (*rpc_status.to_status(rich).trailing_metadata, pushback)

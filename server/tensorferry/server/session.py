@@ -1,0 +1,152 @@
+"""ONNX Runtime: a model on a device, run through IO binding."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from tensorferry.server.errors import InvalidRequestError, ModelFailedError, StartError
+from tensorferry.server.signature import Signature, TensorSpec, signature_of
+
+_log = logging.getLogger("tensorferry.server")
+
+Array = npt.NDArray[Any]
+
+_ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
+
+
+def cuda_device_count() -> int:
+    """The CUDA devices that the driver has; 0 without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def choose_device(wanted: str) -> str:
+    """The device to run on, `cpu` or `cuda:N`, for `auto`, `cpu`, `cuda` or `cuda:N`.
+
+    `auto` falls back to the CPU with one line in the log; StartError when a CUDA device was
+    asked for and is not there.
+    """
+    if wanted == "cpu":
+        return "cpu"
+    missing = _why_no_cuda(int(wanted.partition(":")[2] or 0))
+    if missing is None:
+        # Finds the CUDA and cuDNN libraries that are installed as Python packages.
+        onnxruntime.preload_dlls()
+        return wanted if wanted.startswith("cuda:") else "cuda:0"
+    if wanted == "auto":
+        _log.info("running on the CPU: %s", missing)
+        return "cpu"
+    raise StartError(
+        f"--device is {wanted!r}, but {missing}; use --device cpu, or auto to fall back by itself"
+    )
+
+
+def _why_no_cuda(index: int) -> str | None:
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        return "the installed onnxruntime has no CUDA provider (pip install 'tensorferry[gpu]' has it)"
+    count = cuda_device_count()
+    if index >= count:
+        return f"there is no CUDA device {index} (the driver reports {count})"
+    return None
+
+
+class Session:
+    """A model loaded on a device. `run` may be called from several threads at once.
+
+    StartError when the file cannot be loaded, or the device not be used.
+    """
+
+    def __init__(self, path: Path, device: str = "cpu") -> None:
+        self.path = path
+        self.device = device
+        if not path.is_file():
+            raise StartError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+        options = onnxruntime.SessionOptions()
+        # Spinning workers take the cores that the transport needs while no batch runs.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.log_severity_level = 3
+        providers: list[Any] = ["CPUExecutionProvider"]
+        if device != "cpu":
+            providers.insert(0, ("CUDAExecutionProvider", {"device_id": int(device.partition(":")[2])}))
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        except Exception as error:
+            raise StartError(f"{path}: ONNX Runtime cannot load it: {_reason(error)}") from error
+        if device != "cpu" and "CUDAExecutionProvider" not in self._session.get_providers():
+            raise StartError(
+                f"{path}: ONNX Runtime could not use {device}; its log has the reason. Use --device cpu"
+            )
+        try:
+            self.signature: Signature = signature_of(self._session.get_inputs(), self._session.get_outputs())
+        except StartError as error:
+            raise StartError(f"{path}: {error}") from None
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs the model once; arrays in `storage` form (see `tensors`), BYTES as `str` objects.
+
+        InvalidRequestError when ONNX Runtime finds the data at fault, ModelFailedError when the
+        model fails otherwise (the log has the reason).
+        """
+        try:
+            return self._run(inputs)
+        except Exception as error:
+            if type(error).__name__ == "InvalidArgument":
+                raise InvalidRequestError(f"the model refused this input: {_reason(error)}") from error
+            _log.warning("model %s failed: %s", self.path, error)
+            raise ModelFailedError(
+                "the model failed on this request; the server's log has the reason"
+            ) from error
+
+    def _run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        signature = self.signature
+        if any(spec.datatype.name == "BYTES" for spec in signature.inputs + signature.outputs):
+            # IO binding has no strings.
+            names = [spec.name for spec in signature.outputs]
+            return dict(zip(names, self._session.run(names, dict(inputs)), strict=True))
+        binding = self._session.io_binding()
+        for spec in signature.inputs:
+            binding.bind_ortvalue_input(spec.name, _to_ort(inputs[spec.name], spec))
+        for spec in signature.outputs:
+            binding.bind_output(spec.name, "cpu")
+        self._session.run_with_iobinding(binding)
+        values = binding.get_outputs()
+        return {
+            spec.name: _to_array(value, spec) for spec, value in zip(signature.outputs, values, strict=True)
+        }
+
+
+def _to_ort(array: Array, spec: TensorSpec) -> Any:
+    if spec.datatype.name == "BF16":
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _ONNX_BFLOAT16)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def _to_array(value: Any, spec: TensorSpec) -> Array:
+    if spec.datatype.name != "BF16":
+        return np.asarray(value.numpy())
+    # ONNX Runtime gives no numpy array of bfloat16: its bits are copied out.
+    size = value.tensor_size_in_bytes()
+    bits = ctypes.string_at(value.data_ptr(), size)
+    return np.frombuffer(bits, spec.datatype.storage).reshape(value.shape())
+
+
+def _reason(error: Exception) -> str:
+    """ONNX Runtime's message without its prefix, its source paths, and line breaks."""
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
+    text = re.sub(r"\S*/onnxruntime\S*:\d+ [^\[]*?(?=Status Message|\S+ was|$)", "", text)
+    return " ".join(text.split())

@@ -1,0 +1,63 @@
+"""Exception → gRPC status: the one table.
+
+The text of an exception that is not in the table never reaches a client.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import grpc
+
+from tensorferry.batcher import (
+    BatcherClosed,
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    QueueFull,
+    RequestTooLarge,
+)
+from tensorferry.protos.tensors import TensorError
+from tensorferry.server.errors import (
+    InvalidRequestError,
+    ModelFailedError,
+    NotFoundError,
+    NotReadyError,
+    UnsupportedError,
+)
+
+_log = logging.getLogger("tensorferry.server")
+
+_CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
+    (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
+    (TensorError, grpc.StatusCode.INVALID_ARGUMENT),
+    (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (RequestTooLarge, grpc.StatusCode.INVALID_ARGUMENT),
+    (NotFoundError, grpc.StatusCode.NOT_FOUND),
+    (NotReadyError, grpc.StatusCode.UNAVAILABLE),
+    (BatcherClosed, grpc.StatusCode.UNAVAILABLE),
+    (QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (Cancelled, grpc.StatusCode.CANCELLED),
+    (UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),
+    (ModelFailedError, grpc.StatusCode.INTERNAL),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a client is told; `retry_after` in seconds where retrying helps."""
+
+    code: grpc.StatusCode
+    message: str
+    retry_after: float | None = None
+
+
+def status_of(error: BaseException) -> Status:
+    """The status of an exception; INTERNAL, and a line in the log, for one that nobody foresaw."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return Status(code, str(error), error.retry_after if isinstance(error, QueueFull) else None)
+    _log.error("unexpected error while serving a request", exc_info=error)
+    return Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")

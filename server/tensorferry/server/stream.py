@@ -1,0 +1,162 @@
+"""One open ModelStreamInfer of the threaded servicer: requests in, responses out, both bounded."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+import grpc
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.inference import Call, InferenceService, Reply
+from tensorferry.server.status import status_of
+
+# The gRPC code of an error inside a stream, which the protocol's message has no field for.
+STATUS_PARAMETER = "tensorferry_status"
+
+
+class _Slot:
+    """A request's place in the stream, until its response is sent. Guarded by the stream's lock."""
+
+    __slots__ = ("call", "reply")
+
+    def __init__(self) -> None:
+        self.call: Call | None = None
+        self.reply: Reply | None = None
+
+
+class ResponseStream:
+    """Reads requests on a thread of its own and gives the responses to the handler's.
+
+    At most `max_in_flight` requests are between being read and having their response sent;
+    then no more is read, HTTP/2's flow control stops the client, and one that does not read
+    its responses cannot make memory grow. `ordered` gives responses in request order, else as
+    they are done. Thread-safe.
+    """
+
+    def __init__(
+        self, service: InferenceService, deadline: float, *, ordered: bool, max_in_flight: int
+    ) -> None:
+        self._service = service
+        self._deadline = deadline
+        self._ordered = ordered
+        self._max_in_flight = max_in_flight
+        # Guards every field below. While it is held no request is submitted or cancelled and
+        # no message is read, built or sent.
+        self._lock = threading.Lock()
+        # Waited for by the reader; notified when a response has been sent, and by close.
+        self._room = threading.Condition(self._lock)
+        # Waited for by the handler: a response may be sent, or none will come any more.
+        self._deliverable = threading.Condition(self._lock)
+        self._slots: deque[_Slot] = deque()  # in request order, those whose response is not yet taken
+        self._done: deque[_Slot] = deque()  # in the order of completion, likewise; only if not ordered
+        self._in_flight = 0
+        self._reading = True
+        self._closed = False
+        self._draining = False
+        self._ended_by_drain = False
+
+    @property
+    def ended_by_drain(self) -> bool:
+        """Whether the server ended the stream before the client had finished it."""
+        with self._lock:
+            return self._ended_by_drain
+
+    def responses(self, messages: Iterator[bytes]) -> Iterator[bytes]:
+        """The responses, serialised, until the client has finished or left, or the server drains."""
+        reader = threading.Thread(target=self._read, args=(messages,), name="stream-reader", daemon=True)
+        reader.start()
+        while (slot := self._next()) is not None:
+            if slot.reply is not None:
+                yield _message(slot.reply)
+            with self._lock:
+                self._in_flight -= 1
+                self._room.notify()
+        with self._lock:
+            reader_ends_alone = self._reading
+        if not reader_ends_alone:
+            reader.join()
+
+    def _next(self) -> _Slot | None:
+        """The next response to send; None when there will be none."""
+        with self._lock:
+            while True:
+                if self._closed:
+                    return None
+                if self._ordered and self._slots and self._slots[0].reply is not None:
+                    return self._slots.popleft()
+                if self._done:
+                    return self._done.popleft()
+                if self._in_flight == 0 and (self._draining or not self._reading):
+                    self._ended_by_drain = self._reading
+                    return None
+                self._deliverable.wait()
+
+    def _read(self, messages: Iterator[bytes]) -> None:
+        try:
+            for data in messages:
+                if not self._submit(data):
+                    break
+        except grpc.RpcError:
+            # The client left, or its deadline passed: `close` is called as well.
+            pass
+        finally:
+            with self._lock:
+                self._reading = False
+                self._deliverable.notify()
+
+    def _submit(self, data: bytes) -> bool:
+        slot = _Slot()
+        with self._lock:
+            while self._in_flight >= self._max_in_flight and not self._closed:
+                self._room.wait()
+            if self._closed:
+                return False
+            self._in_flight += 1
+            self._slots.append(slot)
+        call = self._service.infer(data, self._deadline, lambda reply: self._complete(slot, reply))
+        with self._lock:
+            slot.call = call
+            left = self._closed
+        if left:
+            call.cancel()
+        return True
+
+    def _complete(self, slot: _Slot, reply: Reply) -> None:
+        with self._lock:
+            slot.reply = reply
+            if not self._ordered:
+                self._slots.remove(slot)
+                self._done.append(slot)
+            self._deliverable.notify()
+
+    def drain(self) -> None:
+        """Ends the stream once every request that was read is answered."""
+        with self._lock:
+            self._draining = True
+            self._deliverable.notify()
+
+    def close(self) -> None:
+        """Withdraws what is in flight and ends reader and handler. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            calls = [slot.call for slot in self._slots if slot.call is not None]
+            self._room.notify()
+            self._deliverable.notify()
+        for call in calls:
+            call.cancel()
+
+
+def _message(reply: Reply) -> bytes:
+    response = pb.ModelStreamInferResponse()
+    try:
+        response.infer_response.CopyFrom(reply.response())
+    except Exception as error:
+        status = status_of(error)
+        response.error_message = status.message
+        response.infer_response.id = reply.request_id
+        response.infer_response.parameters[STATUS_PARAMETER].string_param = status.code.name
+    return response.SerializeToString()
