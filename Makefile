@@ -1,5 +1,94 @@
-.PHONY: protos
-protos:
-	/tmp/w/gen/bin/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos protos/tensorferry/protos/*.proto
-	/tmp/w/gen/bin/python -m grpc_tools.protoc -Iprotos --grpc_python_out=protos protos/tensorferry/protos/inference.proto
-	sed -i 's/^from google.protobuf import descriptor_pool as _descriptor_pool$$/from tensorferry.protos import pool as _descriptor_pool/' protos/tensorferry/protos/*_pb2.py
+# tensorferry: `make run` shows it at work, `make test` proves it. `make help` lists the rest.
+
+PYTHON ?= python3
+PORT ?= 8001
+# cpu or cuda; by default cuda where the NVIDIA driver finds a GPU.
+DEVICE ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
+EXTRA := $(if $(filter cuda,$(DEVICE)),gpu,cpu)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# grpcio-tools of this version makes code that runs on protobuf 5.29 to 7; newer ones do not.
+PROTOC_VENV := $(VENV)/protoc
+PROTOS := protos/tensorferry/protos
+GRPCURL := v1.9.3
+UV := 0.13.8
+
+.DEFAULT_GOAL := help
+.PHONY: help run demo test lint format protos protos-check locks tools train gpu-check clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+run: $(VENV)/.$(EXTRA) ## start the server with the demo model, show real answers, go on serving
+	@$(BIN)/python examples/digits/demo.py --port $(PORT) --device $(DEVICE)
+
+demo: $(VENV)/.$(EXTRA) ## the same, and stop after the answers
+	@$(BIN)/python examples/digits/demo.py --port 0 --device $(DEVICE) --once
+
+test: $(VENV)/.dev ## all tests
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.dev ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev ## let ruff format the code
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+gpu-check: $(VENV)/.dev ## on a GPU machine: the end-to-end tests on CUDA, and CUDA against CPU
+	$(BIN)/python tests/gpu_check.py
+
+protos: $(PROTOC_VENV)/.done ## regenerate the code from the .proto files
+	$(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos $(PROTOS)/*.proto
+	$(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iprotos --grpc_python_out=protos $(PROTOS)/inference.proto
+	sed -i 's/^from google.protobuf import descriptor_pool as _descriptor_pool$$/from tensorferry.protos import pool as _descriptor_pool/' $(PROTOS)/*_pb2.py
+
+protos-check: protos ## fail if the checked-in code is not what `make protos` makes
+	git diff --exit-code -- protos
+
+locks: $(VENV)/.python ## compile requirements/*.in into lock files
+	$(PIP) install -q uv==$(UV)
+	UV=$(CURDIR)/$(BIN)/uv requirements/lock.sh
+
+tools: $(BIN)/grpcurl ## grpcurl, by Go, for the tests that use it
+
+train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
+	$(PIP) install -q scikit-learn
+	$(BIN)/python examples/digits/train.py
+
+clean: ## remove the environment and everything generated
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .grimp_cache .import_linter_cache
+
+# The base install and the extras are in one environment, since `make run` and `make test` are
+# both the first thing that somebody does. A stamp stands for each lock file that is installed.
+$(VENV)/.python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "tensorferry needs Python 3.11 or newer, this is " + sys.version + "; try make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.cpu $(VENV)/.gpu: $(VENV)/.%: requirements/%.lock pyproject.toml | $(VENV)/.python
+	@echo "installing requirements/$*.lock into $(VENV) ..."
+	@rm -f $(VENV)/.cpu $(VENV)/.gpu
+	@# Both wheels own the module onnxruntime: neither may be left under the other.
+	@$(PIP) uninstall -q -y onnxruntime onnxruntime-gpu 2>/dev/null || true
+	@$(PIP) install -q --require-hashes -r $<
+	@$(PIP) install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.lock | $(VENV)/.$(EXTRA)
+	@echo "installing $< into $(VENV) ..."
+	@$(PIP) install -q --require-hashes -r $<
+	@touch $@
+
+$(PROTOC_VENV)/.done: | $(VENV)/.python
+	$(PYTHON) -m venv $(PROTOC_VENV)
+	$(PROTOC_VENV)/bin/python -m pip install -q grpcio-tools==1.71.2 setuptools
+	touch $@
+
+$(BIN)/grpcurl: | $(VENV)/.python
+	GOBIN=$(CURDIR)/$(BIN) go install github.com/fullstorydev/grpcurl/cmd/grpcurl@$(GRPCURL)

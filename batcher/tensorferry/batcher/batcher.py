@@ -60,8 +60,10 @@ class Batcher:
         leaves is never run; if its batch is running, its result is dropped. Its neighbours
         notice nothing.
 
-    A request accepted without a deadline starts after at most the batches now running and
-    ⌈rows ahead / max_batch_size⌉ further ones.
+    A request of one row, accepted without a deadline, starts after at most the batches now
+    running and ⌈rows ahead / max_batch_size⌉ further ones (after its window, if there is one).
+    Where requests have up to r rows, up to r - 1 places of a batch stay empty: divide by
+    max_batch_size - r + 1. Requests that may not share a batch are counted each kind by itself.
 
     Every method may be called from any thread. `workers` batches run at the same time, each
     on a thread of its own; `model_fn` must then be thread-safe.
@@ -108,7 +110,8 @@ class Batcher:
         """Enqueues one example, without the batch axis; the future gets its row of the result.
 
         `x` is an array, or a dict of arrays, of the shape that one row of the model's input
-        has; `timeout` is in seconds from now. Raises QueueFull, RequestTooLarge,
+        has; it is not copied before its batch leaves, so do not change it until the future is
+        done. `timeout` is in seconds from now. Raises QueueFull, RequestTooLarge,
         DeadlineExceeded (the timeout is not positive), BatcherClosed or InvalidRequest at
         once; otherwise the future gets the result, the model's exception, DeadlineExceeded,
         or BatcherClosed when the batcher is closed without draining. Cancelling the future
@@ -144,17 +147,23 @@ class Batcher:
         The form for servers: no future, no thread waits. Raises as `submit` does, and
         `complete` is then never called. Thread-safe; never blocks.
         """
-        if request.deadline <= self._clock.now():
+        # Written so that it refuses NaN, which no comparison would ever expire.
+        if not request.deadline > self._clock.now():
             self._ledger.refused()
             raise DeadlineExceeded("the deadline had passed before the request was enqueued")
+        complete = request.complete
         if self._batched and request.rows > self._limits.max_batch_size:
             request.complete = self._withdraw_rest(request)
             request.parts = split_request(request, self._limits.max_batch_size)
         try:
             self._queue.put(tuple(flatten([request])), self._retry_after())
         except BatcherError:
+            request.complete, request.parts = complete, ()
             self._ledger.refused()
             raise
+        if request.parts:
+            # Its parts hold the tensors and complete it; it must not keep them alive, nor itself.
+            request.tensors, request.complete = (), _completed_twice
         self._ledger.accepted()
 
     def _withdraw_rest(self, whole: Request) -> Callable[[Outcome], None]:
@@ -194,6 +203,7 @@ class Batcher:
                 self._run_guarded(work.batch)
             # A worker idles for hours with its last batch in hand otherwise.
             del work
+            self._queue.worker_done()
 
     def _run_guarded(self, batch: Sequence[Request]) -> None:
         try:
@@ -205,18 +215,24 @@ class Batcher:
             )
             for request in self._queue.finish(batch):
                 self._fail(request, BatcherError("internal error while running the batch"))
+        # Not earlier: a request that is cancelled while it runs may yet have to be joined.
+        for request in batch:
+            request.tensors = ()
 
     def _run(self, batch: Sequence[Request]) -> None:
         started = self._clock.now()
-        try:
-            outputs = self._execute(batch)
-        except BaseException as error:
-            # Whatever the model function raises must not end the worker: others wait for it.
-            self._ledger.ran(len(batch), sum(r.rows for r in batch), self._clock.now() - started, failed=True)
-            self._run_failed(batch, error)
-            return
+        outputs, error = self._execute(batch)
         compute_time = self._clock.now() - started
         rows = sum(request.rows for request in batch)
+        if error is not None:
+            self._ledger.ran(len(batch), rows, compute_time, failed=True)
+            if len(batch) == 1:
+                for request in self._queue.finish(batch):
+                    self._fail(request, error)
+            # Its traceback knows this frame and those below: they would keep its arrays alive.
+            del error
+            self._run_halves(batch)
+            return
         number = self._ledger.ran(len(batch), rows, compute_time, failed=False)
         info = BatchInfo(number, len(batch), rows, compute_time)
         alive = {id(request) for request in self._queue.finish(batch)}
@@ -224,16 +240,18 @@ class Batcher:
             if id(request) in alive:
                 self._answer(request, output, info)
 
-    def _execute(self, batch: Sequence[Request]) -> Sequence[Any]:
-        outputs = self._model_fn(join(batch))
-        return split(outputs, batch) if self._batched else [outputs]
+    def _execute(self, batch: Sequence[Request]) -> tuple[Sequence[Any], BaseException | None]:
+        try:
+            outputs = self._model_fn(join(batch))
+            return (split(outputs, batch) if self._batched else [outputs]), None
+        except BaseException as error:
+            # Whatever the model function raises must not end the worker: others wait for it.
+            # Returned, not handled here: an error of the batch's halves would otherwise have
+            # this one as its context, and with it, in the traceback, the neighbours' inputs.
+            return (), error
 
-    def _run_failed(self, batch: Sequence[Request], error: BaseException) -> None:
+    def _run_halves(self, batch: Sequence[Request]) -> None:
         alive = self._queue.still_running(batch)
-        if len(batch) == 1:
-            for request in self._queue.finish(alive):
-                self._fail(request, error)
-            return
         middle = (len(alive) + 1) // 2
         for half in (alive[:middle], alive[middle:]):
             if half:
@@ -253,20 +271,26 @@ class Batcher:
 
     def _complete(self, request: Request, outcome: Outcome) -> None:
         complete, request.complete = request.complete, _completed_twice
-        request.tensors = ()
+        if math.isnan(request.started):
+            # It never ran; what ran is in a worker's hands, which drops the tensors itself.
+            request.tensors = ()
         try:
             complete(outcome)
-        except Exception:
-            # The caller's own code failed; its neighbours still wait for their completions.
+        except BaseException:
+            # The caller's own code failed; its neighbours still wait for their completions. Even
+            # SystemExit must not end the worker.
             _log.exception("the completion of a request of %s raised", self._name)
 
     def drain(self, timeout: float | None = None) -> bool:
         """Accepts nothing new and waits until all that was accepted is done.
 
-        True when it is, False when `timeout` seconds passed before; the work goes on then.
-        Thread-safe; may be called again.
+        True when it is, their completions included, and no batch runs; False when `timeout`
+        seconds passed before; the work goes on then. A completion on a worker's thread would
+        wait for itself: called there, it returns False at once. Thread-safe; may be called again.
         """
         self._queue.close()
+        if threading.current_thread() in self._threads:
+            return False
         return self._queue.wait_done(math.inf if timeout is None else self._clock.now() + timeout)
 
     def close(self, *, drain: bool = True, timeout: float | None = None) -> bool:
@@ -275,17 +299,20 @@ class Batcher:
         With `drain`, accepted requests are finished first, for at most `timeout` seconds;
         those still queued then, or at once without `drain`, fail with BatcherClosed. Returns
         whether every worker has ended; one that is inside `model_fn` ends when that returns.
-        Thread-safe; idempotent.
+        Called from a completion on a worker's thread it waits for nothing: the workers finish
+        what is queued and end. Thread-safe; idempotent.
         """
+        on_worker = threading.current_thread() in self._threads
         until = math.inf if timeout is None else self._clock.now() + timeout
         self._queue.close()
+        if drain and on_worker:
+            return False
         if drain:
             self._queue.wait_done(until)
         for request in self._queue.abandon():
             self._fail(request, BatcherClosed("the batcher was closed before the request ran"))
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(None if math.isinf(until) else max(0.0, until - self._clock.now()))
+        for thread in () if on_worker else self._threads:
+            thread.join(None if math.isinf(until) else max(0.0, until - self._clock.now()))
         return not any(thread.is_alive() for thread in self._threads)
 
     def statistics(self) -> BatcherStatistics:

@@ -26,6 +26,8 @@ def request_of(
     InvalidRequest when the inputs have no rows, or different numbers of them.
     """
     names = tuple(sorted(x)) if isinstance(x, Mapping) else None
+    if names == ():
+        raise InvalidRequest("the request has no inputs; give at least one named array")
     tensors = tuple(
         _tensor_of(np.asarray(array), one_row) for array in ([x] if names is None else map(x.get, names))
     )

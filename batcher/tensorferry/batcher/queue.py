@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import BatcherClosed, QueueFull, RequestTooLarge
-from tensorferry.batcher.policy import Close, CloseReason, Limits, decide, expired, riders
+from tensorferry.batcher.policy import Close, CloseReason, Limits, Wait, decide, expired, riders
 from tensorferry.batcher.request import Request, State
 
 
@@ -86,7 +86,7 @@ class RequestQueue:
         # A batch may leave, a request has expired, or the queue closes. Waited for by idle
         # workers; notified by put, and by take when it leaves work behind.
         self._work_ready = threading.Condition(self._lock)
-        # Nothing is queued and nothing runs. Waited for by drain; notified by whoever ends it.
+        # Nothing is queued and no worker is busy. Waited for by drain; notified by whoever ends it.
         self._all_done = threading.Condition(self._lock)
         self._buckets: dict[Hashable, Bucket] = {}
         self._queued = 0
@@ -94,6 +94,8 @@ class RequestQueue:
         self._running = 0
         self._held_bytes = 0
         self._idle_workers = 0
+        # Those that took work and have not yet run and completed all of it.
+        self._busy_workers = 0
         self._closing = False
 
     def put(self, requests: Sequence[Request], retry_after: float) -> None:
@@ -146,16 +148,17 @@ class RequestQueue:
                 self._work_ready.notify()
 
     def take(self) -> Work | None:
-        """Waits for work and hands it out; None when the queue is closed and empty."""
+        """Waits for work and hands it out; None when the queue is closed and empty.
+
+        Who has run and completed the work says so with `worker_done`.
+        """
         with self._lock:
             while True:
                 now = self._clock.now()
                 dead = self._expire_locked(now)
                 decision = decide(self._buckets, now, self._limits, self._closing)
-                if isinstance(decision, Close):
-                    return self._close_batch_locked(decision, now, dead)
-                if dead:
-                    return Work((), None, tuple(dead))
+                if dead or isinstance(decision, Close):
+                    return self._hand_out_locked(decision, now, dead)
                 if self._closing and not self._queued:
                     return None
                 self._idle_workers += 1
@@ -164,16 +167,27 @@ class RequestQueue:
                 finally:
                     self._idle_workers -= 1
 
-    def _close_batch_locked(self, decision: Close, now: float, dead: Iterable[Request]) -> Work:
-        batch = riders(self._buckets[decision.key].requests, self._limits)
+    def _hand_out_locked(self, decision: Close | Wait, now: float, dead: Iterable[Request]) -> Work:
+        batch: list[Request] = []
+        reason = None
+        if isinstance(decision, Close):
+            batch, reason = riders(self._buckets[decision.key].requests, self._limits), decision.reason
         for request in batch:
             self._dequeue_locked(request)
             request.state = State.RUNNING
             request.started = now
         self._running += len(batch)
+        self._busy_workers += 1
+        # Another must now wait for what this one leaves behind, be it only for a window's end.
         if self._buckets and self._idle_workers:
             self._work_ready.notify()
-        return Work(tuple(batch), decision.reason, tuple(dead))
+        return Work(tuple(batch), reason, tuple(dead))
+
+    def worker_done(self) -> None:
+        """The work that a worker took is run and completed."""
+        with self._lock:
+            self._busy_workers -= 1
+            self._tell_if_done_locked()
 
     def _expire_locked(self, now: float) -> list[Request]:
         dead: list[Request] = []
@@ -199,7 +213,10 @@ class RequestQueue:
     def _done_locked(self, request: Request) -> None:
         request.state = State.DONE
         self._held_bytes -= request.nbytes
-        if not self._queued and not self._running:
+        self._tell_if_done_locked()
+
+    def _tell_if_done_locked(self) -> None:
+        if not self._queued and not self._busy_workers:
             self._all_done.notify_all()
 
     def still_running(self, requests: Iterable[Request]) -> list[Request]:
@@ -245,9 +262,9 @@ class RequestQueue:
             return queued
 
     def wait_done(self, until: float) -> bool:
-        """Waits until nothing is queued or running, at most to `until`; whether that came about."""
+        """Waits until nothing is queued and no worker busy, at most to `until`; whether that came about."""
         with self._lock:
-            while self._queued or self._running:
+            while self._queued or self._busy_workers:
                 if self._clock.now() >= until:
                     return False
                 self._clock.wait(self._all_done, until)

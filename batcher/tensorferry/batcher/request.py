@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensorferry.batcher.errors import BatcherError
-
 Array = npt.NDArray[Any]
 
 
@@ -178,7 +176,8 @@ class _Gather:
         self._outcomes.clear()
         try:
             outputs = _join_outputs([outcome.outputs for outcome in outcomes])
-        except (BatcherError, ValueError) as error:
+        except Exception as error:
+            # The parts' outputs do not fit together: other names, shapes, types.
             return Outcome(error=error)
         return Outcome(outputs, None, outcomes[-1].batch, outcomes[0].queue_delay)
 

@@ -21,8 +21,14 @@ def deliver_rows(future: Future[Any]) -> Callable[[Outcome], None]:
             return
         if outcome.error is not None:
             future.set_exception(outcome.error)
-        else:
-            future.set_result(_own(outcome.outputs))
+            return
+        try:
+            result = _own(outcome.outputs)
+        except Exception as error:
+            # No memory for the copy, say: whoever waits must hear of it.
+            future.set_exception(error)
+            return
+        future.set_result(result)
 
     return complete
 
@@ -48,4 +54,6 @@ def _own(outputs: Any) -> Any:
     """Copies views of the batch, so that who keeps a row does not keep the batch alive."""
     if isinstance(outputs, Mapping):
         return {name: _own(output) for name, output in outputs.items()}
+    if type(outputs) in (list, tuple):
+        return type(outputs)(_own(row) for row in outputs)
     return outputs.copy() if isinstance(outputs, np.ndarray) and outputs.base is not None else outputs

@@ -94,7 +94,6 @@ class InferenceClient:
         all.
 
         InvalidInput, before anything is sent, when inputs or outputs do not fit the model.
-
         """
         deadline = Deadline.after(timeout)
         request = StreamRequest(inputs, request_id or "", outputs, parameters)

@@ -7,7 +7,6 @@ was expected, what was received and what to change.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 

@@ -22,7 +22,7 @@ class UnsupportedError(ServerError):
 
 
 class ModelFailedError(ServerError):
-    """The model raised while it ran this request; the reason is in the server's log only."""
+    """The model raised while it ran this request alone; its cause is for the log, not for clients."""
 
 
 class StartError(Exception):

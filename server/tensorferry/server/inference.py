@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,8 +10,10 @@ from typing import NamedTuple
 from tensorferry.batcher import Batcher, Outcome, Request
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.codec import Decoded, decode, encode, parse
-from tensorferry.server.errors import NotReadyError
+from tensorferry.server.errors import ModelFailedError, NotReadyError
 from tensorferry.server.models import Model, ModelRegistry
+
+_log = logging.getLogger("tensorferry.server")
 
 
 class Reply(NamedTuple):
@@ -100,6 +103,9 @@ class InferenceService:
         request.ClearField("inputs")
 
         def completed(outcome: Outcome) -> None:
+            if isinstance(outcome.error, ModelFailedError):
+                cause = outcome.error.__cause__
+                _log.warning("model %s failed on request %r: %s", model.name, request.id, cause)
             if outcome.error is not None:
                 complete(_failed(request.id, outcome.error))
             else:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from tensorferry.server.errors import InvalidRequestError, ModelFailedError, StartError
+from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.signature import Signature, TensorSpec, signature_of
 
 _log = logging.getLogger("tensorferry.server")
@@ -91,6 +91,9 @@ class Session:
             raise StartError(
                 f"{path}: ONNX Runtime could not use {device}; its log has the reason. Use --device cpu"
             )
+        # A run that fails is run again in halves and then reported once, by us.
+        self._run_options = onnxruntime.RunOptions()
+        self._run_options.log_severity_level = 4
         try:
             self.signature: Signature = signature_of(self._session.get_inputs(), self._session.get_outputs())
         except StartError as error:
@@ -99,31 +102,25 @@ class Session:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Runs the model once; arrays in `storage` form (see `tensors`), BYTES as `str` objects.
 
-        InvalidRequestError when ONNX Runtime finds the data at fault, ModelFailedError when the
-        model fails otherwise (the log has the reason).
+        ModelFailedError when ONNX Runtime does not carry it out, with its own reason as cause.
         """
         try:
             return self._run(inputs)
         except Exception as error:
-            if type(error).__name__ == "InvalidArgument":
-                raise InvalidRequestError(f"the model refused this input: {_reason(error)}") from error
-            _log.warning("model %s failed: %s", self.path, error)
-            raise ModelFailedError(
-                "the model failed on this request; the server's log has the reason"
-            ) from error
+            raise ModelFailedError(f"the model failed on this request: {_run_reason(error)}") from error
 
     def _run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         signature = self.signature
         if any(spec.datatype.name == "BYTES" for spec in signature.inputs + signature.outputs):
             # IO binding has no strings.
             names = [spec.name for spec in signature.outputs]
-            return dict(zip(names, self._session.run(names, dict(inputs)), strict=True))
+            return dict(zip(names, self._session.run(names, dict(inputs), self._run_options), strict=True))
         binding = self._session.io_binding()
         for spec in signature.inputs:
             binding.bind_ortvalue_input(spec.name, _to_ort(inputs[spec.name], spec))
         for spec in signature.outputs:
             binding.bind_output(spec.name, "cpu")
-        self._session.run_with_iobinding(binding)
+        self._session.run_with_iobinding(binding, self._run_options)
         values = binding.get_outputs()
         return {
             spec.name: _to_array(value, spec) for spec, value in zip(signature.outputs, values, strict=True)
@@ -146,7 +143,15 @@ def _to_array(value: Any, spec: TensorSpec) -> Array:
 
 
 def _reason(error: Exception) -> str:
-    """ONNX Runtime's message without its prefix, its source paths, and line breaks."""
-    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
-    text = re.sub(r"\S*/onnxruntime\S*:\d+ [^\[]*?(?=Status Message|\S+ was|$)", "", text)
-    return " ".join(text.split())
+    """ONNX Runtime's message on one line, without the code in front."""
+    return " ".join(re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error)).split())
+
+
+def _run_reason(error: Exception) -> str:
+    """What a client may read of a failed run: the node and the reason, never a place in the source."""
+    text = _reason(error).removeprefix("Error in execution: ")
+    node = re.search(r"while running (\S+) node", text)
+    reason = text.rpartition("Status Message: ")[2]
+    if re.search(r"\.(cc|cu|cpp|h|hpp)\b|/", reason):
+        reason = "the server's log has the reason"
+    return f"{node[1]} node: {reason}" if node else reason

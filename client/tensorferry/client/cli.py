@@ -1,0 +1,249 @@
+"""The shell commands that call a running server: `infer`, `models` and `describe`.
+
+Each takes its arguments and returns the exit status: 0, or 1 after one line on stderr when
+the server cannot be reached or refuses. A bad argument exits with 2, as argparse does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from tensorferry.client.arrayfile import read_array, write_array
+from tensorferry.client.channel import Tls
+from tensorferry.client.client import InferenceClient
+from tensorferry.client.errors import InferenceError, InvalidInput
+from tensorferry.client.message import InferenceResult, Parameter
+from tensorferry.protos import tensors
+from tensorferry.protos.tensors import Array
+
+T = TypeVar("T")
+
+_OUTPUT_DIR_HELP = """write each output to DIR instead of printing it, as NAME.npy: BYTES as fixed-width
+strings, BF16 as float32 (both lose nothing). BYTES that numpy's fixed-width strings cannot hold, because an
+element ends with a zero byte, are written to NAME.jsonl: first {"datatype", "shape"}, then one base64 string
+per element in row-major order. Characters other than letters, digits, '.', '_' and '-' in a name become '_'"""
+
+
+def infer(argv: Sequence[str]) -> int:
+    """Runs one request with inputs from .npy files; prints the outputs or writes them to files."""
+    parser = _parser("infer", "Run one request on a model of a running server.")
+    parser.add_argument("model", metavar="MODEL")
+    _add_version(parser)
+    parser.add_argument(
+        "--input",
+        metavar="NAME=FILE.npy",
+        action="append",
+        type=_input,
+        default=[],
+        help="an input of the model and the array for it; once per input",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="NAME",
+        action="append",
+        help="an output that is wanted; may be repeated (default: all)",
+    )
+    parser.add_argument(
+        "--parameter",
+        metavar="NAME=VALUE",
+        action="append",
+        type=_parameter,
+        default=[],
+        help="a request parameter; true, false and numbers are sent as such, all else as a string",
+    )
+    parser.add_argument("--request-id", default="", help="an id that the server repeats in its logs")
+    parser.add_argument("--output-dir", metavar="DIR", type=Path, help=_OUTPUT_DIR_HELP)
+    arguments = parser.parse_args(argv)
+
+    def run(client: InferenceClient) -> None:
+        result = client.infer(
+            arguments.model,
+            _unique(parser, "--input", arguments.input),
+            version=arguments.model_version,
+            timeout=arguments.timeout,
+            outputs=arguments.output,
+            request_id=arguments.request_id,
+            parameters=_unique(parser, "--parameter", arguments.parameter),
+        )
+        _show(result, arguments.output_dir)
+
+    return _run(parser, arguments, run)
+
+
+def models(argv: Sequence[str]) -> int:
+    """Lists the models of the server."""
+    parser = _parser("models", "List the models of a running server.")
+    arguments = parser.parse_args(argv)
+
+    def run(client: InferenceClient) -> None:
+        rows = [("NAME", "VERSION", "STATE", "REASON")]
+        rows += [
+            (m.name, m.version or "-", m.state or "-", m.reason)
+            for m in client.models(timeout=arguments.timeout)
+        ]
+        _print_table(rows)
+
+    return _run(parser, arguments, run)
+
+
+def describe(argv: Sequence[str]) -> int:
+    """Shows the inputs and outputs of a model."""
+    parser = _parser("describe", "Show the inputs and outputs of a model of a running server.")
+    parser.add_argument("model", metavar="MODEL")
+    _add_version(parser)
+    arguments = parser.parse_args(argv)
+
+    def run(client: InferenceClient) -> None:
+        model = client.metadata(arguments.model, arguments.model_version, timeout=arguments.timeout)
+        print(f"{model.name}: {model.platform or 'unknown platform'}, versions {', '.join(model.versions)}")
+        rows = [("", "NAME", "DATATYPE", "SHAPE")]
+        rows += [("input", t.name, t.datatype, str(list(t.shape))) for t in model.inputs]
+        rows += [("output", t.name, t.datatype, str(list(t.shape))) for t in model.outputs]
+        _print_table(rows)
+
+    return _run(parser, arguments, run)
+
+
+def _parser(command: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"tensorferry {command}", description=description, allow_abbrev=False
+    )
+    server = parser.add_argument_group("server")
+    server.add_argument(
+        "--target", default="127.0.0.1:8001", metavar="HOST:PORT", help="the server (default: %(default)s)"
+    )
+    server.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long to wait for the answer (default: %(default)s)",
+    )
+    server.add_argument(
+        "--header",
+        metavar="NAME=VALUE",
+        action="append",
+        type=_header,
+        default=[],
+        help="call metadata, such as authorization='Bearer TOKEN'; may be repeated",
+    )
+    server.add_argument("--tls", action="store_true", help="use TLS; each of the files below implies it")
+    server.add_argument(
+        "--ca-file", metavar="FILE", help="PEM: authorities that the server's certificate is held against"
+    )
+    server.add_argument("--cert-file", metavar="FILE", help="PEM: our own certificate, for mutual TLS")
+    server.add_argument("--key-file", metavar="FILE", help="PEM: the private key of --cert-file")
+    return parser
+
+
+def _add_version(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model-version",
+        default="",
+        metavar="VERSION",
+        help="the model's version (default: the server's choice)",
+    )
+
+
+def _run(
+    parser: argparse.ArgumentParser,
+    arguments: argparse.Namespace,
+    command: Callable[[InferenceClient], None],
+) -> int:
+    files = {f"--{name}-file": getattr(arguments, f"{name}_file") for name in ("ca", "cert", "key")}
+    if (arguments.cert_file is None) != (arguments.key_file is None):
+        given, missing = (
+            ("--cert-file", "--key-file") if arguments.cert_file else ("--key-file", "--cert-file")
+        )
+        parser.error(f"argument {given}: got {files[given]!r} without {missing}: give both or neither")
+    for option, file in files.items():
+        if file is not None and not Path(file).is_file():
+            parser.error(f"argument {option}: {file!r} is not a file: name a PEM file")
+    tls: bool | Tls = arguments.tls
+    if any(files.values()):
+        tls = Tls(arguments.ca_file, arguments.cert_file, arguments.key_file)
+    try:
+        with InferenceClient(arguments.target, tls=tls, metadata=arguments.header) as client:
+            command(client)
+    except InvalidInput as error:
+        parser.error(str(error))
+    except InferenceError as error:
+        print(f"{parser.prog}: {arguments.target}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _show(result: InferenceResult, directory: Path | None) -> None:
+    print(f"model {result.model_name}, version {result.model_version or '-'}")
+    taken: set[Path] = set()
+    for name, array in result.items():
+        print(f"{name}  {tensors.datatype_of(array)} {list(array.shape)}")
+        if directory is None:
+            print(array)
+        else:
+            directory.mkdir(parents=True, exist_ok=True)
+            print(f"  {write_array(directory, name, array, taken)}")
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _unique(parser: argparse.ArgumentParser, option: str, pairs: Sequence[tuple[str, T]]) -> Mapping[str, T]:
+    for name, _ in pairs:
+        if [n for n, _ in pairs].count(name) > 1:
+            parser.error(f"argument {option}: {name!r} is given more than once: give it once")
+    return dict(pairs)
+
+
+def _pair(text: str, form: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"expected {form}, got {text!r}")
+    return name, value
+
+
+def _input(text: str) -> tuple[str, Array]:
+    name, file = _pair(text, "NAME=FILE.npy")
+    try:
+        return name, read_array(Path(file))
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(
+            f"{file!r} cannot be read as an array: {error}: name a file that numpy.save wrote"
+        ) from None
+
+
+def _header(text: str) -> tuple[str, str | bytes]:
+    name, value = _pair(text, "NAME=VALUE")
+    return name, value.encode() if name.lower().endswith("-bin") else value
+
+
+def _parameter(text: str) -> tuple[str, Parameter]:
+    name, value = _pair(text, "NAME=VALUE")
+    if value in ("true", "false"):
+        return name, value == "true"
+    for number in (int, float):
+        try:
+            return name, number(value)
+        except ValueError:
+            pass
+    return name, value
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text!r}")
+    return seconds

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tensorferry.batcher import Batcher
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+
+Make = Callable[..., Batcher]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes batchers that are closed after the test, their runners' gates opened before."""
+    made: list[tuple[Any, Batcher]] = []
+
+    def make_batcher(model_fn: Any, *args: Any, **options: Any) -> Batcher:
+        batcher = Batcher(model_fn, *args, **options)
+        made.append((model_fn, batcher))
+        return batcher
+
+    yield make_batcher
+    for model_fn, batcher in made:
+        if isinstance(model_fn, ScriptedRunner):
+            model_fn.open()
+        assert batcher.close(), "a worker did not end"
+
+
+@pytest.fixture
+def runner() -> ScriptedRunner:
+    """Doubles its input, when the test releases it."""
+    return ScriptedRunner(gated=True)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()

@@ -1,0 +1,86 @@
+"""What the batcher's tests share: waits that fail instead of hanging, and recorded completions."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+from hypothesis import settings
+
+from tensorferry.batcher import Batcher, Outcome, Request
+from tensorferry.batcher.collate import request_of
+from tensorferry.batcher.testing import ScriptedRunner
+
+# A bound for waits that end at once unless something is broken; never waited out by a passing test.
+PATIENCE = 30.0
+
+# The same examples in every run, however slow the machine.
+reproducible = settings(derandomize=True, deadline=None, database=None)
+
+
+def result(future: Future[Any]) -> Any:
+    return future.result(PATIENCE)
+
+
+def error(future: Future[Any]) -> BaseException | None:
+    return future.exception(PATIENCE)
+
+
+def reach(event: threading.Event) -> None:
+    assert event.wait(PATIENCE), "the expected event did not happen"
+
+
+class Recorder:
+    """A completion that remembers every call. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        self._called = threading.Event()
+
+    def __call__(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self._called.set()
+
+    def await_outcome(self) -> Outcome:
+        reach(self._called)
+        return self.outcomes[0]
+
+    @property
+    def only(self) -> Outcome:
+        """The one outcome; to be asked when nothing can complete any more."""
+        assert len(self.outcomes) == 1, f"completed {len(self.outcomes)} times: {self.outcomes}"
+        return self.outcomes[0]
+
+    @property
+    def kind(self) -> str:
+        """`answered`, or the name of the error's type, of the one outcome."""
+        return "answered" if self.only.error is None else type(self.only.error).__name__
+
+
+def enqueue(batcher: Batcher, x: Any, **options: Any) -> tuple[Request, Recorder]:
+    """Enqueues the rows `x` in the callback form."""
+    recorder = Recorder()
+    request = request_of(x, recorder, one_row=False, **options)
+    batcher.enqueue(request)
+    return request, recorder
+
+
+def occupy(batcher: Batcher, runner: ScriptedRunner) -> Future[Any]:
+    """Gives a gated batcher's worker a batch of its own, so that what comes next is queued."""
+    before = len(runner.batches)
+    future = batcher.submit(0.0)
+    runner.await_batches(before + 1)
+    return future
+
+
+def rows(runner: ScriptedRunner, start: int = 0) -> list[list[Any]]:
+    """The batches that a runner got, as lists, from the given one on."""
+    return [batch.tolist() for batch in runner.batches[start:]]
+
+
+def fails_below_zero(x: Any) -> Any:
+    """A model that does not like negative numbers, and doubles the rest."""
+    if (x < 0).any():
+        raise ValueError(f"negative: {x[x < 0].tolist()}")
+    return x * 2

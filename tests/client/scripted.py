@@ -1,0 +1,187 @@
+"""A real gRPC server whose answers a test writes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import inference_pb2_grpc, tensors
+
+Context = grpc.ServicerContext
+Infer = Callable[[pb.ModelInferRequest, Context], pb.ModelInferResponse]
+Stream = Callable[[Iterator[pb.ModelInferRequest], Context], Iterator[pb.ModelStreamInferResponse]]
+
+
+def model(name: str, inputs: dict[str, str], outputs: dict[str, str]) -> pb.ModelMetadataResponse:
+    """Metadata in short: {"x": "FP32 -1 3"}."""
+    message = pb.ModelMetadataResponse(name=name, versions=["1", "2"], platform="onnxruntime_onnx")
+    for target, given in ((message.inputs, inputs), (message.outputs, outputs)):
+        for tensor, text in given.items():
+            datatype, *shape = text.split()
+            target.add(name=tensor, datatype=datatype, shape=map(int, shape))
+    return message
+
+
+def echo(request: pb.ModelInferRequest, context: Context | None = None) -> pb.ModelInferResponse:
+    """Each input comes back as an output of the same name, with the request's parameters."""
+    answer = pb.ModelInferResponse(
+        model_name=request.model_name, model_version=request.model_version or "2", id=request.id
+    )
+    for name, value in request.parameters.items():
+        answer.parameters[name].CopyFrom(value)
+    wanted = [output.name for output in request.outputs] or [tensor.name for tensor in request.inputs]
+    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        if tensor.name in wanted:
+            answer.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            answer.raw_output_contents.append(raw)
+    return answer
+
+
+def echo_typed(request: pb.ModelInferRequest, context: Context | None = None) -> pb.ModelInferResponse:
+    """As `echo`, in typed contents."""
+    answer = echo(request)
+    raw = list(answer.raw_output_contents)
+    del answer.raw_output_contents[:]
+    for tensor, contents in zip(answer.outputs, raw, strict=True):
+        kind = tensors.datatype(tensor.datatype)
+        tensors.encode_contents(tensors.decode_raw(contents, kind, tensor.shape), kind, tensor.contents)
+    return answer
+
+
+def streamed(request: pb.ModelInferRequest) -> pb.ModelStreamInferResponse:
+    return pb.ModelStreamInferResponse(infer_response=echo(request))
+
+
+def failed(request_id: str, message: str, status: str = "") -> pb.ModelStreamInferResponse:
+    answer = pb.ModelStreamInferResponse(error_message=message)
+    answer.infer_response.id = request_id
+    if status:
+        answer.infer_response.parameters["tensorferry_status"].string_param = status
+    return answer
+
+
+def echo_stream(
+    requests: Iterator[pb.ModelInferRequest], context: Context
+) -> Iterator[pb.ModelStreamInferResponse]:
+    return map(streamed, requests)
+
+
+@dataclass
+class Hang:
+    """A scripted call, for one caller, that waits until the caller has left."""
+
+    begun: threading.Event = field(default_factory=threading.Event)
+    left: threading.Event = field(default_factory=threading.Event)
+
+    def _wait(self) -> None:
+        self.begun.set()
+        assert self.left.wait(30)
+
+    def infer(self, request: object, context: Context) -> Any:
+        assert context.add_callback(self.left.set)
+        self._wait()
+        context.abort(grpc.StatusCode.CANCELLED, "the caller left")
+
+    def stream(
+        self, requests: Iterator[pb.ModelInferRequest], context: Context
+    ) -> Iterator[pb.ModelStreamInferResponse]:
+        """Answers the first request and then no other."""
+        assert context.add_callback(self.left.set)
+        yield streamed(next(requests))
+        self._wait()
+
+
+class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
+    """Answers as its attributes say; `calls` are the names of the methods called, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.call_metadata: list[dict[str, str | bytes]] = []
+        self.models: dict[str, pb.ModelMetadataResponse] = {}
+        self.infer: Infer = echo
+        self.stream: Stream = echo_stream
+        self.ready = True
+        self.failures: list[grpc.StatusCode] = []
+
+    def _called(self, name: str, context: Context) -> None:
+        self.call_metadata.append({key: value for key, value in context.invocation_metadata()})
+        self.calls.append(name)
+        if self.failures:
+            context.abort(self.failures.pop(0), "scripted failure")
+
+    def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
+        self._called("ServerLive", context)
+        return pb.ServerLiveResponse(live=True)
+
+    def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
+        self._called("ServerReady", context)
+        return pb.ServerReadyResponse(ready=self.ready)
+
+    def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+        self._called("ModelReady", context)
+        return pb.ModelReadyResponse(ready=request.name in self.models)
+
+    def ServerMetadata(
+        self, request: pb.ServerMetadataRequest, context: Context
+    ) -> pb.ServerMetadataResponse:
+        self._called("ServerMetadata", context)
+        return pb.ServerMetadataResponse(name="scripted", version="9", extensions=["a", "b"])
+
+    def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
+        self._called("ModelMetadata", context)
+        if request.name not in self.models:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.name!r}")
+        return self.models[request.name]
+
+    def RepositoryIndex(
+        self, request: pb.RepositoryIndexRequest, context: Context
+    ) -> pb.RepositoryIndexResponse:
+        self._called("RepositoryIndex", context)
+        answer = pb.RepositoryIndexResponse()
+        for name in self.models:
+            answer.models.add(name=name, version="1", state="READY")
+        answer.models.add(name="broken", version="3", state="UNAVAILABLE", reason="no such file")
+        return answer
+
+    def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        self._called("ModelInfer", context)
+        return self.infer(request, context)
+
+    def ModelStreamInfer(
+        self, requests: Iterator[pb.ModelInferRequest], context: Context
+    ) -> Iterator[pb.ModelStreamInferResponse]:
+        self._called("ModelStreamInfer", context)
+        return self.stream(requests, context)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedServer:
+    """The servicer on a port of 127.0.0.1, listening once `start` is called."""
+
+    servicer: ScriptedServicer
+    server: grpc.Server
+    target: str
+
+    def metadata_of(self, method: str) -> dict[str, str | bytes]:
+        """The metadata of the last call of a method."""
+        return self.servicer.call_metadata[
+            len(self.servicer.calls) - 1 - self.servicer.calls[::-1].index(method)
+        ]
+
+    @classmethod
+    def make(cls, credentials: grpc.ServerCredentials | None = None) -> ScriptedServer:
+        servicer = ScriptedServicer()
+        options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]
+        server = grpc.server(ThreadPoolExecutor(8, thread_name_prefix="scripted"), options=options)
+        inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        if credentials is None:
+            port = server.add_insecure_port("127.0.0.1:0")
+        else:
+            port = server.add_secure_port("127.0.0.1:0", credentials)
+        return cls(servicer, server, f"127.0.0.1:{port}")

@@ -1,0 +1,104 @@
+"""The channel: TLS, limits, options, and the metadata of calls."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from client.scripted import ScriptedServer
+
+from tensorferry import client as tf
+from tensorferry.client import InferenceClient, Tls, aio, channel, cli
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1, and its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs openssl")
+    directory = tmp_path_factory.mktemp("pem")
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    command = (
+        f"{openssl} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
+    )
+    command += f" -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {cert}"
+    subprocess.run(command.split(), check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.fixture(params=[False, True])
+def secure(request: pytest.FixtureRequest, pem: tuple[Path, Path]) -> Iterator[tuple[str, Tls]]:
+    """The target of a server with TLS, mutual or not, and what a client needs for it."""
+    cert, key = pem
+    mutual: bool = request.param
+    credentials = grpc.ssl_server_credentials(
+        [(key.read_bytes(), cert.read_bytes())], cert.read_bytes() if mutual else None, mutual
+    )
+    scripted = ScriptedServer.make(credentials)
+    scripted.server.start()
+    yield scripted.target, Tls(cert, cert, str(key)) if mutual else Tls(cert)
+    scripted.server.stop(None).wait()
+
+
+async def test_tls_with_files(secure: tuple[str, Tls]) -> None:
+    target, tls = secure
+    with InferenceClient(target, tls=tls) as client:
+        assert client.server_metadata().name == "scripted"
+    with InferenceClient(target, credentials=tls.credentials()) as client:
+        assert client.is_live()
+    async with aio.InferenceClient(target, tls=tls) as aclient:
+        assert (await aclient.server_metadata()).name == "scripted"
+
+
+def test_a_server_that_is_not_trusted_is_not_used(secure: tuple[str, Tls]) -> None:
+    with InferenceClient(secure[0], tls=True) as client:
+        assert not client.is_live()
+        with pytest.raises(tf.Unavailable):
+            client.server_metadata()
+
+
+def test_the_commands_speak_tls(secure: tuple[str, Tls]) -> None:
+    target, tls = secure
+    arguments = ["--target", target, "--ca-file", str(tls.ca_file)]
+    if tls.cert_file:
+        arguments += ["--cert-file", str(tls.cert_file), "--key-file", str(tls.key_file)]
+    assert cli.models(arguments) == 0
+    assert cli.models(["--target", target, "--tls"]) == 1
+
+
+def test_contradictions_are_refused() -> None:
+    with pytest.raises(ValueError, match="give one of them"):
+        InferenceClient("127.0.0.1:1", tls=True, credentials=grpc.ssl_channel_credentials())
+    with pytest.raises(ValueError, match="cert_file and key_file belong together"):
+        Tls(cert_file="cert.pem")
+    with pytest.raises(ValueError, match="max_message_bytes must be at least 1, got 0"):
+        InferenceClient("127.0.0.1:1", max_message_bytes=0)
+    with pytest.raises(ValueError, match="metadata 'x-bin' takes bytes, got str"):
+        InferenceClient("127.0.0.1:1", metadata=[("x-bin", "text")])
+    with pytest.raises(ValueError, match="metadata 'x' takes str, got bytes"):
+        InferenceClient("127.0.0.1:1", metadata=[("x", b"bytes")])
+
+
+def test_options_of_the_caller_win() -> None:
+    options = dict(channel.channel_options(7, [("grpc.enable_retries", 0), ("grpc.other", "x")]))
+    assert options["grpc.enable_retries"] == 0
+    assert options["grpc.other"] == "x"
+    assert options["grpc.max_receive_message_length"] == 7
+    (method,) = json.loads(str(options["grpc.service_config"]))["methodConfig"]
+    assert method["retryPolicy"]["maxAttempts"] == 4
+    assert method["name"] == [{"service": "inference.GRPCInferenceService"}]
+
+
+def test_max_message_bytes_bounds_a_message(server: ScriptedServer) -> None:
+    images = np.zeros((100, 8, 8), np.uint8)
+    with InferenceClient(server.target, max_message_bytes=4096) as client:
+        client.infer("digits", {"image": images[:10]})
+        with pytest.raises(tf.ResourceExhausted, match="larger than max"):
+            client.infer("digits", {"image": images})

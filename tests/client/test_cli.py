@@ -1,0 +1,186 @@
+"""The shell commands against a running server."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from client.scripted import ScriptedServer, echo, model
+
+from tensorferry.client import cli
+from tensorferry.client.arrayfile import read_array, write_array
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.tensors import Array
+
+
+def saved(directory: Path, name: str, array: Array) -> str:
+    path = directory / f"{name}.npy"
+    np.save(path, array)
+    return str(path)
+
+
+def test_infer_prints_the_outputs(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = saved(tmp_path, "words", np.array(["a", "å"]))
+    weights = saved(tmp_path, "weights", np.array([[1, 2.5]], np.float32))
+    arguments = [
+        "text",
+        "--target",
+        server.target,
+        "--input",
+        f"words={words}",
+        "--input",
+        f"weights={weights}",
+    ]
+    assert cli.infer(arguments) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "model text, version 2",
+        "words  BYTES [2]",
+        r"[b'a' b'\xc3\xa5']",
+        "weights  FP32 [1, 2]",
+        "[[1.  2.5]]",
+    ]
+
+
+def test_infer_sends_what_the_options_say(server: ScriptedServer, tmp_path: Path) -> None:
+    received: list[pb.ModelInferRequest] = []
+
+    def infer(request: pb.ModelInferRequest, context: object) -> pb.ModelInferResponse:
+        received.append(request)
+        return echo(request)
+
+    server.servicer.infer = infer
+    x = saved(tmp_path, "x", np.array([1]))
+    options = ["--model-version", "7", "--request-id", "r1", "--output", "x", "--header", "X-Key=a=b"]
+    parameters = [f"--parameter={pair}" for pair in ("b=true", "i=3", "f=0.5", "s=x=y")]
+    assert cli.infer(["row", "--target", server.target, "--input", f"x={x}", *options, *parameters]) == 0
+    (request,) = received
+    assert (request.model_version, request.id, request.outputs[0].name) == ("7", "r1", "x")
+    assert request.parameters["b"].bool_param is True
+    assert request.parameters["i"].int64_param == 3
+    assert request.parameters["f"].double_param == 0.5
+    assert request.parameters["s"].string_param == "x=y"
+    assert server.metadata_of("ModelInfer")["x-key"] == "a=b"
+
+
+def test_infer_writes_files(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.servicer.models["m"] = model("m", {"a/b": "BF16 -1", "a:b": "BF16 -1"}, {})
+    file = saved(tmp_path, "x", np.array([1.5, 2], ml_dtypes.bfloat16))
+    out = tmp_path / "new" / "out"
+    arguments = ["--input", f"a/b={file}", "--input", f"a:b={file}", "--output-dir", str(out)]
+    assert cli.infer(["m", "--target", server.target, *arguments]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["a_b-2.npy", "a_b.npy"]
+    array = np.load(out / "a_b.npy")
+    assert array.dtype == np.float32
+    assert array.tolist() == [1.5, 2]
+    assert str(out / "a_b-2.npy") in capsys.readouterr().out
+
+
+def test_bytes_are_written_without_loss(tmp_path: Path) -> None:
+    plain = np.array([[b"a", b""], [b"\0b", b"long"]], object)
+    path = write_array(tmp_path, "..plain", plain, set())
+    assert path.name == "plain.npy"
+    np.testing.assert_array_equal(read_array(path).astype(object), plain)
+    path = write_array(tmp_path, "zeros", np.array([b"a\0", b"b"], object), set())
+    assert path.name == "zeros.jsonl"
+    header, *elements = map(json.loads, path.read_text().splitlines())
+    assert header == {"datatype": "BYTES", "shape": [2]}
+    assert [base64.b64decode(element) for element in elements] == [b"a\0", b"b"]
+
+
+def test_models_lists_the_repository(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.models(["--target", server.target]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "NAME    VERSION  STATE        REASON",
+        "digits  1        READY",
+        "text    1        READY",
+        "row     1        READY",
+        "broken  3        UNAVAILABLE  no such file",
+    ]
+
+
+def test_describe_shows_inputs_and_outputs(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.describe(["digits", "--target", server.target]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "digits: onnxruntime_onnx, versions 1, 2",
+        "        NAME   DATATYPE  SHAPE",
+        "input   image  UINT8     [-1, 8, 8]",
+        "output  image  UINT8     [-1, 8, 8]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "text"),
+    [
+        (cli.describe, ["nothing"], "tensorferry describe: {target}: NOT_FOUND: no model 'nothing'\n"),
+        (cli.infer, ["nothing"], "tensorferry infer: {target}: NOT_FOUND: no model 'nothing'\n"),
+    ],
+)
+def test_a_server_error_is_one_line(
+    server: ScriptedServer,
+    capsys: pytest.CaptureFixture[str],
+    command: Callable[[Sequence[str]], int],
+    arguments: list[str],
+    text: str,
+) -> None:
+    assert command([*arguments, "--target", server.target]) == 1
+    assert capsys.readouterr().err == text.format(target=server.target)
+
+
+def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.models(["--target", "127.0.0.1:1"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("tensorferry models: 127.0.0.1:1: UNAVAILABLE: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--input", "x"], "argument --input: expected NAME=FILE.npy, got 'x'"),
+        (["--input", "x=/no/such"], "argument --input: '/no/such' cannot be read as an array"),
+        (["--input", f"x={__file__}"], "name a file that numpy.save wrote"),
+        (["--parameter", "=1"], "argument --parameter: expected NAME=VALUE, got '=1'"),
+        (["--header", "h"], "argument --header: expected NAME=VALUE, got 'h'"),
+        (["--header", "a-bin"], "argument --header"),
+        (["--timeout", "0"], "argument --timeout: expected a positive number of seconds, got '0'"),
+        (["--timeout", "soon"], "got 'soon'"),
+        (["--ca-file", "/no/such"], "argument --ca-file: '/no/such' is not a file"),
+        (["--cert-file", "c.pem"], "argument --cert-file: got 'c.pem' without --key-file"),
+        (["--key-file", "k.pem"], "argument --key-file: got 'k.pem' without --cert-file"),
+        (["--parameter", "a=1", "--parameter", "a=2"], "argument --parameter: 'a' is given more than once"),
+        (["--nonsense"], "--nonsense"),
+        ([], "model 'row' expects the inputs 'x', got none: add 'x'"),
+    ],
+)
+def test_a_bad_argument_exits_with_2(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.infer(["row", "--target", server.target, *arguments])
+    assert caught.value.code == 2
+    assert text in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("command", [cli.infer, cli.models, cli.describe])
+def test_help_is_there(command: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command(["--help"])
+    assert caught.value.code == 0
+    assert "--target" in capsys.readouterr().out
+
+
+def test_pickles_are_not_loaded(tmp_path: Path) -> None:
+    path = saved(tmp_path, "objects", np.array([object()], object))
+    with pytest.raises(ValueError, match="allow_pickle"):
+        read_array(Path(path))

@@ -1,0 +1,428 @@
+"""One request at a time: values, results, errors, retries, timeouts; for threads and asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+
+import grpc
+import ml_dtypes
+import numpy as np
+import pytest
+from client.scripted import Hang, ScriptedServer, ScriptedServicer, echo, echo_typed, model
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from tensorferry import client as tf
+from tensorferry.client import InferenceClient, aio
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import tensors
+from tensorferry.protos.tensors import Array
+
+IMAGES = np.arange(128, dtype=np.uint8).reshape(2, 8, 8)
+NOWHERE = "127.0.0.1:1"  # port 1 is never listened on
+
+VALUES: dict[str, Array] = {
+    "BOOL": np.array([[True, False]]),
+    "INT8": np.array([[-128, 127]], np.int8),
+    "INT16": np.array([[-(2**15), 2**15 - 1]], np.int16),
+    "INT32": np.array([[-(2**31), 2**31 - 1]], np.int32),
+    "INT64": np.array([[-(2**63), 2**63 - 1]], np.int64),
+    "UINT8": np.array([[0, 255]], np.uint8),
+    "UINT16": np.array([[0, 2**16 - 1]], np.uint16),
+    "UINT32": np.array([[0, 2**32 - 1]], np.uint32),
+    "UINT64": np.array([[0, 2**64 - 1]], np.uint64),
+    "FP16": np.array([[1.5, np.inf]], np.float16),
+    "FP32": np.array([[1.5, np.nan]], np.float32),
+    "FP64": np.array([[1e300, -0.0]], np.float64),
+    "BF16": np.array([[1.5, -2.0]], ml_dtypes.bfloat16),
+    "BYTES": np.array([[b"", "snö".encode() + b"\0"]], object),
+}
+
+
+def hold(servicer: ScriptedServicer, datatype: str) -> None:
+    servicer.models["m"] = model("m", {"x": f"{datatype} -1 2"}, {"x": f"{datatype} -1 2"})
+
+
+def assert_same(received: Array, sent: Array) -> None:
+    assert received.dtype == sent.dtype
+    np.testing.assert_array_equal(received, sent)
+
+
+@pytest.mark.parametrize("datatype", tensors.DATATYPES)
+@pytest.mark.parametrize("checked", [True, False])
+def test_every_datatype_comes_back_as_it_went(server: ScriptedServer, datatype: str, checked: bool) -> None:
+    hold(server.servicer, datatype)
+    with InferenceClient(server.target, check=checked) as client:
+        assert_same(client.infer("m", {"x": VALUES[datatype]})["x"], VALUES[datatype])
+    assert ("ModelMetadata" in server.servicer.calls) == checked
+
+
+@pytest.mark.parametrize("datatype", sorted(set(tensors.DATATYPES) - {"FP16", "BF16"}))
+async def test_typed_answers_are_decoded(
+    servicer: ScriptedServicer, aclient: aio.InferenceClient, datatype: str
+) -> None:
+    hold(servicer, datatype)
+    servicer.infer = echo_typed
+    assert_same((await aclient.infer("m", {"x": VALUES[datatype]}))["x"], VALUES[datatype])
+
+
+@pytest.mark.parametrize("datatype", tensors.DATATYPES)
+def test_empty_tensors_come_back(servicer: ScriptedServicer, client: InferenceClient, datatype: str) -> None:
+    hold(servicer, datatype)
+    assert_same(client.infer("m", {"x": VALUES[datatype][:0]})["x"], VALUES[datatype][:0])
+
+
+@pytest.mark.parametrize("value", [IMAGES.astype(">u1"), IMAGES[::-1], np.asfortranarray(IMAGES)])
+def test_memory_layout_does_not_matter(client: InferenceClient, value: Array) -> None:
+    np.testing.assert_array_equal(client.infer("digits", {"image": value})["image"], value)
+
+
+def test_byte_order_does_not_matter(servicer: ScriptedServicer, client: InferenceClient) -> None:
+    hold(servicer, "INT32")
+    assert_same(client.infer("m", {"x": VALUES["INT32"].astype(">i4")})["x"], VALUES["INT32"])
+
+
+@pytest.mark.parametrize("value", [["a\0", b"b"], np.array(["a", "b"]), np.array([b"a", b"b"]), ("å", "b")])
+@pytest.mark.parametrize("checked", [True, False])
+def test_strings_of_every_kind_become_bytes(server: ScriptedServer, value: object, checked: bool) -> None:
+    with InferenceClient(server.target, check=checked) as client:
+        answer = client.infer("text", {"words": value, "weights": np.ones((1, 2), np.float32)})
+    expected = [
+        element.encode() if isinstance(element, str) else element for element in np.asarray(value, object)
+    ]
+    assert answer["words"].tolist() == expected
+
+
+def test_a_result_says_what_the_server_said(servicer: ScriptedServicer, client: InferenceClient) -> None:
+    parameters = {"flag": True, "count": -3, "large": 2**64 - 1, "ratio": 0.5, "name": "n"}
+    result = client.infer(
+        "text",
+        {"words": ["a"], "weights": [[1, 2]]},
+        version="7",
+        request_id="r1",
+        outputs=["weights"],
+        parameters=parameters,
+    )
+    assert (result.model_name, result.model_version, result.id) == ("text", "7", "r1")
+    assert result.parameters == parameters
+    assert list(result) == ["weights"]
+    assert len(result) == 1
+    assert not result["weights"].flags.writeable
+
+
+def test_metadata_of_the_client_travels_with_each_call(server: ScriptedServer) -> None:
+    with InferenceClient(server.target, metadata=[("X-Key", "k"), ("x-bin", b"\0")]) as client:
+        client.infer("digits", {"image": IMAGES})
+    for metadata in server.servicer.call_metadata:
+        assert metadata["x-key"] == "k"
+        assert metadata["x-bin"] == b"\0"
+
+
+# Errors
+
+
+@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
+async def test_errors_have_the_class_of_their_code(
+    server: ScriptedServer, aclient: aio.InferenceClient, code: grpc.StatusCode
+) -> None:
+    expected = getattr(tf, code.name.title().replace("_", ""), tf.InferenceError)
+    failures = [code] * (4 if code is grpc.StatusCode.UNAVAILABLE else 1)
+    with InferenceClient(server.target, check=False) as client:
+        server.servicer.failures = list(failures)
+        with pytest.raises(tf.InferenceError) as caught:
+            client.infer("digits", {"image": IMAGES}, request_id="r1")
+        server.servicer.failures = list(failures)
+        with pytest.raises(tf.InferenceError) as caught_aio:
+            await aclient.infer("digits", {"image": IMAGES}, request_id="r1")
+    for error in (caught.value, caught_aio.value):
+        assert type(error) is expected
+        assert (error.code, error.message, error.request_id) == (code, "scripted failure", "r1")
+        assert str(error) == f"{code.name}: scripted failure (request 'r1')"
+
+
+def test_errors_are_timeouts_and_value_errors_where_python_has_them() -> None:
+    assert issubclass(tf.DeadlineExceeded, TimeoutError)
+    assert issubclass(tf.InvalidInput, ValueError)
+
+
+def test_errors_survive_pickling() -> None:
+    for error in (
+        tf.ResourceExhausted(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", "r", 0.5),
+        tf.InvalidInput("input 'x'", "FP32", "FP64", "cast it", "r"),
+    ):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert vars(again) == vars(error)
+
+
+def test_the_hint_when_to_retry_is_read_from_retry_info(
+    servicer: ScriptedServicer, client: InferenceClient
+) -> None:
+    def infer(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
+        help_ = any_pb2.Any()
+        help_.Pack(error_details_pb2.Help())
+        retry = any_pb2.Any()
+        delay = duration_pb2.Duration(seconds=1, nanos=250_000_000)
+        retry.Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+        status = status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message="full", details=[help_, retry])
+        context.abort_with_status(rpc_status.to_status(status))
+
+    servicer.infer = infer
+    with pytest.raises(tf.ResourceExhausted) as caught:
+        client.infer("digits", {"image": IMAGES})
+    assert caught.value.retry_after == 1.25
+
+
+async def test_the_hint_when_to_retry_is_read_from_milliseconds(
+    servicer: ScriptedServicer, aclient: aio.InferenceClient
+) -> None:
+    def infer(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
+        context.set_trailing_metadata((("retry-after-ms", "40"),))
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+
+    servicer.infer = infer
+    with pytest.raises(tf.ResourceExhausted) as caught:
+        await aclient.infer("digits", {"image": IMAGES})
+    assert caught.value.retry_after == 0.04
+
+
+@pytest.mark.parametrize("break_it", ["count", "size", "datatype"])
+def test_a_malformed_answer_is_an_internal_error(
+    servicer: ScriptedServicer, client: InferenceClient, break_it: str
+) -> None:
+    def infer(request: pb.ModelInferRequest, context: object) -> pb.ModelInferResponse:
+        answer = echo(request)
+        if break_it == "count":
+            answer.raw_output_contents.append(b"")
+        elif break_it == "size":
+            answer.raw_output_contents[0] = b"1"
+        else:
+            answer.outputs[0].datatype = "FP128"
+        return answer
+
+    servicer.infer = infer
+    with pytest.raises(tf.Internal, match="answer"):
+        client.infer("digits", {"image": IMAGES})
+
+
+# Retries, timeouts, reachability
+
+
+async def test_unavailable_is_retried(server: ScriptedServer) -> None:
+    large = np.zeros((16_000, 8, 8), np.uint8)  # a megabyte: more than gRPC buffers by default
+    failures = [grpc.StatusCode.UNAVAILABLE] * 2
+    with InferenceClient(server.target, check=False) as client:
+        server.servicer.failures = list(failures)
+        assert client.infer("digits", {"image": large})["image"].shape == large.shape
+    async with aio.InferenceClient(server.target, check=False) as aclient:
+        server.servicer.failures = list(failures)
+        assert (await aclient.infer("digits", {"image": large}))["image"].shape == large.shape
+    assert server.servicer.calls == ["ModelInfer"] * 6
+
+
+async def test_a_timeout_is_the_deadline_of_the_call(
+    servicer: ScriptedServicer, client: InferenceClient, aclient: aio.InferenceClient
+) -> None:
+    hang, hang_aio = Hang(), Hang()
+    servicer.infer = hang.infer
+    with pytest.raises(tf.DeadlineExceeded):
+        client.infer("digits", {"image": IMAGES}, timeout=0.1)
+    servicer.infer = hang_aio.infer
+    with pytest.raises(tf.DeadlineExceeded):
+        await aclient.infer("digits", {"image": IMAGES}, timeout=0.1)
+
+
+async def test_questions_have_answers(client: InferenceClient, aclient: aio.InferenceClient) -> None:
+    assert client.is_live()
+    assert client.is_ready()
+    assert client.wait_ready(10)
+    assert client.is_model_ready("digits")
+    assert not client.is_model_ready("nothing")
+    assert await aclient.is_live()
+    assert await aclient.is_ready()
+    assert await aclient.wait_ready(10)
+    assert await aclient.is_model_ready("digits")
+    assert not await aclient.is_model_ready("nothing")
+    expected = tf.ServerMetadata("scripted", "9", ("a", "b"))
+    assert client.server_metadata() == await aclient.server_metadata() == expected
+    assert client.models() == await aclient.models()
+    assert client.models()[-1] == tf.ModelStatus("broken", "3", "UNAVAILABLE", "no such file")
+
+
+async def test_a_server_that_is_not_there_is_not_live() -> None:
+    with InferenceClient(NOWHERE) as client:
+        assert not client.is_live()
+        assert not client.is_ready(timeout=0.01)
+        assert not client.wait_ready(0.05)
+        with pytest.raises(tf.Unavailable):
+            client.infer("digits", {"image": IMAGES})
+    async with aio.InferenceClient(NOWHERE) as aclient:
+        assert not await aclient.is_live()
+        assert not await aclient.wait_ready(0.05)
+
+
+def test_other_errors_of_questions_are_raised(servicer: ScriptedServicer, client: InferenceClient) -> None:
+    servicer.failures = [grpc.StatusCode.UNAUTHENTICATED]
+    with pytest.raises(tf.Unauthenticated):
+        client.is_ready()
+
+
+def test_wait_ready_waits_for_a_server_that_starts() -> None:
+    scripted = ScriptedServer.make()
+    with InferenceClient(scripted.target) as client, ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(client.wait_ready, 30)
+        scripted.server.start()
+        assert answer.result()
+    scripted.server.stop(None).wait()
+
+
+# Metadata
+
+
+def test_metadata_is_fetched_once_and_read_as_records(
+    servicer: ScriptedServicer, client: InferenceClient
+) -> None:
+    metadata = client.metadata("digits")
+    assert metadata == tf.ModelMetadata(
+        "digits",
+        ("1", "2"),
+        "onnxruntime_onnx",
+        (tf.TensorMetadata("image", "UINT8", (-1, 8, 8)),),
+        (tf.TensorMetadata("image", "UINT8", (-1, 8, 8)),),
+    )
+    client.infer("digits", {"image": IMAGES})
+    assert client.metadata("digits") is metadata
+    assert servicer.calls == ["ModelMetadata", "ModelInfer"]
+    client.metadata("digits", "2")
+    assert servicer.calls.count("ModelMetadata") == 2
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND])
+def test_metadata_is_fetched_again_after_a_refusal(
+    servicer: ScriptedServicer, client: InferenceClient, code: grpc.StatusCode
+) -> None:
+    client.metadata("digits")
+    servicer.failures = [code]
+    with pytest.raises(tf.InferenceError):
+        client.infer("digits", {"image": IMAGES})
+    client.infer("digits", {"image": IMAGES})
+    assert servicer.calls.count("ModelMetadata") == 2
+
+
+async def test_a_replaced_model_is_noticed(
+    servicer: ScriptedServicer, client: InferenceClient, aclient: aio.InferenceClient
+) -> None:
+    client.metadata("digits")
+    await aclient.metadata("digits")
+    servicer.models["digits"] = model("digits", {"pixels": "FP32 -1 4"}, {"pixels": "FP32 -1 4"})
+    pixels = np.ones((2, 4), np.float32)
+    assert_same(client.infer("digits", {"pixels": pixels})["pixels"], pixels)
+    assert_same((await aclient.infer("digits", {"pixels": pixels}))["pixels"], pixels)
+
+
+async def test_an_unknown_model_is_not_found(client: InferenceClient, aclient: aio.InferenceClient) -> None:
+    with pytest.raises(tf.NotFound, match="no model 'nothing'"):
+        client.infer("nothing", {"x": [1]}, request_id="r1")
+    with pytest.raises(tf.NotFound, match="r1"):
+        await aclient.infer("nothing", {"x": [1]}, request_id="r1")
+
+
+# Futures, threads, closing
+
+
+async def test_submit_gives_a_future_of_the_result(
+    client: InferenceClient, aclient: aio.InferenceClient
+) -> None:
+    futures = [client.submit("digits", {"image": IMAGES}, request_id=str(number)) for number in range(8)]
+    assert {future.result(10).id for future in as_completed(futures, 10)} == {str(n) for n in range(8)}
+    tasks = [aclient.submit("digits", {"image": IMAGES}, request_id=str(number)) for number in range(8)]
+    assert [result.id for result in await asyncio.gather(*tasks)] == [str(number) for number in range(8)]
+
+
+def test_a_future_raises_the_typed_error(servicer: ScriptedServicer, client: InferenceClient) -> None:
+    client.metadata("digits")
+    servicer.failures = [grpc.StatusCode.NOT_FOUND]
+    error = client.submit("digits", {"image": IMAGES}, request_id="r1").exception(10)
+    assert isinstance(error, tf.NotFound)
+    assert error.request_id == "r1"
+    with pytest.raises(tf.InvalidInput):
+        client.submit("digits", {"image": IMAGES.astype(np.int8)})
+
+
+def test_cancelling_a_future_cancels_the_call(servicer: ScriptedServicer, client: InferenceClient) -> None:
+    hang = Hang()
+    servicer.infer = hang.infer
+    future = client.submit("digits", {"image": IMAGES})
+    assert hang.begun.wait(10)
+    assert future.cancel()
+    assert future.cancel()
+    assert future.cancelled()
+    with pytest.raises(CancelledError):
+        future.result()
+    assert list(as_completed([future], 10)) == [future]
+    assert hang.left.wait(10)
+
+
+def test_a_finished_future_cannot_be_cancelled(client: InferenceClient) -> None:
+    future = client.submit("digits", {"image": IMAGES})
+    future.result(10)
+    assert not future.cancel()
+
+
+async def test_cancelling_a_task_cancels_the_call(
+    servicer: ScriptedServicer, aclient: aio.InferenceClient
+) -> None:
+    hang = Hang()
+    servicer.infer = hang.infer
+    task = aclient.submit("digits", {"image": IMAGES})
+    assert await asyncio.to_thread(hang.begun.wait, 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(hang.left.wait, 10)
+
+
+def test_many_threads_share_a_client(client: InferenceClient) -> None:
+    def infer(number: int) -> bool:
+        image = np.full((1, 8, 8), number, np.uint8)
+        return bool((client.infer("digits", {"image": image})["image"] == image).all())
+
+    with ThreadPoolExecutor(16) as threads:
+        assert all(threads.map(infer, range(250)))
+
+
+async def test_many_tasks_share_a_client(aclient: aio.InferenceClient) -> None:
+    images = [np.full((1, 8, 8), number, np.uint8) for number in range(100)]
+    results = await asyncio.gather(*(aclient.infer("digits", {"image": image}) for image in images))
+    for image, result in zip(images, results, strict=True):
+        np.testing.assert_array_equal(result["image"], image)
+
+
+def test_closing_ends_what_is_in_flight(servicer: ScriptedServicer, client: InferenceClient) -> None:
+    servicer.infer = Hang().infer
+    future = client.submit("digits", {"image": IMAGES}, request_id="r1")
+    client.close()
+    client.close()
+    error = future.exception(10)
+    assert isinstance(error, tf.Cancelled)
+    assert error.request_id == "r1"
+    with pytest.raises(RuntimeError, match="closed"):
+        client.infer("digits", {"image": IMAGES})
+
+
+async def test_closing_ends_what_is_in_flight_in_asyncio(
+    servicer: ScriptedServicer, aclient: aio.InferenceClient
+) -> None:
+    hang = Hang()
+    servicer.infer = hang.infer
+    task = aclient.submit("digits", {"image": IMAGES}, request_id="r1")
+    assert await asyncio.to_thread(hang.begun.wait, 10)
+    await aclient.close()
+    await aclient.close()
+    with pytest.raises(tf.Cancelled, match="r1"):
+        await task
+    with pytest.raises(RuntimeError, match="closed"):
+        await aclient.infer("digits", {"image": IMAGES})

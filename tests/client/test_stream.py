@@ -1,0 +1,526 @@
+"""Many requests over one call: order, errors, bounds, and what is left when it ends.
+
+The scenarios run on both clients. The asyncio client is driven through `Synchronous`, which
+steps its event loop from the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import queue
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from client.scripted import Context, Hang, ScriptedServer, ScriptedServicer, echo, failed, streamed
+
+from tensorferry import client as tf
+from tensorferry.client import InferenceClient, InferenceError, StreamRequest, aio
+from tensorferry.protos import inference_pb2 as pb
+
+Answers = Iterator[pb.ModelStreamInferResponse]
+Requests = Iterator[pb.ModelInferRequest]
+Stream = Callable[..., Generator[Any, None, None]]
+
+
+def rows(count: int) -> Iterator[StreamRequest]:
+    return (StreamRequest({"x": [number]}, request_id=f"r{number}") for number in range(count))
+
+
+def ids(outcomes: Iterable[Any]) -> list[str]:
+    return [
+        f"!{outcome.request_id}" if isinstance(outcome, InferenceError) else outcome.id
+        for outcome in outcomes
+    ]
+
+
+def backwards(requests: Requests, context: Context) -> Answers:
+    """Waits for the last request, then answers from the last to the first."""
+    return map(streamed, reversed(list(requests)))
+
+
+def in_pairs(requests: Requests, context: Context) -> Answers:
+    """Answers every second request, and the one before it after it."""
+    for first in requests:
+        second = next(requests)
+        yield streamed(second)
+        yield streamed(first)
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def stream(request: pytest.FixtureRequest, server: ScriptedServer) -> Iterator[Stream]:
+    """`client.stream` of either client, as a generator."""
+    if request.param == "threads":
+        with InferenceClient(server.target) as client:
+            yield client.stream
+        return
+    with asyncio.Runner() as runner:
+
+        async def make() -> aio.InferenceClient:
+            return aio.InferenceClient(server.target)
+
+        client_aio = runner.run(make())
+
+        def synchronous(*args: Any, **options: Any) -> Generator[Any, None, None]:
+            async def open_() -> AsyncGenerator[Any]:
+                return client_aio.stream(*args, **options)
+
+            outcomes = runner.run(open_())
+            try:
+                while True:
+                    try:
+                        outcome = runner.run(anext(outcomes))  # type: ignore[arg-type]
+                    except StopAsyncIteration:
+                        return
+                    yield outcome
+            finally:
+                runner.run(outcomes.aclose())  # type: ignore[arg-type]
+
+        yield synchronous
+        runner.run(client_aio.close())
+
+
+# Order
+
+
+def test_results_come_as_they_finish(server: ScriptedServer, stream: Stream) -> None:
+    server.servicer.stream = backwards
+    results = list(stream("row", rows(5)))
+    assert ids(results) == ["r4", "r3", "r2", "r1", "r0"]
+    assert [result["x"].tolist() for result in results] == [[4], [3], [2], [1], [0]]
+    assert server.metadata_of("ModelStreamInfer")["tensorferry-stream-order"] == "completion"
+
+
+def test_results_come_in_the_order_of_the_requests(server: ScriptedServer, stream: Stream) -> None:
+    assert ids(stream("row", rows(5), ordered=True)) == ["r0", "r1", "r2", "r3", "r4"]
+    assert "tensorferry-stream-order" not in server.metadata_of("ModelStreamInfer")
+
+
+def test_ordered_does_not_trust_the_server(servicer: ScriptedServicer, stream: Stream) -> None:
+    servicer.stream = in_pairs
+    assert ids(stream("row", rows(6), ordered=True, max_in_flight=2)) == [f"r{n}" for n in range(6)]
+
+
+def test_an_empty_stream_is_empty(stream: Stream) -> None:
+    assert list(stream("row", [])) == []
+
+
+def test_requests_are_dicts_or_records(servicer: ScriptedServicer, stream: Stream) -> None:
+    requests = [
+        {"words": ["a"], "weights": [[1, 2]]},
+        StreamRequest({"words": ["b"], "weights": [[3, 4]]}, "mine", ["weights"], {"p": 2}),
+        {"words": ["c"], "weights": [[5, 6]]},
+    ]
+    first, second, third = stream("text", requests, ordered=True, outputs=["words"], parameters={"p": 1})
+    assert (list(first), list(second), list(third)) == (["words"], ["weights"], ["words"])
+    assert [result.parameters["p"] for result in (first, second, third)] == [1, 2, 1]
+    assert second.id == "mine"
+    assert len({first.id, second.id, third.id}) == 3
+
+
+async def test_asyncio_takes_asynchronous_iterables(aclient: aio.InferenceClient) -> None:
+    async def source() -> AsyncIterator[dict[str, object]]:
+        for number in range(3):
+            await asyncio.sleep(0)
+            yield {"x": [number]}
+
+    results = [result["x"].tolist() async for result in aclient.stream("row", source(), ordered=True)]
+    assert results == [[0], [1], [2]]
+
+
+# Errors
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_errors_are_yielded_in_place_of_results(
+    servicer: ScriptedServicer, stream: Stream, ordered: bool
+) -> None:
+    def answer(requests: Requests, context: Context) -> Answers:
+        for request in requests:
+            if request.id == "r1":
+                yield failed("r1", "bad shape", "INVALID_ARGUMENT")
+            elif request.id == "r2":
+                yield failed("r2", "as Triton says it")
+            else:
+                yield streamed(request)
+
+    servicer.stream = answer
+    outcomes = list(stream("row", rows(4), on_error="yield", ordered=ordered))
+    assert ids(outcomes) == ["r0", "!r1", "!r2", "r3"]
+    assert type(outcomes[1]) is tf.InvalidArgument
+    assert outcomes[1].message == "bad shape"
+    assert type(outcomes[2]) is InferenceError
+    assert outcomes[2].code is grpc.StatusCode.UNKNOWN
+
+
+def test_an_error_is_raised_and_names_its_request(servicer: ScriptedServicer, stream: Stream) -> None:
+    def answer(requests: Requests, context: Context) -> Answers:
+        yield streamed(next(requests))
+        yield failed(next(requests).id, "full", "RESOURCE_EXHAUSTED")
+        yield from map(streamed, requests)
+
+    servicer.stream = answer
+    results = stream("row", rows(4))
+    assert next(results).id == "r0"
+    with pytest.raises(tf.ResourceExhausted, match=r"full \(request 'r1'\)"):
+        next(results)
+    assert list(results) == []
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_request_that_does_not_fit_fails_alone(
+    servicer: ScriptedServicer, stream: Stream, ordered: bool
+) -> None:
+    requests = [
+        StreamRequest({"x": [1]}, "good"),
+        StreamRequest({"x": np.ones(2, np.int64)}, "bad"),
+        StreamRequest({"x": [3]}, "late"),
+    ]
+    outcomes = list(stream("row", requests, on_error="yield", ordered=ordered))
+    assert sorted(ids(outcomes)) == ["!bad", "good", "late"]
+    if ordered:
+        assert ids(outcomes) == ["good", "!bad", "late"]
+    with pytest.raises(tf.InvalidInput, match="axis 0 is 1 long, not 2"):
+        list(stream("row", requests))
+
+
+@pytest.mark.parametrize("on_error", ["yield", "raise"])
+def test_an_unknown_model_fails_each_request(stream: Stream, on_error: str) -> None:
+    if on_error == "yield":
+        outcomes = list(stream("nothing", rows(2), on_error="yield"))
+        assert ids(outcomes) == ["!r0", "!r1"]
+        assert {type(outcome) for outcome in outcomes} == {tf.NotFound}
+    else:
+        with pytest.raises(tf.NotFound, match="r0"):
+            list(stream("nothing", rows(2)))
+
+
+def test_what_the_iterable_raises_comes_after_the_results(stream: Stream) -> None:
+    def source() -> Iterator[StreamRequest]:
+        yield from rows(3)
+        raise LookupError("the file is gone")
+
+    results = []
+    with pytest.raises(LookupError, match="the file is gone"):
+        results += [next_ for next_ in _collect(stream("row", source()), results)]
+    assert ids(results) == ["r0", "r1", "r2"]
+
+
+def _collect(outcomes: Iterator[Any], into: list[Any]) -> list[Any]:
+    for outcome in outcomes:
+        into.append(outcome)
+    return []
+
+
+def test_a_request_of_another_type_is_refused(stream: Stream) -> None:
+    with pytest.raises(TypeError, match="got int"):
+        list(stream("row", [{"x": [1]}, 7]))
+
+
+def test_an_id_that_is_in_flight_is_refused(servicer: ScriptedServicer, stream: Stream) -> None:
+    servicer.stream = backwards
+    results: list[Any] = []
+    with pytest.raises(tf.InvalidInput, match="expects a request id that is not in flight, got 'same'"):
+        _collect(stream("row", [StreamRequest({"x": [n]}, "same") for n in range(2)]), results)
+    assert ids(results) == ["same"]
+
+
+@pytest.mark.parametrize("answered", ["r9", "", "r0"])
+def test_an_answer_that_fits_no_request_ends_the_stream(
+    servicer: ScriptedServicer, stream: Stream, answered: str
+) -> None:
+    def answer(requests: Requests, context: Context) -> Answers:
+        yield streamed(next(requests))
+        next(requests)
+        yield failed(answered, "whole stream refused")
+
+    servicer.stream = answer
+    outcomes = stream("row", rows(2), on_error="yield")
+    assert next(outcomes).id == "r0"
+    with pytest.raises(InferenceError, match=f"request id '{answered}'.*whole stream refused"):
+        next(outcomes)
+
+
+@pytest.mark.parametrize("on_error", ["yield", "raise"])
+def test_a_call_that_breaks_fails_every_request(
+    servicer: ScriptedServicer, stream: Stream, on_error: str
+) -> None:
+    def answer(requests: Requests, context: Context) -> Answers:
+        first, _, _ = (next(requests) for _ in range(3))
+        yield streamed(first)
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token expired")
+
+    servicer.stream = answer
+    outcomes = stream("row", rows(100), max_in_flight=3, on_error=on_error)
+    assert next(outcomes).id == "r0"
+    if on_error == "raise":
+        with pytest.raises(tf.Unauthenticated, match="the token expired"):
+            next(outcomes)
+        return
+    results: list[Any] = []
+    with pytest.raises(tf.Unauthenticated, match="the token expired$"):
+        _collect(outcomes, results)
+    assert {type(result) for result in results} == {tf.Unauthenticated}
+    assert ids(results)[:2] == ["!r1", "!r2"]
+
+
+def test_a_server_that_leaves_requests_unanswered_is_noticed(
+    servicer: ScriptedServicer, stream: Stream
+) -> None:
+    def answer(requests: Requests, context: Context) -> Answers:
+        *_, last = requests
+        yield streamed(last)
+
+    servicer.stream = answer
+    results: list[Any] = []
+    with pytest.raises(InferenceError, match="left 2 requests unanswered"):
+        _collect(stream("row", rows(3), on_error="yield"), results)
+    assert ids(results) == ["r2", "!r0", "!r1"]
+
+
+def test_a_call_that_ends_between_requests_wakes_the_consumer(
+    servicer: ScriptedServicer, client: InferenceClient
+) -> None:
+    never = threading.Event()
+
+    def source() -> Iterator[StreamRequest]:
+        yield from rows(1)
+        never.wait(30)
+
+    def answer(requests: Requests, context: Context) -> Answers:
+        yield streamed(next(requests))
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token expired")
+
+    servicer.stream = answer
+    outcomes = client.stream("row", source())
+    assert next(outcomes).id == "r0"
+    with pytest.raises(tf.Unauthenticated):
+        next(outcomes)
+    never.set()
+
+
+async def test_a_call_that_ends_between_requests_wakes_the_consumer_of_asyncio(
+    servicer: ScriptedServicer, aclient: aio.InferenceClient
+) -> None:
+    async def source() -> AsyncIterator[StreamRequest]:
+        for request in rows(1):
+            yield request
+        await asyncio.get_running_loop().create_future()
+
+    def answer(requests: Requests, context: Context) -> Answers:
+        yield streamed(next(requests))
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token expired")
+
+    servicer.stream = answer
+    outcomes = aclient.stream("row", source())
+    assert (await anext(outcomes)).id == "r0"
+    with pytest.raises(tf.Unauthenticated):
+        await anext(outcomes)
+
+
+def test_a_timeout_is_that_of_the_stream(servicer: ScriptedServicer, stream: Stream) -> None:
+    hang = Hang()
+    servicer.stream = hang.stream
+    with pytest.raises(tf.DeadlineExceeded):
+        list(stream("row", rows(5), timeout=0.2))
+    assert hang.left.wait(10)
+
+
+@pytest.mark.parametrize("options", [{"max_in_flight": 0}, {"on_error": "ignore"}])
+def test_bad_arguments_are_refused_at_once(client: InferenceClient, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        client.stream("row", [], **options)
+
+
+# Bounds
+
+
+class Counted:
+    """A source that counts how many of its requests were pulled and not yet taken."""
+
+    def __init__(self, count: int) -> None:
+        self._requests = rows(count)
+        self.pulled = 0
+        self.taken = 0
+        self.most = 0
+
+    def __iter__(self) -> Iterator[StreamRequest]:
+        for request in self._requests:
+            self.pulled += 1
+            self.most = max(self.most, self.pulled - self.taken)
+            yield request
+
+
+def test_max_in_flight_bounds_what_is_sent(servicer: ScriptedServicer, stream: Stream) -> None:
+    def answer(requests: Requests, context: Context) -> Answers:
+        waiting = [next(requests) for _ in range(4)]  # comes to an end only if four may be in flight
+        while waiting:
+            yield streamed(waiting.pop(0))
+            waiting.extend(itertools.islice(requests, 1))
+
+    servicer.stream = answer
+    source = Counted(50)
+    for _ in stream("row", source, max_in_flight=4):
+        source.taken += 1
+    # The place of a result is free from the moment that it is handed out, and `taken` counts it
+    # a moment later.
+    assert 4 <= source.most <= 5
+
+
+def test_a_slow_consumer_holds_the_source_back(servicer: ScriptedServicer, stream: Stream) -> None:
+    source = Counted(50)
+    outcomes = stream("row", source, max_in_flight=3)
+    for count in range(1, 51):
+        next(outcomes)
+        source.taken = count
+    assert list(outcomes) == []
+    assert source.most <= 4
+
+
+def test_the_source_may_wait_for_results(stream: Stream, client: InferenceClient) -> None:
+    """Conversation: each request is made of the last outcome, also of one that was never sent."""
+    outcomes_seen: queue.Queue[Any] = queue.Queue()
+
+    def source() -> Iterator[StreamRequest]:
+        yield StreamRequest({"x": [0]}, "r0")
+        for number in range(1, 6):
+            assert outcomes_seen.get(timeout=10).request == f"r{number - 1}"
+            yield StreamRequest({"x": [number] * (1 + number % 2)}, f"r{number}")
+
+    seen = []
+    for outcome in client.stream("row", source(), on_error="yield"):
+        name = outcome.request_id if isinstance(outcome, InferenceError) else outcome.id
+        seen += ids([outcome])
+        outcomes_seen.put(type("Seen", (), {"request": name}))
+    assert seen == ["r0", "!r1", "r2", "!r3", "r4", "!r5"]
+
+
+async def test_the_source_may_wait_for_results_in_asyncio(aclient: aio.InferenceClient) -> None:
+    outcomes_seen: asyncio.Queue[str] = asyncio.Queue()
+
+    async def source() -> AsyncIterator[StreamRequest]:
+        yield StreamRequest({"x": [0]}, "r0")
+        for number in range(1, 6):
+            assert (await outcomes_seen.get()).lstrip("!") == f"r{number - 1}"
+            yield StreamRequest({"x": [number] * (1 + number % 2)}, f"r{number}")
+
+    seen = []
+    async for outcome in aclient.stream("row", source(), on_error="yield"):
+        seen += ids([outcome])
+        outcomes_seen.put_nowait(seen[-1])
+    assert seen == ["r0", "!r1", "r2", "!r3", "r4", "!r5"]
+
+
+# What is left
+
+
+def test_closing_early_leaves_no_call_and_no_thread(
+    servicer: ScriptedServicer, client: InferenceClient
+) -> None:
+    client.infer("row", {"x": [1]})  # the channel's own threads start
+    hang = Hang()
+    servicer.stream = hang.stream
+    before = set(threading.enumerate())
+    outcomes = client.stream("row", rows(10**9), max_in_flight=8)
+    assert next(outcomes).id == "r0"
+    outcomes.close()
+    assert hang.left.wait(10)
+    for thread in set(threading.enumerate()) - before:
+        if not thread.name.startswith("scripted"):
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_dropping_the_iterator_cancels_the_call(servicer: ScriptedServicer, client: InferenceClient) -> None:
+    hang = Hang()
+    servicer.stream = hang.stream
+    for result in client.stream("row", rows(10**9)):
+        assert result.id == "r0"
+        break
+    gc.collect()
+    assert hang.left.wait(10)
+
+
+async def test_closing_early_leaves_no_call_and_no_task(
+    servicer: ScriptedServicer, aclient: aio.InferenceClient
+) -> None:
+    hang = Hang()
+    servicer.stream = hang.stream
+    outcomes = aclient.stream("row", rows(10**9), max_in_flight=8)
+    assert (await anext(outcomes)).id == "r0"
+    await outcomes.aclose()
+    assert [task.get_name() for task in asyncio.all_tasks() if "feed" in task.get_name()] == []
+    assert await asyncio.to_thread(hang.left.wait, 10)
+
+
+async def test_cancelling_the_consumer_cancels_the_call(
+    servicer: ScriptedServicer, aclient: aio.InferenceClient
+) -> None:
+    hang = Hang()
+    servicer.stream = hang.stream
+
+    async def consume() -> None:
+        async for _ in aclient.stream("row", rows(10**9)):
+            pass
+
+    task = asyncio.create_task(consume())
+    assert await asyncio.to_thread(hang.begun.wait, 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(hang.left.wait, 10)
+
+
+def test_closing_the_client_ends_its_streams(servicer: ScriptedServicer, client: InferenceClient) -> None:
+    hang = Hang()
+    servicer.stream = hang.stream
+    outcomes = client.stream("row", rows(10**9), max_in_flight=2)
+    next(outcomes)
+    client.close()
+    with pytest.raises(tf.Cancelled):
+        next(outcomes)
+    with pytest.raises(RuntimeError, match="closed"):
+        next(client.stream("row", rows(1)))
+
+
+async def test_closing_the_client_ends_its_streams_in_asyncio(
+    servicer: ScriptedServicer, aclient: aio.InferenceClient
+) -> None:
+    hang = Hang()
+    servicer.stream = hang.stream
+    outcomes = aclient.stream("row", rows(10**9), max_in_flight=2)
+    await anext(outcomes)
+    await aclient.close()
+    with pytest.raises(tf.Cancelled):
+        await anext(outcomes)
+
+
+def test_several_streams_share_a_client(servicer: ScriptedServicer, client: InferenceClient) -> None:
+    collected: dict[int, list[Any]] = {number: [] for number in range(6)}
+    threads = [
+        threading.Thread(target=_collect, args=(client.stream("row", rows(100)), collected[number]))
+        for number in collected
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for results in collected.values():
+        assert ids(results) == [f"r{number}" for number in range(100)]
+
+
+def test_in_stream_refusals_make_metadata_stale(servicer: ScriptedServicer, client: InferenceClient) -> None:
+    def answer(requests: Requests, context: Context) -> Answers:
+        for request in requests:
+            yield failed(request.id, "no such input", "INVALID_ARGUMENT")
+
+    servicer.stream = answer
+    list(client.stream("row", rows(1), on_error="yield"))
+    servicer.infer = echo
+    client.infer("row", {"x": [1]})
+    assert servicer.calls.count("ModelMetadata") == 2

@@ -1,0 +1,93 @@
+"""Requests to the probe model, and a stream that says when they have reached the server."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import inference_pb2_grpc
+
+MARKER = "marker"
+TABLE_ERROR = "Gather node: indices element out of data bounds, idx=99"
+WAIT_SECONDS = 60
+
+
+def request(
+    tag: int, *, rows: int = 1, index: int = 0, work: int = 0, model: str = "probe"
+) -> pb.ModelInferRequest:
+    """A request whose answer carries `tag`, and tells the batch it rode in."""
+    x = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4) + tag * 1000
+    message = pb.ModelInferRequest(model_name=model, id=str(tag))
+    message.parameters["tensorferry_report"].bool_param = True
+    for name, datatype, array in (
+        ("x", "FP32", x),
+        ("index", "INT64", np.full(rows, index, np.int64)),
+        ("work", "INT64", np.full(rows, work, np.int64)),
+    ):
+        message.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        message.raw_input_contents.append(array.tobytes())
+    return message
+
+
+def answer(tag: int, *, rows: int = 1, index: int = 0) -> npt.NDArray[np.float32]:
+    """What the model answers to that request."""
+    return 2 * (np.arange(rows * 4, dtype=np.float32).reshape(rows, 4) + tag * 1000) + index
+
+
+def output(response: pb.ModelInferResponse) -> npt.NDArray[np.float32]:
+    """The output y of a response."""
+    (y,) = response.outputs
+    return np.frombuffer(response.raw_output_contents[0], np.float32).reshape(tuple(y.shape))
+
+
+def batch_of(response: pb.ModelInferResponse) -> int:
+    """The number of the batch that the request rode in."""
+    return response.parameters["tensorferry_batch"].int64_param
+
+
+class OpenStream:
+    """A ModelStreamInfer that a test writes to and reads from as it likes."""
+
+    def __init__(self, channel: grpc.Channel, *, timeout: float | None = WAIT_SECONDS) -> None:
+        self._requests: queue.SimpleQueue[pb.ModelInferRequest | None] = queue.SimpleQueue()
+        self.answers: dict[str, pb.ModelStreamInferResponse] = {}
+        self.call: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(
+            iter(self._requests.get, None),
+            timeout=timeout,
+            metadata=(("tensorferry-stream-order", "completion"),),
+        )
+        self._responses: Iterator[pb.ModelStreamInferResponse] = iter(self.call)
+
+    def send(self, *requests: pb.ModelInferRequest) -> None:
+        """Sends the requests and waits until the server has accepted or refused each of them.
+
+        A request for a model that does not exist is refused at once, and a stream is read in
+        order: when that refusal is here, everything before it has been through the door.
+        """
+        for message in requests:
+            self._requests.put(message)
+        self._requests.put(pb.ModelInferRequest(model_name="no-such-model", id=MARKER))
+        self.answers.pop(MARKER, None)
+        self.await_answer(MARKER)
+
+    def await_answer(self, request_id: str) -> pb.ModelStreamInferResponse:
+        """Reads until the answer with this id is there."""
+        while request_id not in self.answers:
+            response = next(self._responses)
+            self.answers[response.infer_response.id] = response
+        return self.answers[request_id]
+
+    def half_close(self) -> None:
+        """Ends the client's side."""
+        self._requests.put(None)
+
+    def cancel(self) -> None:
+        """Leaves."""
+        self.call.cancel()
+        self.half_close()

@@ -1,0 +1,81 @@
+"""A real server process for tests: started on 127.0.0.1 port 0, stopped, and its output kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+STOP_SECONDS = 60
+
+
+def command(*arguments: str | Path) -> list[str]:
+    """The command line of `tensorferry` with these arguments."""
+    return [sys.executable, "-m", "tensorferry.server", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    """The environment without what would configure a server."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TENSORFERRY_")}
+
+
+@dataclass
+class ServerProcess:
+    """A running server; `ready` is its line on stdout, `log` its lines on stderr so far."""
+
+    process: subprocess.Popen[str]
+    ready: dict[str, Any]
+    log: list[str] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, *arguments: str | Path) -> ServerProcess:
+        """Starts `tensorferry serve` and waits until it is ready."""
+        process = subprocess.Popen(
+            command("serve", *arguments, "--host", "127.0.0.1", "--port", "0", "--log-format", "json"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        log: list[str] = []
+        stderr = process.stderr
+        threading.Thread(target=lambda: log.extend(stderr), name="server-log", daemon=True).start()
+        line = process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the server did not start: exit {process.wait()}, {log}")
+        return cls(process, json.loads(line), log)
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return str(self.ready["address"])
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        """Sends a signal."""
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Waits for the end; the exit code."""
+        code = self.process.wait(STOP_SECONDS)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        return code
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        if self.process.poll() is None:
+            self.signal()
+        return self.wait()
+
+    def errors(self) -> list[str]:
+        """What was logged as an error, or raised."""
+        return [line for line in self.log if '"level": "error"' in line or "Traceback" in line]

@@ -1,0 +1,60 @@
+"""Every answer is its own request's answer, and none is missing."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from e2e.fixtures import Serve
+
+from tensorferry.client import InferenceClient
+
+CLIENTS = 64
+REQUESTS = 20_000
+
+
+def test_64_clients_mixed_sizes_two_models_20000_requests(
+    serve: Serve, probe_model: Path, echo_model: Path
+) -> None:
+    server = serve(probe_model, echo_model, "--max-batch-size", "16")
+    right: Counter[str] = Counter()
+    failures: list[BaseException] = []
+    # Guards right and failures.
+    lock = threading.Lock()
+
+    def ask(client: InferenceClient, number: int) -> str:
+        rows = (1, 1, 1, 2, 3, 5, 16, 40)[number % 8]
+        tag = number * 64
+        if number % 3:
+            x = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4) + tag
+            index = np.full(rows, number % 10)
+            inputs = {"x": x, "index": index, "work": np.zeros(rows, np.int64)}
+            y = client.infer("probe", inputs, request_id=str(number), timeout=60)
+            np.testing.assert_array_equal(y["y"], 2 * x + number % 10)
+        else:
+            x = np.full((rows, 1 + number % 5), tag, np.float32)
+            y = client.infer("echo", {"x": x}, request_id=str(number), timeout=60)
+            np.testing.assert_array_equal(y["y"], x)
+        assert y.id == str(number)
+        return "probe" if number % 3 else "echo"
+
+    def run(index: int) -> None:
+        try:
+            with InferenceClient(server.address) as client:
+                for number in range(index, REQUESTS, CLIENTS):
+                    model = ask(client, number)
+                    with lock:
+                        right[model] += 1
+        except BaseException as error:
+            with lock:
+                failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+    assert right.total() == REQUESTS

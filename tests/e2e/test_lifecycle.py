@@ -1,0 +1,303 @@
+"""A server starts, says what is wrong, drains, stops, and nobody who leaves leaves anything behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from e2e.fixtures import Serve
+from e2e.probe import OpenStream, answer, output, request
+from e2e.server import command, environment
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tensorferry.client import InferenceClient, Unavailable
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import inference_pb2_grpc
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(), timeout=60)
+
+
+def work_of_one_second(stub: inference_pb2_grpc.GRPCInferenceServiceStub) -> int:
+    started = time.perf_counter()
+    stub.ModelInfer(request(0, work=400), timeout=60)
+    return round(400 / (time.perf_counter() - started))
+
+
+def test_the_ready_line_has_address_signatures_and_batching(
+    serve: Serve, digits_model: Path, mixing_model: Path
+) -> None:
+    server = serve(f"digits={digits_model}", mixing_model)
+    models = {model["name"]: model for model in server.ready["models"]}
+    assert server.ready["message"] == "ready"
+    assert models["digits"]["signature"] == (
+        "(image: UINT8[-1, 8, 8]) -> (label: INT64[-1], probabilities: FP32[-1, 10])"
+    )
+    assert models["digits"]["batching"] == "batches of up to 32 rows (proved)"
+    assert models["mixing"]["batching"].startswith(
+        "unbatched (output 'share' of a row changes with its neighbours: by"
+    )
+
+
+def test_a_model_that_mixes_its_rows_is_served_unbatched_and_right(serve: Serve, mixing_model: Path) -> None:
+    server = serve(mixing_model)
+    x = np.log(np.array([[1, 2, 3], [3, 2, 1]], np.float32))
+    with InferenceClient(server.address) as client:
+        futures = [client.submit("mixing", {"x": x[[0]]}) for _ in range(20)]
+        for future in futures:
+            np.testing.assert_allclose(future.result(30)["share"], [[1, 1, 1]])
+        together = client.infer("mixing", {"x": x})["share"]
+    np.testing.assert_allclose(together, [[0.25, 0.5, 0.75], [0.75, 0.5, 0.25]], rtol=1e-5)
+    assert any("served unbatched: output 'share'" in line for line in server.log)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["x.onnx", "--port", "70000"], 2, "--port is '70000'; it must be an integer from 0 to 65535"),
+        (["x.onnx", "--device", "tpu"], 2, "--device is 'tpu'; it must be auto, cpu, cuda or cuda:N"),
+        (["a b.onnx"], 2, "whose name is 'a b'"),
+        ([], 2, "no MODEL was given"),
+        (["no/such.onnx"], 1, "no/such.onnx: no such file"),
+        ([f"text={__file__}"], 1, f"{__file__}: ONNX Runtime cannot load it"),
+    ],
+)
+def test_a_bad_option_exits_2_and_a_bad_model_exits_1(arguments: list[str], code: int, message: str) -> None:
+    port = [] if "--port" in arguments else ["--port", "0"]
+    result = run("serve", *arguments, *port)
+    assert result.returncode == code, result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_cuda_without_a_device_is_an_error_at_start(digits_model: Path) -> None:
+    result = run("serve", digits_model, "--port", "0", "--device", "cuda:99")
+    assert result.returncode == 1
+    assert "--device is 'cuda:99'" in result.stderr
+
+
+def test_a_port_in_use_is_named(digits_model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = run("serve", digits_model, "--port", str(port))
+    assert result.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
+
+
+def test_environment_and_file_configure_the_server(tmp_path: Path, digits_model: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(
+        f'models = ["digits={digits_model}"]\nmax-batch-size = 4\nport = 1\nlog_format = "text"\n'
+    )
+    process = subprocess.Popen(
+        command("serve", "--config", file, "--port", "0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**environment(), "TENSORFERRY_MAX_BATCH_SIZE": "8"},
+    )
+    assert process.stdout is not None
+    with process, process.stdout:
+        assert "batches of up to 8 rows" in process.stdout.readline()
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+def test_health_is_told_for_the_server_and_each_model(serve: Serve, digits_model: Path) -> None:
+    server = serve(f"digits={digits_model}")
+    with grpc.insecure_channel(server.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "digits", "inference.GRPCInferenceService"):
+            assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            health.Check(health_pb2.HealthCheckRequest(service="other"))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains(serve: Serve, probe_model: Path, number: signal.Signals) -> None:
+    """Health turns, new calls get UNAVAILABLE, accepted work finishes, the exit code is 0."""
+    server = serve(probe_model, "--drain-seconds", "60")
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == SERVING
+        work = 2 * work_of_one_second(stub)
+        stream = OpenStream(channel)
+        stream.send(request(1, work=work), request(2))
+        server.signal(number)
+        assert next(watch).status == NOT_SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ModelInfer(request(3), timeout=60)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "shutting down" in caught.value.details()
+        for tag in (1, 2):
+            response = stream.await_answer(str(tag))
+            np.testing.assert_array_equal(output(response.infer_response), answer(tag))
+        with pytest.raises(grpc.RpcError) as ended:
+            stream.await_answer("another")
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert server.wait() == 0
+
+
+def test_drain_seconds_bound_the_drain(serve: Serve, probe_model: Path) -> None:
+    server = serve(probe_model, "--drain-seconds", "0.2")
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        work = 3 * work_of_one_second(stub)
+        stream = OpenStream(channel)
+        stream.send(request(1, work=work))
+        server.signal()
+        with pytest.raises(grpc.RpcError) as caught:
+            stream.await_answer("1")
+        assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    assert server.wait() == 0
+
+
+def test_a_second_signal_stops_at_once(serve: Serve, probe_model: Path) -> None:
+    server = serve(probe_model, "--drain-seconds", "600")
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == SERVING
+        stream = OpenStream(channel)
+        stream.send(request(1, work=30 * work_of_one_second(stub)))
+        server.signal()
+        assert next(watch).status == NOT_SERVING
+        server.signal()
+        assert server.wait() == 128 + signal.SIGTERM
+        with pytest.raises(grpc.RpcError):
+            stream.await_answer("1")
+
+
+_LEAVER = """
+import os, sys, queue
+sys.path[:0] = {path!r}
+import grpc
+from e2e.probe import OpenStream, request
+channel = grpc.insecure_channel({address!r})
+stream = OpenStream(channel)
+stream.send(*(request(tag) for tag in range(1, 20)))
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_killed_clients_leave_nothing_behind(serve: Serve, probe_model: Path) -> None:
+    """Their queued requests go, so that the batch that leaves at the end has none of them."""
+    server = serve(
+        probe_model, "--max-batch-size", "64", "--max-queue-delay-ms", "600000", "--max-queue-size", "40"
+    )
+    script = _LEAVER.format(path=sys.path, address=server.address)
+    with grpc.insecure_channel(server.address) as channel:
+        for _ in range(5):
+            killed = subprocess.run([sys.executable, "-c", script], timeout=60, env=environment())
+            assert killed.returncode == -signal.SIGKILL
+            _await_room(channel)
+
+
+def _await_room(channel: grpc.Channel) -> None:
+    """Returns when the queue of 40 rows takes 40 again: what was queued is gone."""
+    while True:
+        stream = OpenStream(channel)
+        stream.send(*(request(tag) for tag in range(100, 140)))
+        refused = [answer for answer in stream.answers.values() if "queue is full" in answer.error_message]
+        stream.cancel()
+        if not refused:
+            return
+
+
+def test_many_streams_come_and_go_without_threads_or_memory_growing(serve: Serve, probe_model: Path) -> None:
+    server = serve(probe_model)
+
+    def round_of_streams() -> None:
+        for number in range(60):
+            with grpc.insecure_channel(server.address) as channel:
+                stream = OpenStream(channel)
+                stream.send(request(1))
+                if number % 3 == 0:
+                    stream.cancel()
+                elif number % 3 == 1:
+                    stream.half_close()
+                    assert [r.infer_response.id for r in stream._responses if not r.error_message] in (
+                        [],
+                        ["1"],
+                    )
+
+    def threads() -> int:
+        return len(os.listdir(f"/proc/{server.process.pid}/task"))
+
+    def resident_kib() -> int:
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+
+    round_of_streams()
+    round_of_streams()
+    before = threads(), resident_kib()
+    for _ in range(5):
+        round_of_streams()
+    assert threads() <= before[0] + 8
+    assert resident_kib() <= before[1] + 20_000
+
+
+def test_a_client_that_does_not_read_stops_being_read(serve: Serve, echo_model: Path) -> None:
+    """Flow control holds: the server takes a bounded number of requests from it, others are served."""
+    server = serve(echo_model)
+    x = np.zeros((1, 50_000), np.float32)
+    message = pb.ModelInferRequest(model_name="echo")
+    message.inputs.add(name="x", datatype="FP32", shape=x.shape)
+    message.raw_input_contents.append(x.tobytes())
+    taken = 0
+    stalled = threading.Event()
+    done = threading.Event()
+
+    def requests():  # type: ignore[no-untyped-def]
+        nonlocal taken
+        while not done.is_set():
+            taken += 1
+            if taken > 5000:
+                stalled.set()
+                return
+            yield message
+
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        call = stub.ModelStreamInfer(requests(), timeout=120)
+        first = next(call)
+        assert not first.error_message
+        with InferenceClient(server.address) as client:
+            # While these go through, the silent client's sender runs until it is held back.
+            previous = -1
+            while previous != taken:
+                previous = taken
+                for _ in range(300):
+                    client.infer("echo", {"x": np.ones((1, 4), np.float32)}, timeout=30)
+        assert not stalled.is_set()
+        # 64 in the server, and what HTTP/2's windows and buffers hold of 200 KB messages.
+        assert taken < 1000
+        done.set()
+        call.cancel()
+
+
+def test_a_server_that_is_gone_is_unavailable(serve: Serve, digits_model: Path) -> None:
+    server = serve(digits_model)
+    with InferenceClient(server.address) as client:
+        assert client.is_live()
+        assert server.stop() == 0
+        assert not client.is_live(timeout=5)
+        with pytest.raises(Unavailable):
+            client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)}, timeout=5)

@@ -1,0 +1,168 @@
+"""One of N requests of a batch leaves, in every way there is: the others get their right answers.
+
+The window is ten minutes, so a batch leaves when it is full and at no other time: the tests
+choose who rides in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from e2e.fixtures import Serve
+from e2e.probe import OpenStream, answer, batch_of, output, request
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import inference_pb2_grpc
+
+SIZE = 6
+NEIGHBOURS = range(1, 4)
+VICTIM = 9
+FILLERS = range(20, 23)
+
+
+@dataclass
+class Scene:
+    """A server whose batches leave only when they are full, and what to call it with."""
+
+    channel: grpc.Channel
+    stub: inference_pb2_grpc.GRPCInferenceServiceStub
+    others: OpenStream
+    work_of_one_second: int
+
+    def fill(self) -> None:
+        """Sends further requests until the batch has left and the neighbours have their answers."""
+        for tag in FILLERS:
+            self.others.send(request(tag))
+            if all(str(tag) in self.others.answers for tag in NEIGHBOURS):
+                return
+        self.await_neighbours()
+
+    def await_neighbours(self) -> None:
+        for tag in NEIGHBOURS:
+            self.others.await_answer(str(tag))
+
+    def check_neighbours(self, *, same_batch: bool = True) -> None:
+        responses = [self.others.answers[str(tag)] for tag in NEIGHBOURS]
+        for tag, response in zip(NEIGHBOURS, responses, strict=True):
+            assert not response.error_message
+            np.testing.assert_array_equal(output(response.infer_response), answer(tag))
+        batches = {batch_of(response.infer_response) for response in responses}
+        assert len(batches) == 1 or not same_batch
+
+
+@pytest.fixture
+def scene(serve: Serve, probe_model: Path) -> Iterator[Scene]:
+    server = serve(probe_model, "--max-batch-size", SIZE, "--max-queue-delay-ms", 600_000)
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        started = time.perf_counter()
+        stub.ModelInfer(request(0, rows=SIZE, work=400), timeout=60)
+        work = round(400 / (time.perf_counter() - started))
+        others = OpenStream(channel)
+        yield Scene(channel, stub, others, work)
+        others.cancel()
+
+
+def test_one_cancels_while_queued(scene: Scene) -> None:
+    scene.others.send(*(request(tag) for tag in NEIGHBOURS))
+    victim = OpenStream(scene.channel)
+    victim.send(request(VICTIM))
+    victim.cancel()
+    scene.fill()
+    scene.check_neighbours()
+    assert str(VICTIM) not in victim.answers
+
+
+def test_one_unary_call_is_cancelled_at_any_moment(scene: Scene) -> None:
+    scene.others.send(*(request(tag) for tag in NEIGHBOURS))
+    victim = scene.stub.ModelInfer.future(request(VICTIM), timeout=60)
+    assert victim.cancel()
+    scene.fill()
+    scene.check_neighbours()
+
+
+def test_one_cancels_while_running(scene: Scene) -> None:
+    victim = OpenStream(scene.channel)
+    victim.send(request(VICTIM))
+    others = [request(tag, work=scene.work_of_one_second) for tag in NEIGHBOURS]
+    scene.others.send(*others, *(request(tag) for tag in FILLERS[:2]))
+    victim.cancel()
+    scene.await_neighbours()
+    scene.check_neighbours()
+    assert str(VICTIM) not in victim.answers
+
+
+def test_the_deadline_of_one_passes_while_queued(scene: Scene) -> None:
+    scene.others.send(*(request(tag) for tag in NEIGHBOURS))
+    with pytest.raises(grpc.RpcError) as caught:
+        scene.stub.ModelInfer(request(VICTIM), timeout=0.2)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    scene.fill()
+    scene.check_neighbours()
+
+
+def test_the_deadline_of_one_passes_while_running(scene: Scene) -> None:
+    others = [request(tag, work=2 * scene.work_of_one_second) for tag in NEIGHBOURS]
+    scene.others.send(*others, *(request(tag) for tag in FILLERS[:2]))
+    with pytest.raises(grpc.RpcError) as caught:
+        scene.stub.ModelInfer(request(VICTIM), timeout=0.5)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    scene.await_neighbours()
+    scene.check_neighbours()
+
+
+def _wrong_datatype(message: pb.ModelInferRequest) -> None:
+    message.inputs[0].datatype = "INT32"
+
+
+def _wrong_shape(message: pb.ModelInferRequest) -> None:
+    message.inputs[0].shape[1] = 5
+
+
+def _too_few_bytes(message: pb.ModelInferRequest) -> None:
+    message.raw_input_contents[0] = message.raw_input_contents[0][:-1]
+
+
+def _huge_shape(message: pb.ModelInferRequest) -> None:
+    message.inputs[0].shape[0] = 2**62
+
+
+@pytest.mark.parametrize("spoil", [_wrong_datatype, _wrong_shape, _too_few_bytes, _huge_shape])
+@pytest.mark.parametrize("streamed", [False, True], ids=["unary", "streamed"])
+def test_one_sends_a_malformed_tensor(
+    scene: Scene, spoil: Callable[[pb.ModelInferRequest], None], streamed: bool
+) -> None:
+    scene.others.send(*(request(tag) for tag in NEIGHBOURS))
+    message = request(VICTIM)
+    spoil(message)
+    if streamed:
+        scene.others.send(message)
+        spoiled = scene.others.answers[str(VICTIM)]
+        assert "'x'" in spoiled.error_message
+        assert spoiled.infer_response.parameters["tensorferry_status"].string_param == "INVALID_ARGUMENT"
+    else:
+        with pytest.raises(grpc.RpcError) as caught:
+            scene.stub.ModelInfer(message, timeout=60)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "'x'" in caught.value.details()
+    scene.fill()
+    scene.check_neighbours()
+
+
+@pytest.mark.parametrize("position", ["first", "last"])
+def test_one_makes_the_model_raise(scene: Scene, position: str) -> None:
+    neighbours = [request(tag) for tag in NEIGHBOURS]
+    poisoned = request(VICTIM, index=99)
+    riders = [poisoned, *neighbours] if position == "first" else [*neighbours, poisoned]
+    scene.others.send(*riders, *(request(tag) for tag in FILLERS[:2]))
+    scene.await_neighbours()
+    scene.check_neighbours(same_batch=False)
+    failed = scene.others.await_answer(str(VICTIM))
+    assert "out of data bounds" in failed.error_message
+    assert failed.infer_response.parameters["tensorferry_status"].string_param == "INTERNAL"
