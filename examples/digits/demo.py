@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -47,9 +49,10 @@ def draw(images: npt.NDArray[np.uint8], captions: list[list[str]]) -> str:
     """The images side by side, each with its captions below."""
     width = 2 * images.shape[2]
     lines = [
-        "  ".join("".join(SHADES[pixel // 2] * 2 for pixel in row) for row in rows) for rows in zip(*images)
+        "  ".join("".join(SHADES[pixel // 2] * 2 for pixel in row) for row in rows)
+        for rows in zip(*images, strict=True)
     ]
-    for texts in zip(*captions):
+    for texts in zip(*captions, strict=True):
         lines.append("  ".join(text.center(width)[:width] for text in texts).rstrip())
     return "\n".join("  " + line.rstrip() for line in lines)
 
@@ -60,7 +63,7 @@ def caption(result: InferenceResult, truth: int, milliseconds: float) -> list[st
     sure = float(result["probabilities"][0, label])
     mark = "" if label == truth else f", was {truth}"
     batch, rows = result.parameters["tensorferry_batch"], result.parameters["tensorferry_batch_rows"]
-    return [f"{label} ({sure:.0%}{mark})", f"batch {batch}, {rows} rows", f"{milliseconds:.1f} ms"]
+    return [f"{label} ({sure:.0%}{mark})", f"batch {batch} of {rows}", f"{milliseconds:.1f} ms"]
 
 
 def show(address: str) -> None:
@@ -69,16 +72,18 @@ def show(address: str) -> None:
     chosen = np.random.default_rng().choice(len(heldout["images"]), PICTURES, replace=False)
     images, labels = heldout["images"][chosen], heldout["labels"][chosen]
     print(f"\n{PICTURES} handwritten digits the model has never seen, each sent as one request:\n")
+    took: dict[int, float] = {}
+
+    def note(index: int, sent: float, _: Future[InferenceResult]) -> None:
+        took[index] = 1e3 * (time.perf_counter() - sent)
+
     with InferenceClient(address) as client:
         client.infer("digits", {"image": images[:1]})
-        took: dict[int, float] = {}
         futures = []
         for index, image in enumerate(images):
             sent = time.perf_counter()
             future = client.submit("digits", {"image": image[None]}, parameters={"tensorferry_report": True})
-            future.add_done_callback(
-                lambda _, index=index, sent=sent: took.__setitem__(index, 1e3 * (time.perf_counter() - sent))
-            )
+            future.add_done_callback(partial(note, index, sent))
             futures.append(future)
         results = [future.result(timeout=30) for future in futures]
     captions = [caption(result, int(labels[i]), took[i]) for i, result in enumerate(results)]

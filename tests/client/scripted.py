@@ -110,7 +110,7 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self.failures: list[grpc.StatusCode] = []
 
     def _called(self, name: str, context: Context) -> None:
-        self.call_metadata.append({key: value for key, value in context.invocation_metadata()})
+        self.call_metadata.append(dict(context.invocation_metadata()))
         self.calls.append(name)
         if self.failures:
             context.abort(self.failures.pop(0), "scripted failure")

@@ -97,7 +97,13 @@ def test_strings_of_every_kind_become_bytes(server: ScriptedServer, value: objec
 
 
 def test_a_result_says_what_the_server_said(servicer: ScriptedServicer, client: InferenceClient) -> None:
-    parameters = {"flag": True, "count": -3, "large": 2**64 - 1, "ratio": 0.5, "name": "n"}
+    parameters: dict[str, bool | int | float | str] = {
+        "flag": True,
+        "count": -3,
+        "large": 2**64 - 1,
+        "ratio": 0.5,
+        "name": "n",
+    }
     result = client.infer(
         "text",
         {"words": ["a"], "weights": [[1, 2]]},

@@ -21,8 +21,12 @@ def command(*arguments: str | Path) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment without what would configure a server."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("TENSORFERRY_")}
+    """The environment without what would configure a server, but for the device that `make gpu-check` sets."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("TENSORFERRY_") or name == "TENSORFERRY_DEVICE"
+    }
 
 
 @dataclass

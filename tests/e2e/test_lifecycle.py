@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -145,7 +146,7 @@ def test_a_signal_drains(serve: Serve, probe_model: Path, number: signal.Signals
         with pytest.raises(grpc.RpcError) as caught:
             stub.ModelInfer(request(3), timeout=60)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert "shutting down" in caught.value.details()
+        assert "shutting down" in (caught.value.details() or "")
         for tag in (1, 2):
             response = stream.await_answer(str(tag))
             np.testing.assert_array_equal(output(response.infer_response), answer(tag))
@@ -265,7 +266,7 @@ def test_a_client_that_does_not_read_stops_being_read(serve: Serve, echo_model: 
     stalled = threading.Event()
     done = threading.Event()
 
-    def requests():  # type: ignore[no-untyped-def]
+    def requests() -> Iterator[pb.ModelInferRequest]:
         nonlocal taken
         while not done.is_set():
             taken += 1

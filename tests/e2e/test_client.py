@@ -1,0 +1,147 @@
+"""The bundled client against a real server: Python, asyncio, and the shell."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from e2e.probe import TABLE_ERROR
+from e2e.server import ServerProcess, command, environment
+
+from tensorferry.client import (
+    DeadlineExceeded,
+    InferenceClient,
+    InferenceError,
+    Internal,
+    InvalidArgument,
+    InvalidInput,
+    NotFound,
+    StreamRequest,
+    aio,
+)
+
+
+@pytest.fixture(scope="module")
+def server(probe_model: Path, digits_model: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess.start(f"digits={digits_model}", probe_model)
+    yield server
+    assert server.stop() == 0
+    assert not server.errors()
+
+
+def probe(tag: int, index: int = 0, work: int = 0) -> dict[str, object]:
+    return {
+        "x": np.full((1, 4), tag, np.float32),
+        "index": np.array([index]),
+        "work": np.array([work]),
+    }
+
+
+def test_infer_submit_and_errors(server: ServerProcess) -> None:
+    with InferenceClient(server.address) as client:
+        assert client.is_live()
+        assert client.is_ready()
+        assert client.is_model_ready("probe")
+        assert not client.is_model_ready("other")
+        result = client.infer(
+            "probe", probe(7, index=3), request_id="a", parameters={"tensorferry_report": True}
+        )
+        np.testing.assert_array_equal(result["y"], np.full((1, 4), 17))
+        assert (result.id, result.model_name, result.model_version) == ("a", "probe", "1")
+        assert result.parameters["tensorferry_batch_rows"] == 1
+        futures = [client.submit("probe", probe(tag)) for tag in range(100)]
+        for tag, future in enumerate(futures):
+            np.testing.assert_array_equal(future.result(30)["y"], np.full((1, 4), 2 * tag))
+        with pytest.raises(InvalidInput, match=r"expects FP32"):
+            client.infer("probe", {**probe(1), "x": np.ones((1, 4))})
+        with pytest.raises(NotFound):
+            client.infer("other", probe(1))
+        with pytest.raises(Internal, match="Gather node"):
+            client.infer("probe", probe(1, index=99))
+        with pytest.raises(DeadlineExceeded):
+            client.infer("probe", probe(1, work=20_000), timeout=0.2)
+    with InferenceClient(server.address, check=False) as client, pytest.raises(InvalidArgument):
+        client.infer("probe", {"x": np.ones((1, 4), np.float32)})
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["completion", "request"])
+def test_stream(server: ServerProcess, ordered: bool) -> None:
+    requests = (
+        StreamRequest(probe(tag, index=99 if tag == 57 else 0), request_id=str(tag)) for tag in range(300)
+    )
+    with InferenceClient(server.address) as client:
+        outcomes = list(client.stream("probe", requests, ordered=ordered, timeout=60, on_error="yield"))
+    ids = []
+    for outcome in outcomes:
+        if isinstance(outcome, InferenceError):
+            assert (outcome.request_id, TABLE_ERROR in str(outcome)) == ("57", True)
+            ids.append(57)
+        else:
+            ids.append(int(outcome.id))
+            np.testing.assert_array_equal(outcome["y"], np.full((1, 4), 2 * int(outcome.id)))
+    assert sorted(ids) == list(range(300))
+    assert not ordered or ids == list(range(300))
+
+
+def test_results_come_as_they_finish(server: ServerProcess) -> None:
+    """While the device is busy with a slow request, an error does not wait for it; in order it does."""
+
+    with InferenceClient(server.address, check=False) as client:
+        wrong = StreamRequest({"x": np.ones((1, 4), np.float32)}, request_id="wrong")
+        slow = StreamRequest(probe(1, work=3_000), request_id="slow")
+        for ordered, expected in ((False, ["wrong", "slow"]), (True, ["slow", "wrong"])):
+            outcomes = client.stream("probe", [slow, wrong], ordered=ordered, timeout=60, on_error="yield")
+            ids = [o.request_id if isinstance(o, InferenceError) else o.id for o in outcomes]
+            assert ids == expected
+
+
+async def test_asyncio(server: ServerProcess) -> None:
+    async with aio.InferenceClient(server.address) as client:
+        assert await client.is_ready()
+        result = await client.infer("probe", probe(5))
+        np.testing.assert_array_equal(result["y"], np.full((1, 4), 10))
+        seen = []
+        async for result in client.stream("probe", (probe(tag) for tag in range(50)), ordered=True):
+            seen.append(float(result["y"][0, 0]))
+        assert seen == [2.0 * tag for tag in range(50)]
+
+
+def test_the_shell(server: ServerProcess, tmp_path: Path) -> None:
+    def shell(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command(*arguments, "--target", server.address),
+            capture_output=True,
+            text=True,
+            env=environment(),
+            timeout=60,
+        )
+
+    assert "digits" in shell("models").stdout
+    described = shell("describe", "digits").stdout
+    assert "image" in described
+    assert "UINT8" in described
+    heldout = np.load(Path(__file__).resolve().parents[2] / "examples" / "digits" / "heldout.npz")
+    np.save(tmp_path / "images.npy", heldout["images"][:3])
+    asked = ("infer", "digits", "--input", f"image={tmp_path / 'images.npy'}")
+    assert "label" in shell(*asked).stdout
+    assert shell(*asked, "--output-dir", tmp_path / "out").returncode == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "label.npy"), heldout["labels"][:3])
+    wrong = shell("infer", "other", "--input", f"image={tmp_path / 'images.npy'}")
+    assert wrong.returncode == 1
+    assert "other" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+
+
+def test_the_command_without_a_server_fails_in_one_line() -> None:
+    result = subprocess.run(
+        command("models", "--target", "127.0.0.1:1", "--timeout", "5"),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+    )
+    assert result.returncode == 1
+    assert len(result.stderr.strip().splitlines()) == 1

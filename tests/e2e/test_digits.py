@@ -1,0 +1,68 @@
+"""The demo model and the demo: what its README says, and what a new user sees."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from e2e.fixtures import Serve
+from e2e.server import environment
+
+from tensorferry.client import InferenceClient
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
+
+
+def test_the_accuracy_is_what_the_readme_says() -> None:
+    heldout = np.load(DIGITS / "heldout.npz")
+    session = onnxruntime.InferenceSession(str(DIGITS / "digits.onnx"), providers=["CPUExecutionProvider"])
+    (labels,) = session.run(["label"], {"image": heldout["images"]})
+    right = int((labels == heldout["labels"]).sum())
+    assert f"{right} of {len(labels)} held-out images" in (DIGITS / "README.md").read_text()
+    assert right / len(labels) > 0.97
+
+
+def test_all_heldout_images_through_the_server(serve: Serve) -> None:
+    server = serve(DIGITS / "digits.onnx")
+    heldout = np.load(DIGITS / "heldout.npz")
+    with InferenceClient(server.address) as client:
+        results = client.stream(
+            "digits", ({"image": image[None]} for image in heldout["images"]), ordered=True
+        )
+        labels = np.concatenate([result["label"] for result in results])
+    assert (labels == heldout["labels"]).mean() > 0.97
+
+
+def test_the_demo_shows_answers_and_stops() -> None:
+    result = subprocess.run(
+        [sys.executable, str(DIGITS / "demo.py"), "--once", "--port", "0", "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert not result.stderr
+    assert "ready on 127.0.0.1:" in result.stdout
+    assert len(re.findall(r"\d \(\d+%", result.stdout)) == 12
+    right = re.search(r"(\d+) of 12 right", result.stdout)
+    assert right is not None
+    assert int(right[1]) >= 9
+
+
+def test_the_demo_says_when_its_port_is_taken(serve: Serve) -> None:
+    server = serve(DIGITS / "digits.onnx")
+    port = server.address.rpartition(":")[2]
+    result = subprocess.run(
+        [sys.executable, str(DIGITS / "demo.py"), "--once", "--port", port],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=120,
+    )
+    assert result.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
