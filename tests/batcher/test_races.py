@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 from batcher.conftest import Make
 from batcher.rig import PATIENCE, Recorder, enqueue, occupy, reach, result
 
-from tensorferry.batcher import Batcher, BatcherClosed, Outcome, Request
+from tensorferry.batcher import Batcher, BatcherClosed, Outcome, QueueFull, Request
 from tensorferry.batcher.collate import request_of
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -21,7 +21,7 @@ def test_cancel_just_before_the_answer(make: Make) -> None:
     held: list[Request] = []
 
     def model_fn(x: Any) -> Any:
-        if held:
+        if 1.0 in x:
             assert batcher.cancel(held[0])
         return x
 
@@ -31,8 +31,6 @@ def test_cancel_just_before_the_answer(make: Make) -> None:
     request, recorder = enqueue(batcher, [1.0])
     _, neighbour = enqueue(batcher, [2.0])
     held.append(request)
-    runner.release()
-    runner.await_batches(2)
     runner.open()
     assert batcher.close()
     assert (recorder.kind, neighbour.kind) == ("Cancelled", "answered")
@@ -111,12 +109,16 @@ def test_cancel_between_the_closing_of_a_batch_and_its_join(
     batcher = make(runner, clock=clock)
     occupy(batcher, runner)
     riders: list[tuple[Request, Recorder]] = []
-    expiring = request_of([0.0], lambda _: batcher.cancel(riders[0][0]) and None, one_row=False, deadline=5.0)
+    cancelled: list[bool] = []
+    expiring = request_of(
+        [0.0], lambda _: cancelled.append(batcher.cancel(riders[0][0])), one_row=False, deadline=5.0
+    )
     batcher.enqueue(expiring)
     riders += [enqueue(batcher, [value]) for value in (1.0, 2.0)]
     clock.advance(5)
     runner.open()
     assert batcher.close()
+    assert cancelled == [True]
     assert [recorder.kind for _, recorder in riders] == ["Cancelled", "answered"]
     assert batcher.statistics().failed_batches == 0
 
@@ -141,28 +143,24 @@ def test_the_deadline_passes_as_the_answer_comes(
 def test_of_many_simultaneous_cancels_one_succeeds(make: Make, runner: ScriptedRunner, running: bool) -> None:
     batcher = make(runner)
     for _ in range(20):
-        occupied = occupy(batcher, runner)
+        occupied = None if running else occupy(batcher, runner)
+        before = len(runner.batches)
         request, recorder = enqueue(batcher, [1.0])
         if running:
-            runner.release()
-            result(occupied)
-            runner.await_batches(len(runner.batches) + (batcher.statistics().sizes.running == 0))
+            runner.await_batches(before + 1)
         barrier = threading.Barrier(4)
-        wins: list[bool] = []
 
-        def cancel(request: Request, barrier: threading.Barrier, wins: list[bool]) -> None:
+        def cancel(request: Request = request, barrier: threading.Barrier = barrier) -> bool:
             barrier.wait(PATIENCE)
-            wins.append(batcher.cancel(request))
+            return batcher.cancel(request)
 
-        threads = [threading.Thread(target=cancel, args=(request, barrier, wins)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE)
+        with ThreadPoolExecutor(4) as pool:
+            wins = [future.result(PATIENCE) for future in [pool.submit(cancel) for _ in range(4)]]
         assert sorted(wins) == [False, False, False, True]
         assert recorder.kind == "Cancelled"
         runner.release()
-        result(occupied)
+        if occupied:
+            result(occupied)
     assert batcher.statistics().cancelled == 20
 
 
@@ -180,26 +178,24 @@ def test_submit_while_the_batcher_ends(make: Make, runner: ScriptedRunner, end: 
     batcher = make(runner, 4)
     occupy(batcher, runner)
     accepted: list[Future[Any]] = []
-    refused = threading.Semaphore(0)
 
-    def submit_until_refused() -> None:
-        try:
-            while True:
+    def submit_until_closed() -> bool:
+        while True:
+            try:
                 accepted.append(batcher.submit(1.0))
-        except BatcherClosed:
-            refused.release()
+            except QueueFull:
+                continue
+            except BatcherClosed:
+                return True
 
-    threads = [threading.Thread(target=submit_until_refused) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    # Let the ends meet the submits: the runner is released by the end's own progress only.
-    runner.open()
-    assert getattr(batcher, end)() is True
-    done = [future.done() for future in list(accepted)]
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert all(refused.acquire(timeout=PATIENCE) for _ in threads)
-    assert all(done), "true means that all is done"
+    with ThreadPoolExecutor(4) as pool:
+        closed = [pool.submit(submit_until_closed) for _ in range(4)]
+        runner.open()
+        assert getattr(batcher, end)() is True
+        sizes = batcher.statistics().sizes
+        assert all(result(future) for future in closed)
+    assert (sizes.queued, sizes.running, sizes.held_bytes) == (0, 0, 0)
+    assert all(future.done() for future in accepted), "true means that all is done"
     assert {result(future) for future in accepted} <= {2.0}
     statistics = batcher.statistics()
     assert statistics.accepted == statistics.answered == len(accepted) + 1

@@ -524,3 +524,22 @@ def test_in_stream_refusals_make_metadata_stale(servicer: ScriptedServicer, clie
     servicer.infer = echo
     client.infer("row", {"x": [1]})
     assert servicer.calls.count("ModelMetadata") == 2
+
+
+def test_a_call_that_ends_while_requests_are_sent_says_why(
+    servicer: ScriptedServicer, stream: Stream
+) -> None:
+    """Also when grpcio notices first that it cannot send: it calls that an internal error."""
+
+    def answer(requests: Requests, context: Context) -> Answers:
+        yield streamed(next(requests))
+        context.set_trailing_metadata((("retry-after-ms", "250"),))
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
+
+    servicer.stream = answer
+    for _ in range(30):
+        outcomes = stream("row", rows(10**9), max_in_flight=64)
+        with pytest.raises(tf.ResourceExhausted, match="no room") as caught:
+            for outcome in outcomes:
+                assert outcome.id == "r0"
+        assert caught.value.retry_after == 0.25

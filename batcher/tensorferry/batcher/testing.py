@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -68,32 +69,32 @@ class ScriptedRunner:
 
     def __init__(self, fn: Callable[[Any], Any] | None = None, *, gated: bool = False) -> None:
         self._fn = fn or (lambda x: x * 2)
-        self._gated = gated
-        self._gate = threading.Semaphore(0)
-        # Guards batches, and is notified when one starts.
-        self._started = threading.Condition()
+        # Guards batches and _permits, and is notified when either grows.
+        self._changed = threading.Condition()
+        self._permits = 0 if gated else math.inf
         self.batches: list[Any] = []
 
     def __call__(self, batch: Any) -> Any:
         """Records the batch, waits for its release if gated, and returns what `fn` makes of it."""
-        with self._started:
+        with self._changed:
             self.batches.append(batch if isinstance(batch, dict) else np.array(batch))
-            self._started.notify_all()
-        if self._gated:
-            self._gate.acquire()
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._permits > 0)
+            self._permits -= 1
         return self._fn(batch)
 
-    def release(self, batches: int = 1) -> None:
+    def release(self, batches: float = 1) -> None:
         """Lets that many batches end, now or when they come."""
-        self._gate.release(batches)
+        with self._changed:
+            self._permits += batches
+            self._changed.notify_all()
 
     def open(self) -> None:
         """Lets all batches end, from now on."""
-        self._gated = False
-        self._gate.release(1_000_000)
+        self.release(math.inf)
 
     def await_batches(self, count: int) -> None:
         """Blocks the test until that many batches have started since the beginning."""
-        with self._started:
-            if not self._started.wait_for(lambda: len(self.batches) >= count, 30):
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self.batches) >= count, 30):
                 raise TimeoutError(f"{count} batches did not start; there were {len(self.batches)}")

@@ -133,8 +133,14 @@ def of_code(
 def from_rpc(error: grpc.RpcError, request_id: str = "") -> InferenceError:
     """The typed form of what grpcio raised for a call, synchronous or asyncio."""
     call = cast(grpc.Call, error)
-    trailers: Any = call.trailing_metadata() or ()
-    return of_code(call.code(), call.details() or "", request_id, _retry_after(dict(trailers)))
+    return from_status(call.code(), call.details(), call.trailing_metadata(), request_id)
+
+
+def from_status(
+    code: grpc.StatusCode, details: str | None, trailers: Any, request_id: str = ""
+) -> InferenceError:
+    """The error of a status that ended a call; `trailers` are its trailing metadata, if any."""
+    return of_code(code, details or "", request_id, _retry_after(dict(trailers or ())))
 
 
 def from_stream(message: str, code_name: str, request_id: str) -> InferenceError:
