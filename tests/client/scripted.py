@@ -179,7 +179,7 @@ class ScriptedServer:
         servicer = ScriptedServicer()
         options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]
         server = grpc.server(ThreadPoolExecutor(8, thread_name_prefix="scripted"), options=options)
-        inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
         if credentials is None:
             port = server.add_insecure_port("127.0.0.1:0")
         else:

@@ -137,8 +137,9 @@ class Batcher:
             batched=self._batched,
             deadline=math.inf if timeout is None else self._clock.now() + timeout,
         )
-        propagate_cancel(future, lambda: self.cancel(request))
         self.enqueue(request)
+        # Only now: a refused request and its future would keep each other, and the arrays, alive.
+        propagate_cancel(future, lambda: self.cancel(request))
         return future
 
     def enqueue(self, request: Request) -> None:

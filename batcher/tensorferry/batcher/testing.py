@@ -71,7 +71,7 @@ class ScriptedRunner:
         self._fn = fn or (lambda x: x * 2)
         # Guards batches and _permits, and is notified when either grows.
         self._changed = threading.Condition()
-        self._permits = 0 if gated else math.inf
+        self._permits: float = 0 if gated else math.inf
         self.batches: list[Any] = []
 
     def __call__(self, batch: Any) -> Any:
@@ -83,7 +83,7 @@ class ScriptedRunner:
             self._permits -= 1
         return self._fn(batch)
 
-    def release(self, batches: float = 1) -> None:
+    def release(self, batches: int = 1) -> None:
         """Lets that many batches end, now or when they come."""
         with self._changed:
             self._permits += batches
@@ -91,7 +91,9 @@ class ScriptedRunner:
 
     def open(self) -> None:
         """Lets all batches end, from now on."""
-        self.release(math.inf)
+        with self._changed:
+            self._permits = math.inf
+            self._changed.notify_all()
 
     def await_batches(self, count: int) -> None:
         """Blocks the test until that many batches have started since the beginning."""

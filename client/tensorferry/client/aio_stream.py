@@ -15,10 +15,11 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Coroutine,
     Iterable,
     Mapping,
 )
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -36,6 +37,50 @@ Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.ModelInferRequest, pb.ModelStrea
 
 # What writing to a call raises that has ended; its reader learns why.
 _CALL_ENDED = contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError)
+
+# How long the server's status may lag behind a message that could not be sent.
+_STATUS_SECONDS = 1.0
+_NOT_SENT = "Internal error from Core"
+
+
+class _Ending:
+    """The status that the server ended the call with.
+
+    When a message can no longer be sent because the server ended the call, grpcio overwrites
+    the call's status with an INTERNAL of its own, shortly before or after the server's arrives.
+    Each of the two runs the call's done callbacks, where the server's is kept.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._status: asyncio.Future[tuple[grpc.StatusCode, str, Any]]
+        self._status = asyncio.get_running_loop().create_future()
+        call.add_done_callback(self._changed)
+
+    def _changed(self, call: Any) -> None:
+        details = _finished(call.details())
+        if details != _NOT_SENT and not self._status.done():
+            self._status.set_result((_finished(call.code()), details, _finished(call.trailing_metadata())))
+
+    async def error(self, raised: grpc.RpcError) -> InferenceError | None:
+        """The server's error in place of grpcio's; None when the server saw none."""
+        error = errors.from_rpc(raised)
+        if error.message != _NOT_SENT:
+            return error
+        try:
+            async with asyncio.timeout(_STATUS_SECONDS):
+                code, details, trailers = await self._status
+        except TimeoutError:
+            return error
+        return None if code is grpc.StatusCode.OK else errors.from_status(code, details, trailers)
+
+
+def _finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    # A call that is done answers at once; awaiting it in a task would read a later status.
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise RuntimeError("a call that is done has no status")
 
 
 class _Feed:
@@ -146,7 +191,9 @@ async def run(
     call ends early, after every request in flight has got it as its outcome. Closing the
     iterator cancels the call and the task that sends.
     """
+    ending = _Ending(call)
     feed = _Feed(call, requests, encode, in_flight)
+    answers = aiter(call)
     broken: InferenceError | None = None
     try:
         while True:
@@ -155,16 +202,17 @@ async def run(
                 yield outcome
                 continue
             try:
-                answer = await call.read()
+                # Not call.read(), which drops the answers that are left once the call has ended.
+                answer = await anext(answers, None)
             except grpc.RpcError as error:
-                broken = errors.from_rpc(error)
+                broken = await ending.error(error)
                 break
             except asyncio.CancelledError:
                 if caller_cancelled():
                     raise
                 broken = errors.closed()
                 break
-            if not isinstance(answer, pb.ModelStreamInferResponse):  # grpc.aio.EOF
+            if answer is None:
                 break
             in_flight.settle(answer.infer_response.id, message.decode_stream(answer))
         outcomes, failure = feed.abandon(broken)

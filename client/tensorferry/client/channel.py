@@ -143,4 +143,4 @@ def aio_channel(
 
 def stub(channel: grpc.Channel | grpc.aio.Channel) -> inference_pb2_grpc.GRPCInferenceServiceStub:
     """The service's calls on that channel."""
-    return inference_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+    return inference_pb2_grpc.GRPCInferenceServiceStub(channel)

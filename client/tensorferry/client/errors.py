@@ -12,6 +12,7 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2, empty_pb2, unknown_fields
 
 STATUS_PARAMETER = "tensorferry_status"
+RETRY_PARAMETER = "tensorferry_retry_after_ms"
 _DETAILS_KEY = "grpc-status-details-bin"
 _RETRY_AFTER_KEY = "retry-after-ms"
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
@@ -143,14 +144,16 @@ def from_status(
     return of_code(code, details or "", request_id, _retry_after(dict(trailers or ())))
 
 
-def from_stream(message: str, code_name: str, request_id: str) -> InferenceError:
+def from_stream(
+    message: str, code_name: str, request_id: str, retry_after: float | None = None
+) -> InferenceError:
     """The error that one request of a stream met; the stream itself goes on.
 
     `code_name` is what the server put into the parameter `tensorferry_status`; servers that
     name no code, or none that gRPC knows, give UNKNOWN.
     """
     code = grpc.StatusCode.__members__.get(code_name, grpc.StatusCode.UNKNOWN)
-    return of_code(code, message, request_id)
+    return of_code(code, message, request_id, retry_after)
 
 
 def closed(request_id: str = "") -> InferenceError:

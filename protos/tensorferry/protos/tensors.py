@@ -64,6 +64,20 @@ DATATYPES: dict[str, Datatype] = {
         ("BYTES", "O", "bytes_contents"),
     )
 }
+# What the elements of the fields of `InferTensorContents` are; left to numpy, a list of small
+# and great UINT64 becomes float64.
+_FIELD_DTYPES = {
+    "bool_contents": np.dtype("?"),
+    "int_contents": np.dtype("<i4"),
+    "int64_contents": np.dtype("<i8"),
+    "uint_contents": np.dtype("<u4"),
+    "uint64_contents": np.dtype("<u8"),
+    "fp32_contents": np.dtype("<f4"),
+    "fp64_contents": np.dtype("<f8"),
+}
+# What every supported numpy can hold; a shape with a 0 in it needs no bytes to claim more.
+_MAX_DIMENSIONS = 32
+_MAX_BYTES = (1 << 63) - 1
 _BY_STORAGE = {d.storage: name for name, d in DATATYPES.items() if name != "BF16"}
 
 
@@ -92,12 +106,16 @@ def datatype_of(array: Array) -> str:
 
 
 def element_count(shape: Sequence[int]) -> int:
-    """How many elements a tensor of this shape has; TensorError for a negative dimension."""
+    """How many elements a tensor of this shape has; TensorError for a shape that no array can have."""
+    if len(shape) > _MAX_DIMENSIONS:
+        raise TensorError(f"the shape has {len(shape)} dimensions; at most {_MAX_DIMENSIONS} are supported")
     for size in shape:
         if size < 0:
             raise TensorError(
                 f"shape {list(shape)} has the negative dimension {size}; a request's shape must be concrete"
             )
+    if 8 * math.prod(size or 1 for size in shape) > _MAX_BYTES:
+        raise TensorError(f"shape {list(shape)} is larger than an array can be")
     return math.prod(shape)
 
 
@@ -170,7 +188,7 @@ def decode_contents(contents: pb.InferTensorContents, kind: Datatype, shape: Seq
         elements = np.empty(count, dtype=object)
         elements[:] = list(given)
         return elements.reshape(tuple(shape))
-    wide = np.array(given, dtype=None if given else kind.storage)
+    wide = np.array(given, dtype=_FIELD_DTYPES[kind.contents])
     if kind.size < wide.dtype.itemsize and kind.storage.kind in "iu" and count:
         info = np.iinfo(kind.storage)
         low, high = int(wide.min()), int(wide.max())
@@ -196,7 +214,10 @@ def _as_bytes(element: object) -> bytes:
     if isinstance(element, bytes):
         return element
     if isinstance(element, str):
-        return element.encode()
+        try:
+            return element.encode()
+        except UnicodeEncodeError as error:
+            raise TensorError(f"an element of a BYTES tensor cannot be UTF-8 ({error})") from None
     raise TensorError(f"an element of a BYTES tensor must be bytes or str, got {type(element).__name__}")
 
 

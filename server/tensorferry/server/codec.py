@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import Message
 
 from tensorferry.batcher import BatchInfo, Outcome, Tensor
 from tensorferry.protos import inference_pb2 as pb
@@ -30,6 +31,7 @@ from tensorferry.server.signature import Signature, TensorSpec
 # A request with this parameter true learns what batch it rode in, from the response's parameters.
 REPORT = "tensorferry_report"
 
+_Message = TypeVar("_Message", bound=Message)
 _Wire = pb.ModelInferRequest.InferInputTensor
 
 
@@ -51,12 +53,14 @@ class Decoded:
     report: bool
 
 
-def parse(data: bytes) -> pb.ModelInferRequest:
-    """The request in these bytes; InvalidRequestError when they are none."""
+def parse(data: bytes, kind: type[_Message]) -> _Message:
+    """The message of this kind in these bytes; InvalidRequestError when they are none."""
     try:
-        return pb.ModelInferRequest.FromString(data)
+        return kind.FromString(data)
     except Exception:
-        raise InvalidRequestError(f"the message of {len(data)} bytes is not a ModelInferRequest") from None
+        raise InvalidRequestError(
+            f"the message of {len(data)} bytes is not a {kind.DESCRIPTOR.name}"
+        ) from None
 
 
 def decode(request: pb.ModelInferRequest, model: str, signature: Signature, batched: bool) -> Decoded:
@@ -102,6 +106,11 @@ def _inputs_by_name(request: pb.ModelInferRequest, model: str, signature: Signat
             raise InvalidRequestError(
                 f"input {tensor.name!r} already exists in the request for model {model!r}"
             )
+        # Before raw contents are counted: a tensor in shared memory has none.
+        if tensor.parameters and "shared_memory_region" in tensor.parameters:
+            raise UnsupportedError(
+                f"input {tensor.name!r}: this server does not take tensors in shared memory; send them"
+            )
         given[tensor.name] = tensor
     expected = [spec.name for spec in signature.inputs]
     for name in given:
@@ -138,10 +147,6 @@ def _raw_contents(request: pb.ModelInferRequest, model: str) -> Mapping[str, byt
 
 
 def _check_tensor(tensor: _Wire, spec: TensorSpec, model: str, batched: bool) -> None:
-    if tensor.parameters and "shared_memory_region" in tensor.parameters:
-        raise UnsupportedError(
-            f"input {spec.name!r}: this server does not take tensors in shared memory; send them"
-        )
     if tensor.datatype != spec.datatype.name:
         datatype(tensor.datatype)
         raise InvalidRequestError(

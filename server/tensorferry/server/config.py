@@ -204,7 +204,7 @@ def model_source(text: str) -> ModelSource:
         name, path = Path(text).name.removesuffix(".onnx"), text
     if not path:
         raise ConfigError(f"MODEL is {text!r}; it must be path.onnx or name=path.onnx")
-    if not NAME.match(name):
+    if not NAME.fullmatch(name):
         raise ConfigError(
             f"MODEL is {text!r}, whose name is {name!r}; a name starts with a letter or digit, goes on with these and "
             "'.', '_', '-', and has at most 128 characters: give it one by name=path.onnx"

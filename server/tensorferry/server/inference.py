@@ -76,7 +76,7 @@ class InferenceService:
         """
         request = pb.ModelInferRequest()
         try:
-            request = parse(data)
+            request = parse(data, pb.ModelInferRequest)
             if self.draining:
                 raise NotReadyError(
                     "the server is shutting down and has stopped accepting new requests; retry elsewhere"

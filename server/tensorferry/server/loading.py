@@ -9,6 +9,7 @@ from typing import Any
 
 from tensorferry.batcher import Batcher
 from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.errors import ModelFailedError
 from tensorferry.server.models import Model
 from tensorferry.server.proof import prove, sample, working_size
 from tensorferry.server.session import Session
@@ -72,13 +73,21 @@ def _words(config: ServerConfig, how: str) -> str:
 
 
 def _warm_up(session: Session, max_batch_size: int, size: int | None) -> list[int]:
-    """Runs each power of two of rows, and the most, once: the first run of a size is slow."""
+    """Runs each power of two of rows, and the most, once: the first run of a size is slow.
+
+    Returns the sizes that ran; it ends at one that fails, as random rows may, or too many for
+    the memory.
+    """
     if size is None:
         return []
     sizes = sorted(
         {min(1 << power, max_batch_size or 1) for power in range(max(1, max_batch_size).bit_length() + 1)}
     )
-    for rows in sizes:
+    for at, rows in enumerate(sizes):
         inputs: Mapping[str, Any] = sample(session.signature, rows, size)
-        session.run(inputs)
+        try:
+            session.run(inputs)
+        except ModelFailedError as error:
+            _log.warning("%s: warm-up ended at a batch of %d rows: %s", session.path, rows, error)
+            return sizes[:at]
     return sizes

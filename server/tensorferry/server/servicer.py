@@ -1,7 +1,6 @@
 """The threaded gRPC servicer: public grpc API only, the reference for how the service behaves.
 
-ModelInfer and ModelStreamInfer take and give bytes, so that the message is parsed in one
-place, and one that cannot be parsed gets a clear error.
+Its methods take bytes, so that a message that cannot be parsed gets a clear error.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from grpc_status import rpc_status
 
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.codec import parse
 from tensorferry.server.errors import InvalidRequestError, NotReadyError, ServerError, UnsupportedError
 from tensorferry.server.inference import InferenceService, Reply
 from tensorferry.server.models import ModelRegistry, ModelState
@@ -77,8 +77,7 @@ class Servicer:
                 continue
             answer = answered.get(method.name, _not_implemented(method.name))
             methods[method.name] = grpc.unary_unary_rpc_method_handler(
-                _guarded(answer),
-                request_deserializer=getattr(pb, method.input_type.name).FromString,
+                _guarded(answer, getattr(pb, method.input_type.name)),
                 response_serializer=getattr(pb, method.output_type.name).SerializeToString,
             )
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
@@ -218,10 +217,12 @@ def _deadline_of(context: grpc.ServicerContext) -> float:
     return math.inf if remaining is None else time.monotonic() + remaining
 
 
-def _guarded(answer: Callable[[Any], _Message]) -> Callable[[Any, grpc.ServicerContext], _Message]:
-    def method(request: Any, context: grpc.ServicerContext) -> _Message:
+def _guarded(
+    answer: Callable[[Any], _Message], kind: Any
+) -> Callable[[bytes, grpc.ServicerContext], _Message]:
+    def method(data: bytes, context: grpc.ServicerContext) -> _Message:
         try:
-            return answer(request)
+            return answer(parse(data, kind))
         except Exception as error:
             _abort(context, status_of(error))
 

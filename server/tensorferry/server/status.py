@@ -29,6 +29,10 @@ from tensorferry.server.errors import (
 
 _log = logging.getLogger("tensorferry.server")
 
+# A message travels in the trailing metadata, of which gRPC drops more than 8 KiB, the status with
+# it; percent-encoded it takes up to three times its bytes. It may quote what the client sent.
+_MAX_MESSAGE_BYTES = 2000
+
 _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
     (TensorError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -58,6 +62,15 @@ def status_of(error: BaseException) -> Status:
     """The status of an exception; INTERNAL, and a line in the log, for one that nobody foresaw."""
     for kind, code in _CODES:
         if isinstance(error, kind):
-            return Status(code, str(error), error.retry_after if isinstance(error, QueueFull) else None)
+            return Status(
+                code, _shortened(str(error)), error.retry_after if isinstance(error, QueueFull) else None
+            )
     _log.error("unexpected error while serving a request", exc_info=error)
     return Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
+
+
+def _shortened(message: str) -> str:
+    data = message.encode(errors="replace")
+    if len(data) <= _MAX_MESSAGE_BYTES:
+        return message
+    return data[:_MAX_MESSAGE_BYTES].decode(errors="ignore") + " ..."

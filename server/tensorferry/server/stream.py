@@ -12,8 +12,9 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference import Call, InferenceService, Reply
 from tensorferry.server.status import status_of
 
-# The gRPC code of an error inside a stream, which the protocol's message has no field for.
+# The gRPC code of an error inside a stream, and when to retry, which the message has no fields for.
 STATUS_PARAMETER = "tensorferry_status"
+RETRY_PARAMETER = "tensorferry_retry_after_ms"
 
 
 class _Slot:
@@ -159,4 +160,8 @@ def _message(reply: Reply) -> bytes:
         response.error_message = status.message
         response.infer_response.id = reply.request_id
         response.infer_response.parameters[STATUS_PARAMETER].string_param = status.code.name
+        if status.retry_after is not None:
+            response.infer_response.parameters[RETRY_PARAMETER].int64_param = max(
+                1, round(status.retry_after * 1e3)
+            )
     return response.SerializeToString()

@@ -1,0 +1,111 @@
+"""Many threads, random sizes, cancels, deadlines and failures: nothing is lost, doubled or mixed up."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.rig import PATIENCE, Recorder
+
+from tensorferry.batcher import Batcher, DeadlineExceeded, QueueFull, Request
+from tensorferry.batcher.collate import request_of
+
+THREADS, EACH, MAX_BATCH = 8, 250, 6
+KINDS = {
+    "answered": "answered",
+    "ValueError": "failed",
+    "Cancelled": "cancelled",
+    "DeadlineExceeded": "expired",
+    "BatcherClosed": "abandoned",
+}
+
+
+def model_fn(x: Any) -> Any:
+    """Every row carries its request's tag; tags that end in 13 are poisoned."""
+    if (x % 100 == 13).any():
+        raise ValueError("poisoned")
+    return {"same": x, "double": x * 2}
+
+
+class Caller:
+    """One thread's requests, made from a seed, and what it must have got in the end."""
+
+    def __init__(self, batcher: Batcher, number: int, seed: int) -> None:
+        self.batcher = batcher
+        self.random = random.Random(seed * 1000 + number)
+        self.first_tag = number * EACH
+        self.sent: list[tuple[int, int, Request, Recorder]] = []
+        self.refused = 0
+
+    def run(self) -> None:
+        for tag in range(self.first_tag, self.first_tag + EACH):
+            rows = self.random.choice([0, 1, 1, 1, 2, 3, 5, 9, 14])
+            timeout = self.random.choice([math.inf] * 6 + [0.0, 0.0005, 0.002])
+            dtype = self.random.choice([np.int64, np.float32])
+            recorder = Recorder()
+            request = request_of(
+                np.full((rows, 2), tag, dtype), recorder, one_row=False, deadline=time.monotonic() + timeout
+            )
+            try:
+                self.batcher.enqueue(request)
+            except (QueueFull, DeadlineExceeded):
+                self.refused += 1
+                assert not recorder.outcomes
+                continue
+            self.sent.append((tag, rows, request, recorder))
+            if self.random.random() < 0.2:
+                self.batcher.cancel(self.random.choice(self.sent[-4:])[2])
+
+    def check(self) -> None:
+        for tag, rows, _, recorder in self.sent:
+            if recorder.kind == "answered":
+                outputs = recorder.only.outputs
+                assert outputs["same"].shape == outputs["double"].shape == (rows, 2)
+                assert (outputs["same"] == tag).all()
+                assert (outputs["double"] == 2 * tag).all()
+                assert tag % 100 != 13 or rows == 0
+            elif recorder.kind == "ValueError":
+                assert tag % 100 == 13, "failed by a neighbour's fault"
+            else:
+                assert recorder.kind in KINDS
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("delay", "workers", "drain"),
+    [(0.0, 2, True), (0.0, 1, False), (0.001, 2, True), (0.001, 2, False)],
+)
+def test_every_accepted_request_ends_once_with_its_own_outcome(
+    seed: int, delay: float, workers: int, drain: bool
+) -> None:
+    batcher = Batcher(model_fn, MAX_BATCH, delay, workers=workers, max_queue_size=400)
+    callers = [Caller(batcher, number, seed) for number in range(THREADS)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        for running in [pool.submit(caller.run) for caller in callers]:
+            running.result(PATIENCE)
+    assert batcher.close(drain=drain)
+    for caller in callers:
+        caller.check()
+
+    sent = [entry for caller in callers for entry in caller.sent]
+    statistics = batcher.statistics()
+    assert statistics.accepted == len(sent)
+    assert statistics.refused == sum(caller.refused for caller in callers)
+    assert statistics.accepted + statistics.refused == THREADS * EACH
+    parts = sum(max(1, math.ceil(rows / MAX_BATCH)) for _, rows, _, _ in sent)
+    ends = [getattr(statistics, counter) for counter in KINDS.values()]
+    assert sum(ends) == parts, "each accepted request, or part of one, ended once"
+    sizes = statistics.sizes
+    assert (sizes.queued, sizes.queued_rows, sizes.running, sizes.held_bytes) == (0, 0, 0, 0)
+    assert max(statistics.batch_rows, default=0) <= MAX_BATCH
+
+    # Where nothing was cut, the statistics count exactly what the callers saw.
+    whole = Counter(KINDS[recorder.kind] for _, rows, _, recorder in sent if rows <= MAX_BATCH)
+    for kind, count in whole.items():
+        assert getattr(statistics, kind) >= count
