@@ -62,7 +62,7 @@ def caption(result: InferenceResult, truth: int, milliseconds: float) -> list[st
     label = int(result["label"][0])
     sure = float(result["probabilities"][0, label])
     mark = "" if label == truth else f", was {truth}"
-    batch, rows = result.parameters["tensorferry_batch"], result.parameters["tensorferry_batch_rows"]
+    batch, rows = result.parameters["batch_number"], result.parameters["batch_rows"]
     return [f"{label} ({sure:.0%}{mark})", f"batch {batch} of {rows}", f"{milliseconds:.1f} ms"]
 
 
@@ -82,7 +82,7 @@ def show(address: str) -> None:
         futures = []
         for index, image in enumerate(images):
             sent = time.perf_counter()
-            future = client.submit("digits", {"image": image[None]}, parameters={"tensorferry_report": True})
+            future = client.submit("digits", {"image": image[None]}, parameters={"explain": True})
             future.add_done_callback(partial(note, index, sent))
             futures.append(future)
         results = [future.result(timeout=30) for future in futures]
@@ -90,7 +90,7 @@ def show(address: str) -> None:
     for start in range(0, PICTURES, ACROSS):
         print(draw(images[start : start + ACROSS], captions[start : start + ACROSS]), end="\n\n")
     right = sum(int(result["label"][0]) == truth for result, truth in zip(results, labels, strict=True))
-    batches = len({result.parameters["tensorferry_batch"] for result in results})
+    batches = len({result.parameters["batch_number"] for result in results})
     print(f"{right} of {PICTURES} right; the {PICTURES} requests rode in {batches} batches.\n")
 
 

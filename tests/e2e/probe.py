@@ -24,7 +24,7 @@ def request(
     """A request whose answer carries `tag`, and tells the batch it rode in."""
     x = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4) + tag * 1000
     message = pb.ModelInferRequest(model_name=model, id=str(tag))
-    message.parameters["tensorferry_report"].bool_param = True
+    message.parameters["explain"].bool_param = True
     for name, datatype, array in (
         ("x", "FP32", x),
         ("index", "INT64", np.full(rows, index, np.int64)),
@@ -48,7 +48,7 @@ def output(response: pb.ModelInferResponse) -> npt.NDArray[np.float32]:
 
 def batch_of(response: pb.ModelInferResponse) -> int:
     """The number of the batch that the request rode in."""
-    return response.parameters["tensorferry_batch"].int64_param
+    return response.parameters["batch_number"].int64_param
 
 
 class OpenStream:

@@ -29,7 +29,7 @@ from tensorferry.server.errors import InvalidRequestError, UnsupportedError
 from tensorferry.server.signature import Signature, TensorSpec
 
 # A request with this parameter true learns what batch it rode in, from the response's parameters.
-REPORT = "tensorferry_report"
+EXPLAIN = "explain"
 
 _Message = TypeVar("_Message", bound=Message)
 _Wire = pb.ModelInferRequest.InferInputTensor
@@ -41,7 +41,7 @@ class Decoded:
 
     `rows` is the size of axis 0 (1 for a model that is not batched), `key` what requests of
     one batch have in common, `outputs` the outputs asked for, `typed` whether they travel in
-    typed contents, `report` whether the batch is described.
+    typed contents, `explain` whether the batch is described.
     """
 
     tensors: tuple[Tensor, ...]
@@ -50,7 +50,7 @@ class Decoded:
     nbytes: int
     outputs: tuple[TensorSpec, ...]
     typed: bool
-    report: bool
+    explain: bool
 
 
 def parse(data: bytes, kind: type[_Message]) -> _Message:
@@ -95,7 +95,7 @@ def decode(request: pb.ModelInferRequest, model: str, signature: Signature, batc
         nbytes=_nbytes(request),
         outputs=_requested_outputs(request, model, signature),
         typed=raws is None,
-        report=REPORT in request.parameters and request.parameters[REPORT].bool_param,
+        explain=EXPLAIN in request.parameters and request.parameters[EXPLAIN].bool_param,
     )
 
 
@@ -236,18 +236,18 @@ def encode(
             response.raw_output_contents.append(
                 encode_raw(array) if spec.datatype.size == 0 else array.tobytes()
             )
-    if decoded.report and outcome.batch is not None:
-        _report(response, outcome.batch, outcome.queue_delay)
+    if decoded.explain and outcome.batch is not None:
+        _explain(response, outcome.batch, outcome.queue_delay)
     return response
 
 
-def _report(response: pb.ModelInferResponse, batch: BatchInfo, queue_delay: float) -> None:
+def _explain(response: pb.ModelInferResponse, batch: BatchInfo, queue_delay: float) -> None:
     figures: Sequence[tuple[str, int]] = (
-        ("tensorferry_batch", batch.number),
-        ("tensorferry_batch_requests", batch.requests),
-        ("tensorferry_batch_rows", batch.rows),
-        ("tensorferry_queue_us", round(queue_delay * 1e6)),
-        ("tensorferry_compute_us", round(batch.compute_time * 1e6)),
+        ("batch_number", batch.number),
+        ("batch_requests", batch.requests),
+        ("batch_rows", batch.rows),
+        ("queue_us", round(queue_delay * 1e6)),
+        ("compute_us", round(batch.compute_time * 1e6)),
     )
     for name, value in figures:
         response.parameters[name].int64_param = value
