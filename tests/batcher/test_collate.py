@@ -179,6 +179,17 @@ def test_a_result_is_the_caller_s_own(make: Make, model_fn: Callable[[Any], Any]
     assert sent.tolist() == [0, 1, 2, 3]
 
 
+def test_a_result_that_cannot_be_handed_over_is_an_error_not_a_silence(make: Make) -> None:
+    """There may be no memory for the copy."""
+
+    class Stubborn(np.ndarray[Any, Any]):
+        def copy(self, *_: Any) -> Any:
+            raise MemoryError
+
+    batcher = make(lambda x: x.view(Stubborn))
+    assert isinstance(error(batcher.submit_rows([1.0])), MemoryError)
+
+
 def test_the_callers_arrays_are_not_written_to_by_joining(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner)
     occupy(batcher, runner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batcher.rig import PATIENCE, Recorder
+from batcher.rig import PATIENCE, Recorder, reach
 
-from tensorferry.batcher import Batcher, DeadlineExceeded, QueueFull, Request
+from tensorferry.batcher import Batcher, BatcherClosed, DeadlineExceeded, QueueFull, Request
 from tensorferry.batcher.collate import request_of
 
 THREADS, EACH, MAX_BATCH = 8, 250, 6
@@ -36,15 +37,18 @@ def model_fn(x: Any) -> Any:
 class Caller:
     """One thread's requests, made from a seed, and what it must have got in the end."""
 
-    def __init__(self, batcher: Batcher, number: int, seed: int) -> None:
+    def __init__(self, batcher: Batcher, number: int, seed: int, half_way: threading.Event) -> None:
         self.batcher = batcher
         self.random = random.Random(seed * 1000 + number)
+        self.half_way = half_way
         self.first_tag = number * EACH
         self.sent: list[tuple[int, int, Request, Recorder]] = []
         self.refused = 0
 
     def run(self) -> None:
         for tag in range(self.first_tag, self.first_tag + EACH):
+            if tag == self.first_tag + EACH // 2:
+                self.half_way.set()
             rows = self.random.choice([0, 1, 1, 1, 2, 3, 5, 9, 14])
             timeout = self.random.choice([math.inf] * 6 + [0.0, 0.0005, 0.002])
             dtype = self.random.choice([np.int64, np.float32])
@@ -54,7 +58,7 @@ class Caller:
             )
             try:
                 self.batcher.enqueue(request)
-            except (QueueFull, DeadlineExceeded):
+            except (QueueFull, DeadlineExceeded, BatcherClosed):
                 self.refused += 1
                 assert not recorder.outcomes
                 continue
@@ -84,12 +88,18 @@ class Caller:
 def test_every_accepted_request_ends_once_with_its_own_outcome(
     seed: int, delay: float, workers: int, drain: bool
 ) -> None:
-    batcher = Batcher(model_fn, MAX_BATCH, delay, workers=workers, max_queue_size=400)
-    callers = [Caller(batcher, number, seed) for number in range(THREADS)]
+    batcher = Batcher(model_fn, MAX_BATCH, delay, workers=workers, max_queue_size=2000)
+    half_way = threading.Event()
+    callers = [Caller(batcher, number, seed, half_way) for number in range(THREADS)]
     with ThreadPoolExecutor(THREADS) as pool:
-        for running in [pool.submit(caller.run) for caller in callers]:
-            running.result(PATIENCE)
-    assert batcher.close(drain=drain)
+        running = [pool.submit(caller.run) for caller in callers]
+        if not drain:
+            # In the midst of it all.
+            reach(half_way)
+            assert batcher.close(drain=False)
+        for future in running:
+            future.result(PATIENCE)
+    assert batcher.close()
     for caller in callers:
         caller.check()
 

@@ -114,12 +114,15 @@ class App:
             done = model.batcher.drain(max(0.0, deadline - time.monotonic())) and done
         return done
 
-    def stop(self, grace: float = _GOODBYE_SECONDS) -> None:
-        """Ends every call after `grace` seconds and every model at once. Idempotent."""
+    def stop(self, grace: float = _GOODBYE_SECONDS) -> bool:
+        """Ends every call after `grace` seconds and every model at once.
+
+        Whether every worker has ended: one that is inside ONNX Runtime cannot be ended. Idempotent.
+        """
         self._server.stop(grace).wait()
-        for model in self.registry.models():
-            model.batcher.close(drain=False, timeout=grace)
+        ended = [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]
         self._threads.shutdown(wait=False)
+        return all(ended)
 
     def _set_health(self, service: str, *, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse

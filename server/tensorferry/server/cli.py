@@ -68,9 +68,11 @@ def _serve(config: ServerConfig) -> int:
     draining = False
     while True:
         event = events.get()
-        if event == "drained":
+        if event in ("drained", "abandoned"):
             _log.info("stopped")
-            return 0
+            # A thread that comes back from ONNX Runtime into an interpreter that is being taken
+            # down would abort the process.
+            return 0 if event == "drained" else _leave(0)
         if isinstance(event, StartError):
             print(f"tensorferry serve: {event}", file=sys.stderr)
             _leave(1)
@@ -97,8 +99,7 @@ def _start(app: App, events: _Events) -> None:
 def _drain(app: App, events: _Events) -> None:
     if not app.drain():
         _log.warning("requests were still running after %g s: they fail now", app.config.drain_seconds)
-    app.stop()
-    events.put("drained")
+    events.put("drained" if app.stop() else "abandoned")
 
 
 def _in_thread(name: str, work: Callable[[App, _Events], None], app: App, events: _Events) -> None:

@@ -196,6 +196,9 @@ class Servicer:
         try:
             if not context.add_callback(stream.close):
                 stream.close()
+            if self._service.draining:
+                # It came too late for `begin_drain` to find it.
+                stream.drain()
             yield from stream.responses(messages)
         finally:
             stream.close()

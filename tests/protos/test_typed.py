@@ -1,0 +1,103 @@
+"""Typed contents: every datatype that has a field there and back; others and bad values refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from protos.arrays import same, sample
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.tensors import DATATYPES, TensorError, datatype, decode_contents, encode_contents
+
+TYPED = [name for name, d in DATATYPES.items() if d.contents]
+FILL: dict[str, list[Any]] = {
+    "bool_contents": [True],
+    "int_contents": [1],
+    "int64_contents": [1],
+    "uint_contents": [1],
+    "uint64_contents": [1],
+    "fp32_contents": [1.0],
+    "fp64_contents": [1.0],
+    "bytes_contents": [b"1"],
+}
+
+
+def typed(name: str, array: npt.NDArray[Any]) -> pb.InferTensorContents:
+    contents = pb.InferTensorContents()
+    encode_contents(array, datatype(name), contents)
+    # Over the wire: what a field cannot hold is lost here.
+    return pb.InferTensorContents.FromString(contents.SerializeToString())
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_round_trip(name: str) -> None:
+    array = sample(name)
+    assert same(decode_contents(typed(name, array), datatype(name), (2, 3)), array)
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_scalars_and_no_elements(name: str) -> None:
+    scalar = sample(name)[0, 1:2].reshape(())
+    assert same(decode_contents(typed(name, scalar), datatype(name), ()), scalar)
+    empty: npt.NDArray[Any] = np.empty((2, 0), DATATYPES[name].storage)
+    assert same(decode_contents(typed(name, empty), datatype(name), (2, 0)), empty)
+
+
+@pytest.mark.parametrize("name", ["FP16", "BF16"])
+def test_half_floats_have_no_typed_contents(name: str) -> None:
+    with pytest.raises(TensorError, match=f"{name} has no typed contents; send it in raw_input_contents"):
+        decode_contents(pb.InferTensorContents(fp32_contents=[1.0]), datatype(name), (1,))
+    with pytest.raises(TensorError, match="no typed contents"):
+        encode_contents(sample(name), datatype(name), pb.InferTensorContents())
+
+
+@pytest.mark.parametrize("field", FILL)
+@pytest.mark.parametrize("name", TYPED)
+def test_another_field_than_the_datatypes(name: str, field: str) -> None:
+    own = DATATYPES[name].contents
+    contents = pb.InferTensorContents(**{field: FILL[field]})
+    if field == own:
+        assert decode_contents(contents, datatype(name), (1,)).shape == (1,)
+        return
+    with pytest.raises(TensorError, match=f"{name} travels in {own}, got {field}"):
+        decode_contents(contents, datatype(name), (1,))
+
+
+def test_two_fields_filled() -> None:
+    contents = pb.InferTensorContents(int_contents=[1], fp32_contents=[1.0])
+    with pytest.raises(TensorError, match="INT32 travels in int_contents, got int_contents, fp32_contents"):
+        decode_contents(contents, datatype("INT32"), (1,))
+
+
+@pytest.mark.parametrize("count", [0, 5, 7])
+def test_another_number_of_elements(count: int) -> None:
+    contents = pb.InferTensorContents(fp32_contents=[0.0] * count)
+    with pytest.raises(TensorError, match=rf"shape \[2, 3\] takes 6 elements in fp32_contents, got {count}"):
+        decode_contents(contents, datatype("FP32"), (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "message"),
+    [
+        ("INT8", "int_contents", 128, "INT8 holds -128 to 127, got 128"),
+        ("INT8", "int_contents", -129, "INT8 holds -128 to 127, got -129"),
+        ("INT16", "int_contents", 32768, "INT16 holds -32768 to 32767, got 32768"),
+        ("INT16", "int_contents", -32769, "got -32769"),
+        ("UINT8", "uint_contents", 256, "UINT8 holds 0 to 255, got 256"),
+        ("UINT16", "uint_contents", 65536, "UINT16 holds 0 to 65535, got 65536"),
+    ],
+)
+def test_values_out_of_the_datatypes_range(name: str, field: str, value: int, message: str) -> None:
+    contents = pb.InferTensorContents(**{field: [0, value, 1]})  # type: ignore[arg-type]
+    with pytest.raises(TensorError, match=message):
+        decode_contents(contents, datatype(name), (3,))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_small_and_great_uint64_lose_nothing(order: int) -> None:
+    given = [1, (1 << 64) - 1, (1 << 63) + 1, (1 << 53) + 1][::order]
+    contents = pb.InferTensorContents(uint64_contents=given)
+    assert decode_contents(contents, datatype("UINT64"), (4,)).tolist() == given

@@ -1,0 +1,207 @@
+"""Small ONNX models, each with one property that a test is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+Dims = Sequence[int | str | None]
+
+ELEMENT = {
+    "BOOL": TensorProto.BOOL,
+    "INT8": TensorProto.INT8,
+    "INT16": TensorProto.INT16,
+    "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64,
+    "UINT8": TensorProto.UINT8,
+    "UINT16": TensorProto.UINT16,
+    "UINT32": TensorProto.UINT32,
+    "UINT64": TensorProto.UINT64,
+    "FP16": TensorProto.FLOAT16,
+    "FP32": TensorProto.FLOAT,
+    "FP64": TensorProto.DOUBLE,
+    "BF16": TensorProto.BFLOAT16,
+    "BYTES": TensorProto.STRING,
+}
+
+
+def value(name: str, datatype: str = "FP32", dims: Dims = ("batch", 3)) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, ELEMENT[datatype], dims)
+
+
+def node(kind: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(kind, inputs.split(), outputs.split(), **attributes)
+
+
+def save(
+    path: Path,
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    constants: Mapping[str, Any] | None = None,
+) -> Path:
+    tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
+    graph = helper.make_graph(nodes, path.stem, inputs, outputs, tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.checker.check_model(model)
+    onnx.save(model, str(path))
+    return path
+
+
+def identity(path: Path, *inputs: onnx.ValueInfoProto) -> Path:
+    """Each input comes back as an output, by the name with `_out` behind."""
+    outputs = []
+    for given in inputs:
+        output = onnx.ValueInfoProto()
+        output.CopyFrom(given)
+        output.name += "_out"
+        outputs.append(output)
+    nodes = [node("Identity", given.name, f"{given.name}_out") for given in inputs]
+    return save(path, nodes, inputs, outputs)
+
+
+def echo(path: Path, datatype: str = "FP32", dims: Dims = ("batch", "n")) -> Path:
+    """x → x_out."""
+    return identity(path, value("x", datatype, dims))
+
+
+def twice(path: Path, dims: Dims = ("batch", 3)) -> Path:
+    """y = 2 x."""
+    return save(
+        path,
+        [node("Mul", "x two", "y")],
+        [value("x", dims=dims)],
+        [value("y", dims=dims)],
+        {"two": np.float32(2)},
+    )
+
+
+def mlp(path: Path, dtype: type[np.floating[Any]] = np.float32) -> Path:
+    """x [batch, 8] → p [batch, 4]: a softmax over each row's scores."""
+    generator = np.random.default_rng(1)
+    datatype = {np.float16: "FP16", np.float32: "FP32", np.float64: "FP64"}[dtype]
+    return save(
+        path,
+        [
+            node("MatMul", "x w", "h"),
+            node("Relu", "h", "r"),
+            node("MatMul", "r v", "s"),
+            node("Softmax", "s", "p", axis=1),
+        ],
+        [value("x", datatype, ["batch", 8])],
+        [value("p", datatype, ["batch", 4])],
+        {
+            "w": generator.standard_normal((8, 16)).astype(dtype),
+            "v": generator.standard_normal((16, 4)).astype(dtype),
+        },
+    )
+
+
+def conv(path: Path) -> Path:
+    """image [batch, 1, h, w], at least 5 × 5 → label INT64 [batch], score FP32 [batch, 2]."""
+    kernels = np.random.default_rng(2).standard_normal((2, 1, 5, 5)).astype(np.float32)
+    return save(
+        path,
+        [
+            node("Conv", "image kernels", "maps"),
+            node("GlobalAveragePool", "maps", "pooled"),
+            node("Flatten", "pooled", "score"),
+            node("ArgMax", "score", "label", axis=1, keepdims=0),
+        ],
+        [value("image", dims=["batch", 1, "h", "w"])],
+        [value("label", "INT64", ["batch"]), value("score", dims=["batch", 2])],
+        {"kernels": kernels},
+    )
+
+
+def softmax_over_rows(path: Path) -> Path:
+    """fine = x; share = softmax of x over the batch."""
+    return save(
+        path,
+        [node("Identity", "x", "fine"), node("Softmax", "x", "share", axis=0)],
+        [value("x")],
+        [value("fine"), value("share")],
+    )
+
+
+def centred(path: Path) -> Path:
+    """y = x - mean of x over the batch."""
+    return save(
+        path,
+        [node("ReduceMean", "x", "mean", axes=[0], keepdims=1), node("Sub", "x mean", "y")],
+        [value("x")],
+        [value("y")],
+    )
+
+
+def running_sum(path: Path) -> Path:
+    """y = cumulative sum of x over the batch: each row changes with those in front of it."""
+    return save(path, [node("CumSum", "x axis", "y")], [value("x")], [value("y")], {"axis": np.int64(0)})
+
+
+def total(path: Path) -> Path:
+    """y [k, 3] = sum of x over the batch, which is one row, whatever its declaration says."""
+    return save(
+        path,
+        [node("ReduceSum", "x axes", "y", keepdims=1)],
+        [value("x")],
+        [value("y", dims=["k", 3])],
+        {"axes": np.array([0])},
+    )
+
+
+def noisy(path: Path) -> Path:
+    """y = random numbers of x's shape."""
+    return save(path, [node("RandomNormalLike", "x", "y")], [value("x")], [value("y")])
+
+
+def multiples_only(path: Path, of: int) -> Path:
+    """x [batch, n], n a multiple of `of` → y [batch, parts]: sums of `of` numbers each."""
+    return save(
+        path,
+        [node("Reshape", "x parts", "grouped"), node("ReduceSum", "grouped axes", "y", keepdims=0)],
+        [value("x", dims=["batch", "n"])],
+        [value("y", dims=["batch", "parts"])],
+        {"parts": np.array([0, -1, of]), "axes": np.array([2])},
+    )
+
+
+def one_row_only(path: Path) -> Path:
+    """y = x, through a shape of one row: several rows fail."""
+    return save(
+        path, [node("Reshape", "x shape", "y")], [value("x")], [value("y")], {"shape": np.array([1, 3])}
+    )
+
+
+def lookup(path: Path, size: int = 10) -> Path:
+    """index INT64 [batch] → y FP32 [batch, 1] = index; one of `size` or more raises."""
+    table = np.arange(size, dtype=np.float32).reshape(size, 1)
+    return save(
+        path,
+        [node("Gather", "table index", "y", name="/a/place/in/the/model")],
+        [value("index", "INT64", ["batch"])],
+        [value("y", dims=["batch", 1])],
+        {"table": table},
+    )
+
+
+def added(path: Path) -> Path:
+    """y = a + b, of shapes that only the run compares."""
+    dims = ["batch", "n"]
+    return save(
+        path,
+        [node("Add", "a b", "y")],
+        [value("a", dims=dims), value("b", dims=dims)],
+        [value("y", dims=dims)],
+    )
+
+
+def sequence(path: Path) -> Path:
+    """x → a sequence of tensors, which the protocol cannot carry."""
+    output = helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)
+    return save(path, [node("SequenceConstruct", "x", "y")], [value("x")], [output])

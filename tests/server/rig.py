@@ -1,0 +1,78 @@
+"""What the server's tests share: signatures and requests in short, replies that are waited for."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import settings
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.tensors import DATATYPES, datatype_of, encode_contents, encode_raw
+from tensorferry.server.inference import InferenceService, Reply
+from tensorferry.server.signature import Signature, TensorSpec
+
+Array = npt.NDArray[Any]
+
+# A bound for waits that end at once unless something is broken; never waited out by a passing test.
+PATIENCE = 30.0
+
+# The same examples in every run, however slow the machine.
+reproducible = settings(derandomize=True, deadline=None, database=None)
+
+
+def spec(name: str, datatype: str, *dims: int | str) -> TensorSpec:
+    return TensorSpec(name, DATATYPES[datatype], dims)
+
+
+def signature(*specs: TensorSpec, outputs: tuple[TensorSpec, ...] = ()) -> Signature:
+    """These inputs, and these outputs or, by default, the inputs again."""
+    return Signature(specs, outputs or specs)
+
+
+def request(
+    arrays: Mapping[str, Array], *, typed: bool = False, model: str = "m", **fields: Any
+) -> pb.ModelInferRequest:
+    """A request for these arrays; those of uint16 are UINT16, which `datatype` of a tensor may change."""
+    message = pb.ModelInferRequest(model_name=model, **fields)
+    for name, array in arrays.items():
+        kind = DATATYPES[datatype_of(array)]
+        tensor = message.inputs.add(name=name, datatype=kind.name, shape=array.shape)
+        if typed:
+            encode_contents(array, kind, tensor.contents)
+        else:
+            message.raw_input_contents.append(encode_raw(array))
+    return message
+
+
+def fp32(*shape: int) -> Array:
+    """0, 1, 2, ... in this shape."""
+    return np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+
+
+class Replies:
+    """Completions that are remembered. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.all: list[Reply] = []
+        self._arrived = threading.Event()
+
+    def __call__(self, reply: Reply) -> None:
+        self.all.append(reply)
+        self._arrived.set()
+
+    def first(self) -> Reply:
+        assert self._arrived.wait(PATIENCE), "no completion"
+        return self.all[0]
+
+
+def infer(service: InferenceService, message: pb.ModelInferRequest | bytes) -> pb.ModelInferResponse:
+    """The response to a request; what went wrong is raised."""
+    replies = Replies()
+    data = message if isinstance(message, bytes) else message.SerializeToString()
+    service.infer(data, math.inf, replies)
+    return replies.first().response()

@@ -1,0 +1,227 @@
+"""Flag before environment before file before default; whatever is wrong is named with what is allowed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensorferry.server.config import (
+    OPTIONS,
+    ConfigError,
+    ModelSource,
+    Option,
+    ServerConfig,
+    load_config,
+    model_source,
+)
+
+BY_FLAG = {option.flag: option for option in OPTIONS}
+
+# Three good values, as text, and what they are.
+GOOD: dict[str, list[tuple[str, Any]]] = {
+    "host": [("0.0.0.0", "0.0.0.0"), ("::1", "::1"), ("some-host.example", "some-host.example")],
+    "port": [("0", 0), ("65535", 65535), ("9000", 9000)],
+    "device": [("cpu", "cpu"), ("cuda", "cuda"), ("cuda:12", "cuda:12")],
+    "max-batch-size": [("0", 0), ("1048576", 1 << 20), ("8", 8)],
+    "batching": [("trust", "trust"), ("PROVE", "prove"), ("prove", "prove")],
+    "max-queue-delay-ms": [("0", 0.0), ("2.5", 0.0025), ("1e3", 1.0)],
+    "max-queue-size": [("1", 1), ("100000", 100_000), ("7", 7)],
+    "max-queue-bytes": [("1", 1), ("3 GiB", 3 << 30), ("5KiB", 5 << 10)],
+    "max-message-bytes": [("1", 1), ("2147483647", (1 << 31) - 1), ("16MiB", 16 << 20)],
+    "drain-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
+    "log-format": [("json", "json"), ("text", "text"), ("JSON", "json")],
+    "log-level": [("debug", "debug"), ("ERROR", "error"), ("warning", "warning")],
+}
+
+BAD: dict[str, list[str]] = {
+    "host": ["", "a b", "a/b", "a,b", "http://a"],
+    "port": ["", "-1", "65536", "80.0", "http"],
+    "device": ["", "gpu", "cuda:", "cuda:-1", "cuda:1234", "CPU", "cuda:0\n"],
+    "max-batch-size": ["", "-1", "1048577", "many", "1.5"],
+    "batching": ["", "off", "true"],
+    "max-queue-delay-ms": ["", "-1", "nan", "inf", "1ms", "-0.1"],
+    "max-queue-size": ["", "0", "-5", "1e3"],
+    "max-queue-bytes": ["", "0", "0 GiB", "-1", "1.5 GiB", "1 GB", "1 gib", "KiB"],
+    "max-message-bytes": ["", "0", "2147483648", "2 GiB", "-1"],
+    "drain-seconds": ["", "-1", "nan", "inf", "1s"],
+    "log-format": ["", "xml"],
+    "log-level": ["", "trace", "warn", "10"],
+}
+
+
+def load(
+    flags: Mapping[str, str | None] | None = None,
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    models: Sequence[str] = ("m.onnx",),
+) -> ServerConfig:
+    return load_config(models, flags or {}, environment or {}, file)
+
+
+def test_these_tests_know_every_option() -> None:
+    assert GOOD.keys() == BAD.keys() == BY_FLAG.keys()
+    fields = {field.name for field in dataclasses.fields(ServerConfig)} - {"models"}
+    assert {option.field for option in OPTIONS} == fields
+
+
+def test_defaults() -> None:
+    assert load() == ServerConfig((ModelSource("m", Path("m.onnx")),))
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
+def test_a_flag_counts_before_the_environment_and_that_before_the_file(
+    option: Option, tmp_path: Path
+) -> None:
+    (in_flag, flag), (in_environment, variable), (in_file, key) = GOOD[option.flag]
+    file = tmp_path / "config.toml"
+    file.write_text(f'{option.flag} = "{in_file}"\n')
+    flags, environment = {option.flag: in_flag}, {option.variable: in_environment}
+
+    assert getattr(load(flags, environment, file), option.field) == flag
+    assert getattr(load({option.flag: None}, environment, file), option.field) == variable
+    assert getattr(load({}, {}, file), option.field) == key
+    assert getattr(load(flags), option.field) == flag
+
+
+@pytest.mark.parametrize(("flag", "text"), [(flag, text) for flag in BAD for text in BAD[flag]])
+def test_a_bad_value_is_named_with_its_option_and_what_is_allowed(
+    flag: str, text: str, tmp_path: Path
+) -> None:
+    option = BY_FLAG[flag]
+    file = tmp_path / "config.toml"
+    file.write_text(f"{flag.replace('-', '_')} = '''{text}'''")
+    sources: list[tuple[str, dict[str, Any]]] = [
+        (f"--{flag}", {"flags": {flag: text}}),
+        (option.variable, {"environment": {option.variable: text}}),
+        (f"{flag} in {file}", {"file": file}),
+    ]
+    for source, where in sources:
+        with pytest.raises(ConfigError) as caught:
+            load(**where)
+        assert str(caught.value) == f"{source} is {text!r}; it must be {option.allowed}"
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("port = 9000", "port", 9000),
+        ("max_queue_delay_ms = 2.5", "max_queue_delay", 0.0025),
+        ("max-queue-delay-ms = 2", "max_queue_delay", 0.002),
+        ('max_queue_bytes = "1 MiB"', "max_queue_bytes", 1 << 20),
+    ],
+)
+def test_a_file_has_toml_values_and_either_spelling(
+    line: str, field: str, value: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(line)
+    assert getattr(load(file=file), field) == value
+
+
+@pytest.mark.parametrize("line", ["port = true", "port = 80.0", "port = [1]", "log-level = 3", "device = {}"])
+def test_a_file_may_have_values_of_the_wrong_type(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(line)
+    with pytest.raises(ConfigError, match="it must be"):
+        load(file=file)
+
+
+def test_unknown_keys_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("port = 1\nprot = 2\n")
+    with pytest.raises(ConfigError) as caught:
+        load(file=file)
+    assert str(caught.value).startswith(f"{file} has the unknown key 'prot'; known are models, host, port, ")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"port =", "which is not valid TOML"),
+        (b"\xff", "must be a TOML file that can be read"),
+        (None, "must be a TOML file that can be read"),
+    ],
+)
+def test_files_that_cannot_be_read(content: bytes | None, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(file=file)
+    assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "path"),
+    [
+        ("m.onnx", "m", "m.onnx"),
+        ("/models/some.thing-2_b.onnx", "some.thing-2_b", "/models/some.thing-2_b.onnx"),
+        ("without-suffix", "without-suffix", "without-suffix"),
+        ("name=/models/m.onnx", "name", "/models/m.onnx"),
+        ("name=a=b.onnx", "name", "a=b.onnx"),
+        ("./a=b/m.onnx", "m", "./a=b/m.onnx"),
+        ("0=m.onnx", "0", "m.onnx"),
+        ("x" * 128 + "=m.onnx", "x" * 128, "m.onnx"),
+    ],
+)
+def test_models_are_a_path_or_a_name_and_a_path(text: str, name: str, path: str) -> None:
+    assert model_source(text) == ModelSource(name, Path(path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "=m.onnx",
+        "a b=m.onnx",
+        "-a=m.onnx",
+        ".a=m.onnx",
+        "a\n=m.onnx",
+        "é=m.onnx",
+        "x" * 129 + "=m.onnx",
+        "my model.onnx",
+        ".onnx",
+        "..",
+        "/",
+    ],
+)
+def test_names_that_are_not_allowed(text: str) -> None:
+    with pytest.raises(ConfigError, match="a name starts with a letter or digit") as caught:
+        model_source(text)
+    assert f"MODEL is {text!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "name="])
+def test_models_without_a_path(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"it must be path\.onnx or name=path\.onnx"):
+        model_source(text)
+
+
+def test_two_models_of_one_name() -> None:
+    with pytest.raises(
+        ConfigError, match=r"two models are named 'm'; give one another name by name=path\.onnx"
+    ):
+        load(models=["a/m.onnx", "n=n.onnx", "b/m.onnx"])
+
+
+def test_no_models() -> None:
+    with pytest.raises(ConfigError, match="no MODEL was given"):
+        load(models=[])
+
+
+def test_the_files_models_count_when_the_command_line_has_none(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('models = ["a.onnx", "b=c.onnx"]')
+    assert [source.name for source in load(models=[], file=file).models] == ["a", "b"]
+    assert [source.name for source in load(models=["x.onnx"], file=file).models] == ["x"]
+
+
+@pytest.mark.parametrize("line", ['models = "a.onnx"', "models = [1]", "models = {}"])
+def test_the_files_models_are_a_list_of_texts(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(line)
+    with pytest.raises(ConfigError, match=r"it must be a list of path\.onnx or name=path\.onnx"):
+        load(models=[], file=file)

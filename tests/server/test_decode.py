@@ -1,0 +1,334 @@
+"""What comes over the wire is held against the signature; what does not fit is refused in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from server.rig import fp32, request, signature, spec
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.tensors import TensorError
+from tensorferry.server.codec import Decoded, decode, parse
+from tensorferry.server.errors import InvalidRequestError, UnsupportedError
+
+X, N, S = spec("x", "FP32", "batch", 3), spec("n", "INT64", "batch"), spec("s", "BYTES", "batch", "k")
+MODEL = signature(X, N, outputs=(spec("y", "FP32", "batch", 3), spec("z", "INT64", "batch")))
+
+
+def good(rows: int = 2, *, typed: bool = False) -> pb.ModelInferRequest:
+    return request({"x": fp32(rows, 3), "n": np.arange(rows)}, typed=typed)
+
+
+def held(message: pb.ModelInferRequest, made: Any = MODEL, *, batched: bool = True) -> Decoded:
+    return decode(message, "m", made, batched)
+
+
+def refused(message: pb.ModelInferRequest, made: Any = MODEL, *, batched: bool = True) -> str:
+    with pytest.raises((InvalidRequestError, TensorError)) as caught:
+        held(message, made, batched=batched)
+    return str(caught.value)
+
+
+def test_tensors_are_in_the_models_order_whatever_the_requests() -> None:
+    message = request({"n": np.array([5, 6]), "x": fp32(2, 3)})
+    for x, n in (held(message).tensors, held(good()).tensors):
+        assert (x.shape, x.dtype, x.data) == ((2, 3), np.dtype("<f4"), fp32(2, 3).tobytes())
+        assert n.shape == (2,)
+    assert held(message).tensors[1].data == np.array([5, 6]).tobytes()
+
+
+def test_rows_are_axis_0_of_a_batched_model_and_one_of_any_other() -> None:
+    assert held(good(5)).rows == 5
+    assert held(good(0)).rows == 0
+    assert held(good(5), batched=False).rows == 1
+
+
+def test_requests_of_one_key_are_those_that_differ_in_rows_only() -> None:
+    texts = signature(S)
+
+    def key(*shape: int) -> Any:
+        return held(request({"s": np.full(shape, b"t", dtype=object)}), texts).key
+
+    assert key(1, 2) == key(7, 2)
+    assert key(1, 2) != key(1, 3)
+    assert held(good(1)).key == held(good(1, typed=True)).key
+
+
+def test_a_request_is_as_large_as_its_message() -> None:
+    message = good(100)
+    assert held(message).nbytes == len(message.SerializeToString())
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_strings_become_text(typed: bool) -> None:
+    array = np.array([["é", ""], ["a\0", "終"]], dtype=object)
+    (tensor,) = held(request({"s": array}, typed=typed), signature(S)).tensors
+    assert tensor.data.tolist() == array.tolist()
+    assert (tensor.shape, tensor.dtype) == ((2, 2), np.dtype(object))
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_strings_that_are_not_utf8(typed: bool) -> None:
+    message = request({"s": np.array([[b"\xff"]], dtype=object)}, typed=typed)
+    assert "input 's' of model 'm': an element is not UTF-8" in refused(message, signature(S))
+
+
+def test_without_raw_contents_a_request_is_typed() -> None:
+    assert held(good(typed=True)).typed
+    assert not held(good()).typed
+    assert held(good(typed=True)).tensors == held(good()).tensors
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_zero_rows(typed: bool) -> None:
+    decoded = held(good(0, typed=typed))
+    assert [tensor.shape for tensor in decoded.tensors] == [(0, 3), (0,)]
+
+
+def test_scalars_of_a_model_without_batch_axis() -> None:
+    made = signature(spec("s", "FP32"))
+    assert held(request({"s": np.array(1.5, np.float32)}), made, batched=False).tensors[0].shape == ()
+
+
+# Each takes a good request (inputs x FP32 [2, 3] and n INT64 [2], raw) and spoils it.
+Spoil = Callable[[pb.ModelInferRequest], Any]
+
+
+def rename(message: pb.ModelInferRequest) -> None:
+    message.inputs[1].name = "other"
+
+
+def drop(message: pb.ModelInferRequest) -> None:
+    del message.inputs[1]
+    del message.raw_input_contents[1]
+
+
+def nothing(message: pb.ModelInferRequest) -> None:
+    message.Clear()
+
+
+def double(message: pb.ModelInferRequest) -> None:
+    message.inputs.append(message.inputs[0])
+    message.raw_input_contents.append(message.raw_input_contents[0])
+
+
+def add(message: pb.ModelInferRequest) -> None:
+    message.inputs.add(name="more", datatype="FP32", shape=[2])
+    message.raw_input_contents.append(b"12345678")
+
+
+def shape(*dims: int) -> Spoil:
+    def spoil(message: pb.ModelInferRequest) -> None:
+        message.inputs[0].shape[:] = dims
+
+    return spoil
+
+
+def datatype(name: str) -> Spoil:
+    def spoil(message: pb.ModelInferRequest) -> None:
+        message.inputs[0].datatype = name
+
+    return spoil
+
+
+def raw(*contents: bytes) -> Spoil:
+    def spoil(message: pb.ModelInferRequest) -> None:
+        message.raw_input_contents[:] = contents
+
+    return spoil
+
+
+def mixed(message: pb.ModelInferRequest) -> None:
+    message.inputs[1].contents.int64_contents.extend([1, 2])
+
+
+def mixed_empty(message: pb.ModelInferRequest) -> None:
+    message.inputs[1].contents.SetInParent()
+
+
+def other_rows(message: pb.ModelInferRequest) -> None:
+    message.inputs[1].shape[:] = [3]
+    message.raw_input_contents[1] = bytes(24)
+
+
+GOT_X = "expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['x'], but missing required input(s) ['n']"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (rename, "unexpected inference input 'other' for model 'm'; it takes ['x', 'n']"),
+        (add, "unexpected inference input 'more' for model 'm'; it takes ['x', 'n']"),
+        (drop, GOT_X),
+        (nothing, "Got input(s) [], but missing required input(s) ['x', 'n']"),
+        (double, "input 'x' already exists in the request for model 'm'"),
+        (datatype("FP64"), "inference input 'x' data-type is 'FP64', but model 'm' expects 'FP32'"),
+        (datatype("fp32"), "datatype 'fp32' is not one of BOOL"),
+        (datatype(""), "datatype '' is not one of BOOL"),
+        (shape(), "input 'x' has no shape but model 'm' requires a batch dimension"),
+        (
+            shape(6),
+            "unexpected shape for input 'x' for model 'm'. Expected [-1, 3], got [6] (axis 0 counts rows)",
+        ),
+        (shape(2, 3, 1), "Expected [-1, 3], got [2, 3, 1]"),
+        (shape(3, 2), "Expected [-1, 3], got [3, 2]"),
+        (shape(2, -1), "Expected [-1, 3], got [2, -1]"),
+        (shape(-1, 3), "Expected [-1, 3], got [-1, 3]"),
+        (shape(-2, -3), "Expected [-1, 3], got [-2, -3]"),
+        (shape(1, 3), "input 'x' of model 'm': FP32 of shape [1, 3] takes 12 bytes, got 24"),
+        (shape(1 << 62, 3), "shape [4611686018427387904, 3] is larger than an array can be"),
+        (
+            raw(bytes(24)),
+            "raw_input_contents has 1 entries for the 2 inputs of model 'm'; it must have one for each",
+        ),
+        (raw(bytes(24), bytes(16), b""), "raw_input_contents has 3 entries for the 2 inputs of model 'm'"),
+        (raw(bytes(24), bytes(15)), "input 'n' of model 'm': INT64 of shape [2] takes 16 bytes, got 15"),
+        (raw(bytes(25), bytes(16)), "FP32 of shape [2, 3] takes 24 bytes, got 25"),
+        (raw(b"", bytes(16)), "FP32 of shape [2, 3] takes 24 bytes, got 0"),
+        (raw(), "input 'x' of model 'm': shape [2, 3] takes 6 elements in fp32_contents, got 0"),
+        (
+            mixed,
+            "contents field must not be specified when using raw_input_contents for input 'n' for model 'm'",
+        ),
+        (mixed_empty, "contents field must not be specified when using raw_input_contents for input 'n'"),
+        (
+            other_rows,
+            "input 'n' batch size does not match other inputs for model 'm': 3 rows, 'x' has 2",
+        ),
+    ],
+    ids=str,
+)
+def test_a_raw_request_that_does_not_fit(spoil: Spoil, message: str) -> None:
+    spoiled = good()
+    spoil(spoiled)
+    assert message in refused(spoiled)
+
+
+def test_rows_are_counted_for_batched_models_alone() -> None:
+    spoiled = good()
+    other_rows(spoiled)
+    assert [tensor.shape for tensor in held(spoiled, batched=False).tensors] == [(2, 3), (3,)]
+
+
+def test_no_hint_of_rows_where_axis_0_does_not_count_them() -> None:
+    spoiled = good()
+    shape()(spoiled)
+    assert refused(spoiled, batched=False).endswith("Expected [-1, 3], got []")
+
+
+def test_fixed_dimensions_hold_for_axis_0_too() -> None:
+    made = signature(spec("x", "FP32", 1, 3))
+    assert held(request({"x": fp32(1, 3)}), made, batched=False).rows == 1
+    assert "Expected [1, 3], got [2, 3]" in refused(request({"x": fp32(2, 3)}), made, batched=False)
+
+
+@pytest.mark.parametrize("dims", [(0, 1 << 62), (0, (1 << 63) - 1)])
+def test_a_shape_without_elements_must_still_be_one_that_an_array_can_have(dims: tuple[int, ...]) -> None:
+    made = signature(spec("x", "FP32", "batch", "n"))
+    message = request({"x": fp32(0, 0)})
+    message.inputs[0].shape[:] = dims
+    assert "larger than an array can be" in refused(message, made)
+
+
+def test_the_wrong_field_of_typed_contents() -> None:
+    message = good(typed=True)
+    message.inputs[0].contents.fp64_contents.append(1.0)
+    assert (
+        refused(message)
+        == "input 'x' of model 'm': FP32 travels in fp32_contents, got fp32_contents, fp64_contents"
+    )
+
+
+def test_too_few_typed_elements() -> None:
+    message = good(typed=True)
+    del message.inputs[1].contents.int64_contents[1:]
+    assert refused(message) == "input 'n' of model 'm': shape [2] takes 2 elements in int64_contents, got 1"
+
+
+@pytest.mark.parametrize("name", ["FP16", "BF16"])
+def test_half_floats_have_to_be_raw(name: str) -> None:
+    message = request({"x": fp32(1, 3)}, typed=True)
+    message.inputs[0].datatype = name
+    made = signature(spec("x", name, "batch", 3))
+    assert f"{name} has no typed contents; send it in raw_input_contents" in refused(message, made)
+
+
+def test_malformed_bytes_elements() -> None:
+    message = request({"s": np.array([[b"text"]], dtype=object)})
+    message.raw_input_contents[0] = b"\5\0\0\0text"
+    assert "input 's' of model 'm': BYTES element 0 should have 5 bytes, only 4 are left" in refused(
+        message, signature(S)
+    )
+
+
+def test_outputs_are_the_models_unless_some_are_named() -> None:
+    message = good()
+    assert held(message).outputs == MODEL.outputs
+    message.outputs.add(name="z")
+    assert held(message).outputs == MODEL.outputs[1:]
+    message.outputs.add(name="y")
+    assert [output.name for output in held(message).outputs] == ["z", "y"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["w"], "unexpected inference output 'w' for model 'm'; it gives ['y', 'z']"),
+        (["y", "w"], "unexpected inference output 'w'"),
+        ([""], "unexpected inference output ''"),
+        (["z", "y", "z"], "output 'z' already exists in the request for model 'm'"),
+    ],
+)
+def test_outputs_that_cannot_be_given(names: list[str], message: str) -> None:
+    asked = good()
+    for name in names:
+        asked.outputs.add(name=name)
+    assert message in refused(asked)
+
+
+@pytest.mark.parametrize("parameter", ["classification", "shared_memory_region"])
+def test_what_outputs_cannot_be_asked_for_is_unsupported(parameter: str) -> None:
+    message = good()
+    message.outputs.add(name="y").parameters[parameter].int64_param = 1
+    with pytest.raises(UnsupportedError, match=f"output 'y': this server does not support '{parameter}'"):
+        held(message)
+
+
+@pytest.mark.parametrize("in_shared_memory", [(0,), (1,), (0, 1)])
+def test_inputs_in_shared_memory_are_unsupported_be_it_some_or_all(in_shared_memory: tuple[int, ...]) -> None:
+    """As tritonclient sends it: such a tensor has no raw contents."""
+    message = good()
+    for index in in_shared_memory:
+        message.inputs[index].parameters["shared_memory_region"].string_param = "region"
+        message.inputs[index].parameters["shared_memory_byte_size"].int64_param = 24
+    message.raw_input_contents[:] = [
+        raw for index, raw in enumerate(message.raw_input_contents) if index not in in_shared_memory
+    ]
+    with pytest.raises(
+        UnsupportedError, match="this server does not take tensors in shared memory; send them"
+    ):
+        held(message)
+
+
+def test_other_parameters_are_no_concern() -> None:
+    message = good()
+    message.parameters["anything"].string_param = "x"
+    message.inputs[0].parameters["binary_data_size"].int64_param = 24
+    message.outputs.add(name="y").parameters["binary_data"].bool_param = True
+    assert held(message).rows == 2
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05abc", b"\x0a\x01\xff", b"text", b"\0"])
+@pytest.mark.parametrize("kind", [pb.ModelInferRequest, pb.ModelReadyRequest])
+def test_bytes_that_are_no_message(data: bytes, kind: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse(data, kind)
+    assert str(caught.value) == f"the message of {len(data)} bytes is not a {kind.__name__}"
+
+
+def test_fields_of_a_newer_protocol_are_no_concern() -> None:
+    unknown = b"\xfa\x7f\x03new"
+    assert parse(good().SerializeToString() + unknown, pb.ModelInferRequest).model_name == "m"

@@ -1,0 +1,260 @@
+"""The service: bytes and a deadline in, one completion out, whatever happens."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from server.rig import Array, Replies, fp32, infer, request, signature, spec
+
+from tensorferry.batcher import (
+    Batcher,
+    BatcherClosed,
+    Cancelled,
+    DeadlineExceeded,
+    QueueFull,
+    RequestTooLarge,
+)
+from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.errors import InvalidRequestError, ModelFailedError, NotFoundError, NotReadyError
+from tensorferry.server.inference import InferenceService
+from tensorferry.server.models import Model, ModelRegistry
+from tensorferry.server.status import status_of
+
+SIGNATURE = signature(spec("x", "FP32", "batch", "n"), outputs=(spec("y", "FP32", "batch", "n"),))
+
+Serve = Callable[..., InferenceService]
+
+
+@pytest.fixture
+def runner() -> ScriptedRunner:
+    """y = 2 x, when the test releases it."""
+    return ScriptedRunner(lambda inputs: {"y": inputs["x"] * 2}, gated=True)
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """A service with the model `m` of a runner; its batcher ends after the test."""
+    made: list[tuple[Any, Batcher]] = []
+
+    def make(runner: Any, max_batch_size: int = 4, **options: Any) -> InferenceService:
+        batcher = Batcher(runner, max_batch_size, **options)
+        made.append((runner, batcher))
+        registry = ModelRegistry()
+        registry.ready(Model("m", "1", SIGNATURE, max_batch_size, "", batcher))
+        return InferenceService(registry)
+
+    yield make
+    for runner, batcher in made:
+        if isinstance(runner, ScriptedRunner):
+            runner.open()
+        assert batcher.close(), "a worker did not end"
+
+
+def submit(
+    service: InferenceService, x: Array, deadline: float = math.inf, **fields: Any
+) -> tuple[Any, Replies]:
+    replies = Replies()
+    data = request({"x": x}, **fields).SerializeToString()
+    return service.infer(data, deadline, replies), replies
+
+
+def y(response: pb.ModelInferResponse) -> Any:
+    (output,) = response.outputs
+    return np.frombuffer(response.raw_output_contents[0], "<f4").reshape(tuple(output.shape)).tolist()
+
+
+def error_of(replies: Replies) -> BaseException:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        replies.first().response()
+    return caught.value
+
+
+def test_requests_ride_together_and_each_gets_its_own(serve: Serve, runner: ScriptedRunner) -> None:
+    service = serve(runner, 8)
+    first = submit(service, fp32(1, 2))[1]
+    runner.await_batches(1)
+    riders = [submit(service, fp32(1, 2) + tag, id=str(tag))[1] for tag in range(5)]
+    runner.open()
+    assert y(first.first().response()) == [[0, 2]]
+    for tag, replies in enumerate(riders):
+        reply = replies.first()
+        assert reply.request_id == str(tag)
+        assert (reply.response().id, y(reply.response())) == (str(tag), [[2 * tag, 2 + 2 * tag]])
+    assert [batch["x"].shape[0] for batch in runner.batches] == [1, 5]
+
+
+def test_a_request_knows_of_its_batch_when_it_asks(serve: Serve) -> None:
+    service = serve(lambda inputs: {"y": inputs["x"]})
+    response = infer(
+        service, request({"x": fp32(3, 1)}, parameters={"explain": pb.InferParameter(bool_param=True)})
+    )
+    assert response.parameters["batch_rows"].int64_param == 3
+    assert response.parameters["batch_requests"].int64_param == 1
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 0), (0, 0), (11, 2)])
+def test_no_rows_no_columns_and_more_rows_than_a_batch(serve: Serve, shape: tuple[int, int]) -> None:
+    service = serve(lambda inputs: {"y": inputs["x"]}, 4)
+    response = infer(service, request({"x": fp32(*shape)}))
+    assert list(response.outputs[0].shape) == list(shape)
+    assert y(response) == fp32(*shape).tolist()
+
+
+def test_a_model_that_is_not_batched_gets_each_request_alone(serve: Serve, runner: ScriptedRunner) -> None:
+    service = serve(runner, 0)
+    replies = [submit(service, fp32(rows, 2))[1] for rows in (2, 3)]
+    runner.open()
+    assert [y(each.first().response()) for each in replies] == [(fp32(r, 2) * 2).tolist() for r in (2, 3)]
+    assert [batch["x"].shape for batch in runner.batches] == [(2, 2), (3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"\xff", InvalidRequestError),
+        (b"", NotFoundError),
+        (request({}, model="other").SerializeToString(), NotFoundError),
+        (request({}, model_version="2").SerializeToString(), NotFoundError),
+        (request({}, model_version="two").SerializeToString(), InvalidRequestError),
+        (request({}).SerializeToString(), InvalidRequestError),
+    ],
+)
+def test_a_bad_request_is_completed_at_once_with_its_error(
+    serve: Serve, data: bytes, kind: type[Exception]
+) -> None:
+    replies = Replies()
+    call = serve(lambda inputs: inputs).infer(data, math.inf, replies)
+    assert len(replies.all) == 1
+    assert isinstance(error_of(replies), kind)
+    call.cancel()
+    assert len(replies.all) == 1
+
+
+def test_errors_carry_the_id_of_the_request(serve: Serve) -> None:
+    _, replies = submit(serve(lambda inputs: inputs), fp32(1, 1), id="seven", model="other")
+    assert replies.first().request_id == "seven"
+
+
+def test_a_cancelled_request_never_runs_and_its_neighbours_do(serve: Serve, runner: ScriptedRunner) -> None:
+    service = serve(runner)
+    running, first = submit(service, fp32(1, 1))
+    runner.await_batches(1)
+    calls = [submit(service, fp32(1, 1) + tag) for tag in range(3)]
+    calls[1][0].cancel()
+    assert isinstance(error_of(calls[1][1]), Cancelled)
+    running.cancel()
+    assert isinstance(error_of(first), Cancelled)
+    runner.open()
+    assert [y(calls[tag][1].first().response()) for tag in (0, 2)] == [[[0]], [[4]]]
+    assert runner.batches[1]["x"].tolist() == [[0], [2]]
+    for call, replies in calls:
+        call.cancel()
+        assert len(replies.all) == 1
+
+
+def test_a_deadline_that_has_passed_is_refused_at_the_door(serve: Serve, runner: ScriptedRunner) -> None:
+    _, replies = submit(serve(runner), fp32(1, 1), deadline=time.monotonic() - 1)
+    assert isinstance(error_of(replies), DeadlineExceeded)
+    assert runner.batches == []
+
+
+def test_a_full_queue_refuses_and_says_when_to_retry(serve: Serve, runner: ScriptedRunner) -> None:
+    service = serve(runner, max_queue_size=2)
+    submit(service, fp32(1, 1))
+    runner.await_batches(1)
+    waiting = submit(service, fp32(2, 1))[1]
+    error = error_of(submit(service, fp32(1, 1))[1])
+    assert isinstance(error, QueueFull)
+    assert (status_of(error).retry_after or 0) > 0
+    assert isinstance(error_of(submit(service, fp32(3, 1))[1]), RequestTooLarge)
+    runner.open()
+    assert y(waiting.first().response()) == [[0], [2]]
+
+
+def test_the_queue_is_bounded_in_bytes_of_messages(serve: Serve, runner: ScriptedRunner) -> None:
+    size = request({"x": fp32(1, 100)}).ByteSize()
+    service = serve(runner, max_queue_bytes=2 * size)
+    replies = [submit(service, fp32(1, 100))[1] for _ in range(3)]
+    assert isinstance(error_of(replies[2]), QueueFull)
+    runner.open()
+    for each in replies[:2]:
+        each.first().response()
+
+
+@pytest.mark.xfail(
+    strict=True, reason="Batcher.enqueue cuts a request into parts before it asks whether the queue takes it"
+)
+def test_rows_without_columns_cost_a_client_nothing_and_must_not_cost_the_server_more(serve: Serve) -> None:
+    message = request({"x": fp32(0, 0)})
+    message.inputs[0].shape[:] = [1 << 58, 0]
+    with pytest.raises(RequestTooLarge):
+        infer(serve(lambda inputs: {"y": inputs["x"]}), message)
+
+
+def test_a_draining_server_refuses_and_finishes_what_it_accepted(
+    serve: Serve, runner: ScriptedRunner
+) -> None:
+    service = serve(runner)
+    accepted = submit(service, fp32(1, 1))[1]
+    assert not service.draining
+    service.begin_drain()
+    assert service.draining
+    error = error_of(submit(service, fp32(1, 1))[1])
+    assert isinstance(error, NotReadyError)
+    assert "shutting down" in str(error)
+    runner.open()
+    assert y(accepted.first().response()) == [[0]]
+
+
+def test_a_closed_batcher_is_unavailable(serve: Serve) -> None:
+    service = serve(lambda inputs: inputs)
+    service._registry.get("m").batcher.close()
+    assert isinstance(error_of(submit(service, fp32(1, 1))[1]), BatcherClosed)
+
+
+def test_the_row_that_fails_gets_its_error_and_its_neighbours_their_results(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(inputs: dict[str, Array]) -> dict[str, Array]:
+        if (inputs["x"] < 0).any():
+            raise ModelFailedError("the model failed on this request: why") from ValueError("/a/secret/place")
+        return {"y": inputs["x"]}
+
+    runner = ScriptedRunner(run, gated=True)
+    service = serve(runner)
+    first = submit(service, fp32(1, 1))[1]
+    runner.await_batches(1)
+    replies = [submit(service, np.full((1, 1), x, np.float32), id=f"id{x}")[1] for x in (1, -1, 2)]
+    runner.open()
+    first.first().response()
+    assert [y(replies[at].first().response()) for at in (0, 2)] == [[[1]], [[2]]]
+    error = error_of(replies[1])
+    assert "secret" not in str(error)
+    assert status_of(error).message == "the model failed on this request: why"
+    (line,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert line.getMessage() == "model m failed on request 'id-1': /a/secret/place"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda inputs: {"y": inputs["x"][:-1]},
+        lambda inputs: {"z": inputs["x"]},
+        lambda inputs: None,
+        lambda inputs: 1 / 0,
+    ],
+    ids=["too few rows", "another name", "nothing", "raises"],
+)
+def test_a_runner_with_a_bug_is_an_internal_error_without_details(
+    serve: Serve, run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, replies = submit(serve(run), fp32(2, 1))
+    assert status_of(error_of(replies)).message == "internal error; the server's log has the details"
+    assert len(replies.all) == 1

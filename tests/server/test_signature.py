@@ -1,0 +1,88 @@
+"""What the ONNX file says, in the words of the protocol."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from server.rig import signature, spec
+
+from tensorferry.server.errors import StartError
+from tensorferry.server.signature import Signature, signature_of
+
+
+def described(name: str, kind: str, shape: list[Any]) -> Any:
+    """An input or output as ONNX Runtime describes it."""
+    return SimpleNamespace(name=name, type=kind, shape=shape)
+
+
+@pytest.mark.parametrize(
+    ("kind", "datatype"),
+    [
+        ("bool", "BOOL"),
+        ("int8", "INT8"),
+        ("int16", "INT16"),
+        ("int32", "INT32"),
+        ("int64", "INT64"),
+        ("uint8", "UINT8"),
+        ("uint16", "UINT16"),
+        ("uint32", "UINT32"),
+        ("uint64", "UINT64"),
+        ("float16", "FP16"),
+        ("float", "FP32"),
+        ("double", "FP64"),
+        ("bfloat16", "BF16"),
+        ("string", "BYTES"),
+    ],
+)
+def test_every_type_that_the_protocol_has(kind: str, datatype: str) -> None:
+    made = signature_of([described("x", f"tensor({kind})", [])], [])
+    assert made.inputs[0].datatype.name == datatype
+
+
+@pytest.mark.parametrize(
+    "kind", ["tensor(complex64)", "tensor(float8e4m3fn)", "seq(tensor(float))", "map(int64,tensor(float))"]
+)
+@pytest.mark.parametrize("end", ["input", "output"])
+def test_types_that_it_does_not_have_are_named(kind: str, end: str) -> None:
+    nodes = [described("fine", "tensor(float)", []), described("strange", kind, [])]
+    with pytest.raises(StartError) as caught:
+        signature_of(*((nodes, []) if end == "input" else ([], nodes)))
+    assert f"{end} 'strange' is of type {kind}, which the protocol cannot carry" in str(caught.value)
+
+
+def test_dimensions_are_sizes_or_names() -> None:
+    (made,) = signature_of([described("x", "tensor(float)", ["batch", 3, None, 0, -1])], []).inputs
+    assert made.dims[:4] == ("batch", 3, "", 0)
+    assert made.shape == (-1, 3, -1, 0, -1)
+    assert str(made) == "x: FP32[-1, 3, -1, 0, -1]"
+
+
+def test_in_words() -> None:
+    made = signature(spec("x", "FP32", "b", 2), spec("t", "BYTES"), outputs=(spec("y", "INT8", 4),))
+    assert str(made) == "(x: FP32[-1, 2], t: BYTES[]) -> (y: INT8[4])"
+
+
+BATCHED = spec("fine", "FP32", "", 3)
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (signature(BATCHED), None),
+        (signature(BATCHED, spec("n", "INT64", "other_name")), None),
+        (signature(BATCHED, spec("s", "FP32")), "input 's' is a scalar"),
+        (signature(BATCHED, spec("w", "FP32", 1, 3)), "the first dimension of input 'w' is fixed to 1"),
+        (signature(BATCHED, outputs=(spec("loss", "FP32"),)), "output 'loss' is a scalar"),
+        (
+            signature(BATCHED, outputs=(BATCHED, spec("c", "FP32", 8))),
+            "the first dimension of output 'c' is fixed to 8",
+        ),
+        (Signature((), (BATCHED,)), "the model has no inputs"),
+    ],
+)
+def test_a_batch_axis_is_a_first_dimension_that_varies_everywhere(
+    made: Signature, reason: str | None
+) -> None:
+    assert made.lacks_batch_axis() == reason

@@ -1,0 +1,76 @@
+"""Each exception has one status; what nobody foresaw is INTERNAL, and its text stays here."""
+
+from __future__ import annotations
+
+import logging
+
+import grpc
+import pytest
+
+from tensorferry import batcher
+from tensorferry.protos.tensors import TensorError
+from tensorferry.server import errors
+from tensorferry.server.status import Status, status_of
+
+SECRET = "/home/somebody/model.onnx: password"
+
+FORESEEN = [
+    (errors.InvalidRequestError, "INVALID_ARGUMENT"),
+    (TensorError, "INVALID_ARGUMENT"),
+    (batcher.InvalidRequest, "INVALID_ARGUMENT"),
+    (batcher.RequestTooLarge, "INVALID_ARGUMENT"),
+    (errors.NotFoundError, "NOT_FOUND"),
+    (errors.NotReadyError, "UNAVAILABLE"),
+    (batcher.BatcherClosed, "UNAVAILABLE"),
+    (batcher.DeadlineExceeded, "DEADLINE_EXCEEDED"),
+    (batcher.Cancelled, "CANCELLED"),
+    (errors.UnsupportedError, "UNIMPLEMENTED"),
+    (errors.ModelFailedError, "INTERNAL"),
+]
+
+
+@pytest.mark.parametrize(("kind", "code"), FORESEEN)
+def test_what_was_foreseen_keeps_its_message(
+    kind: type[Exception], code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert status_of(kind("what to change")) == Status(grpc.StatusCode[code], "what to change")
+    assert not caplog.records
+
+
+def test_a_full_queue_says_when_to_retry() -> None:
+    status = status_of(batcher.QueueFull("full", 0.25))
+    assert status == Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", 0.25)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(SECRET),
+        ValueError(SECRET),
+        KeyError(SECRET),
+        TimeoutError(SECRET),
+        MemoryError(SECRET),
+        SystemExit(SECRET),
+        batcher.ModelOutputError(SECRET),
+        batcher.BatcherError(SECRET),
+        errors.ServerError(SECRET),
+        errors.StartError(SECRET),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_the_text_of_any_other_is_for_the_log_alone(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    status = status_of(error)
+    assert status == Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert SECRET in caplog.text
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "終", "🚢", "\ud800"])
+def test_a_message_always_fits_the_trailing_metadata(letter: str) -> None:
+    message = status_of(errors.NotFoundError(letter * 100_000)).message
+    assert len(message.encode()) <= 2010
+    assert message.endswith(" ...")
+    assert status_of(errors.NotFoundError("é" * 1000)).message == "é" * 1000
