@@ -14,7 +14,7 @@ from batcher.rig import error, occupy, reproducible, result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorferry.batcher import InvalidRequest, ModelOutputError, Outcome, Request
+from tensorferry.batcher import Batcher, InvalidRequest, ModelOutputError, Outcome, Request
 from tensorferry.batcher.collate import join, request_of, split
 from tensorferry.batcher.testing import ScriptedRunner
 
@@ -198,3 +198,15 @@ def test_the_callers_arrays_are_not_written_to_by_joining(make: Make, runner: Sc
     runner.open()
     assert [result(future).tolist() for future in futures] == [[0, 0], [2, 2], [4, 4]]
     assert [array.tolist() for array in arrays] == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_a_model_function_that_writes_to_its_input_leaves_the_callers_array_alone() -> None:
+    mine = np.arange(3, dtype=np.float32)
+
+    def in_place(x: Any) -> Any:
+        x += 1
+        return x
+
+    with Batcher(in_place) as batcher:
+        np.testing.assert_array_equal(batcher.submit(mine).result(30), [1, 2, 3])
+    np.testing.assert_array_equal(mine, [0, 1, 2])

@@ -73,8 +73,8 @@ def _nbytes(tensor: Tensor) -> int:
 def join(requests: Sequence[Request]) -> Any:
     """The batch that the model function gets: one array, or a dict of arrays, rows on axis 0.
 
-    The rows' bytes are copied once; a single request's not at all, whose arrays may therefore
-    be read-only.
+    The rows are copied once, so that the model function may write to its input; only a single
+    request that holds `bytes` is not copied, and its arrays are read-only.
     """
     names = requests[0].names
     arrays = [
@@ -86,11 +86,13 @@ def join(requests: Sequence[Request]) -> Any:
 def _join_tensors(tensors: Sequence[Tensor]) -> Array:
     first = tensors[0]
     if first.dtype.hasobject:
-        return first.data if len(tensors) == 1 else np.concatenate([tensor.data for tensor in tensors])
-    if len(tensors) == 1:
-        return np.frombuffer(first.data, np.uint8).view(first.dtype).reshape(first.shape)
-    joined = bytearray().join([tensor.data for tensor in tensors])
-    shape = (sum(tensor.shape[0] for tensor in tensors), *first.shape[1:])
+        return np.concatenate([tensor.data for tensor in tensors]) if tensors[1:] else first.data.copy()
+    # Bytes cannot be written to, so one request's need no copy; a caller's array does.
+    alone = len(tensors) == 1 and isinstance(first.data, bytes)
+    joined = first.data if alone else bytearray().join([tensor.data for tensor in tensors])
+    shape = (
+        first.shape if len(tensors) == 1 else (sum(tensor.shape[0] for tensor in tensors), *first.shape[1:])
+    )
     return np.frombuffer(joined, np.uint8).view(first.dtype).reshape(shape)
 
 
