@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class GRPCInferenceServiceStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """Inference on models that are known by name and version.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -137,124 +138,146 @@ class GRPCInferenceServiceStub(object):
 
 
 class GRPCInferenceServiceServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """Inference on models that are known by name and version.
+    """
 
     def ServerLive(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Whether the server runs and answers.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ServerReady(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Whether the server and all its models take requests.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelReady(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Whether one model takes requests.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ServerMetadata(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The server's name, version and extensions of the protocol.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelMetadata(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A model's inputs and outputs.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelInfer(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Runs one request and answers it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelStreamInfer(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """Runs the requests of a stream, for any models. An error of one request is a message in the
+        stream of responses, which goes on; half-closing ends it after the last response.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelConfig(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A model's configuration, with what the server added to it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelStatistics(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Counts and durations since a model was loaded; of all models for an empty name.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RepositoryIndex(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The models of the repositories and the state of each version.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RepositoryModelLoad(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Loads a model, or loads it again.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RepositoryModelUnload(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Unloads a model once its accepted requests are answered.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SystemSharedMemoryStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The regions of system shared memory that are registered.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SystemSharedMemoryRegister(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Registers a region of system shared memory under a name.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SystemSharedMemoryUnregister(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Forgets a region; an empty name forgets all.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CudaSharedMemoryStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The regions of CUDA memory that are registered.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CudaSharedMemoryRegister(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Registers a region of a GPU's memory under a name.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CudaSharedMemoryUnregister(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Forgets a region; an empty name forgets all.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TraceSetting(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Reads and changes what is traced.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LogSettings(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Reads and changes what is logged.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -371,7 +394,8 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GRPCInferenceService(object):
-    """Missing associated documentation comment in .proto file."""
+    """Inference on models that are known by name and version.
+    """
 
     @staticmethod
     def ServerLive(request,
