@@ -141,7 +141,8 @@ def from_status(
     code: grpc.StatusCode, details: str | None, trailers: Any, request_id: str = ""
 ) -> InferenceError:
     """The error of a status that ended a call; `trailers` are its trailing metadata, if any."""
-    return of_code(code, details or "", request_id, _retry_after(dict(trailers or ())))
+    # By pairs: older grpcio's asyncio metadata are a mapping that `dict` cannot take.
+    return of_code(code, details or "", request_id, _retry_after(dict(list(trailers or ()))))
 
 
 def from_stream(
