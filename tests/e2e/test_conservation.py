@@ -28,7 +28,7 @@ def test_64_clients_mixed_sizes_two_models_20000_requests(
         rows = (1, 1, 1, 2, 3, 5, 16, 40)[number % 8]
         tag = number * 64
         if number % 3:
-            x = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4) + tag
+            x = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4) + np.float32(tag)
             index = np.full(rows, number % 10)
             inputs = {"x": x, "index": index, "work": np.zeros(rows, np.int64)}
             y = client.infer("probe", inputs, request_id=str(number), timeout=60)
