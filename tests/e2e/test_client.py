@@ -46,9 +46,7 @@ def test_infer_submit_and_errors(server: ServerProcess) -> None:
         assert client.is_ready()
         assert client.is_model_ready("probe")
         assert not client.is_model_ready("other")
-        result = client.infer(
-            "probe", probe(7, index=3), request_id="a", parameters={"explain": True}
-        )
+        result = client.infer("probe", probe(7, index=3), request_id="a", parameters={"explain": True})
         np.testing.assert_array_equal(result["y"], np.full((1, 4), 17))
         assert (result.id, result.model_name, result.model_version) == ("a", "probe", "1")
         assert result.parameters["batch_rows"] == 1

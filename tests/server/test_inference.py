@@ -188,9 +188,6 @@ def test_the_queue_is_bounded_in_bytes_of_messages(serve: Serve, runner: Scripte
         each.first().response()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Batcher.enqueue cuts a request into parts before it asks whether the queue takes it"
-)
 def test_rows_without_columns_cost_a_client_nothing_and_must_not_cost_the_server_more(serve: Serve) -> None:
     message = request({"x": fp32(0, 0)})
     message.inputs[0].shape[:] = [1 << 58, 0]

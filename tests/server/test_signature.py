@@ -55,6 +55,7 @@ def test_types_that_it_does_not_have_are_named(kind: str, end: str) -> None:
 def test_dimensions_are_sizes_or_names() -> None:
     (made,) = signature_of([described("x", "tensor(float)", ["batch", 3, None, 0, -1])], []).inputs
     assert made.dims[:4] == ("batch", 3, "", 0)
+    assert isinstance(made.dims[4], str)
     assert made.shape == (-1, 3, -1, 0, -1)
     assert str(made) == "x: FP32[-1, 3, -1, 0, -1]"
 

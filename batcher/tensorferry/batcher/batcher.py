@@ -154,6 +154,8 @@ class Batcher:
             raise DeadlineExceeded("the deadline had passed before the request was enqueued")
         complete = request.complete
         if self._batched and request.rows > self._limits.max_batch_size:
+            # Before it is cut up: rows without bytes are cheap to claim.
+            self._check_size(request)
             request.complete = self._withdraw_rest(request)
             request.parts = split_request(request, self._limits.max_batch_size)
         try:
@@ -166,6 +168,13 @@ class Batcher:
             # Its parts hold the tensors and complete it; it must not keep them alive, nor itself.
             request.tensors, request.complete = (), _completed_twice
         self._ledger.accepted()
+
+    def _check_size(self, request: Request) -> None:
+        try:
+            self._queue.check_size(request.cost, request.nbytes)
+        except BatcherError:
+            self._ledger.refused()
+            raise
 
     def _withdraw_rest(self, whole: Request) -> Callable[[Outcome], None]:
         complete = whole.complete

@@ -98,14 +98,8 @@ class RequestQueue:
         self._busy_workers = 0
         self._closing = False
 
-    def put(self, requests: Sequence[Request], retry_after: float) -> None:
-        """Accepts the requests, all or none.
-
-        RequestTooLarge when they can never fit, QueueFull (with `retry_after`) when they do
-        not fit now, BatcherClosed when the queue closes; then none was accepted.
-        """
-        rows = sum(request.cost for request in requests)
-        nbytes = sum(request.nbytes for request in requests)
+    def check_size(self, rows: int, nbytes: int) -> None:
+        """RequestTooLarge when so many rows or bytes could never be accepted."""
         if rows > self._max_rows:
             raise RequestTooLarge(
                 f"the request has {rows} rows; the queue holds {self._max_rows}: send fewer rows at once"
@@ -114,6 +108,16 @@ class RequestQueue:
             raise RequestTooLarge(
                 f"the request has {nbytes} bytes; the queue holds {self._max_bytes}: send less at once"
             )
+
+    def put(self, requests: Sequence[Request], retry_after: float) -> None:
+        """Accepts the requests, all or none.
+
+        RequestTooLarge when they can never fit, QueueFull (with `retry_after`) when they do
+        not fit now, BatcherClosed when the queue closes; then none was accepted.
+        """
+        rows = sum(request.cost for request in requests)
+        nbytes = sum(request.nbytes for request in requests)
+        self.check_size(rows, nbytes)
         with self._lock:
             if self._closing:
                 raise BatcherClosed("the batcher is draining or closed and accepts no new requests")

@@ -59,7 +59,8 @@ def _random(spec: TensorSpec, rows: int, size: int, generator: np.random.Generat
     if name == "BYTES":
         return generator.integers(0, 2, shape).astype(str).astype(object)
     if name == "BF16":
-        return (generator.standard_normal(shape).astype("<f4").view("<u4") >> 16).astype("<u2")
+        bits = generator.standard_normal(shape).astype("<f4").view("<u4") >> 16
+        return np.asarray(bits, "<u2")  # of a scalar, what operators return is no array
     if storage.kind == "f":
         return generator.standard_normal(shape).astype(storage)
     if name == "UINT8":

@@ -1,0 +1,133 @@
+"""The whole server in this process: it listens, loads, serves, drains and stops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from server import models
+from server.rig import PATIENCE, fp32, request
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import inference_pb2_grpc
+from tensorferry.server.app import App
+from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.errors import StartError
+
+Make = Callable[..., App]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes servers with the model `m` on a free port; they are stopped after the test."""
+    path = models.twice(tmp_path / "m.onnx")
+    apps: list[App] = []
+
+    def make_app(**options: Any) -> App:
+        options = {"port": 0, "device": "cpu", "models": (ModelSource("m", path),), **options}
+        apps.append(App(ServerConfig(**options)))
+        return apps[-1]
+
+    yield make_app
+    for app in apps:
+        assert app.stop()
+
+
+def dial(app: App) -> grpc.Channel:
+    return grpc.insecure_channel(app.address)
+
+
+def health(channel: grpc.Channel, service: str = "") -> int:
+    status: int = (
+        health_pb2_grpc.HealthStub(channel)
+        .Check(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE)
+        .status
+    )
+    return status
+
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_from_start_to_stop(make: Make) -> None:
+    app = make()
+    app.start()
+    assert app.port > 0
+    with dial(app) as channel:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE).live
+        assert not stub.ServerReady(pb.ServerReadyRequest(), timeout=PATIENCE).ready
+        assert [health(channel), health(channel, "m")] == [NOT_SERVING, NOT_SERVING]
+        app.load()
+        assert stub.ServerReady(pb.ServerReadyRequest(), timeout=PATIENCE).ready
+        names = ["", "m", "inference.GRPCInferenceService"]
+        assert [health(channel, name) for name in names] == [SERVING] * 3
+        response = stub.ModelInfer(request({"x": fp32(2, 3)}), timeout=PATIENCE)
+        assert response.raw_output_contents[0] == (fp32(2, 3) * 2).tobytes()
+        assert app.drain()
+        assert [health(channel, name) for name in names] == [NOT_SERVING] * 3
+        assert not stub.ServerReady(pb.ServerReadyRequest(), timeout=PATIENCE).ready
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.ModelInfer(request({"x": fp32(2, 3)}), timeout=PATIENCE)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert app.stop()
+    assert app.stop()
+
+
+def test_two_servers_do_not_share_a_port(make: Make) -> None:
+    first = make()
+    first.start()
+    with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{first.port}: the address is in use"):
+        make(port=first.port).start()
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("127.0.0.1", "127.0.0.1:7"), ("::1", "[::1]:7"), ("[::1]", "[::1]:7"), ("localhost", "localhost:7")],
+)
+def test_addresses(make: Make, host: str, address: str) -> None:
+    app = make(host=host)
+    app.port = 7
+    assert app.address == address
+
+
+def test_the_first_model_that_does_not_load_is_named(make: Make, tmp_path: Path) -> None:
+    app = make(models=(ModelSource("gone", tmp_path / "gone.onnx"),))
+    with pytest.raises(StartError, match=r"gone\.onnx: no such file"):
+        app.load()
+
+
+def test_messages_are_bounded_in_size(make: Make) -> None:
+    app = make(max_message_bytes=10_000)
+    app.start()
+    app.load()
+    with dial(app) as channel:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ModelInfer(request({"x": fp32(500, 3)}), timeout=PATIENCE)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.ModelInfer(request({"x": np.zeros((1000, 3), np.float32)}), timeout=PATIENCE)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_reflection_knows_our_service_and_those_beside_it(make: Make) -> None:
+    app = make()
+    app.start()
+    asked = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        *(
+            reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol)
+            for symbol in ("inference.GRPCInferenceService", "grpc.health.v1.Health")
+        ),
+    ]
+    with dial(app) as channel:
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        listed, *files = stub.ServerReflectionInfo(iter(asked), timeout=PATIENCE)
+    names = {service.name for service in listed.list_services_response.service}
+    assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= names
+    assert all(file.file_descriptor_response.file_descriptor_proto for file in files)

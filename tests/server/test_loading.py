@@ -1,0 +1,155 @@
+"""Loading decides how a model is batched, warms it up, and says all of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from server import models
+from server.rig import Array, fp32
+
+from tensorferry.batcher import RequestTooLarge
+from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.loading import load_model
+from tensorferry.server.models import Model
+from tensorferry.server.session import Session
+
+Load = Callable[..., Model]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Load]:
+    """Loads the model that a builder builds; its batcher ends after the test."""
+    loaded: list[Model] = []
+
+    def make(build: Callable[[Path], Path], **options: Any) -> Model:
+        source = ModelSource("named", build(tmp_path / "m.onnx"))
+        loaded.append(load_model(source, ServerConfig((source,), **options), "cpu"))
+        return loaded[-1]
+
+    yield make
+    for model in loaded:
+        assert model.batcher.close()
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each run of a session."""
+    seen: list[int] = []
+    run = Session.run
+
+    def recorded(self: Session, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        seen.append(len(next(iter(inputs.values()))))
+        return run(self, inputs)
+
+    monkeypatch.setattr(Session, "run", recorded)
+    return seen
+
+
+def fixed(path: Path) -> Path:
+    return models.twice(path, dims=(1, 3))
+
+
+def test_a_proved_model_is_batched(load: Load) -> None:
+    model = load(models.twice, max_batch_size=8)
+    assert (model.name, model.version, model.max_batch_size, model.batched) == ("named", "1", 8, True)
+    assert model.batching == "batches of up to 8 rows (proved)"
+    assert str(model.signature) == "(x: FP32[-1, 3]) -> (y: FP32[-1, 3])"
+    future = model.batcher.submit_rows({"x": fp32(2, 3)})
+    assert future.result(30)["y"].tolist() == (fp32(2, 3) * 2).tolist()
+
+
+def test_the_window_is_named(load: Load) -> None:
+    assert (
+        load(models.twice, max_queue_delay=0.0025).batching
+        == "batches of up to 32 rows after at most 2.5 ms (proved)"
+    )
+
+
+def test_batching_may_be_off(load: Load, runs: list[int]) -> None:
+    model = load(models.twice, max_batch_size=0)
+    assert (model.max_batch_size, model.batching) == (0, "unbatched (--max-batch-size 0)")
+    assert set(runs) == {1}
+
+
+def test_without_a_batch_axis_a_model_is_unbatched_and_the_log_says_why(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load(fixed)
+    why = "the first dimension of input 'x' is fixed to 1"
+    assert (model.max_batch_size, model.batching) == (0, f"unbatched ({why})")
+    assert f"model named is served unbatched: {why}" in caplog.text
+    future = model.batcher.submit_rows({"x": fp32(1, 3)})
+    assert future.result(30)["y"].tolist() == [[0, 2, 4]]
+
+
+def test_a_model_that_mixes_rows_is_unbatched_and_the_log_says_why_and_what_to_do(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load(models.softmax_over_rows)
+    assert model.max_batch_size == 0
+    assert model.batching.startswith("unbatched (output 'share' of a row changes with its neighbours")
+    (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert warning.getMessage().endswith("(--batching trust batches it all the same)")
+
+
+def test_trust_batches_it_all_the_same(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    model = load(models.softmax_over_rows, batching="trust", max_batch_size=4)
+    assert (model.max_batch_size, model.batching) == (4, "batches of up to 4 rows (trusted)")
+    assert "model named is batched without proof (--batching trust)" in caplog.text
+
+
+def test_trust_does_not_make_a_batch_axis(load: Load) -> None:
+    assert load(fixed, batching="trust").max_batch_size == 0
+
+
+def test_trust_in_a_model_that_takes_one_row_alone_ends_the_warm_up_not_the_server(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load(models.one_row_only, batching="trust", max_batch_size=4)
+    assert model.max_batch_size == 4
+    assert "warm-up ended at a batch of 2 rows" in caplog.text
+    # Its batches fail and are run again in halves, down to single requests.
+    futures = [model.batcher.submit({"x": np.full(3, tag, np.float32)}) for tag in range(8)]
+    assert [future.result(30)["y"].tolist() for future in futures] == [[tag] * 3 for tag in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("most", "warmed"),
+    [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8]), (33, [1, 2, 4, 8, 16, 32, 33]), (0, [1])],
+)
+def test_each_power_of_two_and_the_most_are_warmed_up(
+    most: int, warmed: list[int], load: Load, runs: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    load(models.twice, max_batch_size=most)
+    assert runs[-len(warmed) :] == warmed
+    assert f"warmed at batches of {', '.join(map(str, warmed))}" in caplog.text
+
+
+def test_a_model_that_runs_on_no_random_input_is_served_cold_and_unbatched(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    model = load(lambda path: models.multiples_only(path, 11))
+    assert model.max_batch_size == 0
+    assert "warmed at batches of no size: it does not run on random input" in caplog.text
+    assert model.batcher.submit_rows({"x": fp32(1, 22)}).result(30)["y"].shape == (1, 2)
+
+
+def test_the_queue_is_bounded_as_configured(load: Load) -> None:
+    model = load(models.twice, max_queue_size=5, max_queue_bytes=100)
+    with pytest.raises(RequestTooLarge, match="the queue holds 5"):
+        model.batcher.submit_rows({"x": fp32(6, 3)})
+    with pytest.raises(RequestTooLarge, match="the queue holds 100"):
+        model.batcher.submit_rows({"x": np.zeros((1, 26), np.float32)})
+
+
+def test_a_missing_file_is_named(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"m\.onnx: no such file"):
+        load(lambda path: path)
