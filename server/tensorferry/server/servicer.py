@@ -154,10 +154,9 @@ class Servicer:
         replied.acquire()
         (reply,) = replies
         try:
-            response = reply.response()
+            return reply.response().SerializeToString()
         except Exception as error:
             _abort(context, status_of(error))
-        return response.SerializeToString()
 
     def model_stream_infer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Requests as they come; each response in request order, or as it is done.
