@@ -16,7 +16,7 @@ GRPCURL := v1.9.3
 UV := 0.13.8
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test lint format protos protos-check locks tools train gpu-check clean
+.PHONY: help run demo test lint format simulate bench-overhead protos protos-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -42,6 +42,12 @@ format: $(VENV)/.dev ## let ruff format the code
 
 gpu-check: $(VENV)/.dev ## on a GPU machine: the end-to-end tests on CUDA, and CUDA against CPU
 	$(BIN)/python tests/gpu_check.py
+
+simulate: $(VENV)/.$(EXTRA) ## the shipping scheduler in virtual time: closed loops and open arrivals
+	@$(BIN)/python benchmarks/closed_loop.py
+
+bench-overhead: $(VENV)/.$(EXTRA) ## what the scheduler costs per request
+	@$(BIN)/python benchmarks/overhead.py
 
 protos: $(PROTOC_VENV)/.done ## regenerate the code from the .proto files
 	$(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos $(PROTOS)/*.proto

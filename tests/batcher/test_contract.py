@@ -65,7 +65,7 @@ def test_no_request_waits_for_more_batches_than_promised(
             width = 1 + (kind and kinds == 2)
             request = request_of(np.zeros((min(size, most_rows), width)), Recorder(), one_row=False)
             bound = promised([promise.request for promise in waiting], request)
-            queue.put([request], 0)
+            queue.put([request])
             clock.advance(1)
             waiting.append(Promise(request, batches, bound))
         elif waiting:

@@ -154,10 +154,11 @@ def test_another_worker_takes_over_a_window_while_the_first_is_busy(make: Make) 
     answered = threading.Event()
     seen: list[bool] = []
     batcher = make(lambda x: x * 2, 4, 0.06, workers=2)
-    # The worker that waits for both is held in the completion of the one that expires first.
+    # The worker that waits for both is held in the completion of the one that leaves first, for
+    # its deadline; they cannot share a batch.
     batcher.enqueue(
         request_of(
-            [1.0],
+            [[1.0, 1.0]],
             lambda _: seen.append(answered.wait(PATIENCE)),
             one_row=False,
             deadline=MonotonicClock().now() + 0.03,

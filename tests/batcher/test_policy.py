@@ -11,7 +11,17 @@ from batcher.rig import reproducible
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorferry.batcher.policy import Close, CloseReason, Limits, Wait, decide, expired, riders
+from tensorferry.batcher.policy import (
+    Close,
+    CloseReason,
+    Demand,
+    Limits,
+    Wait,
+    decide,
+    form_batch,
+    infeasible,
+    riders,
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +35,11 @@ class Passenger:
 class View:
     rows: int
     oldest_arrival: float
-    earliest_deadline: float = math.inf
+    latest_start: float = math.inf
+
+    @property
+    def due(self) -> float:
+        return self.oldest_arrival + 1000
 
 
 GREEDY = Limits(4, 0.0)
@@ -47,8 +61,9 @@ WINDOW = Limits(4, 10.0)
             {"a": View(9, 5)}, 5, WINDOW, False, Close("a", CloseReason.FULL), id="over-full: early"
         ),
         pytest.param({"a": View(1, 5)}, 5, WINDOW, True, Close("a", CloseReason.DRAIN), id="drain: early"),
+        pytest.param({"a": View(1, 5, 8)}, 5, WINDOW, False, Wait(8), id="ends for a deadline in the window"),
         pytest.param(
-            {"a": View(1, 5, 8)}, 5, WINDOW, False, Wait(8), id="wakes for a deadline in the window"
+            {"a": View(1, 5, 8)}, 8, WINDOW, False, Close("a", CloseReason.WINDOW), id="leaves for a deadline"
         ),
         pytest.param({"a": View(1, 5, 99)}, 5, WINDOW, False, Wait(15), id="a deadline behind the window"),
         pytest.param(
@@ -110,20 +125,142 @@ def test_decides(
     ],
 )
 def test_riders(costs: list[int], ride: list[int]) -> None:
-    assert [passenger.cost for passenger in riders(map(Passenger, costs), GREEDY)] == ride
+    assert [passenger.cost for passenger in riders(map(Passenger, costs), GREEDY.max_batch_size)] == ride
 
 
-@pytest.mark.parametrize(("deadline", "gone"), [(4.9, True), (5.0, True), (5.1, False), (math.inf, False)])
-def test_expires_at_its_deadline_and_not_before(deadline: float, gone: bool) -> None:
+class Affine:
+    """Batch times of 10 s and 1 s a row, known exactly."""
+
+    def mean(self, rows: int) -> float:
+        return 10.0 + rows
+
+    def upper(self, rows: int) -> float:
+        return self.mean(rows)
+
+    def fit(self, slack: float) -> int:
+        return max(0, math.floor(slack - 10))
+
+
+class Unknown:
+    """Nothing is known of batch times."""
+
+    def mean(self, rows: int) -> float:
+        return 0.0
+
+    def upper(self, rows: int) -> float:
+        return 0.0
+
+    def fit(self, slack: float) -> int:
+        return 1_000
+
+
+@pytest.mark.parametrize(
+    ("deadline", "gone"), [(115.9, True), (116, True), (116.1, False), (math.inf, False)]
+)
+def test_is_infeasible_when_even_alone_it_would_be_late(deadline: float, gone: bool) -> None:
+    passenger = Passenger(6, deadline=deadline)
+    assert infeasible([passenger], 100.0, Affine().upper) == ([passenger] if gone else [])
+
+
+@pytest.mark.parametrize(("deadline", "gone"), [(99.9, True), (100, True), (100.1, False)])
+def test_nothing_known_of_times_only_the_passed_are_infeasible(deadline: float, gone: bool) -> None:
     passenger = Passenger(deadline=deadline)
-    assert expired([passenger], 5.0) == ([passenger] if gone else [])
+    assert infeasible([passenger], 100.0, Unknown().upper) == ([passenger] if gone else [])
+
+
+BUSY = Demand(rate=1.0, patience=40.0)
+
+
+def dated(*deadlines: float, cost: int = 1) -> list[Passenger]:
+    return [Passenger(cost, deadline=deadline) for deadline in deadlines]
+
+
+def form(
+    dated: list[Passenger],
+    patient: list[Passenger] = [],  # noqa: B006 (never changed)
+    *,
+    most: int = 8,
+    now: float = 0.0,
+    demand: Demand = BUSY,
+    aging: float = 1000.0,
+) -> tuple[list[Passenger], list[Passenger]]:
+    return form_batch(dated, patient, now, Limits(most, 0.0), Affine(), demand, aging)
+
+
+def test_who_can_all_make_their_deadlines_all_ride_and_nobody_is_shed() -> None:
+    queue = dated(*range(20, 28))
+    assert form(queue) == (queue, [])
+
+
+def test_sheds_the_fewest_oldest_such_that_the_batch_keeps_up() -> None:
+    """The first three have slack for a row each: batches of one row, of 11 s, would never keep up."""
+    queue = dated(11.5, 11.6, 11.7, 40, 41, 42, 43, 44, 45)
+    ride, shed = form(queue)
+    assert shed == queue[:3]
+    assert ride == queue[3:]
+
+
+def test_sheds_nobody_when_a_small_batch_keeps_up_with_few_arrivals() -> None:
+    queue = dated(11.5, 40, 41)
+    ride, shed = form(queue, demand=Demand(rate=0.01, patience=40.0))
+    assert (ride, shed) == (queue[:1], [])
+
+
+def test_a_request_without_deadline_is_never_shed_and_fills_the_room() -> None:
+    patient = [Passenger(), Passenger()]
+    queue = dated(30, 31, 32)
+    assert form(queue, patient, most=4) == (queue + patient[:1], [])
+    assert form([], patient, most=4) == (patient, [])
+
+
+def test_an_overdue_request_without_deadline_rides_before_the_dated_which_keep_half_the_room() -> None:
+    patient = [Passenger(arrival=0.0) for _ in range(9)]
+    queue = dated(*[200.0 + i for i in range(9)])
+    ride, shed = form(queue, patient, now=100.0, aging=50.0)
+    assert ride == patient[:4] + queue[:4]
+    assert shed == []
+
+
+def test_an_overdue_request_that_leaves_no_room_rides_alone() -> None:
+    patient = [Passenger(8, arrival=0.0)]
+    assert form(dated(200.0), patient, now=100.0, aging=50.0) == (patient, [])
+
+
+passengers = st.lists(st.tuples(st.integers(1, 8), st.floats(12, 80)), max_size=30)
+
+
+@reproducible
+@given(
+    dates=passengers,
+    others=st.lists(st.integers(1, 8), max_size=9),
+    rate=st.floats(0, 5),
+    age=st.floats(0, 50),
+)
+def test_whatever_waits_a_batch_is_sound(
+    dates: list[tuple[int, float]], others: list[int], rate: float, age: float
+) -> None:
+    queue = sorted((Passenger(cost, 0.0, deadline) for cost, deadline in dates), key=lambda p: p.deadline)
+    queue = [p for p in queue if p not in infeasible([p], 0.0, Affine().upper)]
+    patient = [Passenger(cost, -age) for cost in others]
+    ride, shed = form(queue, patient, demand=Demand(rate, 40.0), aging=25.0)
+    rows = sum(passenger.cost for passenger in ride)
+    assert rows <= 8
+    assert bool(ride) == bool(queue or patient)
+    assert all(passenger.deadline < math.inf for passenger in shed), "who has no deadline is never shed"
+    gone = [id(p) for p in shed]
+    riding = [id(p) for p in ride]
+    assert not set(gone) & set(riding)
+    assert gone == [id(p) for p in queue[: len(gone)]], "only the oldest are shed"
+    if age < 25.0:
+        late = [p for p in ride if p.deadline < Affine().upper(rows)]
+        assert not late, "nobody rides who would be late"
 
 
 @reproducible
 @given(costs=st.lists(st.integers(1, 12), max_size=20), most=st.integers(1, 10))
 def test_riders_are_the_longest_prefix_that_fits(costs: list[int], most: int) -> None:
     queue = [Passenger(cost) for cost in costs]
-    ride = riders(queue, Limits(most, 0.0))
+    ride = riders(queue, most)
     rows = sum(passenger.cost for passenger in ride)
     assert all(a is b for a, b in zip(ride, queue, strict=False)), "in order, without gaps"
     assert bool(ride) == bool(queue), "whoever is first rides"
@@ -136,14 +273,14 @@ views = st.builds(
     View,
     rows=st.integers(1, 8),
     oldest_arrival=st.floats(NOW - 20, NOW),
-    earliest_deadline=st.one_of(st.just(math.inf), st.floats(NOW, NOW + 20, exclude_min=True)),
+    latest_start=st.one_of(st.just(math.inf), st.floats(NOW, NOW + 20, exclude_min=True)),
 )
 limits = st.builds(Limits, st.integers(1, 6), st.sampled_from([0.0, 0.5, 10.0]))
 buckets = st.dictionaries(st.integers(0, 9), views, max_size=6)
 
 
 def _may_leave(view: View, limit: Limits, draining: bool) -> bool:
-    window_over = view.oldest_arrival + limit.max_queue_delay <= NOW
+    window_over = min(view.oldest_arrival + limit.max_queue_delay, view.latest_start) <= NOW
     return draining or window_over or view.rows >= limit.max_batch_size
 
 
@@ -171,9 +308,9 @@ def test_a_wait_ends_when_the_next_thing_happens_and_not_before(
         return
     assert decision.until > NOW, "no wait is already over: a worker would spin"
     ends = [view.oldest_arrival + limit.max_queue_delay for view in buckets.values()]
-    deadlines = [view.earliest_deadline for view in buckets.values()]
-    assert decision.until == min([*ends, *deadlines], default=math.inf)
-    if math.isfinite(decision.until) and decision.until not in deadlines:
+    starts = [view.latest_start for view in buckets.values()]
+    assert decision.until == min([*ends, *starts], default=math.inf)
+    if math.isfinite(decision.until):
         assert isinstance(decide(buckets, decision.until, limit, draining=False), Close)
 
 

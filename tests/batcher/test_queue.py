@@ -39,11 +39,11 @@ def taken(queue: RequestQueue) -> Any:
 def test_bounds_the_rows_that_wait(clock: VirtualClock) -> None:
     queue = make_queue(clock)
     for _ in range(4):
-        queue.put([make_request(2)], 0)
+        queue.put([make_request(2)])
     refused = make_request()
-    with pytest.raises(QueueFull, match=r"8 of 8 rows wait, the request has 1; retry in 0\.125 s") as caught:
-        queue.put([refused], 0.125)
-    assert caught.value.retry_after == 0.125
+    with pytest.raises(QueueFull, match=r"8 of 8 rows wait, the request has 1; retry in 0\.001 s") as caught:
+        queue.put([refused])
+    assert caught.value.retry_after == 0.001
     assert queue.sizes() == QueueSizes(4, 8, 0, 64)
     assert refused.state is State.NEW
 
@@ -52,20 +52,20 @@ def test_running_rows_make_room_at_the_door_but_not_in_memory(clock: VirtualCloc
     """Rows bound what waits; bytes bound what is held, running requests included."""
     queue = make_queue(clock, nbytes=64)
     for _ in range(8):
-        queue.put([make_request()], 0)
+        queue.put([make_request()])
     taken(queue)
     assert queue.sizes() == QueueSizes(4, 4, 4, 64)
     with pytest.raises(QueueFull, match="it holds 64 of 64 bytes, the request has 8"):
-        queue.put([make_request()], 0)
-    queue.put([make_request(width=0)], 0)
+        queue.put([make_request()])
+    queue.put([make_request(width=0)])
 
 
 def test_finishing_gives_the_bytes_back(clock: VirtualClock) -> None:
     queue = make_queue(clock, nbytes=32)
-    queue.put([make_request(4)], 0)
+    queue.put([make_request(4)])
     assert len(queue.finish(taken(queue).batch)) == 1
     assert queue.sizes() == EMPTY
-    queue.put([make_request(4)], 0)
+    queue.put([make_request(4)])
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_can_never_fit_is_too_large_even_when_empty(
 ) -> None:
     queue = make_queue(clock)
     with pytest.raises(RequestTooLarge, match=message):
-        queue.put([make_request(rows, width=width)], 0)
+        queue.put([make_request(rows, width=width)])
     assert queue.sizes() == EMPTY
 
 
@@ -85,31 +85,31 @@ def test_a_request_without_rows_counts_for_one(clock: VirtualClock) -> None:
     """Else a flood of empty requests would be unbounded."""
     queue = make_queue(clock)
     for _ in range(8):
-        queue.put([make_request(0)], 0)
+        queue.put([make_request(0)])
     with pytest.raises(QueueFull):
-        queue.put([make_request(0)], 0)
+        queue.put([make_request(0)])
 
 
 def test_the_parts_of_a_request_are_admitted_all_or_none(clock: VirtualClock) -> None:
     queue = make_queue(clock)
-    queue.put([make_request(1)], 0)
+    queue.put([make_request(1)])
     parts = split_request(make_request(8), 4)
     with pytest.raises(QueueFull):
-        queue.put(parts, 0)
+        queue.put(parts)
     assert queue.sizes() == QueueSizes(1, 1, 0, 8)
     assert [part.state for part in parts] == [State.NEW, State.NEW]
     assert [len(taken(queue).batch)] == [1]
-    queue.put(parts, 0)
+    queue.put(parts)
     assert queue.sizes() == QueueSizes(2, 8, 1, 72)
 
 
 def test_a_closing_queue_accepts_nothing_and_hands_out_the_rest(clock: VirtualClock) -> None:
     queue = make_queue(clock, window=10)
-    queue.put([make_request()], 0)
+    queue.put([make_request()])
     queue.close()
     queue.close()
     with pytest.raises(BatcherClosed):
-        queue.put([make_request()], 0)
+        queue.put([make_request()])
     work = taken(queue)
     assert (len(work.batch), work.reason) == (1, CloseReason.DRAIN)
     assert queue.take() is None
@@ -118,8 +118,8 @@ def test_a_closing_queue_accepts_nothing_and_hands_out_the_rest(clock: VirtualCl
 def test_what_expires_is_handed_out_to_be_completed_and_leaves_no_trace(clock: VirtualClock) -> None:
     queue = make_queue(clock)
     dying, living = make_request(2, deadline=5), make_request(deadline=6)
-    queue.put([dying], 0)
-    queue.put([living], 0)
+    queue.put([dying])
+    queue.put([living])
     clock.advance(5)
     work = taken(queue)
     assert work.expired == (dying,)
@@ -131,7 +131,7 @@ def test_what_expires_is_handed_out_to_be_completed_and_leaves_no_trace(clock: V
 
 def test_expired_requests_alone_are_handed_out_without_a_batch(clock: VirtualClock) -> None:
     queue = make_queue(clock)
-    queue.put([make_request(deadline=5)], 0)
+    queue.put([make_request(deadline=5)])
     clock.advance(5)
     work = taken(queue)
     assert (len(work.expired), work.batch, work.reason) == (1, (), None)
@@ -142,11 +142,11 @@ def test_a_request_that_left_does_not_leave_its_deadline_behind(clock: VirtualCl
     """The earliest deadline of a bucket may be stale, but is found again when it passes."""
     queue = make_queue(clock)
     early, late = make_request(deadline=5), make_request(deadline=7)
-    queue.put([early], 0)
-    queue.put([late], 0)
+    queue.put([early])
+    queue.put([late])
     assert queue.cancel(early)
     clock.advance(6)
-    queue.put([make_request(deadline=9)], 0)
+    queue.put([make_request(deadline=9)])
     clock.advance(1)
     work = taken(queue)
     assert work.expired == (late,)
@@ -157,12 +157,12 @@ def test_cancel_ends_what_is_queued_or_running_and_nothing_else(clock: VirtualCl
     queue = make_queue(clock)
     new, queued, running, finished = (make_request() for _ in range(4))
     assert not queue.cancel(new)
-    queue.put([finished], 0)
+    queue.put([finished])
     queue.finish(taken(queue).batch)
     assert not queue.cancel(finished)
-    queue.put([running], 0)
+    queue.put([running])
     batch = taken(queue).batch
-    queue.put([queued], 0)
+    queue.put([queued])
     assert queue.sizes() == QueueSizes(1, 1, 1, 16)
     assert queue.cancel(running)
     assert queue.cancel(queued)
@@ -177,9 +177,9 @@ def test_cancel_ends_what_is_queued_or_running_and_nothing_else(clock: VirtualCl
 def test_abandon_ends_the_queued_and_leaves_the_running(clock: VirtualClock) -> None:
     queue = make_queue(clock)
     running, queued = make_request(), make_request()
-    queue.put([running], 0)
+    queue.put([running])
     batch = taken(queue).batch
-    queue.put([queued], 0)
+    queue.put([queued])
     queue.close()
     assert queue.abandon() == [queued]
     assert queue.abandon() == []
@@ -191,11 +191,11 @@ def test_abandon_ends_the_queued_and_leaves_the_running(clock: VirtualClock) -> 
 def test_is_done_only_when_the_worker_has_completed_what_it_took(clock: VirtualClock) -> None:
     queue = make_queue(clock)
     assert queue.wait_done(clock.now())
-    queue.put([make_request()], 0)
+    queue.put([make_request()])
     assert not queue.wait_done(clock.now())
     queue.finish(taken(queue).batch)
     assert not queue.wait_done(clock.now()), "finished, but its completion may still be to come"
-    queue.worker_done()
+    queue.ran((), None)
     assert queue.wait_done(clock.now())
 
 
@@ -204,7 +204,7 @@ def test_a_batch_is_of_one_bucket_and_in_order_of_arrival(clock: VirtualClock) -
     kinds = [1, 2, 1, 1, 2]
     requests = [make_request(width=width) for width in kinds]
     for request in requests:
-        queue.put([request], 0)
+        queue.put([request])
         clock.advance(1)
     assert taken(queue).batch == (requests[0], requests[2], requests[3])
     assert taken(queue).batch == (requests[1], requests[4])

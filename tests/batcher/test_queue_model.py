@@ -52,7 +52,7 @@ class QueueModel(RuleBasedStateMachine):
         cost, nbytes = max(1, rows), 8 * rows * width
         held = sum(request.nbytes for request in self.queued + self.running)
         try:
-            self.queue.put(parts, 0)
+            self.queue.put(parts)
         except RequestTooLarge:
             assert cost > MAX_ROWS or nbytes > MAX_BYTES
         except BatcherClosed:
@@ -99,7 +99,7 @@ class QueueModel(RuleBasedStateMachine):
         assert self.queue.still_running(batch) == alive
         assert self.queue.finish(batch) == alive
         self.end(alive)
-        self.queue.worker_done()
+        self.queue.ran((), None)
 
     @precondition(lambda self: self.queued or self.batches or self.over)
     @rule(data=st.data())

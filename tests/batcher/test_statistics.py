@@ -45,7 +45,10 @@ def test_an_outcome_tells_of_its_batch_and_its_time_in_the_queue(make: Make, clo
     _, second = enqueue(batcher, [3.0])
     runner.open()
     assert batcher.close()
-    info = BatchInfo(number=2, requests=2, rows=3, compute_time=2.0)
+    assert first.only.batch is not None
+    reason, predicted = CloseReason.IDLE, first.only.batch.predicted
+    assert predicted > 0
+    info = BatchInfo(2, 2, 3, compute_time=2.0, reason=reason, predicted=predicted)
     assert (first.only.batch, first.only.queue_delay) == (info, 5.0)
     assert (second.only.batch, second.only.queue_delay) == (info, 2.0)
     assert batcher.statistics().compute_time_sum == (3.0 + 2.0) + 2.0
@@ -85,6 +88,8 @@ def test_the_retry_hint_is_the_time_that_the_queue_takes(make: Make, clock: Virt
 
     runner = ScriptedRunner(model_fn, gated=True)
     batcher = make(runner, 2, max_queue_size=5, clock=clock)
+    for rows in (1, 2):
+        batcher.anchor(rows, 2.0)
     first = occupy(batcher, runner)
     runner.release()
     assert result(first) == 0
@@ -92,4 +97,4 @@ def test_the_retry_hint_is_the_time_that_the_queue_takes(make: Make, clock: Virt
     batcher.submit_rows([1.0] * 5)
     with pytest.raises(QueueFull) as caught:
         batcher.submit(1.0)
-    assert caught.value.retry_after == 3 * 2.0
+    assert caught.value.retry_after == pytest.approx(3 * 2.0)

@@ -23,6 +23,7 @@ KINDS = {
     "ValueError": "failed",
     "Cancelled": "cancelled",
     "DeadlineExceeded": "expired",
+    "Shed": "shed",
     "BatcherClosed": "abandoned",
 }
 

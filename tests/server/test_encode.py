@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from server.rig import Array, fp32, request, signature, spec
 
-from tensorferry.batcher import BatchInfo, Outcome
+from tensorferry.batcher import BatchInfo, CloseReason, Outcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, decode_contents, decode_raw
 from tensorferry.server.codec import decode, encode
@@ -25,7 +25,7 @@ ARRAYS: dict[str, Array] = {
     "s": np.array(["é", "a\0"], dtype=object),
     "h": np.array([1.5, -2], np.float16),
 }
-BATCH = BatchInfo(number=9, requests=3, rows=7, compute_time=0.0125)
+BATCH = BatchInfo(9, 3, 7, compute_time=0.0125, reason=CloseReason.FULL, predicted=0.0111)
 
 
 def response(
@@ -122,21 +122,24 @@ def test_rows_of_a_batch_that_are_not_contiguous() -> None:
     assert arrays_of(answer) == {"y": fp32(4, 3)[1:3].tolist()}
 
 
-def explained(value: bool | int, **outcome: Any) -> dict[str, int]:
+def explained(value: bool | int, **outcome: Any) -> dict[str, int | str]:
     parameter = (
         pb.InferParameter(bool_param=value) if isinstance(value, bool) else pb.InferParameter(int64_param=1)
     )
     answer = response("y", parameters={"explain": parameter}, outcome=outcome)
-    return {name: parameter.int64_param for name, parameter in answer.parameters.items()}
+    return {name: getattr(p, str(p.WhichOneof("parameter_choice"))) for name, p in answer.parameters.items()}
 
 
 def test_a_request_may_learn_of_its_batch() -> None:
-    assert explained(True, batch=BATCH, queue_delay=0.0021) == {
+    assert explained(True, batch=BATCH, queue_delay=0.0021, position=2) == {
         "batch_number": 9,
         "batch_requests": 3,
         "batch_rows": 7,
+        "position": 2,
         "queue_us": 2100,
         "compute_us": 12500,
+        "predicted_us": 11100,
+        "close_reason": "full",
     }
 
 

@@ -43,11 +43,11 @@ def serve() -> Iterator[Serve]:
     """A service with the model `m` of a runner; its batcher ends after the test."""
     made: list[tuple[Any, Batcher]] = []
 
-    def make(runner: Any, max_batch_size: int = 4, **options: Any) -> InferenceService:
+    def make(runner: Any, max_batch_size: int = 4, slo: float = math.inf, **options: Any) -> InferenceService:
         batcher = Batcher(runner, max_batch_size, **options)
         made.append((runner, batcher))
         registry = ModelRegistry()
-        registry.ready(Model("m", "1", SIGNATURE, max_batch_size, "", batcher))
+        registry.ready(Model("m", "1", SIGNATURE, max_batch_size, "", batcher, slo))
         return InferenceService(registry)
 
     yield make
@@ -193,6 +193,50 @@ def test_rows_without_columns_cost_a_client_nothing_and_must_not_cost_the_server
     message.inputs[0].shape[:] = [1 << 58, 0]
     with pytest.raises(RequestTooLarge):
         infer(serve(lambda inputs: {"y": inputs["x"]}), message)
+
+
+def microseconds(value: int) -> dict[str, pb.InferParameter]:
+    return {"timeout": pb.InferParameter(int64_param=value)}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "slo", "deadline"),
+    [(microseconds(1), 60.0, math.inf), ({}, 1e-6, math.inf), (microseconds(60_000_000), 1e-6, math.inf)],
+    ids=["the request's own", "the model's", "the earlier of both"],
+)
+def test_the_earliest_of_the_deadlines_counts(
+    serve: Serve, runner: ScriptedRunner, parameters: dict[str, Any], slo: float, deadline: float
+) -> None:
+    service = serve(runner, slo=slo)
+    assert isinstance(
+        error_of(submit(service, fp32(1, 1), deadline, parameters=parameters)[1]), DeadlineExceeded
+    )
+    assert not runner.batches
+
+
+def test_a_timeout_of_0_is_none_and_later_ones_change_nothing(serve: Serve, runner: ScriptedRunner) -> None:
+    runner.open()
+    service = serve(runner, slo=60.0)
+    for parameters in (microseconds(0), microseconds(60_000_000), {}):
+        assert submit(service, fp32(1, 1), parameters=parameters)[1].first().response()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pb.InferParameter(int64_param=-1),
+        pb.InferParameter(string_param="5"),
+        pb.InferParameter(bool_param=True),
+    ],
+    ids=["negative", "string", "bool"],
+)
+def test_a_timeout_that_is_no_number_of_microseconds_is_explained(
+    serve: Serve, wrong: pb.InferParameter
+) -> None:
+    service = serve(lambda inputs: {"y": inputs["x"]})
+    error = error_of(submit(service, fp32(1, 1), parameters={"timeout": wrong})[1])
+    assert isinstance(error, InvalidRequestError)
+    assert "'timeout' must be an int64_param of microseconds" in str(error)
 
 
 def test_a_draining_server_refuses_and_finishes_what_it_accepted(

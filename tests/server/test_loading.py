@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from server import models
 from server.rig import Array, fp32
 
-from tensorferry.batcher import RequestTooLarge
+from tensorferry.batcher import Outcome, RequestTooLarge
+from tensorferry.batcher.collate import request_of
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.loading import load_model
@@ -128,7 +130,8 @@ def test_each_power_of_two_and_the_most_are_warmed_up(
 ) -> None:
     caplog.set_level(logging.INFO)
     load(models.twice, max_batch_size=most)
-    assert runs[-len(warmed) :] == warmed
+    # Each size once for itself, and twice to be timed.
+    assert runs[-3 * len(warmed) :] == [rows for rows in warmed for _ in range(3)]
     assert f"warmed at batches of {', '.join(map(str, warmed))}" in caplog.text
 
 
@@ -153,3 +156,12 @@ def test_the_queue_is_bounded_as_configured(load: Load) -> None:
 def test_a_missing_file_is_named(load: Load, tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"m\.onnx: no such file"):
         load(lambda path: path)
+
+
+def test_what_the_warm_up_took_is_predicted_from_the_first_request_on(load: Load) -> None:
+    model = load(models.twice, max_batch_size=4)
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    model.batcher.enqueue(request_of({"x": np.ones((1, 3), np.float32)}, outcomes.put, one_row=False))
+    outcome = outcomes.get(timeout=30)
+    assert outcome.batch is not None
+    assert outcome.batch.predicted > 0

@@ -13,6 +13,7 @@ from tensorferry.batcher.errors import (
     ModelOutputError,
     QueueFull,
     RequestTooLarge,
+    Shed,
 )
 from tensorferry.batcher.offline import batch_inference
 from tensorferry.batcher.policy import CloseReason
@@ -34,6 +35,7 @@ __all__ = [
     "QueueFull",
     "Request",
     "RequestTooLarge",
+    "Shed",
     "Tensor",
     "batch_inference",
 ]

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from tensorferry.batcher.clock import Clock, MonotonicClock
 from tensorferry.batcher.collate import join, request_of, split
-from tensorferry.batcher.errors import BatcherClosed, BatcherError, Cancelled, DeadlineExceeded
+from tensorferry.batcher.errors import BatcherClosed, BatcherError, Cancelled, DeadlineExceeded, Shed
 from tensorferry.batcher.policy import Limits
-from tensorferry.batcher.queue import RequestQueue
+from tensorferry.batcher.queue import RequestQueue, Work
 from tensorferry.batcher.request import BatchInfo, Outcome, Request, flatten, split_request
 from tensorferry.batcher.results import deliver_row, deliver_rows, propagate_cancel
 from tensorferry.batcher.statistics import BatcherStatistics, Ledger
@@ -39,11 +39,13 @@ class Batcher:
         names, dtypes and shapes behind axis 0 share a batch; others never do.
 
     When a batch leaves
-        As soon as a worker is free and a request waits; it then takes, in order of arrival,
-        all that fits `max_batch_size` rows. So a lone request never waits for company, and
-        what arrives while a batch runs is the next batch. With `max_queue_delay` (seconds) a
-        batch that is not full leaves only when its oldest request has been here for that
-        long. A request of more than `max_batch_size` rows is cut into several batches and
+        As soon as a worker is free and a request waits; it then takes all that fits
+        `max_batch_size` rows: those with a deadline, the earliest first, then the others in
+        order of arrival. So a lone request never waits for company, and what arrives while a
+        batch runs is the next batch. A batch may wait a moment, for less than the time of a
+        batch of one, for callers that were just answered, if experience says that they come
+        back and that it pays. With `max_queue_delay` (seconds) a batch that is not full
+        leaves only when its oldest request has been here for that long. A request of more than `max_batch_size` rows is cut into several batches and
         answered as one. With `max_batch_size` 0 nothing is batched: each request runs alone,
         and its arrays need not have rows at all.
 
@@ -58,9 +60,12 @@ class Batcher:
     Deadlines and cancels
         A request whose `timeout` passes, or whose future is cancelled, before its batch
         leaves is never run; if its batch is running, its result is dropped. Its neighbours
-        notice nothing.
+        notice nothing. Once it is known how long batches take, a request that could not make
+        its deadline even alone is refused, or dropped from the queue (DeadlineExceeded); and
+        when not all can make theirs, the fewest oldest are dropped (Shed) such that the
+        others keep up with the arrivals.
 
-    A request of one row, accepted without a deadline, starts after at most the batches now
+    As long as no request has a deadline, one of a single row starts after at most the batches now
     running and ⌈rows ahead / max_batch_size⌉ further ones (after its window, if there is one).
     Where requests have up to r rows, up to r - 1 places of a batch stay empty: divide by
     max_batch_size - r + 1. Requests that may not share a batch are counted each kind by itself.
@@ -94,7 +99,9 @@ class Batcher:
         self._batched = max_batch_size > 0
         self._limits = Limits(max(1, max_batch_size), max_queue_delay)
         self._clock = clock or MonotonicClock()
-        self._queue = RequestQueue(self._limits, max_queue_size, max_queue_bytes, self._clock)
+        self._queue = RequestQueue(
+            self._limits, max_queue_size, max_queue_bytes, self._clock, workers=workers
+        )
         self._ledger = Ledger()
         self._name = name
         self._threads = [
@@ -103,6 +110,13 @@ class Batcher:
         ]
         for thread in self._threads:
             thread.start()
+
+    def anchor(self, rows: int, seconds: float) -> None:
+        """Tells what a warm-up run of so many rows took: predictions then hold from the first request.
+
+        Only where every request of as many rows costs the same, whatever its shape. Thread-safe.
+        """
+        self._queue.anchor(rows, seconds)
 
     def submit(
         self, x: npt.ArrayLike | Mapping[str, npt.ArrayLike], *, timeout: float | None = None
@@ -159,7 +173,7 @@ class Batcher:
             request.complete = self._withdraw_rest(request)
             request.parts = split_request(request, self._limits.max_batch_size)
         try:
-            self._queue.put(tuple(flatten([request])), self._retry_after())
+            self._queue.put(tuple(flatten([request])))
         except BatcherError:
             request.complete, request.parts = complete, ()
             self._ledger.refused()
@@ -200,24 +214,35 @@ class Batcher:
                 self._fail(part, Cancelled("the caller left before the answer was there"))
         return bool(ended)
 
-    def _retry_after(self) -> float:
-        batches = math.ceil(self._queue.sizes().queued_rows / self._limits.max_batch_size)
-        return max(1, batches) * max(0.001, self._ledger.mean_compute_time())
-
     def _work(self) -> None:
         while (work := self._queue.take()) is not None:
             for request in work.expired:
-                self._fail(request, DeadlineExceeded("the deadline passed while the request was queued"))
+                self._fail(
+                    request, DeadlineExceeded("the deadline could not be met: the request was still queued")
+                )
+            if work.shed:
+                self._shed(work.shed)
+            seconds = None
             if work.batch:
                 self._ledger.closed(work.reason)
-                self._run_guarded(work.batch)
+                seconds = self._run_guarded(work)
+            self._queue.ran(work.batch, seconds)
             # A worker idles for hours with its last batch in hand otherwise.
             del work
-            self._queue.worker_done()
 
-    def _run_guarded(self, batch: Sequence[Request]) -> None:
+    def _shed(self, requests: Sequence[Request]) -> None:
+        retry_after = self._queue.drain_time()
+        message = f"dropped under overload, so that others make their deadlines; retry in {retry_after:.3f} s"
+        for request in requests:
+            self._fail(request, Shed(message, retry_after))
+
+    def _run_guarded(self, work: Work) -> float | None:
+        """Runs and completes a batch; how long that took, or None if that is not what one takes."""
+        batch = work.batch
+        started = self._clock.now()
+        clean = False
         try:
-            self._run(batch)
+            clean = self._run(batch, work)
         except Exception:
             # A bug of ours must not leave callers waiting, nor the queue without its worker.
             _log.exception(
@@ -228,8 +253,10 @@ class Batcher:
         # Not earlier: a request that is cancelled while it runs may yet have to be joined.
         for request in batch:
             request.tensors = ()
+        return self._clock.now() - started if clean else None
 
-    def _run(self, batch: Sequence[Request]) -> None:
+    def _run(self, batch: Sequence[Request], work: Work) -> bool:
+        """Runs the work's batch, or a part of it again; whether it succeeded at once."""
         started = self._clock.now()
         outputs, error = self._execute(batch)
         compute_time = self._clock.now() - started
@@ -241,14 +268,15 @@ class Batcher:
                     self._fail(request, error)
             # Its traceback knows this frame and those below: they would keep its arrays alive.
             del error
-            self._run_halves(batch)
-            return
+            self._run_halves(batch, work)
+            return False
         number = self._ledger.ran(len(batch), rows, compute_time, failed=False)
-        info = BatchInfo(number, len(batch), rows, compute_time)
+        info = BatchInfo(number, len(batch), rows, compute_time, work.reason, work.predicted)
         alive = {id(request) for request in self._queue.finish(batch)}
-        for request, output in zip(batch, outputs, strict=True):
+        for position, (request, output) in enumerate(zip(batch, outputs, strict=True)):
             if id(request) in alive:
-                self._answer(request, output, info)
+                self._answer(request, output, info, position)
+        return True
 
     def _execute(self, batch: Sequence[Request]) -> tuple[Sequence[Any], BaseException | None]:
         try:
@@ -260,20 +288,20 @@ class Batcher:
             # this one as its context, and with it, in the traceback, the neighbours' inputs.
             return (), error
 
-    def _run_halves(self, batch: Sequence[Request]) -> None:
+    def _run_halves(self, batch: Sequence[Request], work: Work) -> None:
         alive = self._queue.still_running(batch)
         middle = (len(alive) + 1) // 2
         for half in (alive[:middle], alive[middle:]):
             if half:
-                self._run(half)
+                self._run(half, work)
 
-    def _answer(self, request: Request, output: Any, info: BatchInfo) -> None:
+    def _answer(self, request: Request, output: Any, info: BatchInfo, position: int) -> None:
         if request.deadline <= self._clock.now():
             self._fail(request, DeadlineExceeded("the deadline passed while the request's batch ran"))
             return
         queue_delay = request.started - request.arrival
         self._ledger.answered(queue_delay)
-        self._complete(request, Outcome(output, None, info, queue_delay))
+        self._complete(request, Outcome(output, None, info, queue_delay, position))
 
     def _fail(self, request: Request, error: BaseException) -> None:
         self._ledger.failed(error)

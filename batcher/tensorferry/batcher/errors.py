@@ -24,6 +24,17 @@ class QueueFull(BatcherError):
         self.retry_after = retry_after
 
 
+class Shed(BatcherError):
+    """Dropped from the queue under overload, so that others make their deadlines.
+
+    `retry_after` is the estimated time in seconds until the queue has drained.
+    """
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class DeadlineExceeded(BatcherError, TimeoutError):
     """The deadline passed before the answer was there."""
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tensorferry.batcher.policy import CloseReason
+
 Array = npt.NDArray[Any]
 
 
@@ -39,12 +41,18 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """The batch that a request rode in: a running number, its size, and times in seconds."""
+    """The batch that a request rode in; times in seconds.
+
+    `number` runs from 1. `reason` says why it left, `predicted` how long it was expected to
+    take when it did (0: nothing was known yet), `compute_time` how long the model took.
+    """
 
     number: int
     requests: int
     rows: int
     compute_time: float
+    reason: CloseReason | None = None
+    predicted: float = 0.0
 
 
 class Outcome(NamedTuple):
@@ -52,13 +60,14 @@ class Outcome(NamedTuple):
 
     `outputs` has the form that the model function returned, cut to the request's rows; arrays
     in it are views of the batch's outputs. `batch` is None when the request never ran,
-    `queue_delay` in seconds.
+    `queue_delay` in seconds, `position` the request's place in the batch, from 0.
     """
 
     outputs: Any = None
     error: BaseException | None = None
     batch: BatchInfo | None = None
     queue_delay: float = 0.0
+    position: int = 0
 
 
 class Request:
@@ -80,6 +89,7 @@ class Request:
         "key",
         "names",
         "nbytes",
+        "order",
         "parts",
         "rows",
         "started",
@@ -106,6 +116,8 @@ class Request:
         self.key = key
         self.deadline = deadline
         self.arrival = math.nan
+        # By deadline, and among equal ones by arrival.
+        self.order = (deadline, 0)
         self.started = math.nan
         self.state = State.NEW
         self.parts: tuple[Request, ...] = ()

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tensorferry.batcher.errors import BatcherClosed, Cancelled, DeadlineExceeded
+from tensorferry.batcher.errors import BatcherClosed, Cancelled, DeadlineExceeded, Shed
 from tensorferry.batcher.policy import CloseReason
 from tensorferry.batcher.queue import QueueSizes
 
@@ -17,8 +17,8 @@ class BatcherStatistics:
     """Counts since the start; times in seconds.
 
     `accepted` requests end in exactly one of `answered`, `failed` (the model raised),
-    `cancelled`, `expired` and `abandoned` (closed without draining); `refused` ones were never
-    accepted. A request that is split counts once in `accepted` and once a part afterwards.
+    `cancelled`, `expired` (the deadline passed, or could not be met any more), `shed` (dropped
+    under overload) and `abandoned` (closed without draining); `refused` ones were never accepted. A request that is split counts once in `accepted` and once a part afterwards.
     `batch_rows` maps a batch's rows to how many such batches ran, `close_reasons` why they
     left. `sizes` is of this moment.
     """
@@ -29,6 +29,7 @@ class BatcherStatistics:
     failed: int
     cancelled: int
     expired: int
+    shed: int
     abandoned: int
     batches: int
     failed_batches: int
@@ -51,7 +52,6 @@ class Ledger:
         self._reasons: Counter[CloseReason] = Counter()
         self._queue_delay_sum = 0.0
         self._compute_time_sum = 0.0
-        self._compute_time_mean = 0.0
 
     def accepted(self) -> None:
         """A request was accepted."""
@@ -73,6 +73,8 @@ class Ledger:
             self._count("cancelled")
         elif isinstance(error, DeadlineExceeded):
             self._count("expired")
+        elif isinstance(error, Shed):
+            self._count("shed")
         elif isinstance(error, BatcherClosed):
             self._count("abandoned")
         else:
@@ -92,14 +94,7 @@ class Ledger:
                 self._counts["rows"] += rows
                 self._batch_rows[rows] += 1
                 self._compute_time_sum += compute_time
-                mean = self._compute_time_mean
-                self._compute_time_mean = compute_time if mean == 0 else mean + (compute_time - mean) / 8
             return self._counts["batches"]
-
-    def mean_compute_time(self) -> float:
-        """A running mean of the last batches' times in seconds; 0 before the first."""
-        with self._lock:
-            return self._compute_time_mean
 
     def _count(self, name: str) -> None:
         with self._lock:
@@ -116,6 +111,7 @@ class Ledger:
                 failed=counts["failed"],
                 cancelled=counts["cancelled"],
                 expired=counts["expired"],
+                shed=counts["shed"],
                 abandoned=counts["abandoned"],
                 batches=counts["batches"],
                 failed_batches=counts["failed_batches"],

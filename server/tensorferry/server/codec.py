@@ -5,6 +5,7 @@ Messages keep the wording by which clients of other servers of this protocol rec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -30,6 +31,8 @@ from tensorferry.server.signature import Signature, TensorSpec
 
 # A request with this parameter true learns what batch it rode in, from the response's parameters.
 EXPLAIN = "explain"
+# Microseconds from the request's arrival to its deadline, as Triton's clients send it.
+TIMEOUT = "timeout"
 
 _Message = TypeVar("_Message", bound=Message)
 _Wire = pb.ModelInferRequest.InferInputTensor
@@ -41,7 +44,8 @@ class Decoded:
 
     `rows` is the size of axis 0 (1 for a model that is not batched), `key` what requests of
     one batch have in common, `outputs` the outputs asked for, `typed` whether they travel in
-    typed contents, `explain` whether the batch is described.
+    typed contents, `explain` whether the batch is described, `timeout` the seconds that the
+    request itself allows (inf: it does not say).
     """
 
     tensors: tuple[Tensor, ...]
@@ -51,6 +55,7 @@ class Decoded:
     outputs: tuple[TensorSpec, ...]
     typed: bool
     explain: bool
+    timeout: float
 
 
 def parse(data: bytes, kind: type[_Message]) -> _Message:
@@ -96,6 +101,7 @@ def decode(request: pb.ModelInferRequest, model: str, signature: Signature, batc
         outputs=_requested_outputs(request, model, signature),
         typed=raws is None,
         explain=EXPLAIN in request.parameters and request.parameters[EXPLAIN].bool_param,
+        timeout=_timeout(request),
     )
 
 
@@ -187,6 +193,20 @@ def _as_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return texts.reshape(array.shape)
 
 
+def _timeout(request: pb.ModelInferRequest) -> float:
+    if TIMEOUT not in request.parameters:
+        return math.inf
+    parameter = request.parameters[TIMEOUT]
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind not in ("int64_param", "uint64_param") or getattr(parameter, kind) < 0:
+        raise InvalidRequestError(
+            f"parameter 'timeout' must be an int64_param of microseconds, of at least 0 (0: none), got {kind} "
+            f"{getattr(parameter, kind or '', None)!r}"
+        )
+    microseconds: int = getattr(parameter, kind)
+    return microseconds / 1e6 if microseconds else math.inf
+
+
 def _nbytes(request: pb.ModelInferRequest) -> int:
     return request.ByteSize()
 
@@ -237,17 +257,21 @@ def encode(
                 encode_raw(array) if spec.datatype.size == 0 else array.tobytes()
             )
     if decoded.explain and outcome.batch is not None:
-        _explain(response, outcome.batch, outcome.queue_delay)
+        _explain(response, outcome.batch, outcome)
     return response
 
 
-def _explain(response: pb.ModelInferResponse, batch: BatchInfo, queue_delay: float) -> None:
+def _explain(response: pb.ModelInferResponse, batch: BatchInfo, outcome: Outcome) -> None:
     figures: Sequence[tuple[str, int]] = (
         ("batch_number", batch.number),
         ("batch_requests", batch.requests),
         ("batch_rows", batch.rows),
-        ("queue_us", round(queue_delay * 1e6)),
+        ("position", outcome.position),
+        ("queue_us", round(outcome.queue_delay * 1e6)),
         ("compute_us", round(batch.compute_time * 1e6)),
+        ("predicted_us", round(batch.predicted * 1e6)),
     )
     for name, value in figures:
         response.parameters[name].int64_param = value
+    if batch.reason is not None:
+        response.parameters["close_reason"].string_param = batch.reason.value

@@ -36,6 +36,7 @@ class ServerConfig:
     max_batch_size: int = 32
     batching: str = "prove"
     max_queue_delay: float = 0.0
+    slo: float = 0.0
     max_queue_size: int = 4096
     max_queue_bytes: int = 1 << 30
     max_message_bytes: int = 64 << 20
@@ -155,6 +156,13 @@ OPTIONS: tuple[Option, ...] = (
         lambda text: _number(text) / 1e3,
         "a number of milliseconds of at least 0",
         "how long a request may wait, from its arrival, for its batch to fill; 0: only while the device is busy",
+    ),
+    Option(
+        "slo-ms",
+        "slo",
+        lambda text: _number(text) / 1e3,
+        "a number of milliseconds of at least 0",
+        "deadline of every request from its arrival, if it has no earlier one; 0: none",
     ),
     Option(
         "max-queue-size",

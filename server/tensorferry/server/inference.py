@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -74,6 +75,7 @@ class InferenceService:
         `deadline` is on the clock of `time.monotonic`, inf for none. Never blocks, never
         raises for what the client sent: errors arrive in the reply.
         """
+        now = time.monotonic()
         request = pb.ModelInferRequest()
         try:
             request = parse(data, pb.ModelInferRequest)
@@ -83,6 +85,7 @@ class InferenceService:
                 )
             model = self._registry.get(request.model_name, request.model_version)
             decoded = decode(request, model.name, model.signature, model.batched)
+            deadline = min(deadline, now + min(decoded.timeout, model.slo))
             queued = self._request(request, model, decoded, deadline, complete)
             model.batcher.enqueue(queued)
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +12,7 @@ from tensorferry.batcher import Batcher
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelFailedError
 from tensorferry.server.models import Model
-from tensorferry.server.proof import prove, sample, working_size
+from tensorferry.server.proof import prove, sample, varies, working_size
 from tensorferry.server.session import Session
 
 _log = logging.getLogger("tensorferry.server")
@@ -41,7 +42,11 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
         max_queue_bytes=config.max_queue_bytes,
         name=source.name,
     )
-    return Model(source.name, VERSION, session.signature, max_batch_size, batching, batcher)
+    if not varies(session.signature):
+        for rows, seconds in warmed.items():
+            batcher.anchor(rows, seconds)
+    slo = config.slo or math.inf
+    return Model(source.name, VERSION, session.signature, max_batch_size, batching, batcher, slo)
 
 
 def _decide_batching(name: str, session: Session, config: ServerConfig) -> tuple[int, str, int | None]:
@@ -72,22 +77,30 @@ def _words(config: ServerConfig, how: str) -> str:
     return f"batches of up to {config.max_batch_size} rows{window} ({how})"
 
 
-def _warm_up(session: Session, max_batch_size: int, size: int | None) -> list[int]:
-    """Runs each power of two of rows, and the most, once: the first run of a size is slow.
+def _warm_up(session: Session, max_batch_size: int, size: int | None) -> dict[int, float]:
+    """Runs each power of two of rows, and the most, and times it: the first run of a size is slow.
 
-    Returns the sizes that ran; it ends at one that fails, as random rows may, or too many for
-    the memory.
+    Returns the seconds of a run after the first by the rows; it ends at one that fails, as
+    random rows may, or too many for the memory.
     """
     if size is None:
-        return []
+        return {}
     sizes = sorted(
         {min(1 << power, max_batch_size or 1) for power in range(max(1, max_batch_size).bit_length() + 1)}
     )
-    for at, rows in enumerate(sizes):
+    seconds: dict[int, float] = {}
+    for rows in sizes:
         inputs: Mapping[str, Any] = sample(session.signature, rows, size)
         try:
             session.run(inputs)
+            seconds[rows] = min(_timed(session, inputs) for _ in range(2))
         except ModelFailedError as error:
             _log.warning("%s: warm-up ended at a batch of %d rows: %s", session.path, rows, error)
-            return sizes[:at]
-    return sizes
+            break
+    return seconds
+
+
+def _timed(session: Session, inputs: Mapping[str, Any]) -> float:
+    started = time.perf_counter()
+    session.run(inputs)
+    return time.perf_counter() - started

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 import threading
 from collections.abc import Sequence
@@ -25,7 +26,10 @@ class ModelState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded version of a model. `max_batch_size` 0 means that each request runs alone."""
+    """A loaded version of a model. `max_batch_size` 0 means that each request runs alone.
+
+    `slo` is the time in seconds that every request has at most, inf for no such limit.
+    """
 
     name: str
     version: str
@@ -33,6 +37,7 @@ class Model:
     max_batch_size: int
     batching: str
     batcher: Batcher
+    slo: float = math.inf
 
     @property
     def batched(self) -> bool:

@@ -71,7 +71,7 @@ def _random(spec: TensorSpec, rows: int, size: int, generator: np.random.Generat
 def working_size(signature: Signature, run: Run) -> tuple[int | None, str]:
     """A size of the varying dimensions with which the model runs, or None and why it does not."""
     reason = ""
-    for size in _SIZES if _varies(signature) else _SIZES[:1]:
+    for size in _SIZES if varies(signature) else _SIZES[:1]:
         try:
             run(sample(signature, 1, size))
         except Exception as error:
@@ -81,7 +81,8 @@ def working_size(signature: Signature, run: Run) -> tuple[int | None, str]:
     return None, reason
 
 
-def _varies(signature: Signature) -> bool:
+def varies(signature: Signature) -> bool:
+    """Whether an input has a dimension that varies besides the batch axis."""
     return any(not isinstance(dim, int) for spec in signature.inputs for dim in spec.dims[1:])
 
 

@@ -17,6 +17,7 @@ from tensorferry.batcher import (
     InvalidRequest,
     QueueFull,
     RequestTooLarge,
+    Shed,
 )
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server.errors import (
@@ -42,6 +43,7 @@ _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (NotReadyError, grpc.StatusCode.UNAVAILABLE),
     (BatcherClosed, grpc.StatusCode.UNAVAILABLE),
     (QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (Shed, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
     (Cancelled, grpc.StatusCode.CANCELLED),
     (UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),
@@ -62,9 +64,8 @@ def status_of(error: BaseException) -> Status:
     """The status of an exception; INTERNAL, and a line in the log, for one that nobody foresaw."""
     for kind, code in _CODES:
         if isinstance(error, kind):
-            return Status(
-                code, _shortened(str(error)), error.retry_after if isinstance(error, QueueFull) else None
-            )
+            retry_after = error.retry_after if isinstance(error, (QueueFull, Shed)) else None
+            return Status(code, _shortened(str(error)), retry_after)
     _log.error("unexpected error while serving a request", exc_info=error)
     return Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
 

@@ -1,0 +1,39 @@
+"""How much arrives, and how patient it is: learned from the arrivals of one bucket."""
+
+from __future__ import annotations
+
+import math
+
+from tensorferry.batcher.policy import Demand
+
+_WEIGHT = 1 / 32
+
+
+class DemandMeter:
+    """Running means over about the last 32 arrivals. Guarded by the lock of the queue that owns it."""
+
+    __slots__ = ("_gap", "_last", "_patience", "_rows")
+
+    def __init__(self) -> None:
+        self._last = math.nan
+        self._gap = math.nan
+        self._rows = 1.0
+        self._patience = math.nan
+
+    def arrived(self, now: float, rows: int, patience: float) -> None:
+        """A request of `rows` rows came, whose deadline is `patience` seconds away (inf for none)."""
+        self._rows += _WEIGHT * (rows - self._rows)
+        if not math.isnan(self._last):
+            gap = now - self._last
+            self._gap = gap if math.isnan(self._gap) else self._gap + _WEIGHT * (gap - self._gap)
+        self._last = now
+        if patience < math.inf:
+            known = not math.isnan(self._patience)
+            self._patience = self._patience + _WEIGHT * (patience - self._patience) if known else patience
+
+    def demand(self, now: float) -> Demand:
+        """The demand now; the rate falls as time passes without an arrival."""
+        if math.isnan(self._gap):
+            return Demand(0.0, 0.0 if math.isnan(self._patience) else self._patience)
+        gap = max(self._gap, now - self._last, 1e-9)
+        return Demand(self._rows / gap, 0.0 if math.isnan(self._patience) else self._patience)

@@ -1,0 +1,150 @@
+"""Callers that come back: how long the next batch may wait for those who were just answered.
+
+Most callers send their next request when the last is answered. A purely work-conserving close
+splits them into two groups that take turns, each batch with half of them. A fixed window mends
+that and delays everyone else. So it is learned, from what comes in the time after answers, what
+share of the answered comes back and when, above the rate at which others arrive anyway; and a
+batch waits only to where the expected gain is greatest: each caller that still makes it saves
+the time of a batch, each that is queued loses the wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+
+_BINS = 48
+# The lowest rate over so many neighbouring bins is that of arrivals that are no returns.
+_BACKGROUND_BINS = 12
+# What is learned fades with each batch: about the last hundred count.
+_DECAY = 0.99
+# Bins that fewer batches than that have lasted for say nothing yet.
+_LEAST_BATCHES = 20
+# Unless so many of the answered come back within the horizon, no batch waits for them.
+_LEAST_SHARE = 0.5
+# What is learned is worked out anew after so many batches.
+_BATCHES_A_LESSON = 8
+# The horizon is kept as long as a batch of one takes between 1/1.5 and 1.5 times as long.
+_HORIZON_DRIFT = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnersStatistics:
+    """What was learned: the share of the answered that comes back within `horizon` seconds, and the waits."""
+
+    share: float
+    horizon: float
+    waits: int
+
+
+class Returners:
+    """Learns who comes back and when. Not thread-safe: its owner's lock guards it.
+
+    The horizon is the time of a batch of one: waiting for longer never pays, since what two
+    batches made into one save is about that.
+    """
+
+    def __init__(self) -> None:
+        self._horizon = 0.0
+        self._width = 0.0
+        self._answered_at = 0.0
+        self._answered = 0
+        self._arrived = 0
+        self._waits = 0
+        self._reset(0.0)
+
+    def _reset(self, horizon: float) -> None:
+        self._horizon = horizon
+        self._width = horizon / _BINS
+        # By time since the last answers: arrivals; and, by when the next answers came, callers
+        # answered and batches. The newest weigh most: so nothing older need be touched.
+        self._weight = 1.0
+        self._arrivals = [0.0] * _BINS
+        self._callers = [0.0] * (_BINS + 1)
+        self._batches = [0.0] * (_BINS + 1)
+        self._lesson_in = _BATCHES_A_LESSON
+        # The share of the answered that comes back in each bin, and in it or later.
+        self._shares = [0.0] * _BINS
+        self._left = [0.0] * _BINS
+        self._answered = 0
+
+    def arrived(self, now: float) -> None:
+        """A request was accepted."""
+        self._arrived += 1
+        if self._answered:
+            at = int((now - self._answered_at) / self._width)
+            if 0 <= at < _BINS:
+                self._arrivals[at] += self._weight
+
+    def answered(self, now: float, callers: int) -> None:
+        """A batch of so many requests was answered."""
+        if self._horizon == 0.0:
+            return
+        if self._answered:
+            lasted = min(int((now - self._answered_at) / self._width), _BINS)
+            self._callers[lasted] += self._weight * self._answered
+            self._batches[lasted] += self._weight
+            self._weight /= _DECAY
+            self._lesson_in -= 1
+            if self._lesson_in == 0:
+                self._learn()
+        self._answered_at, self._answered, self._arrived = now, callers, 0
+
+    def _learn(self) -> None:
+        self._lesson_in = _BATCHES_A_LESSON
+        scale = 1 / self._weight
+        self._weight = 1.0
+        for counts in (self._arrivals, self._callers, self._batches):
+            counts[:] = [count * scale for count in counts]
+        # A batch that lasted to a bin has been through all before.
+        callers = list(accumulate(reversed(self._callers)))[::-1]
+        batches = list(accumulate(reversed(self._batches)))[::-1]
+        self._shares = self._learned_shares(callers, batches)
+        self._left = list(accumulate(reversed(self._shares)))[::-1]
+
+    def _learned_shares(self, callers: list[float], batches: list[float]) -> list[float]:
+        """The share of the answered that comes back in each bin; zeros when too few do."""
+        none = [0.0] * _BINS
+        seen = sum(1 for count in batches[:_BINS] if count > _LEAST_BATCHES)
+        if seen < 2 * _BACKGROUND_BINS:
+            return none
+        background = min(
+            sum(self._arrivals[at : at + _BACKGROUND_BINS]) / sum(batches[at : at + _BACKGROUND_BINS])
+            for at in range(seen - _BACKGROUND_BINS + 1)
+        )
+        shares = [max(0.0, self._arrivals[at] - background * batches[at]) / callers[at] for at in range(seen)]
+        return shares + none[seen:] if sum(shares) >= _LEAST_SHARE else none
+
+    def wait_until(self, now: float, queued: int, batch_time: Callable[[int], float], room: int) -> float:
+        """Until when a batch of `queued` requests, with `room` for more, waits; `now`: not at all.
+
+        `batch_time` gives the seconds that a batch of so many requests takes, 0 when that is
+        not known. To be asked again at each arrival, and at the time it gave.
+        """
+        alone = batch_time(1)
+        if not self._horizon / _HORIZON_DRIFT <= alone <= self._horizon * _HORIZON_DRIFT or alone == 0.0:
+            self._reset(alone)
+            return now
+        first = int((now - self._answered_at) / self._width)
+        outstanding = min(self._answered - self._arrived, room)
+        if outstanding <= 0 or first >= _BINS or self._left[first] <= 0.02:
+            return now
+        # Of those not back yet, some do not come at all.
+        left = self._left[first] + max(0.0, 1.0 - self._left[0])
+        saved = batch_time(queued)
+        best_gain, best, expected = 0.0, 0, 0.0
+        for at in range(first, _BINS):
+            expected = min(expected + outstanding * min(1.0, self._shares[at] / left), outstanding)
+            wait = (at + 1 - first) * self._width
+            gain = expected * (saved - wait / 2) - queued * wait
+            if gain > best_gain:
+                best_gain, best = gain, at + 1
+        if not best:
+            return now
+        self._waits += 1
+        return self._answered_at + best * self._width
+
+    def statistics(self) -> ReturnersStatistics:
+        """What was learned so far."""
+        return ReturnersStatistics(sum(self._shares), self._horizon, self._waits)

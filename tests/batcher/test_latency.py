@@ -1,0 +1,147 @@
+"""The latency model learns what batches take, and is not misled by the odd slow one."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from batcher.rig import reproducible
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorferry.batcher.latency import LatencyModel
+
+MOST = 64
+SIZES = (1, 2, 5, 8, 16, 33, 48, 64)
+
+
+def affine(rows: int) -> float:
+    return 0.004 + 0.0001 * rows
+
+
+def anchored(most: int = MOST) -> LatencyModel:
+    model = LatencyModel(most)
+    for rows in (1, most // 4, most):
+        model.anchor(rows, affine(rows))
+    return model
+
+
+def worst_error(model: LatencyModel, scale: float = 1.0) -> float:
+    return max(abs(model.mean(rows) / (scale * affine(rows)) - 1) for rows in SIZES)
+
+
+def test_knows_nothing_at_first_and_then_predicts_nothing() -> None:
+    model = LatencyModel(MOST)
+    assert not model.known
+    assert (model.mean(8), model.upper(8), model.fit(0.0)) == (0.0, 0.0, MOST)
+
+
+def test_learns_through_noise_and_stalls() -> None:
+    random_ = random.Random(1)
+    model = anchored()
+    for _ in range(300):
+        rows = random_.randint(1, MOST)
+        noise = random_.lognormvariate(0, 0.03) * (2 if random_.random() < 0.002 else 1)
+        model.observe(rows, affine(rows) * noise)
+    assert worst_error(model) < 0.03
+
+
+def test_without_warm_up_it_learns_from_what_runs() -> None:
+    random_ = random.Random(2)
+    model = LatencyModel(MOST)
+    for _ in range(200):
+        rows = random_.randint(1, MOST)
+        model.observe(rows, affine(rows))
+    assert worst_error(model) < 0.03
+
+
+def test_one_size_again_and_again_leaves_the_others_as_the_warm_up_had_them() -> None:
+    model = anchored()
+    for _ in range(500):
+        model.observe(8, affine(8))
+    assert worst_error(model) < 0.1
+
+
+def test_one_size_without_warm_up_is_no_singular_fit() -> None:
+    model = LatencyModel(MOST)
+    for _ in range(100):
+        model.observe(8, 0.008)
+    assert model.mean(8) == pytest.approx(0.008, rel=0.01)
+    assert 0 < model.mean(1) <= model.mean(8) <= model.mean(64) < math.inf
+
+
+def test_outliers_move_the_mean_by_little() -> None:
+    random_ = random.Random(3)
+    model = anchored()
+    for number in range(400):
+        rows = random_.randint(1, MOST)
+        model.observe(rows, affine(rows) * (10 if number % 100 == 50 else 1))
+    assert worst_error(model) < 0.03
+    assert model.statistics().clipped == 4
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5, 10.0])
+def test_follows_a_lasting_change(factor: float) -> None:
+    random_ = random.Random(4)
+    model = anchored()
+    for scale, batches in ((1.0, 200), (factor, 60)):
+        for _ in range(batches):
+            rows = random_.randint(1, MOST)
+            model.observe(rows, scale * affine(rows))
+    assert worst_error(model, factor) < 0.15
+
+
+def test_learns_a_staircase() -> None:
+    def stairs(rows: int) -> float:
+        return 0.002 * math.ceil(rows / 32)
+
+    model = LatencyModel(MOST)
+    for _ in range(20):
+        for rows in (1, 2, 4, 8, 16, 32, 64):
+            model.observe(rows, stairs(rows))
+    for rows in (1, 8, 20, 32, 64):
+        assert model.mean(rows) == pytest.approx(stairs(rows), rel=0.05)
+
+
+def test_frozen_it_learns_nothing() -> None:
+    model = anchored()
+    model.freeze()
+    before = model.statistics()
+    model.observe(8, 1.0)
+    assert model.statistics() == before
+    assert before.frozen
+    model.thaw()
+    model.observe(8, affine(8))
+    assert model.statistics().observations == 1
+
+
+@pytest.mark.parametrize(("rows", "seconds"), [(0, 1.0), (-1, 1.0), (1, -0.1), (1, math.nan), (1, math.inf)])
+def test_what_cannot_be_is_refused(rows: int, seconds: float) -> None:
+    with pytest.raises(ValueError, match="rows must be at least 1, seconds at least 0"):
+        LatencyModel(MOST).observe(rows, seconds)
+
+
+runs = st.lists(st.tuples(st.integers(1, 40), st.floats(1e-6, 10)), max_size=60)
+
+
+@reproducible
+@given(anchors=runs, observed=runs)
+def test_whatever_it_is_fed_its_predictions_are_sane(
+    anchors: list[tuple[int, float]], observed: list[tuple[int, float]]
+) -> None:
+    model = LatencyModel(40)
+    for rows, seconds in anchors:
+        model.anchor(rows, seconds)
+    for rows, seconds in observed:
+        model.observe(rows, seconds)
+    means = [model.mean(rows) for rows in range(1, 45)]
+    uppers = [model.upper(rows) for rows in range(1, 41)]
+    assert means == sorted(means), "more rows never take less"
+    assert all(0 <= mean < math.inf for mean in means)
+    assert all(upper >= mean for upper, mean in zip(uppers, means, strict=False))
+    if model.known:
+        for slack in (uppers[0] / 2, uppers[0], uppers[10], uppers[-1], uppers[-1] * 2):
+            fits = model.fit(slack)
+            assert fits == 0 or model.upper(fits) <= slack
+            assert fits == 40 or model.upper(fits + 1) > slack
