@@ -43,8 +43,9 @@ format: $(VENV)/.dev ## let ruff format the code
 gpu-check: $(VENV)/.dev ## on a GPU machine: the end-to-end tests on CUDA, and CUDA against CPU
 	$(BIN)/python tests/gpu_check.py
 
-simulate: $(VENV)/.$(EXTRA) ## the shipping scheduler in virtual time: closed loops and open arrivals
+simulate: $(VENV)/.$(EXTRA) ## the shipping scheduler in virtual time, against its peers (QUICK=1: a minute)
 	@$(BIN)/python benchmarks/closed_loop.py
+	@$(BIN)/python benchmarks/simulate/run.py $(if $(QUICK),--quick)
 
 bench-overhead: $(VENV)/.$(EXTRA) ## what the scheduler costs per request
 	@$(BIN)/python benchmarks/overhead.py

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
-from tensorferry.batcher.demand import DemandMeter
 from tensorferry.batcher.latency import LatencyModel
 from tensorferry.batcher.request import Request
 
@@ -27,7 +26,6 @@ class Profile:
     """What was learned of a bucket, kept while it is empty."""
 
     times: LatencyModel
-    demand: DemandMeter
     observed: float = -math.inf
 
     def needs(self, rows: int, now: float) -> float:

@@ -1,4 +1,4 @@
-"""How much arrives, and how patient it is: learned from the arrivals of one bucket."""
+"""How much arrives, and how patient it is: learned from the arrivals."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class DemandMeter:
             known = not math.isnan(self._patience)
             self._patience = self._patience + _WEIGHT * (patience - self._patience) if known else patience
 
-    def demand(self, now: float) -> Demand:
-        """The demand now; the rate falls as time passes without an arrival."""
+    def demand(self, now: float, workers: int) -> Demand:
+        """One worker's share of the demand now; the rate falls as time passes without an arrival."""
         if math.isnan(self._gap):
             return Demand(0.0, 0.0 if math.isnan(self._patience) else self._patience)
         gap = max(self._gap, now - self._last, 1e-9)
-        return Demand(self._rows / gap, 0.0 if math.isnan(self._patience) else self._patience)
+        return Demand(self._rows / gap / workers, 0.0 if math.isnan(self._patience) else self._patience)

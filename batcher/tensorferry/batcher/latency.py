@@ -16,6 +16,8 @@ from statistics import median
 
 _DECAY = 0.98
 _MEDIAN_OF = 32
+# Fewer than so many say less of a size than the line does.
+_LEAST_SEEN = 16
 # An observation counts as at most so much more, or less, than what was predicted ...
 _CLIP = 1.3
 # ... until so many in a row were clipped on the same side: then things have really changed.
@@ -50,7 +52,7 @@ class LatencyModel:
         self._sums = [0.0] * 5  # of weight, rows, rows², seconds, rows · seconds, without the anchors
         self._anchors: list[tuple[int, float]] = []
         self._seen: dict[int, deque[float]] = {}
-        self._deviation = 0.0
+        self._deviation = 0.02
         self._observations = 0
         self._clipped = 0
         self._side_run = 0
@@ -126,7 +128,7 @@ class LatencyModel:
         size, highest = 1, 0.0
         while True:
             seen = self._seen.get(size, ())
-            mean = median(seen) if len(seen) >= 4 else alpha + beta * size
+            mean = median(seen) if len(seen) >= _LEAST_SEEN else alpha + beta * size
             highest = max(highest, mean)
             self._rows.append(size)
             self._means.append(highest)

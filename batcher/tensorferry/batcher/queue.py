@@ -101,6 +101,8 @@ class RequestQueue:
         self._profiles: OrderedDict[Hashable, Profile] = OrderedDict()
         self._anchors: list[tuple[int, float]] = []
         self._returners = returners or Returners()
+        # Of all buckets together: they share the device that must keep up with it.
+        self._demand = DemandMeter()
         self._numbers = count(1)
         self._queued = 0
         self._queued_rows = 0
@@ -210,7 +212,7 @@ class RequestQueue:
             full = _AGING_BATCHES * profile.times.mean(self._limits.max_batch_size)
             bucket = self._buckets[request.key] = Bucket(profile, full or _AGING_SECONDS)
         bucket.add(request)
-        bucket.profile.demand.arrived(now, request.cost, request.deadline - now)
+        self._demand.arrived(now, request.cost, request.deadline - now)
         if new or bucket.rows >= self._limits.max_batch_size:
             return True
         if self._returners_until > -math.inf:
@@ -222,7 +224,7 @@ class RequestQueue:
     def _profile_locked(self, key: Hashable) -> Profile:
         profile = self._profiles.get(key)
         if profile is None:
-            profile = self._profiles[key] = Profile(LatencyModel(self._limits.max_batch_size), DemandMeter())
+            profile = self._profiles[key] = Profile(LatencyModel(self._limits.max_batch_size))
             for rows, seconds in self._anchors:
                 profile.times.anchor(rows, seconds)
             if len(self._profiles) > _PROFILES:
@@ -284,7 +286,7 @@ class RequestQueue:
         profile = bucket.profile
         if bucket.dated:
             patient = riders(bucket.patient, self._limits.max_batch_size)
-            demand = profile.demand.demand(now)
+            demand = self._demand.demand(now, self._workers)
             batch, shed = form_batch(
                 bucket.dated, patient, now, self._limits, profile.times, demand, bucket.aging
             )

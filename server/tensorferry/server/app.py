@@ -105,9 +105,10 @@ class App:
         """Accepts nothing new and finishes what was accepted; whether that came about in time."""
         started = time.monotonic()
         deadline = started + self.config.drain_seconds
-        self._health.enter_graceful_shutdown()
+        # Health last: whoever has read that it turned finds the door closed.
         self._service.begin_drain()
         self._servicer.begin_drain()
+        self._health.enter_graceful_shutdown()
         done = True
         for model in self.registry.models():
             self.registry.unloading(model)

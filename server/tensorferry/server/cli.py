@@ -70,6 +70,9 @@ def _serve(config: ServerConfig) -> int:
         event = events.get()
         if event in ("drained", "abandoned"):
             _log.info("stopped")
+            # One that comes now must not turn a clean stop into a death by signal.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
             # A thread that comes back from ONNX Runtime into an interpreter that is being taken
             # down would abort the process.
             return 0 if event == "drained" else _leave(0)

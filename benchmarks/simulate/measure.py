@@ -1,0 +1,116 @@
+"""One number of the tables at a time: a job says what to simulate, and is done in any process."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import astuple, dataclass
+from typing import Literal
+
+import costs
+from clairvoyant import fewest_misses
+from engine import Scheduler, Summary, run, summarize
+from policies import PEERS, NexusByDeadline, Peer
+from raterule import StudysRule
+from scenarios import Scenario
+from shipping import Shipping
+from traces import Trace
+
+OPTIMUM = "clairvoyant optimum"
+OTHERS: tuple[type[Peer], ...] = (*PEERS, NexusByDeadline, StudysRule)
+SCHEDULERS: dict[str, Callable[[Scenario, Trace], Scheduler]] = {
+    Shipping.name: Shipping,
+    **{peer.name: peer for peer in OTHERS},
+}
+GOODPUT_SHARE = 0.99
+
+# The study's noise on batch times, a rougher one, none.
+NoiseKind = Literal["study", "rough", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One policy on one trace: at a load, or without one the search for goodput@99 %."""
+
+    scenario: Scenario
+    policy: str
+    seed: int
+    count: int
+    load: float | None = None
+    noise: NoiseKind = "study"
+    searches: int = 9
+
+
+def noise_of(job: Job) -> costs.Noise:
+    """The factors on the batch times, the same for every policy that runs as many batches."""
+    if job.noise == "none":
+        return costs.silent
+    if job.noise == "rough":
+        return costs.noise(job.seed, sigma=0.1, stalls=0.01)
+    return costs.noise(job.seed)
+
+
+def measure(job: Job, load: float) -> Summary:
+    """Runs the job's policy at a load."""
+    scenario = job.scenario
+    trace = scenario.trace(load, job.count, job.seed)
+    if job.policy == OPTIMUM:
+        misses = fewest_misses(trace.arrivals, scenario.tightest, scenario.cost, scenario.max_batch_size)
+        assert misses is not None
+        in_time = 1 - misses / job.count
+        return Summary.bound(in_time, in_time * job.count / trace.duration)
+    scheduler = SCHEDULERS[job.policy](scenario, trace)
+    record = run(trace, scenario.cost, scenario.max_batch_size, scenario.devices, scheduler, noise_of(job))
+    return summarize(trace, record)
+
+
+def sustains(job: Job, load: float) -> bool:
+    """Whether at a load the policy keeps 99 % of all requests in time."""
+    if job.policy != OPTIMUM:
+        return measure(job, load).in_time >= GOODPUT_SHARE
+    scenario = job.scenario
+    arrivals = scenario.trace(load, job.count, job.seed).arrivals
+    limit = int((1 - GOODPUT_SHARE) * job.count)
+    return (
+        fewest_misses(arrivals, scenario.tightest, scenario.cost, scenario.max_batch_size, limit) is not None
+    )
+
+
+def goodput(job: Job) -> float:
+    """The highest load that the policy sustains, a share of the offline rate, by bisection."""
+    low, high = 0.02, 1.0
+    for _ in range(job.searches):
+        middle = (low + high) / 2
+        if sustains(job, middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _do(job: Job) -> float | Summary:
+    return goodput(job) if job.load is None else measure(job, job.load)
+
+
+class Results:
+    """Runs jobs once each, on every core, and answers with the means over their seeds."""
+
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
+        self._done: dict[Job, float | Summary] = {}
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Does what has not been done yet; the outcome does not depend on how many cores there are."""
+        new = [job for job in dict.fromkeys(jobs) if job not in self._done]
+        with ProcessPoolExecutor(self._processes) as pool:
+            self._done.update(zip(new, pool.map(_do, new, chunksize=4), strict=True))
+
+    def goodputs(self, jobs: Sequence[Job]) -> list[float]:
+        """Each job's goodput@99 %."""
+        return [value for job in jobs if isinstance(value := self._done[job], float)]
+
+    def summary(self, jobs: Sequence[Job]) -> Summary:
+        """The mean of the jobs' summaries."""
+        rows = [astuple(value) for job in jobs if isinstance(value := self._done[job], Summary)]
+        return Summary(*(statistics.mean(column) for column in zip(*rows, strict=True)))

@@ -1,0 +1,102 @@
+"""The plots of the load and overload tables, as small SVG files. Needs matplotlib."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine import Summary
+from measure import OPTIMUM, Results
+from policies import DropExpired, NexusStyle, Peer, WindowFromArrival, WindowFromPop
+from shipping import Shipping
+from tables import OVERLOADS, Loads, Overload
+
+# Only these: the other lines lie on one of them.
+LINES = {
+    OPTIMUM: ("black", ":"),
+    WindowFromPop.name: ("tab:red", "-"),
+    WindowFromArrival.name: ("tab:orange", "-"),
+    Peer.name: ("tab:brown", "-"),
+    DropExpired.name: ("tab:pink", "--"),
+    "BentoML-style": ("tab:purple", "-"),
+    NexusStyle.name: ("tab:green", "-"),
+    Shipping.name: ("tab:blue", "-"),
+}
+
+
+def write(folder: Path, loads: list[Loads], overload: Overload, results: Results) -> list[Path]:
+    """Writes all plots into the folder; returns their paths."""
+    try:
+        matplotlib = importlib.import_module("matplotlib")
+    except ModuleNotFoundError as error:
+        raise SystemExit("--plots needs matplotlib: pip install matplotlib") from error
+    matplotlib.use("svg")
+    # Text stays text, and the same numbers make the same file.
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "tensorferry", "font.size": 9})
+    folder.mkdir(parents=True, exist_ok=True)
+    return [
+        _against_load(folder / "goodput.svg", loads, results, "on time / offline rate", _goodput),
+        _against_load(folder / "latency.svg", loads, results, "p99 of the answered, ms", _p99),
+        _overload(folder / "overload.svg", overload, results),
+    ]
+
+
+def _goodput(got: Summary, table: Loads) -> float:
+    return got.goodput / table.scenario.capacity
+
+
+def _p99(got: Summary, table: Loads) -> float:
+    return 1e3 * got.p99
+
+
+def _against_load(
+    path: Path,
+    tables: list[Loads],
+    results: Results,
+    label: str,
+    value: Callable[[Summary, Loads], float],
+) -> Path:
+    figure, panels = _panels(len(tables))
+    for panel, table in zip(panels, tables, strict=True):
+        loads = sorted({load for load, _ in table.cells})
+        for name, (color, style) in LINES.items():
+            points = [value(results.summary(table.cells[load, name]), table) for load in loads]
+            panel.plot(loads, points, style, color=color, label=name, linewidth=1.3)
+        panel.set_title(f"{table.scenario.name}, {table.scenario.kind}")
+        panel.set_xlabel("load / offline rate")
+        if value is _p99:
+            panel.axhline(1e3 * table.scenario.tightest, color="grey", linewidth=0.6)
+            panel.set_ylim(0, 3e3 * table.scenario.tightest)
+    panels[0].set_ylabel(label)
+    return _save(figure, panels[0], path)
+
+
+def _overload(path: Path, table: Overload, results: Results) -> Path:
+    figure, panels = _panels(2)
+    names = [name for name in table.policies if name in LINES]
+    width = 0.8 / len(names)
+    for panel, device in zip(panels, ("GPU", "CPU"), strict=True):
+        for number, name in enumerate(names):
+            jobs = [table.cells[device, name, load] for load in OVERLOADS]
+            bars = [results.summary(cell).goodput / cell[0].scenario.capacity for cell in jobs]
+            places = [place + (number - (len(names) - 1) / 2) * width for place in range(len(OVERLOADS))]
+            panel.bar(places, bars, width, color=LINES[name][0], label=name)
+        panel.set_xticks(range(len(OVERLOADS)), [f"{load:g}x" for load in OVERLOADS])
+        panel.set_title(f"{device}, Poisson, overload")
+    panels[0].set_ylabel("on time / offline rate")
+    return _save(figure, panels[0], path)
+
+
+def _panels(count: int) -> tuple[Any, Any]:
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    figure, panels = pyplot.subplots(1, count, figsize=(3 * count, 3.4), layout="constrained")
+    return figure, panels
+
+
+def _save(figure: Any, first: Any, path: Path) -> Path:
+    handles, names = first.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
+    return path

@@ -1,0 +1,60 @@
+"""Simulates the shipping queue against its peers and the clairvoyant optimum; prints tables in markdown.
+
+    python benchmarks/simulate/run.py [--quick] [--plots DIR]
+
+The same arguments print the same tables on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import plots
+from measure import Results
+from scenarios import STUDY
+from tables import LOADS, Beyond, Goodput, Loads, Overload, Rough, Size, Table
+
+FULL = Size(seeds=(1, 2, 3, 4, 5, 6), poisson=12_000, mmpp=24_000, searches=9)
+QUICK = Size(seeds=(1,), poisson=4_000, mmpp=8_000, searches=7, loads=(0.5, 0.95))
+# Between the tables' loads, for the plots' lines.
+PLOT_LOADS = tuple(sorted({*LOADS, *(step / 10 for step in range(1, 16))}))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer arrivals and one seed: under a minute")
+    parser.add_argument(
+        "--plots", type=Path, metavar="DIR", help="also write SVG plots there (needs matplotlib)"
+    )
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="default: one for each core")
+    options = parser.parse_args(arguments)
+    size = QUICK if options.quick else FULL
+    if options.plots:
+        size = replace(size, loads=tuple(sorted({*size.loads, *PLOT_LOADS})))
+
+    start = time.monotonic()
+    results = Results(options.processes)
+    loads = [Loads(scenario, size) for scenario in STUDY]
+    overload = Overload(size)
+    print(
+        f"Seeds {', '.join(map(str, size.seeds))}; {size.poisson} Poisson and {size.mmpp} MMPP arrivals a trace."
+    )
+    tables: list[Table] = [Goodput(size), overload, Rough(size), Beyond(size), *loads]
+    for table in tables:
+        results.run(table.jobs())
+        print(f"\n## {table.title}\n\n{table.text(results)}", flush=True)
+        print(f"{time.monotonic() - start:.0f} s: {table.title}", file=sys.stderr)
+    if options.plots:
+        for path in plots.write(options.plots, loads, overload, results):
+            print(f"wrote {path}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The shipping queue as a scheduler of the simulation: its own policy, latency model and shedding.
+
+It is the class that the server runs, driven by one thread on a clock that the simulation sets.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from engine import Step
+from scenarios import Scenario
+from traces import Trace
+
+from tensorferry.batcher.errors import DeadlineExceeded, QueueFull
+from tensorferry.batcher.policy import Limits, Wait
+from tensorferry.batcher.queue import RequestQueue, Work
+from tensorferry.batcher.request import Outcome, Request
+
+# High enough that only deadlines refuse: without them nothing is shed, as with the peers.
+MAX_ROWS = 1_000_000
+MAX_BYTES = 1_000_000_000
+
+
+class HandClock:
+    """A clock that is set by hand; nothing ever waits on it."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        """The time that was set."""
+        return self.time
+
+    def wait(self, condition: threading.Condition, until: float) -> None:
+        """One thread drives the queue: a wait would be forever."""
+        raise RuntimeError("the queue waits in a simulation of one thread; drive it with poll, not take")
+
+
+class Numbered(Request):
+    """A request that knows its number in the trace."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int, key: int, deadline: float) -> None:
+        super().__init__((), _ignore, names=None, rows=1, nbytes=0, key=key, deadline=deadline)
+        self.index = index
+
+
+def _ignore(outcome: Outcome) -> None:
+    """The simulation completes nothing: it records."""
+
+
+class Shipping:
+    """`RequestQueue` behind the simulation's interface."""
+
+    name = "tensorferry"
+    polls_busy = False
+
+    def __init__(self, scenario: Scenario, trace: Trace) -> None:
+        self._trace = trace
+        self._clock = HandClock()
+        self._queue = RequestQueue(Limits(scenario.max_batch_size, 0.0), MAX_ROWS, MAX_BYTES, self._clock)
+        self._running: dict[int, tuple[Request, ...]] = {}
+
+    def anchor(self, key: int, rows: int, seconds: float) -> None:
+        """The warm-up runs one shape; the other buckets' models start from it."""
+        if key == 0:
+            self._queue.anchor(rows, seconds)
+
+    def put(self, index: int, now: float) -> bool:
+        """Submits a request as the batcher does."""
+        self._clock.time = now
+        request = Numbered(index, self._trace.keys[index], self._trace.deadlines[index])
+        try:
+            self._queue.put((request,))
+        except (QueueFull, DeadlineExceeded):
+            return False
+        return True
+
+    def poll(self, now: float, idle: bool) -> Step:
+        """A free worker asks for work."""
+        self._clock.time = now
+        work = self._queue.poll()
+        if isinstance(work, Wait):
+            return Step(until=work.until)
+        if not isinstance(work, Work):
+            raise RuntimeError(f"the queue is closed in the middle of a simulation: it answered {work!r}")
+        batch = _numbers(work.batch)
+        if batch:
+            self._running[batch[0]] = work.batch
+        else:
+            self._queue.ran((), None)
+        return Step(batch, _numbers(work.expired) + _numbers(work.shed))
+
+    def ran(self, batch: Sequence[int], started: float, now: float) -> None:
+        """A worker completes its batch and is free."""
+        self._clock.time = now
+        requests = self._running.pop(batch[0])
+        self._queue.finish(requests)
+        self._queue.ran(requests, now - started)
+
+
+def _numbers(requests: Sequence[Request]) -> list[int]:
+    return [request.index for request in requests if isinstance(request, Numbered)]
