@@ -62,6 +62,9 @@ def _against_load(
     for panel, table in zip(panels, tables, strict=True):
         loads = sorted({load for load, _ in table.cells})
         for name, (color, style) in LINES.items():
+            if name == OPTIMUM and value is _p99:
+                # The optimum of a count of answers has no latency.
+                continue
             points = [value(results.summary(table.cells[load, name]), table) for load in loads]
             panel.plot(loads, points, style, color=color, label=name, linewidth=1.3)
         panel.set_title(f"{table.scenario.name}, {table.scenario.kind}")
@@ -91,7 +94,7 @@ def _overload(path: Path, table: Overload, results: Results) -> Path:
 
 def _panels(count: int) -> tuple[Any, Any]:
     pyplot = importlib.import_module("matplotlib.pyplot")
-    figure, panels = pyplot.subplots(1, count, figsize=(3 * count, 3.4), layout="constrained")
+    figure, panels = pyplot.subplots(1, count, figsize=(max(3 * count, 8), 3.4), layout="constrained")
     return figure, panels
 
 

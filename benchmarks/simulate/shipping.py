@@ -90,6 +90,7 @@ class Shipping:
         if batch:
             self._running[batch[0]] = work.batch
         else:
+            # Nothing to run: the worker completes the dropped, and is back at once.
             self._queue.ran((), None)
         return Step(batch, _numbers(work.expired) + _numbers(work.shed))
 
