@@ -24,6 +24,7 @@ SIZE = 6
 NEIGHBOURS = range(1, 4)
 VICTIM = 9
 FILLERS = range(20, 23)
+RUNNING = 50
 
 
 @dataclass
@@ -99,7 +100,9 @@ def test_one_cancels_while_running(scene: Scene) -> None:
 
 
 def test_the_deadline_of_one_passes_while_queued(scene: Scene) -> None:
-    scene.others.send(*(request(tag) for tag in NEIGHBOURS))
+    # Behind a batch that runs for longer: a free worker would cut the window short for the deadline.
+    busy = request(RUNNING, rows=SIZE, work=2 * scene.work_of_one_second)
+    scene.others.send(busy, *(request(tag) for tag in NEIGHBOURS))
     with pytest.raises(grpc.RpcError) as caught:
         scene.stub.ModelInfer(request(VICTIM), timeout=0.2)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
