@@ -32,14 +32,29 @@ class Passenger:
 
 
 @dataclass(frozen=True)
+class LaneOf:
+    """A lane of these requests, due when they have waited for long."""
+
+    dated: list[Passenger]
+    patient: list[Passenger]
+    aging: float = 1000.0
+    due: float = math.inf
+
+    @property
+    def rows(self) -> int:
+        return sum(passenger.cost for passenger in self.dated + self.patient)
+
+
+@dataclass(frozen=True)
 class View:
     rows: int
     oldest_arrival: float
     latest_start: float = math.inf
 
     @property
-    def due(self) -> float:
-        return self.oldest_arrival + 1000
+    def lanes(self) -> list[LaneOf]:
+        waiting = [Passenger(arrival=self.oldest_arrival)] * self.rows
+        return [LaneOf([], waiting, due=self.oldest_arrival + 1000)]
 
 
 GREEDY = Limits(4, 0.0)
@@ -51,19 +66,30 @@ WINDOW = Limits(4, 10.0)
     [
         pytest.param({}, 0, GREEDY, False, Wait(math.inf), id="nothing queued: nothing leaves"),
         pytest.param({}, 0, WINDOW, True, Wait(math.inf), id="nothing queued, draining"),
-        pytest.param({"a": View(1, 5)}, 5, GREEDY, False, Close("a", CloseReason.IDLE), id="alone: at once"),
-        pytest.param({"a": View(4, 5)}, 5, GREEDY, False, Close("a", CloseReason.FULL), id="full, no window"),
+        pytest.param(
+            {"a": View(1, 5)}, 5, GREEDY, False, Close("a", CloseReason.IDLE, 4), id="alone: at once"
+        ),
+        pytest.param(
+            {"a": View(4, 5)}, 5, GREEDY, False, Close("a", CloseReason.FULL, 4), id="full, no window"
+        ),
         pytest.param({"a": View(1, 5)}, 5, WINDOW, False, Wait(15), id="window runs from arrival"),
         pytest.param({"a": View(1, 5)}, 14.9, WINDOW, False, Wait(15), id="window not over"),
-        pytest.param({"a": View(1, 5)}, 15, WINDOW, False, Close("a", CloseReason.WINDOW), id="window over"),
-        pytest.param({"a": View(4, 5)}, 5, WINDOW, False, Close("a", CloseReason.FULL), id="full: early"),
         pytest.param(
-            {"a": View(9, 5)}, 5, WINDOW, False, Close("a", CloseReason.FULL), id="over-full: early"
+            {"a": View(1, 5)}, 15, WINDOW, False, Close("a", CloseReason.WINDOW, 4), id="window over"
         ),
-        pytest.param({"a": View(1, 5)}, 5, WINDOW, True, Close("a", CloseReason.DRAIN), id="drain: early"),
+        pytest.param({"a": View(4, 5)}, 5, WINDOW, False, Close("a", CloseReason.FULL, 4), id="full: early"),
+        pytest.param(
+            {"a": View(9, 5)}, 5, WINDOW, False, Close("a", CloseReason.FULL, 4), id="over-full: early"
+        ),
+        pytest.param({"a": View(1, 5)}, 5, WINDOW, True, Close("a", CloseReason.DRAIN, 4), id="drain: early"),
         pytest.param({"a": View(1, 5, 8)}, 5, WINDOW, False, Wait(8), id="ends for a deadline in the window"),
         pytest.param(
-            {"a": View(1, 5, 8)}, 8, WINDOW, False, Close("a", CloseReason.WINDOW), id="leaves for a deadline"
+            {"a": View(1, 5, 8)},
+            8,
+            WINDOW,
+            False,
+            Close("a", CloseReason.WINDOW, 4),
+            id="leaves for a deadline",
         ),
         pytest.param({"a": View(1, 5, 99)}, 5, WINDOW, False, Wait(15), id="a deadline behind the window"),
         pytest.param(
@@ -74,7 +100,7 @@ WINDOW = Limits(4, 10.0)
             5,
             GREEDY,
             False,
-            Close("b", CloseReason.IDLE),
+            Close("b", CloseReason.IDLE, 4),
             id="oldest first",
         ),
         pytest.param(
@@ -82,18 +108,23 @@ WINDOW = Limits(4, 10.0)
             5,
             GREEDY,
             False,
-            Close("b", CloseReason.IDLE),
+            Close("b", CloseReason.IDLE, 4),
             id="full no rank",
         ),
         pytest.param(
-            {"a": View(4, 5), "b": View(1, 3)}, 6, WINDOW, False, Close("a", CloseReason.FULL), id="who may"
+            {"a": View(4, 5), "b": View(1, 3)},
+            6,
+            WINDOW,
+            False,
+            Close("a", CloseReason.FULL, 4),
+            id="who may",
         ),
         pytest.param(
             {"a": View(4, 5), "b": View(1, 3)},
             13,
             WINDOW,
             False,
-            Close("b", CloseReason.WINDOW),
+            Close("b", CloseReason.WINDOW, 4),
             id="both may",
         ),
         pytest.param(
@@ -101,7 +132,7 @@ WINDOW = Limits(4, 10.0)
             5,
             GREEDY,
             False,
-            Close("a", CloseReason.IDLE),
+            Close("a", CloseReason.IDLE, 4),
             id="tie: first",
         ),
     ],
@@ -184,7 +215,9 @@ def form(
     demand: Demand = BUSY,
     aging: float = 1000.0,
 ) -> tuple[list[Passenger], list[Passenger]]:
-    return form_batch(dated, patient, now, Limits(most, 0.0), Affine(), demand, aging)
+    formed = form_batch([LaneOf(dated, patient, aging)], 0, [0.0], now, most, Affine(), demand)
+    assert formed.rows == [sum(passenger.cost for passenger in formed.batch)]
+    return formed.batch, formed.shed
 
 
 def test_who_can_all_make_their_deadlines_all_ride_and_nobody_is_shed() -> None:

@@ -44,7 +44,7 @@ def test_bounds_the_rows_that_wait(clock: VirtualClock) -> None:
     with pytest.raises(QueueFull, match=r"8 of 8 rows wait, the request has 1; retry in 0\.001 s") as caught:
         queue.put([refused])
     assert caught.value.retry_after == 0.001
-    assert queue.sizes() == QueueSizes(4, 8, 0, 64)
+    assert queue.sizes() == QueueSizes(4, 8, 0, 64, (8,))
     assert refused.state is State.NEW
 
 
@@ -54,7 +54,7 @@ def test_running_rows_make_room_at_the_door_but_not_in_memory(clock: VirtualCloc
     for _ in range(8):
         queue.put([make_request()])
     taken(queue)
-    assert queue.sizes() == QueueSizes(4, 4, 4, 64)
+    assert queue.sizes() == QueueSizes(4, 4, 4, 64, (4,))
     with pytest.raises(QueueFull, match="it holds 64 of 64 bytes, the request has 8"):
         queue.put([make_request()])
     queue.put([make_request(width=0)])
@@ -96,11 +96,11 @@ def test_the_parts_of_a_request_are_admitted_all_or_none(clock: VirtualClock) ->
     parts = split_request(make_request(8), 4)
     with pytest.raises(QueueFull):
         queue.put(parts)
-    assert queue.sizes() == QueueSizes(1, 1, 0, 8)
+    assert queue.sizes() == QueueSizes(1, 1, 0, 8, (1,))
     assert [part.state for part in parts] == [State.NEW, State.NEW]
     assert [len(taken(queue).batch)] == [1]
     queue.put(parts)
-    assert queue.sizes() == QueueSizes(2, 8, 1, 72)
+    assert queue.sizes() == QueueSizes(2, 8, 1, 72, (8,))
 
 
 def test_a_closing_queue_accepts_nothing_and_hands_out_the_rest(clock: VirtualClock) -> None:
@@ -163,7 +163,7 @@ def test_cancel_ends_what_is_queued_or_running_and_nothing_else(clock: VirtualCl
     queue.put([running])
     batch = taken(queue).batch
     queue.put([queued])
-    assert queue.sizes() == QueueSizes(1, 1, 1, 16)
+    assert queue.sizes() == QueueSizes(1, 1, 1, 16, (1,))
     assert queue.cancel(running)
     assert queue.cancel(queued)
     assert not queue.cancel(running)
@@ -183,7 +183,7 @@ def test_abandon_ends_the_queued_and_leaves_the_running(clock: VirtualClock) -> 
     queue.close()
     assert queue.abandon() == [queued]
     assert queue.abandon() == []
-    assert queue.sizes() == QueueSizes(0, 0, 1, 8)
+    assert queue.sizes() == QueueSizes(0, 0, 1, 8, (0,))
     assert queue.finish(batch) == [running]
     assert queue.take() is None
 

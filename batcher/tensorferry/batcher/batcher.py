@@ -12,13 +12,21 @@ from typing import Any
 import numpy.typing as npt
 
 from tensorferry.batcher.clock import Clock, MonotonicClock
-from tensorferry.batcher.collate import join, request_of, split
-from tensorferry.batcher.errors import BatcherClosed, BatcherError, Cancelled, DeadlineExceeded, Shed
-from tensorferry.batcher.policy import Limits
-from tensorferry.batcher.queue import RequestQueue, Work
-from tensorferry.batcher.request import BatchInfo, Outcome, Request, flatten, split_request
+from tensorferry.batcher.collate import request_of
+from tensorferry.batcher.completions import Completions, completed_twice
+from tensorferry.batcher.errors import (
+    BatcherClosed,
+    BatcherError,
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+)
+from tensorferry.batcher.policy import Limits, unreachable
+from tensorferry.batcher.queue import RequestQueue
+from tensorferry.batcher.request import Outcome, Request, flatten, split_request
 from tensorferry.batcher.results import deliver_row, deliver_rows, propagate_cancel
 from tensorferry.batcher.statistics import BatcherStatistics, Ledger
+from tensorferry.batcher.worker import Instance, Worker
 
 _log = logging.getLogger("tensorferry.batcher")
 
@@ -70,46 +78,106 @@ class Batcher:
     Where requests have up to r rows, up to r - 1 places of a batch stay empty: divide by
     max_batch_size - r + 1. Requests that may not share a batch are counted each kind by itself.
 
-    Every method may be called from any thread. `workers` batches run at the same time, each
-    on a thread of its own; `model_fn` must then be thread-safe.
+    Priority classes
+        `priority_weights` gives classes, the highest first: when all have requests queued, rows
+        are shared in proportion to the weights (deficit round robin), and room that a batch has
+        left is filled from lower classes. When the queue is full, a request drops those of lower
+        classes that would ride last (Shed). `default_priority` is the class of requests that name
+        none; it is the lowest if not given.
+
+    Preferred sizes
+        `preferred_batch_sizes` has the meaning that it has in Triton: a batch leaves before the end
+        of its window when it has one of these sizes, and has the largest of them that it can.
+        Rarely of use: a batch's time is seldom better at some sizes than at those between.
+
+    Several devices
+        `model_fn` may be a list of functions, one for each device: all take batches from the one
+        queue, each as soon as it is free. With `workers`, so many batches of one function run at
+        the same time; it must then be thread-safe. With `pipelined`, each device has two batches
+        in flight: the next is closed just in time to be joined while the device runs the last, and
+        requests are completed while it runs the next. A function is still called by one thread at
+        a time.
+
+    Every method may be called from any thread.
     """
 
     def __init__(
         self,
-        model_fn: Callable[[Any], Any],
+        model_fn: Callable[[Any], Any] | Sequence[Callable[[Any], Any]],
         max_batch_size: int = 32,
         max_queue_delay: float = 0.0,
         *,
+        preferred_batch_sizes: Sequence[int] = (),
+        priority_weights: Sequence[int] = (1,),
+        default_priority: int = 0,
         max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE,
         max_queue_bytes: int = DEFAULT_MAX_QUEUE_BYTES,
         workers: int = 1,
+        pipelined: bool = False,
         name: str = "batcher",
         clock: Clock | None = None,
     ) -> None:
         for option, value, least in (
             ("max_batch_size", max_batch_size, 0),
             ("max_queue_delay", max_queue_delay, 0),
+            ("default_priority", default_priority, 0),
             ("max_queue_size", max_queue_size, 1),
             ("max_queue_bytes", max_queue_bytes, 1),
             ("workers", workers, 1),
         ):
             if not value >= least or math.isinf(value):
                 raise ValueError(f"{option} is {value!r}; it must be at least {least} and finite")
-        self._model_fn = model_fn
+        preferred = tuple(sorted(set(preferred_batch_sizes)))
+        if preferred and not 1 <= preferred[0] <= preferred[-1] <= max_batch_size:
+            raise ValueError(
+                f"preferred_batch_sizes is {preferred_batch_sizes!r}; each must be from 1 to max_batch_size, {max_batch_size}"
+            )
+        if not priority_weights or min(priority_weights) < 1:
+            raise ValueError(f"priority_weights is {priority_weights!r}; give each class at least 1")
+        if default_priority > len(priority_weights):
+            raise ValueError(
+                f"default_priority is {default_priority}; there are {len(priority_weights)} classes, from 1, the highest"
+            )
+        functions = list(model_fn) if isinstance(model_fn, Sequence) else [model_fn] * workers
+        if not functions or (isinstance(model_fn, Sequence) and workers != 1):
+            raise ValueError(
+                f"model_fn has {len(functions)} functions and workers is {workers}; give one of both"
+            )
         self._batched = max_batch_size > 0
-        self._limits = Limits(max(1, max_batch_size), max_queue_delay)
+        self._limits = Limits(max(1, max_batch_size), max_queue_delay, preferred)
+        self._classes = len(priority_weights)
+        self._default_priority = default_priority or self._classes
         self._clock = clock or MonotonicClock()
         self._queue = RequestQueue(
-            self._limits, max_queue_size, max_queue_bytes, self._clock, workers=workers
+            self._limits,
+            max_queue_size,
+            max_queue_bytes,
+            self._clock,
+            devices=len(functions),
+            pipelined=pipelined,
+            weights=priority_weights,
         )
         self._ledger = Ledger()
         self._name = name
-        self._threads = [
-            threading.Thread(target=self._work, name=f"{name}-worker-{index}", daemon=True)
-            for index in range(workers)
+        self._completions = Completions(self._ledger, self._clock, name)
+        self._warnings = tuple(unreachable(self._limits, max_queue_size))
+        for warning in self._warnings:
+            _log.warning("%s: %s", name, warning)
+        instances = [
+            Instance(index, function, batched=self._batched, pipelined=pipelined)
+            for index, function in enumerate(functions)
         ]
+        runs: list[tuple[str, Callable[[], None]]] = [
+            (f"{name}-worker-{number}", self._worker(instance).run)
+            for number, instance in enumerate(instances * (2 if pipelined else 1))
+        ]
+        runs.append((f"{name}-expiry", self._expire))
+        self._threads = [threading.Thread(target=run, name=title, daemon=True) for title, run in runs]
         for thread in self._threads:
             thread.start()
+
+    def _worker(self, instance: Instance) -> Worker:
+        return Worker(instance, self._queue, self._completions, self._ledger, self._clock, self._name)
 
     def anchor(self, rows: int, seconds: float) -> None:
         """Tells what a warm-up run of so many rows took: predictions then hold from the first request.
@@ -119,30 +187,38 @@ class Batcher:
         self._queue.anchor(rows, seconds)
 
     def submit(
-        self, x: npt.ArrayLike | Mapping[str, npt.ArrayLike], *, timeout: float | None = None
+        self,
+        x: npt.ArrayLike | Mapping[str, npt.ArrayLike],
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
     ) -> Future[Any]:
         """Enqueues one example, without the batch axis; the future gets its row of the result.
 
         `x` is an array, or a dict of arrays, of the shape that one row of the model's input
         has; it is not copied before its batch leaves, so do not change it until the future is
-        done. `timeout` is in seconds from now. Raises QueueFull, RequestTooLarge,
-        DeadlineExceeded (the timeout is not positive), BatcherClosed or InvalidRequest at
-        once; otherwise the future gets the result, the model's exception, DeadlineExceeded,
-        or BatcherClosed when the batcher is closed without draining. Cancelling the future
-        withdraws the request. Thread-safe; never blocks.
+        done. `timeout` is in seconds from now, `priority` the class, 1 the highest, 0 the default.
+        Raises QueueFull, RequestTooLarge, DeadlineExceeded (the timeout is not positive, or too
+        short), BatcherClosed or InvalidRequest at once; otherwise the future gets the result, the
+        model's exception, DeadlineExceeded, Shed, or BatcherClosed when the batcher is closed
+        without draining. Cancelling the future withdraws the request. Thread-safe; never blocks.
         """
-        return self._submit(x, timeout, one_row=self._batched)
+        return self._submit(x, timeout, priority, one_row=self._batched)
 
     def submit_rows(
-        self, x: npt.ArrayLike | Mapping[str, npt.ArrayLike], *, timeout: float | None = None
+        self,
+        x: npt.ArrayLike | Mapping[str, npt.ArrayLike],
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
     ) -> Future[Any]:
         """Enqueues several rows that belong together; the future gets as many rows of the result.
 
         As `submit`, but that every array has the rows on axis 0.
         """
-        return self._submit(x, timeout, one_row=False)
+        return self._submit(x, timeout, priority, one_row=False)
 
-    def _submit(self, x: Any, timeout: float | None, *, one_row: bool) -> Future[Any]:
+    def _submit(self, x: Any, timeout: float | None, priority: int, *, one_row: bool) -> Future[Any]:
         future: Future[Any] = Future()
         request = request_of(
             x,
@@ -151,6 +227,7 @@ class Batcher:
             batched=self._batched,
             deadline=math.inf if timeout is None else self._clock.now() + timeout,
         )
+        request.priority = priority
         self.enqueue(request)
         # Only now: a refused request and its future would keep each other, and the arrays, alive.
         propagate_cancel(future, lambda: self.cancel(request))
@@ -162,9 +239,15 @@ class Batcher:
         The form for servers: no future, no thread waits. Raises as `submit` does, and
         `complete` is then never called. Thread-safe; never blocks.
         """
+        if not 0 <= request.priority <= self._classes:
+            self._ledger.refused(request.cost)
+            raise InvalidRequest(
+                f"priority is {request.priority}; it must be from 1, the highest, to {self._classes}, or 0 for the default"
+            )
+        request.level = (request.priority or self._default_priority) - 1
         # Written so that it refuses NaN, which no comparison would ever expire.
         if not request.deadline > self._clock.now():
-            self._ledger.refused()
+            self._ledger.refused(request.cost)
             raise DeadlineExceeded("the deadline had passed before the request was enqueued")
         complete = request.complete
         if self._batched and request.rows > self._limits.max_batch_size:
@@ -173,21 +256,25 @@ class Batcher:
             request.complete = self._withdraw_rest(request)
             request.parts = split_request(request, self._limits.max_batch_size)
         try:
-            self._queue.put(tuple(flatten([request])))
+            displaced = self._queue.put(tuple(flatten([request])))
         except BatcherError:
             request.complete, request.parts = complete, ()
-            self._ledger.refused()
+            self._ledger.refused(request.cost)
             raise
         if request.parts:
             # Its parts hold the tensors and complete it; it must not keep them alive, nor itself.
-            request.tensors, request.complete = (), _completed_twice
+            request.tensors, request.complete = (), completed_twice
         self._ledger.accepted()
+        if displaced:
+            self._completions.shed(
+                displaced, "requests of a higher class find room in the queue", self._queue.drain_time()
+            )
 
     def _check_size(self, request: Request) -> None:
         try:
             self._queue.check_size(request.cost, request.nbytes)
         except BatcherError:
-            self._ledger.refused()
+            self._ledger.refused(request.cost)
             raise
 
     def _withdraw_rest(self, whole: Request) -> Callable[[Outcome], None]:
@@ -209,115 +296,16 @@ class Batcher:
         ended = [part for part in flatten([request]) if self._queue.cancel(part)]
         for part in ended:
             if part.deadline <= self._clock.now():
-                self._fail(part, DeadlineExceeded("the deadline passed before the answer was there"))
+                self._completions.fail(
+                    part, DeadlineExceeded("the deadline passed before the answer was there")
+                )
             else:
-                self._fail(part, Cancelled("the caller left before the answer was there"))
+                self._completions.fail(part, Cancelled("the caller left before the answer was there"))
         return bool(ended)
 
-    def _work(self) -> None:
-        while (work := self._queue.take()) is not None:
-            for request in work.expired:
-                self._fail(
-                    request, DeadlineExceeded("the deadline could not be met: the request was still queued")
-                )
-            if work.shed:
-                self._shed(work.shed)
-            seconds = None
-            if work.batch:
-                self._ledger.closed(work.reason)
-                seconds = self._run_guarded(work)
-            self._queue.ran(work.batch, seconds)
-            # A worker idles for hours with its last batch in hand otherwise.
-            del work
-
-    def _shed(self, requests: Sequence[Request]) -> None:
-        retry_after = self._queue.drain_time()
-        message = f"dropped under overload, so that others make their deadlines; retry in {retry_after:.3f} s"
-        for request in requests:
-            self._fail(request, Shed(message, retry_after))
-
-    def _run_guarded(self, work: Work) -> float | None:
-        """Runs and completes a batch; how long that took, or None if that is not what one takes."""
-        batch = work.batch
-        started = self._clock.now()
-        clean = False
-        try:
-            clean = self._run(batch, work)
-        except Exception:
-            # A bug of ours must not leave callers waiting, nor the queue without its worker.
-            _log.exception(
-                "%s failed while running a batch; this is a bug in tensorferry.batcher", self._name
-            )
-            for request in self._queue.finish(batch):
-                self._fail(request, BatcherError("internal error while running the batch"))
-        # Not earlier: a request that is cancelled while it runs may yet have to be joined.
-        for request in batch:
-            request.tensors = ()
-        return self._clock.now() - started if clean else None
-
-    def _run(self, batch: Sequence[Request], work: Work) -> bool:
-        """Runs the work's batch, or a part of it again; whether it succeeded at once."""
-        started = self._clock.now()
-        outputs, error = self._execute(batch)
-        compute_time = self._clock.now() - started
-        rows = sum(request.rows for request in batch)
-        if error is not None:
-            self._ledger.ran(len(batch), rows, compute_time, failed=True)
-            if len(batch) == 1:
-                for request in self._queue.finish(batch):
-                    self._fail(request, error)
-            # Its traceback knows this frame and those below: they would keep its arrays alive.
-            del error
-            self._run_halves(batch, work)
-            return False
-        number = self._ledger.ran(len(batch), rows, compute_time, failed=False)
-        info = BatchInfo(number, len(batch), rows, compute_time, work.reason, work.predicted)
-        alive = {id(request) for request in self._queue.finish(batch)}
-        for position, (request, output) in enumerate(zip(batch, outputs, strict=True)):
-            if id(request) in alive:
-                self._answer(request, output, info, position)
-        return True
-
-    def _execute(self, batch: Sequence[Request]) -> tuple[Sequence[Any], BaseException | None]:
-        try:
-            outputs = self._model_fn(join(batch))
-            return (split(outputs, batch) if self._batched else [outputs]), None
-        except BaseException as error:
-            # Whatever the model function raises must not end the worker: others wait for it.
-            # Returned, not handled here: an error of the batch's halves would otherwise have
-            # this one as its context, and with it, in the traceback, the neighbours' inputs.
-            return (), error
-
-    def _run_halves(self, batch: Sequence[Request], work: Work) -> None:
-        alive = self._queue.still_running(batch)
-        middle = (len(alive) + 1) // 2
-        for half in (alive[:middle], alive[middle:]):
-            if half:
-                self._run(half, work)
-
-    def _answer(self, request: Request, output: Any, info: BatchInfo, position: int) -> None:
-        if request.deadline <= self._clock.now():
-            self._fail(request, DeadlineExceeded("the deadline passed while the request's batch ran"))
-            return
-        queue_delay = request.started - request.arrival
-        self._ledger.answered(queue_delay)
-        self._complete(request, Outcome(output, None, info, queue_delay, position))
-
-    def _fail(self, request: Request, error: BaseException) -> None:
-        self._ledger.failed(error)
-        self._complete(request, Outcome(error=error))
-
-    def _complete(self, request: Request, outcome: Outcome) -> None:
-        complete, request.complete = request.complete, _completed_twice
-        if math.isnan(request.started):
-            # It never ran; what ran is in a worker's hands, which drops the tensors itself.
-            request.tensors = ()
-        try:
-            complete(outcome)
-        except BaseException:
-            # The caller's own code failed; its neighbours still wait for their completions. Even
-            # SystemExit must not end the worker.
-            _log.exception("the completion of a request of %s raised", self._name)
+    def _expire(self) -> None:
+        while (expired := self._queue.take_expired()) is not None:
+            self._completions.expire(expired)
 
     def drain(self, timeout: float | None = None) -> bool:
         """Accepts nothing new and waits until all that was accepted is done.
@@ -348,14 +336,15 @@ class Batcher:
         if drain:
             self._queue.wait_done(until)
         for request in self._queue.abandon():
-            self._fail(request, BatcherClosed("the batcher was closed before the request ran"))
+            self._completions.fail(request, BatcherClosed("the batcher was closed before the request ran"))
         for thread in () if on_worker else self._threads:
             thread.join(None if math.isinf(until) else max(0.0, until - self._clock.now()))
         return not any(thread.is_alive() for thread in self._threads)
 
     def statistics(self) -> BatcherStatistics:
         """Counts since the start and sizes of this moment. Thread-safe."""
-        return self._ledger.statistics(self._queue.sizes())
+        buckets, returners = self._queue.learned()
+        return self._ledger.statistics(self._queue.sizes(), buckets, returners, self._warnings)
 
     def __enter__(self) -> Batcher:
         return self
@@ -366,7 +355,3 @@ class Batcher:
     def __repr__(self) -> str:
         sizes = self._queue.sizes()
         return f"<Batcher {self._name}: {sizes.running} requests running, {sizes.queued} queued>"
-
-
-def _completed_twice(outcome: Outcome) -> None:
-    raise AssertionError("a request was completed twice; this is a bug in tensorferry.batcher")

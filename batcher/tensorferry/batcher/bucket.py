@@ -1,4 +1,4 @@
-"""A bucket: the queued requests that may share a batch, in the order in which they ride."""
+"""A bucket: the queued requests that may share a batch, by class and in the order in which they ride."""
 
 from __future__ import annotations
 
@@ -6,56 +6,33 @@ import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 
-from tensorferry.batcher.latency import LatencyModel
+from tensorferry.batcher.profile import Profile
 from tensorferry.batcher.request import Request
 
 # A timed wait wakes up late by a little.
 _GUARD = 300e-6
 
-# For how long an observation of a batch's time is trusted to refuse requests by it.
-_FRESH_SECONDS = 1.0
-
 _order = attrgetter("order")
 
 
-@dataclass(slots=True)
-class Profile:
-    """What was learned of a bucket, kept while it is empty."""
+class Lane:
+    """The requests of one class: those with a deadline, the earliest first, and those without, by arrival.
 
-    times: LatencyModel
-    observed: float = -math.inf
-
-    def needs(self, rows: int, now: float) -> float:
-        """How long so many rows take at most, in seconds; 0 when that is not known, or was long ago.
-
-        What is refused is not observed: were old knowledge trusted, a device that was slow once
-        would refuse for ever.
-        """
-        return self.times.upper(rows) if now - self.observed < _FRESH_SECONDS else 0.0
-
-
-class Bucket:
-    """Requests with a deadline, the earliest first, and those without, in order of arrival.
-
-    Implements the policy's `BucketView`. Guarded by the queue's lock.
+    Implements the policy's `LaneView`. Guarded by the queue's lock.
     """
 
-    __slots__ = ("aging", "dated", "patient", "profile", "rows")
+    __slots__ = ("aging", "dated", "patient", "rows")
 
-    def __init__(self, profile: Profile, aging: float) -> None:
-        self.profile = profile
-        # How long the oldest waits before the bucket is due, whatever its deadlines.
+    def __init__(self, aging: float) -> None:
+        # How long the oldest waits before the lane is due, whatever its deadlines.
         self.aging = aging
         self.dated: list[Request] = []
         # Ordered, with removal of any one request in constant time: cancels are common.
         self.patient: OrderedDict[Request, None] = OrderedDict()
         self.rows = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.dated or self.patient)
 
     def __iter__(self) -> Iterator[Request]:
         yield from self.dated
@@ -66,28 +43,15 @@ class Bucket:
 
     @property
     def oldest_arrival(self) -> float:
-        """The arrival of the first that rides."""
-        heads = [self.dated[0].arrival] if self.dated else []
-        if self.patient:
-            heads.append(next(iter(self.patient)).arrival)
-        return min(heads)
-
-    @property
-    def earliest_deadline(self) -> float:
-        """The earliest deadline; inf when no request has one."""
-        return self.dated[0].deadline if self.dated else math.inf
-
-    @property
-    def latest_start(self) -> float:
-        """When the batch must leave for the earliest deadline to be met; inf for none."""
-        if not self.dated:
-            return math.inf
-        return self.earliest_deadline - self.profile.times.upper(self.rows) - _GUARD
+        """The arrival of the first that rides; inf when there is none."""
+        dated = self.dated[0].arrival if self.dated else math.inf
+        return min(dated, next(iter(self.patient)).arrival) if self.patient else dated
 
     @property
     def due(self) -> float:
-        """When the first must ride, by its deadline or by its age."""
-        return min(self.earliest_deadline, self.oldest_arrival + self.aging)
+        """When the first must ride, by its deadline or by its age; inf when there is none."""
+        aged = self.oldest_arrival + self.aging
+        return min(self.dated[0].deadline, aged) if self.dated else aged
 
     def add(self, request: Request) -> None:
         """Puts a request in its place."""
@@ -108,3 +72,55 @@ class Bucket:
         else:
             del self.dated[bisect_left(self.dated, request.order, key=_order)]
         self.rows -= request.cost
+
+    def last(self, rows: int) -> list[Request]:
+        """The requests that would ride last, of at least so many rows if there are as many."""
+        found: list[Request] = []
+        for request in chain(reversed(self.patient), reversed(self.dated)):
+            if rows <= 0:
+                break
+            found.append(request)
+            rows -= request.cost
+        return found
+
+
+class Bucket:
+    """The lanes of a bucket, the highest class first. Implements the policy's `BucketView`.
+
+    Guarded by the queue's lock.
+    """
+
+    __slots__ = ("lanes", "profile", "rows")
+
+    def __init__(self, profile: Profile, aging: float, classes: int) -> None:
+        self.profile = profile
+        self.lanes = [Lane(aging) for _ in range(classes)]
+        self.rows = 0
+
+    def __bool__(self) -> bool:
+        return self.rows > 0
+
+    def __iter__(self) -> Iterator[Request]:
+        for lane in self.lanes:
+            yield from lane
+
+    def __len__(self) -> int:
+        return sum(map(len, self.lanes))
+
+    @property
+    def oldest_arrival(self) -> float:
+        """The earliest arrival of those that ride first in their lanes."""
+        return min(lane.oldest_arrival for lane in self.lanes)
+
+    @property
+    def earliest_deadline(self) -> float:
+        """The earliest deadline; inf when no request has one."""
+        return min((lane.dated[0].deadline for lane in self.lanes if lane.dated), default=math.inf)
+
+    @property
+    def latest_start(self) -> float:
+        """When the batch must leave for the earliest deadline to be met; inf for none."""
+        earliest = self.earliest_deadline
+        if earliest == math.inf:
+            return math.inf
+        return earliest - self.profile.upper(self.rows) - _GUARD

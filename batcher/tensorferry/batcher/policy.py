@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import enum
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Protocol, TypeVar
+from itertools import accumulate, islice
+from typing import Generic, Protocol, TypeVar
+
+# More rows than any batch has.
+_UNBOUNDED = 1 << 62
 
 
 class Waiting(Protocol):
@@ -39,10 +42,39 @@ class Waiting(Protocol):
 
 
 R = TypeVar("R", bound=Waiting)
+R_co = TypeVar("R_co", bound=Waiting, covariant=True)
+
+
+class LaneView(Protocol[R_co]):
+    """What the policy sees of the queued requests of one priority class that may share a batch."""
+
+    @property
+    def dated(self) -> Sequence[R_co]:
+        """Those with a deadline, the earliest first."""
+
+    @property
+    def patient(self) -> Collection[R_co]:
+        """Those without, in order of arrival."""
+
+    @property
+    def rows(self) -> int:
+        """The sum of their costs."""
+
+    @property
+    def due(self) -> float:
+        """When the first must be served at the latest, to be compared with other lanes'; inf when empty."""
+
+    @property
+    def aging(self) -> float:
+        """How long one without a deadline waits before it may go before those with one."""
 
 
 class BucketView(Protocol):
     """What the policy sees of the queued requests that may share a batch: never empty."""
+
+    @property
+    def lanes(self) -> Sequence[LaneView[Waiting]]:
+        """The requests by priority class, the highest first."""
 
     @property
     def rows(self) -> int:
@@ -51,10 +83,6 @@ class BucketView(Protocol):
     @property
     def oldest_arrival(self) -> float:
         """The arrival of the one that came first."""
-
-    @property
-    def due(self) -> float:
-        """When the bucket must be served at the latest, to be compared with other buckets'."""
 
     @property
     def latest_start(self) -> float:
@@ -78,6 +106,7 @@ class CloseReason(enum.Enum):
     """Why a batch left."""
 
     FULL = "full"
+    PREFERRED = "preferred"
     WINDOW = "window"
     IDLE = "idle"
     DRAIN = "drain"
@@ -85,18 +114,33 @@ class CloseReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`max_batch_size` in rows (at least 1), `max_queue_delay` in seconds from arrival (0: no window)."""
+    """`max_batch_size` in rows (at least 1), `max_queue_delay` in seconds from arrival (0: no window).
+
+    `preferred` are the sizes that a batch has, if it can, in ascending order.
+    """
 
     max_batch_size: int
     max_queue_delay: float
+    preferred: tuple[int, ...] = ()
+
+
+def unreachable(limits: Limits, max_queue_rows: int) -> Iterator[str]:
+    """Why a full batch can never come about, if there is a reason in the limits."""
+    if max_queue_rows < limits.max_batch_size:
+        yield (
+            f"no batch can have more than {max_queue_rows} rows, since no more can be queued; max_batch_size is "
+            f"{limits.max_batch_size}: raise max_queue_size to at least that"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Form a batch from this bucket now."""
+    """Form a batch from this bucket now, of at most so many rows, which the class `lead` leads."""
 
     key: Hashable
     reason: CloseReason
+    rows: int
+    lead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,34 +158,86 @@ class Demand:
     patience: float
 
 
+@dataclass(frozen=True, slots=True)
+class Formed(Generic[R]):
+    """Who rides, those of the leading class first, and who is shed; `rows` that ride of each class."""
+
+    batch: list[R]
+    shed: list[R]
+    rows: list[int]
+
+
 def decide(
-    buckets: Mapping[Hashable, BucketView], now: float, limits: Limits, draining: bool
+    buckets: Mapping[Hashable, BucketView],
+    now: float,
+    limits: Limits,
+    draining: bool,
+    credits: Sequence[float] = (0.0,),
 ) -> Close | Wait:
     """Which bucket's batch leaves now, or how long nothing does.
 
-    Among the buckets that may leave, the one that is due first does; so no bucket starves
+    Among the classes that have something in the buckets that may leave, the highest with credit
+    leads, and of its buckets the one that is due first; so neither class nor bucket starves
     behind busier ones. A window ends early when a deadline would be missed by its end.
     """
     until = math.inf
     chosen: Close | None = None
-    chosen_due = (math.inf, math.inf)
+    # Smaller goes first: has credit, class, due, arrival.
+    chosen_order = (True, len(credits), math.inf, math.inf)
     for key, bucket in buckets.items():
-        window_end = min(bucket.oldest_arrival + limits.max_queue_delay, bucket.latest_start)
-        if bucket.rows >= limits.max_batch_size:
-            reason = CloseReason.FULL
-        elif limits.max_queue_delay == 0:
-            reason = CloseReason.IDLE
-        elif draining:
-            reason = CloseReason.DRAIN
-        elif now >= window_end:
-            reason = CloseReason.WINDOW
-        else:
-            until = min(until, window_end)
+        reason, rows = _closes(bucket, now, limits, draining)
+        if reason is None:
+            until = min(until, bucket.oldest_arrival + limits.max_queue_delay, bucket.latest_start)
             continue
-        due = (bucket.due, bucket.oldest_arrival)
-        if due < chosen_due:
-            chosen, chosen_due = Close(key, reason), due
+        for level, lane in enumerate(bucket.lanes):
+            if not lane.rows:
+                continue
+            order = (credits[level] < 1, level, lane.due, bucket.oldest_arrival)
+            if order < chosen_order:
+                chosen, chosen_order = Close(key, reason, rows, level), order
     return chosen if chosen is not None else Wait(until)
+
+
+def _closes(bucket: BucketView, now: float, limits: Limits, draining: bool) -> tuple[CloseReason | None, int]:
+    """Why the bucket's batch may leave now, if it may, and the rows that it then has at most."""
+    most = limits.max_batch_size
+    window_over = now >= min(bucket.oldest_arrival + limits.max_queue_delay, bucket.latest_start)
+    if limits.preferred and not (limits.max_queue_delay > 0 and window_over):
+        rows = preferred_rows(_in_order(bucket), limits)
+        if rows:
+            return CloseReason.PREFERRED, rows
+    if bucket.rows >= most:
+        return CloseReason.FULL, most
+    if limits.max_queue_delay == 0:
+        return CloseReason.IDLE, most
+    if draining:
+        return CloseReason.DRAIN, most
+    return (CloseReason.WINDOW, most) if window_over else (None, 0)
+
+
+def _in_order(bucket: BucketView) -> Iterator[Waiting]:
+    for lane in bucket.lanes:
+        yield from lane.dated
+        yield from lane.patient
+
+
+def preferred_rows(requests: Iterable[Waiting], limits: Limits) -> int:
+    """The rows of the batch that leaves before its window is over, 0 for none.
+
+    Triton's rule (`preferred_batch_size` in its model configuration): the largest preferred size
+    that requests in their order add up to; and when they pass the largest preferred size without
+    having hit any, those before.
+    """
+    best = rows = 0
+    for request in requests:
+        if rows + request.cost > limits.preferred[-1] and not best and rows:
+            return rows
+        if rows + request.cost > limits.max_batch_size and rows:
+            break
+        rows += request.cost
+        if rows in limits.preferred:
+            best = rows
+    return best
 
 
 def infeasible(requests: Iterable[R], now: float, needs: Callable[[int], float]) -> list[R]:
@@ -167,36 +263,99 @@ def riders(requests: Iterable[R], rows: int) -> list[R]:
     return batch
 
 
+def fitting(requests: Iterable[R], rows: int) -> list[R]:
+    """As `riders`, but nobody rides who does not fit."""
+    batch: list[R] = []
+    for request in requests:
+        if request.cost > rows:
+            break
+        batch.append(request)
+        rows -= request.cost
+    return batch
+
+
 def form_batch(
-    dated: Sequence[R],
-    patient: Sequence[R],
+    lanes: Sequence[LaneView[R]],
+    lead: int,
+    credits: Sequence[float],
     now: float,
-    limits: Limits,
+    most: int,
+    times: BatchTimes,
+    demand: Demand,
+) -> Formed[R]:
+    """Who rides and who is shed in a batch of at most `most` rows, of requests none of which is infeasible.
+
+    The class `lead` comes first, and only of it is anybody shed; the rows beyond its credit are
+    the others', as far as these have credit, and what is left goes to all by rank.
+    """
+    queued = [lane.rows for lane in lanes]
+    first = lanes[lead]
+    room = most if len(lanes) == 1 else max(1, allot(queued, credits, most)[lead])
+    batch, shed, fits = _lead(first.dated, first.patient, room, now, times, demand, first.aging)
+    rows = [0] * len(lanes)
+    rows[lead] = sum(request.cost for request in batch)
+    if len(lanes) > 1:
+        queued[lead] = 0
+        for level, share in enumerate(allot(queued, credits, min(most, fits) - rows[lead])):
+            riding = _fillers(lanes[level], share, sum(rows), now, times) if share else []
+            batch += riding
+            rows[level] += sum(request.cost for request in riding)
+    return Formed(batch, shed, rows)
+
+
+def allot(queued: Sequence[int], credits: Sequence[float], room: int) -> list[int]:
+    """The rows of each class in a batch: by credit first, then what is left by rank."""
+    rows = [0] * len(queued)
+    for limit in (credits, queued):
+        for level, waiting in enumerate(queued):
+            more = max(0, min(math.ceil(limit[level]), waiting) - rows[level])
+            rows[level] += min(more, max(0, room - sum(rows)))
+    return rows
+
+
+def _fillers(lane: LaneView[R], share: int, taken: int, now: float, times: BatchTimes) -> list[R]:
+    """At most `share` rows that ride along with `taken` others, those that would be late left out."""
+    dated, fillers = lane.dated, list[R]()
+    if dated:
+        # The later the deadline, the larger the batch may be: from the first on who has time for
+        # as many as the last has.
+        wanted = min(share, lane.rows, times.fit(dated[-1].deadline - now) - taken)
+        start = bisect_left(dated, wanted, key=lambda request: times.fit(request.deadline - now) - taken)
+        fillers = fitting(islice(dated, start, None), wanted)
+        if fillers:
+            share = wanted - sum(request.cost for request in fillers)
+    return fillers + fitting(lane.patient, share)
+
+
+def _lead(
+    dated: Sequence[R],
+    patient: Collection[R],
+    most: int,
+    now: float,
     times: BatchTimes,
     demand: Demand,
     aging: float,
-) -> tuple[list[R], list[R]]:
-    """Who rides and who is shed.
+) -> tuple[list[R], list[R], int]:
+    """Who rides and who is shed of the class that leads, and how large the batch may be for its deadlines.
 
-    `dated` are the requests with a deadline, the earliest first, none of them infeasible;
-    `patient` those without, in order of arrival: they are never shed, and fill the room that
-    the dated leave. Once the oldest has waited for `aging` seconds, they come first and get up
-    to half of the batch, so that dated traffic cannot starve them.
+    Those without a deadline are never shed, and fill the room that the dated leave. Once the
+    oldest has waited for `aging` seconds, they come first and get up to half of the room, so
+    that dated traffic cannot starve them.
     """
-    most = limits.max_batch_size
     if not dated:
-        return riders(patient, most), []
-    overdue = bool(patient) and patient[0].arrival + aging <= now
+        return riders(patient, most), [], _UNBOUNDED
+    oldest = next(iter(patient), None)
+    overdue = oldest is not None and oldest.arrival + aging <= now
     first = riders(patient, max(1, most // 2)) if overdue else []
     room = most - sum(request.cost for request in first)
     if dated[0].cost > room:
         # Only where an overdue request leaves no room; the dated lead the next batch.
-        return first, []
+        return first, [], _UNBOUNDED
     chosen, shed, fits = _rate_rule(dated, room, now, times, demand)
     rest = min(room, fits) - sum(request.cost for request in chosen)
-    if first or not patient or patient[0].cost > rest:
-        return first + chosen, shed
-    return chosen + riders(patient, rest), shed
+    if first or oldest is None or oldest.cost > rest:
+        return first + chosen, shed, fits
+    return chosen + riders(patient, rest), shed, fits
 
 
 def _rate_rule(

@@ -1,4 +1,4 @@
-"""The queue: admission, buckets, what was learned of them, expiry, cancellation, and who is idle.
+"""The queue: admission, who is woken, expiry, cancellation, and what is in flight.
 
 Decisions are made under the lock and returned as records; the caller completes requests.
 Every change of a request's state happens here, under the one lock, so that of two racing
@@ -9,36 +9,21 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 
-from tensorferry.batcher.bucket import Bucket, Profile
+from tensorferry.batcher.backlog import Backlog
+from tensorferry.batcher.bucket import Bucket
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.demand import DemandMeter
+from tensorferry.batcher.device import Device
 from tensorferry.batcher.errors import BatcherClosed, DeadlineExceeded, QueueFull, RequestTooLarge
-from tensorferry.batcher.latency import LatencyModel
-from tensorferry.batcher.policy import (
-    Close,
-    CloseReason,
-    Limits,
-    Wait,
-    decide,
-    form_batch,
-    infeasible,
-    riders,
-)
+from tensorferry.batcher.policy import Close, CloseReason, Demand, Limits, Wait, decide, form_batch
+from tensorferry.batcher.profile import BucketStatistics
 from tensorferry.batcher.request import Request, State
-from tensorferry.batcher.returners import Returners
-
-# A bucket is due when its oldest request has waited for so many full batches, or so many seconds
-# as long as a batch's time is not known; so no bucket and no request without deadline starves.
-_AGING_BATCHES = 8
-_AGING_SECONDS = 1.0
-# What is learned of a bucket is kept for so many of them, the last used.
-_PROFILES = 256
+from tensorferry.batcher.returners import Returners, ReturnersStatistics
+from tensorferry.batcher.shares import Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +31,8 @@ class Work:
     """What a worker has to do: complete the expired and the shed, run the batch (which may be empty).
 
     The expired could not make their deadlines any more; the shed were dropped so that others
-    can. `predicted` is how long the batch should take, in seconds; 0 when nothing is known.
+    can. `predicted` is how long the batch should take until it is answered, in seconds; 0 when
+    nothing is known.
     """
 
     batch: tuple[Request, ...]
@@ -58,19 +44,22 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class QueueSizes:
-    """A moment's sizes: requests and rows queued, requests running, bytes held by both."""
+    """A moment's sizes: requests and rows queued, requests running, bytes held by both; rows queued by class."""
 
     queued: int
     queued_rows: int
     running: int
     held_bytes: int
+    class_rows: tuple[int, ...] = (0,)
 
 
 class RequestQueue:
     """The requests that were accepted and are not done. Every method is thread-safe.
 
     `max_rows` bounds the rows queued, `max_bytes` the bytes of all accepted requests that
-    are not done, running ones included: they are held in memory just the same.
+    are not done, running ones included: they are held in memory just the same. Each of
+    `devices` has one worker that takes work for it, two if `pipelined`. `weights` are those of
+    the priority classes, the highest first.
     """
 
     def __init__(
@@ -80,39 +69,36 @@ class RequestQueue:
         max_bytes: int,
         clock: Clock,
         *,
-        workers: int = 1,
+        devices: int = 1,
+        pipelined: bool = False,
+        weights: Sequence[int] = (1,),
         returners: Returners | None = None,
     ) -> None:
         self._limits = limits
         self._max_rows = max_rows
         self._max_bytes = max_bytes
         self._clock = clock
-        self._workers = workers
-        # Guards every field below, and the state of every request that passes through here.
-        # While it is held nothing is run, completed, logged or waited for, but for the two
-        # conditions, which share it. Methods that need it held end in `_locked`.
+        self._pipelined = pipelined
+        # Guards every field below and the state of every request in here. Nothing is completed,
+        # run, joined, logged or waited for (but by the conditions) while it is held.
         self._lock = threading.Lock()
-        # A batch may leave, a request has expired, or the queue closes. Waited for by idle
-        # workers; notified by put, and by take when it leaves work behind.
-        self._work_ready = threading.Condition(self._lock)
+        self._devices = [Device(self._lock) for _ in range(devices)]
+        # A queued request cannot make its deadline any more, and no idle worker is there to see
+        # it. Waited for by whoever takes the expired, until `_expiry_at`.
+        self._expiry = threading.Condition(self._lock)
+        self._expiry_at = math.inf
         # Nothing is queued and no worker is busy. Waited for by drain; notified by whoever ends it.
         self._all_done = threading.Condition(self._lock)
-        self._buckets: dict[Hashable, Bucket] = {}
-        self._profiles: OrderedDict[Hashable, Profile] = OrderedDict()
-        self._anchors: list[tuple[int, float]] = []
+        self._backlog = Backlog(limits, len(weights), pipelined=pipelined)
+        self._shares = Shares(weights, limits.max_batch_size)
         self._returners = returners or Returners()
-        # Of all buckets together: they share the device that must keep up with it.
-        self._demand = DemandMeter()
+        # By class, of all buckets together: they share the device that must keep up with it.
+        self._demand = [DemandMeter() for _ in weights]
         self._numbers = count(1)
-        self._queued = 0
-        self._queued_rows = 0
         self._running = 0
         self._held_bytes = 0
-        self._idle_workers = 0
-        # Those that took work and have not yet run and completed all of it, and when they are
-        # expected to have, by the first request of their batch.
+        # Workers that took work and have not yet run and completed all of it.
         self._busy_workers = 0
-        self._busy_until: dict[Request, float] = {}
         # Until when an idle worker waits for returners; -inf when none does.
         self._returners_until = -math.inf
         self._closing = False
@@ -134,41 +120,57 @@ class RequestQueue:
         For models whose buckets all cost the same, that is, which have no other axis that varies.
         """
         with self._lock:
-            self._anchors.append((rows, seconds))
+            self._backlog.anchor(rows, seconds)
 
-    def put(self, requests: Sequence[Request]) -> None:
-        """Accepts the requests, all or none.
+    def put(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Accepts the requests, all or none; they are of one class.
 
         RequestTooLarge when they can never fit, QueueFull when they do not fit now,
         DeadlineExceeded when one could not make its deadline even if it ran alone as soon as
-        a worker is free, BatcherClosed when the queue closes; then none was accepted.
+        a device is free, BatcherClosed when the queue closes; then none was accepted. Returns
+        requests of lower classes that were dropped to make room: the caller completes them.
         """
-        rows = sum(request.cost for request in requests)
-        nbytes = sum(request.nbytes for request in requests)
+        first = requests[0]
+        rows, nbytes = first.cost, first.nbytes
+        for request in requests[1:]:
+            rows += request.cost
+            nbytes += request.nbytes
         self.check_size(rows, nbytes)
         with self._lock:
             if self._closing:
                 raise BatcherClosed("the batcher is draining or closed and accepts no new requests")
             now = self._clock.now()
-            if self._queued_rows + rows > self._max_rows:
-                self._refuse_locked(
-                    f"{self._queued_rows} of {self._max_rows} rows wait, the request has {rows}"
-                )
-            if self._held_bytes + nbytes > self._max_bytes:
-                held = f"it holds {self._held_bytes} of {self._max_bytes} bytes"
-                self._refuse_locked(f"{held}, the request has {nbytes}")
-            for request in requests:
-                self._check_feasible_locked(request, now)
+            displaced = self._make_room_locked(first.level, rows, nbytes)
+            if first.deadline < math.inf:
+                for request in requests:
+                    self._check_feasible_locked(request, now)
+            for request in displaced:
+                self._end_queued_locked(request)
             # First: whether a batch goes on waiting depends on who is back by now.
             self._returners.arrived(now)
             wake = False
             for request in requests:
                 wake = self._enqueue_locked(request, now) or wake
-            self._queued += len(requests)
-            self._queued_rows += rows
             self._held_bytes += nbytes
-            if wake and self._idle_workers:
-                self._work_ready.notify()
+            if wake:
+                self._wake_locked()
+            if first.deadline < self._expiry_at:
+                self._watch_locked(first.deadline)
+            return displaced
+
+    def _make_room_locked(self, level: int, rows: int, nbytes: int) -> Sequence[Request]:
+        """Who must go for so many rows of a class to find room; QueueFull when they cannot."""
+        backlog = self._backlog
+        displaced: Sequence[Request] = ()
+        lacking = backlog.rows + rows - self._max_rows
+        if lacking > 0:
+            displaced = backlog.displaceable(level, lacking)
+            if not displaced:
+                self._refuse_locked(f"{backlog.rows} of {self._max_rows} rows wait, the request has {rows}")
+        if self._held_bytes + nbytes > self._max_bytes:
+            held = f"it holds {self._held_bytes} of {self._max_bytes} bytes"
+            self._refuse_locked(f"{held}, the request has {nbytes}")
+        return displaced
 
     def _refuse_locked(self, why: str) -> None:
         retry_after = self._drain_time_locked()
@@ -180,19 +182,11 @@ class RequestQueue:
             return self._drain_time_locked()
 
     def _drain_time_locked(self) -> float:
-        seconds = 0.0
-        for bucket in self._buckets.values():
-            batches = math.ceil(bucket.rows / self._limits.max_batch_size)
-            seconds += batches * bucket.profile.times.mean(min(bucket.rows, self._limits.max_batch_size))
-        return max(0.001, seconds / self._workers)
+        return max(0.001, self._backlog.drain_time() / len(self._devices))
 
     def _check_feasible_locked(self, request: Request, now: float) -> None:
-        if request.deadline == math.inf:
-            return
-        start = now
-        if self._busy_workers >= self._workers and self._busy_until:
-            start = max(now, min(self._busy_until.values()))
-        needed = self._profile_locked(request.key).needs(request.cost, now)
+        start = min([device.starts(now) for device in self._devices])
+        needed = self._backlog.profile(request.key).needs(request.cost, now)
         if request.deadline <= start + needed:
             left = request.deadline - now
             raise DeadlineExceeded(
@@ -201,156 +195,208 @@ class RequestQueue:
             )
 
     def _enqueue_locked(self, request: Request, now: float) -> bool:
-        """Puts a request into its bucket; whether an idle worker must hear of it."""
+        """Puts a request into its bucket; whether a waiting worker must hear of it."""
         request.arrival = now
         request.state = State.QUEUED
         request.order = (request.deadline, next(self._numbers))
-        bucket = self._buckets.get(request.key)
-        new = bucket is None
-        if bucket is None:
-            profile = self._profile_locked(request.key)
-            full = _AGING_BATCHES * profile.times.mean(self._limits.max_batch_size)
-            bucket = self._buckets[request.key] = Bucket(profile, full or _AGING_SECONDS)
-        bucket.add(request)
-        self._demand.arrived(now, request.cost, request.deadline - now)
-        if new or bucket.rows >= self._limits.max_batch_size:
+        bucket = self._backlog.add(request)
+        self._demand[request.level].arrived(now, request.cost, request.deadline - now)
+        if bucket.rows == request.cost or bucket.rows >= self._limits.max_batch_size:
             return True
         if self._returners_until > -math.inf:
             # Decided here, where it is known, rather than by waking the worker for each.
             return self._returners_wait_locked(bucket, now) < self._returners_until - 100e-6
-        # A worker that waits out a window must hear of an expiry before its end.
-        return self._limits.max_queue_delay > 0 and request.deadline < math.inf
+        # A worker that waits out a window must hear of an expiry before its end, and of a size
+        # at which the window ends.
+        return self._limits.max_queue_delay > 0 and (
+            request.deadline < math.inf or bool(self._limits.preferred)
+        )
 
-    def _profile_locked(self, key: Hashable) -> Profile:
-        profile = self._profiles.get(key)
-        if profile is None:
-            profile = self._profiles[key] = Profile(LatencyModel(self._limits.max_batch_size))
-            for rows, seconds in self._anchors:
-                profile.times.anchor(rows, seconds)
-            if len(self._profiles) > _PROFILES:
-                self._profiles.popitem(last=False)
-        else:
-            self._profiles.move_to_end(key)
-        return profile
+    def _wake_locked(self) -> None:
+        """Wakes one worker: of an idle device if one waits there, else of one that may prepare its next batch."""
+        chosen = None
+        for device in self._devices:
+            if device.waiting and (chosen is None or device.idle):
+                chosen = device
+        if chosen is not None:
+            chosen.ready.notify()
 
-    def take(self) -> Work | None:
-        """Waits for work and hands it out; None when the queue is closed and empty.
+    def take(self, device: int = 0) -> Work | None:
+        """Waits for work for a device and hands it out; None when the queue is closed and empty.
 
-        Who has run and completed the work says so with `ran`.
+        Who has run and completed the work says so with `ran`, and, when pipelined, with
+        `released` as soon as the device has.
         """
         with self._lock:
+            mine = self._devices[device]
             while True:
-                step = self._poll_locked()
+                step = self._poll_locked(mine)
                 if not isinstance(step, Wait):
                     return step
-                self._idle_workers += 1
+                mine.waiting += 1
                 try:
-                    self._clock.wait(self._work_ready, step.until)
+                    self._clock.wait(mine.ready, step.until)
                 finally:
-                    self._idle_workers -= 1
+                    mine.waiting -= 1
                     self._returners_until = -math.inf
 
-    def poll(self) -> Work | Wait | None:
+    def poll(self, device: int = 0) -> Work | Wait | None:
         """What `take` would do now, without waiting: for those who live in virtual time."""
         with self._lock:
-            return self._poll_locked()
+            return self._poll_locked(self._devices[device])
 
-    def _poll_locked(self) -> Work | Wait | None:
+    def _poll_locked(self, device: Device) -> Work | Wait | None:
         now = self._clock.now()
-        dead = self._expire_locked(now)
-        decision = decide(self._buckets, now, self._limits, self._closing)
+        turn = self._turn_locked(device, now)
+        if turn > now:
+            return Wait(turn if self._backlog.requests else math.inf)
+        dead = self._expire_locked(device.starts(now), now)
+        self._shares.renew(self._backlog.class_rows)
+        decision = decide(self._backlog.buckets, now, self._limits, self._closing, self._shares.credits)
         if isinstance(decision, Close):
-            bucket = self._buckets[decision.key]
+            bucket = self._backlog.buckets[decision.key]
             if decision.reason is CloseReason.IDLE and not self._closing:
                 until = self._returners_wait_locked(bucket, now)
                 if until > now and not dead:
                     self._returners_until = until
                     return Wait(until)
-            return self._close_locked(bucket, decision.reason, now, dead)
+            return self._close_locked(device, decision, now, dead)
         if dead:
-            return self._hand_out_locked(Work((), None, tuple(dead)))
-        if self._closing and not self._queued:
+            return self._hand_out_locked(Work((), None, tuple(dead)), now)
+        if self._closing and not self._backlog.requests:
             return None
         return decision
 
+    def _turn_locked(self, device: Device, now: float) -> float:
+        """When the next batch may leave for a device.
+
+        Where callers come back, it is asked again when those of the last batch are answered:
+        before, nobody knows whether to wait for them. Unless a full batch waits anyway.
+        """
+        if device.unanswered and self._returners.expected:
+            most = self._limits.max_batch_size
+            if all(bucket.rows < most for bucket in self._backlog.buckets.values()):
+                return math.inf
+        return device.turn(now)
+
     def _returners_wait_locked(self, bucket: Bucket, now: float) -> float:
         """Until when it pays to wait for callers that were just answered; `now` when it does not."""
-        times = bucket.profile.times
+        profile = bucket.profile
         room = self._limits.max_batch_size - bucket.rows
-        if len(self._buckets) > 1 or not times.known or room <= 0:
+        if len(self._backlog.buckets) > 1 or not profile.known or room <= 0:
             return now
-        until = self._returners.wait_until(now, len(bucket), times.mean, room)
+        until = self._returners.wait_until(now, len(bucket), profile.mean, room)
         return min(until, bucket.latest_start)
 
-    def _close_locked(self, bucket: Bucket, reason: CloseReason, now: float, dead: Sequence[Request]) -> Work:
+    def _close_locked(self, device: Device, close: Close, now: float, dead: Sequence[Request]) -> Work:
+        bucket = self._backlog.buckets[close.key]
         profile = bucket.profile
-        if bucket.dated:
-            patient = riders(bucket.patient, self._limits.max_batch_size)
-            demand = self._demand.demand(now, self._workers)
-            batch, shed = form_batch(
-                bucket.dated, patient, now, self._limits, profile.times, demand, bucket.aging
-            )
-        else:
-            batch, shed = riders(bucket.patient, self._limits.max_batch_size), []
-        for request in shed:
-            self._dequeue_locked(request)
-            self._done_locked(request)
-        for request in batch:
-            self._dequeue_locked(request)
+        credits, demand = self._shares.credits, self._demand_locked(close.lead, now)
+        start = device.starts(now)
+        formed = form_batch(bucket.lanes, close.lead, credits, start, close.rows, profile, demand)
+        for request in formed.shed:
+            self._end_queued_locked(request)
+        for request in formed.batch:
+            self._backlog.remove(request)
             request.state = State.RUNNING
             request.started = now
-        self._running += len(batch)
-        predicted = profile.times.mean(sum(request.cost for request in batch))
-        self._busy_until[batch[0]] = now + predicted
-        return self._hand_out_locked(Work(tuple(batch), reason, tuple(dead), tuple(shed), predicted))
+        self._running += len(formed.batch)
+        self._shares.charge(formed.rows, close.lead)
+        rows = sum(formed.rows)
+        device.preparation = profile.preparation(rows) if self._pipelined else 0.0
+        device.left(now, profile.mean(rows))
+        work = Work(tuple(formed.batch), close.reason, tuple(dead), tuple(formed.shed), profile.whole(rows))
+        return self._hand_out_locked(work, now)
 
-    def _hand_out_locked(self, work: Work) -> Work:
+    def _demand_locked(self, lead: int, now: float) -> Demand:
+        """One device's share of what a class and those above it ask for."""
+        demands = [meter.demand(now, len(self._devices)) for meter in self._demand[: lead + 1]]
+        return Demand(sum(demand.rate for demand in demands), demands[lead].patience)
+
+    def _hand_out_locked(self, work: Work, now: float) -> Work:
         self._busy_workers += 1
         # Another must now wait for what this one leaves behind, be it only for a window's end.
-        if self._buckets and self._idle_workers:
-            self._work_ready.notify()
+        if self._backlog.requests:
+            self._wake_locked()
+            self._watch_locked(self._backlog.next_infeasible(now))
         return work
 
-    def ran(self, batch: Sequence[Request], seconds: float | None) -> None:
-        """The work that a worker took is run and completed; the batch took `seconds`.
+    def released(self, device: int) -> None:
+        """A pipelined device has run its batch, which is yet to be completed."""
+        with self._lock:
+            mine = self._devices[device]
+            mine.released(self._clock.now())
+            mine.ready.notify()
 
-        `seconds` is None when that says nothing of how long such a batch takes: it failed, or
-        there was none.
+    def ran(
+        self,
+        batch: Sequence[Request],
+        seconds: float | None,
+        before: float = 0.0,
+        after: float = 0.0,
+        *,
+        device: int = 0,
+    ) -> None:
+        """The work that a worker took is run and completed; the device ran it for `seconds`.
+
+        `before` it the host spent so many seconds on the batch, and so many `after` it until all
+        was completed. `seconds` is None when the times say nothing of how long such a batch takes:
+        it failed, or there was none.
         """
         with self._lock:
+            now = self._clock.now()
             self._busy_workers -= 1
             if batch:
-                self._busy_until.pop(batch[0], None)
-                self._returners.answered(self._clock.now(), len(batch))
+                mine = self._devices[device]
+                mine.unanswered -= 1
+                if self._pipelined:
+                    mine.ready.notify()
+                else:
+                    mine.released(now)
+                self._returners.answered(now, len(batch))
             if batch and seconds is not None:
                 rows = sum(request.cost for request in batch)
-                profile = self._profile_locked(batch[0].key)
-                profile.observed = self._clock.now()
-                profile.times.observe(min(rows, self._limits.max_batch_size), seconds)
+                self._backlog.profile(batch[0].key).observe(now, rows, seconds, before, after)
             self._tell_if_done_locked()
 
-    def _expire_locked(self, now: float) -> list[Request]:
-        """Takes out the requests that cannot make their deadlines any more."""
-        dead: list[Request] = []
-        for bucket in list(self._buckets.values()):
-            profile = bucket.profile
-            # The usual case: the earliest has time for a full batch, so all have for their own.
-            if now + profile.needs(self._limits.max_batch_size, now) < bucket.earliest_deadline:
-                continue
-            gone = infeasible(bucket.dated, now, partial(profile.needs, now=now))
-            for request in gone:
-                self._dequeue_locked(request)
-                self._done_locked(request)
-            dead += gone
+    def take_expired(self) -> Sequence[Request] | None:
+        """Waits until queued requests cannot make their deadlines while no worker is free to see it.
+
+        Hands these out; None when the queue is closed and empty.
+        """
+        with self._lock:
+            while not (self._closing and not self._backlog.requests):
+                now, self._expiry_at = self._clock.now(), math.inf
+                if not self._attended_locked():
+                    if dead := self._expire_locked(now, now):
+                        return dead
+                    # A rounding error must not make this a busy loop.
+                    self._expiry_at = max(self._backlog.next_infeasible(now), now + 1e-4)
+                if self._expiry_at < math.inf:
+                    self._clock.wait(self._expiry, self._expiry_at)
+                else:
+                    self._expiry.wait()
+            return None
+
+    def _attended_locked(self) -> bool:
+        """Whether a worker waits that is free to look after the queue: it wakes before a deadline is missed."""
+        return any(device.waiting and device.idle for device in self._devices)
+
+    def _watch_locked(self, due: float) -> None:
+        """Sees to it that somebody looks after the deadlines from `due` on, while no worker is free to."""
+        if due < self._expiry_at and not self._attended_locked():
+            self._expiry.notify()
+
+    def _expire_locked(self, start: float, now: float) -> list[Request]:
+        """Takes out the requests that cannot make their deadlines any more, were they run from `start` on."""
+        dead = self._backlog.infeasible(start, now)
+        for request in dead:
+            self._end_queued_locked(request)
         return dead
 
-    def _dequeue_locked(self, request: Request) -> None:
-        bucket = self._buckets[request.key]
-        bucket.remove(request)
-        if not bucket:
-            del self._buckets[request.key]
-        self._queued -= 1
-        self._queued_rows -= request.cost
+    def _end_queued_locked(self, request: Request) -> None:
+        self._backlog.remove(request)
+        self._done_locked(request)
 
     def _done_locked(self, request: Request) -> None:
         request.state = State.DONE
@@ -358,8 +404,11 @@ class RequestQueue:
         self._tell_if_done_locked()
 
     def _tell_if_done_locked(self) -> None:
-        if not self._queued and not self._busy_workers:
-            self._all_done.notify_all()
+        if not self._backlog.requests:
+            if not self._busy_workers:
+                self._all_done.notify_all()
+            if self._closing:
+                self._expiry.notify()
 
     def still_running(self, requests: Iterable[Request]) -> list[Request]:
         """Those of a batch's requests that nobody has cancelled since it left."""
@@ -371,42 +420,45 @@ class RequestQueue:
         with self._lock:
             alive = [request for request in requests if request.state is State.RUNNING]
             for request in alive:
-                self._running -= 1
-                self._done_locked(request)
+                request.state = State.DONE
+                self._held_bytes -= request.nbytes
+            self._running -= len(alive)
             return alive
 
     def cancel(self, request: Request) -> bool:
         """Ends a request that is queued or running; True when the caller is to complete it."""
         with self._lock:
             if request.state is State.QUEUED:
-                self._dequeue_locked(request)
+                self._end_queued_locked(request)
             elif request.state is State.RUNNING:
                 self._running -= 1
+                self._done_locked(request)
             else:
                 return False
-            self._done_locked(request)
             return True
 
     def close(self) -> None:
         """Accepts nothing from now on; what is queued still runs. Idempotent."""
         with self._lock:
             self._closing = True
-            self._work_ready.notify_all()
+            for device in self._devices:
+                device.ready.notify_all()
+            self._expiry.notify()
 
     def abandon(self) -> list[Request]:
         """Ends every request, queued or not yet finished queueing; the caller completes them."""
         with self._lock:
-            queued = [request for bucket in self._buckets.values() for request in bucket]
+            queued = [request for bucket in self._backlog.buckets.values() for request in bucket]
             for request in queued:
-                self._dequeue_locked(request)
-                self._done_locked(request)
-            self._work_ready.notify_all()
+                self._end_queued_locked(request)
+            for device in self._devices:
+                device.ready.notify_all()
             return queued
 
     def wait_done(self, until: float) -> bool:
         """Waits until nothing is queued and no worker busy, at most to `until`; whether that came about."""
         with self._lock:
-            while self._queued or self._busy_workers:
+            while self._backlog.requests or self._busy_workers:
                 if self._clock.now() >= until:
                     return False
                 self._clock.wait(self._all_done, until)
@@ -415,4 +467,15 @@ class RequestQueue:
     def sizes(self) -> QueueSizes:
         """The sizes at this moment."""
         with self._lock:
-            return QueueSizes(self._queued, self._queued_rows, self._running, self._held_bytes)
+            return QueueSizes(
+                self._backlog.requests,
+                self._backlog.rows,
+                self._running,
+                self._held_bytes,
+                tuple(self._backlog.class_rows),
+            )
+
+    def learned(self) -> tuple[Mapping[Hashable, BucketStatistics], ReturnersStatistics]:
+        """What is known of every bucket, and of callers that come back."""
+        with self._lock:
+            return self._backlog.statistics(), self._returners.statistics()

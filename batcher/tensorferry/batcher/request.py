@@ -77,7 +77,7 @@ class Request:
     `rows` is the size of axis 0, `deadline` an absolute time on the batcher's clock (inf for
     none), `complete` the callback that gets the outcome: it is called exactly once, outside
     every lock, on a thread of the batcher's or of whoever cancels, and must not block.
-    Requests of one `key` may share a batch.
+    Requests of one `key` may share a batch. `priority` is the class, 1 the highest, 0 the default.
 
     All other attributes belong to the batcher and are guarded by its queue's lock.
     """
@@ -85,12 +85,15 @@ class Request:
     __slots__ = (
         "arrival",
         "complete",
+        "cost",
         "deadline",
         "key",
+        "level",
         "names",
         "nbytes",
         "order",
         "parts",
+        "priority",
         "rows",
         "started",
         "state",
@@ -107,25 +110,26 @@ class Request:
         nbytes: int,
         key: Hashable = None,
         deadline: float = math.inf,
+        priority: int = 0,
     ) -> None:
         self.tensors = tensors
         self.complete = complete
         self.names = names
         self.rows = rows
+        # The rows that it counts for: at least one, so that empty requests are bounded too.
+        self.cost = rows or 1
         self.nbytes = nbytes
         self.key = key
         self.deadline = deadline
+        self.priority = priority
+        # The class counted from 0, once the default is known.
+        self.level = 0
         self.arrival = math.nan
         # By deadline, and among equal ones by arrival.
         self.order = (deadline, 0)
         self.started = math.nan
         self.state = State.NEW
         self.parts: tuple[Request, ...] = ()
-
-    @property
-    def cost(self) -> int:
-        """The rows that the request counts for: at least one, so that empty ones are bounded too."""
-        return self.rows or 1
 
 
 def split_request(request: Request, max_rows: int) -> tuple[Request, ...]:
@@ -147,6 +151,7 @@ def split_request(request: Request, max_rows: int) -> tuple[Request, ...]:
             nbytes=math.ceil(request.nbytes * rows / request.rows),
             key=request.key,
             deadline=request.deadline,
+            priority=request.priority,
         )
         parts.append(part)
     return tuple(parts)

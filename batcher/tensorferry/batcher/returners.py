@@ -69,6 +69,11 @@ class Returners:
         self._left = [0.0] * _BINS
         self._answered = 0
 
+    @property
+    def expected(self) -> bool:
+        """Whether those who are answered come back soon, as far as is known."""
+        return self._left[0] > 0.0
+
     def arrived(self, now: float) -> None:
         """A request was accepted."""
         self._arrived += 1

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tensorferry.batcher.errors import BatcherClosed, Cancelled, DeadlineExceeded, Shed
 from tensorferry.batcher.policy import CloseReason
+from tensorferry.batcher.profile import BucketStatistics
 from tensorferry.batcher.queue import QueueSizes
+from tensorferry.batcher.returners import ReturnersStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +20,16 @@ class BatcherStatistics:
 
     `accepted` requests end in exactly one of `answered`, `failed` (the model raised),
     `cancelled`, `expired` (the deadline passed, or could not be met any more), `shed` (dropped
-    under overload) and `abandoned` (closed without draining); `refused` ones were never accepted. A request that is split counts once in `accepted` and once a part afterwards.
-    `batch_rows` maps a batch's rows to how many such batches ran, `close_reasons` why they
-    left. `sizes` is of this moment.
+    under overload) and `abandoned` (closed without draining); `refused` ones were never accepted. A
+    request that is split counts once in `accepted` and once a part afterwards. `ended_rows` are the
+    rows of those that were refused or ended without an answer, by these names.
+
+    `batch_rows` maps a batch's rows to how many such batches ran, `close_reasons` why they left.
+    Of `predictions` batches it was predicted how long they take until they are answered:
+    `predicted_time_sum` in all, `actual_time_sum` they took, and `prediction_error_sum` is the sum
+    of the differences' sizes. `sizes` is of this moment; `buckets` says what is queued in each
+    bucket and what was learned of it, `returners` what of callers that come back. `warnings` name
+    limits that get in each other's way.
     """
 
     accepted: int
@@ -39,6 +48,14 @@ class BatcherStatistics:
     queue_delay_sum: float
     compute_time_sum: float
     sizes: QueueSizes
+    ended_rows: Mapping[str, int]
+    predictions: int
+    predicted_time_sum: float
+    actual_time_sum: float
+    prediction_error_sum: float
+    buckets: Mapping[Hashable, BucketStatistics]
+    returners: ReturnersStatistics
+    warnings: Sequence[str]
 
 
 class Ledger:
@@ -52,33 +69,38 @@ class Ledger:
         self._reasons: Counter[CloseReason] = Counter()
         self._queue_delay_sum = 0.0
         self._compute_time_sum = 0.0
+        self._rows: Counter[str] = Counter()
+        self._predictions = 0
+        self._predicted_time_sum = 0.0
+        self._actual_time_sum = 0.0
+        self._prediction_error_sum = 0.0
 
     def accepted(self) -> None:
         """A request was accepted."""
         self._count("accepted")
 
-    def refused(self) -> None:
-        """A request was not accepted."""
-        self._count("refused")
+    def refused(self, rows: int) -> None:
+        """A request of so many rows was not accepted."""
+        self._count("refused", rows)
 
-    def answered(self, queue_delay: float) -> None:
-        """A request got its result after `queue_delay` seconds in the queue."""
+    def answered(self, requests: int, queue_delay_sum: float) -> None:
+        """So many requests got their results, after so many seconds in the queue all together."""
         with self._lock:
-            self._counts["answered"] += 1
-            self._queue_delay_sum += queue_delay
+            self._counts["answered"] += requests
+            self._queue_delay_sum += queue_delay_sum
 
-    def failed(self, error: BaseException) -> None:
-        """An accepted request ended with this error."""
+    def failed(self, error: BaseException, rows: int) -> None:
+        """An accepted request of so many rows ended with this error."""
         if isinstance(error, Cancelled):
-            self._count("cancelled")
+            self._count("cancelled", rows)
         elif isinstance(error, DeadlineExceeded):
-            self._count("expired")
+            self._count("expired", rows)
         elif isinstance(error, Shed):
-            self._count("shed")
+            self._count("shed", rows)
         elif isinstance(error, BatcherClosed):
-            self._count("abandoned")
+            self._count("abandoned", rows)
         else:
-            self._count("failed")
+            self._count("failed", rows)
 
     def closed(self, reason: CloseReason | None) -> None:
         """A batch left for this reason."""
@@ -96,11 +118,27 @@ class Ledger:
                 self._compute_time_sum += compute_time
             return self._counts["batches"]
 
-    def _count(self, name: str) -> None:
+    def predicted(self, predicted: float, actual: float) -> None:
+        """A batch was answered after `actual` seconds, of which `predicted` had been predicted."""
+        with self._lock:
+            self._predictions += 1
+            self._predicted_time_sum += predicted
+            self._actual_time_sum += actual
+            self._prediction_error_sum += abs(actual - predicted)
+
+    def _count(self, name: str, rows: int = 0) -> None:
         with self._lock:
             self._counts[name] += 1
+            if rows:
+                self._rows[name] += rows
 
-    def statistics(self, sizes: QueueSizes) -> BatcherStatistics:
+    def statistics(
+        self,
+        sizes: QueueSizes,
+        buckets: Mapping[Hashable, BucketStatistics],
+        returners: ReturnersStatistics,
+        warnings: Sequence[str],
+    ) -> BatcherStatistics:
         """The counts so far."""
         with self._lock:
             counts = self._counts
@@ -121,4 +159,12 @@ class Ledger:
                 queue_delay_sum=self._queue_delay_sum,
                 compute_time_sum=self._compute_time_sum,
                 sizes=sizes,
+                ended_rows=dict(self._rows),
+                predictions=self._predictions,
+                predicted_time_sum=self._predicted_time_sum,
+                actual_time_sum=self._actual_time_sum,
+                prediction_error_sum=self._prediction_error_sum,
+                buckets=buckets,
+                returners=returners,
+                warnings=warnings,
             )

@@ -1,0 +1,137 @@
+"""The backlog: what is queued, by bucket and class, and what was learned of each bucket."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+
+from tensorferry.batcher.bucket import Bucket
+from tensorferry.batcher.policy import Limits, infeasible
+from tensorferry.batcher.profile import BucketStatistics, Profile
+from tensorferry.batcher.request import Request
+
+# A lane is due when its oldest request has waited for so many full batches, or so many seconds
+# as long as a batch's time is not known; so no bucket and no request without deadline starves.
+_AGING_BATCHES = 8
+_AGING_SECONDS = 1.0
+# What is learned of a bucket is kept for so many of them, the last used.
+_PROFILES = 256
+
+
+class Backlog:
+    """The queued requests. Not thread-safe: the queue's lock guards it."""
+
+    def __init__(self, limits: Limits, classes: int, *, pipelined: bool) -> None:
+        self._limits = limits
+        self._pipelined = pipelined
+        self.buckets: dict[Hashable, Bucket] = {}
+        self.requests = 0
+        self.rows = 0
+        self.class_rows = [0] * classes
+        self._profiles: OrderedDict[Hashable, Profile] = OrderedDict()
+        self._anchors: list[tuple[int, float]] = []
+
+    def anchor(self, rows: int, seconds: float) -> None:
+        """A warm-up run of so many rows: what every bucket's model of the device starts from."""
+        self._anchors.append((rows, seconds))
+
+    def profile(self, key: Hashable) -> Profile:
+        """What was learned of a bucket."""
+        profile = self._profiles.get(key)
+        if profile is None:
+            profile = self._profiles[key] = Profile(self._limits.max_batch_size, pipelined=self._pipelined)
+            for rows, seconds in self._anchors:
+                profile.device.anchor(rows, seconds)
+            if len(self._profiles) > _PROFILES:
+                self._profiles.popitem(last=False)
+        else:
+            self._profiles.move_to_end(key)
+        return profile
+
+    def add(self, request: Request) -> Bucket:
+        """Puts a request into its bucket, and returns that."""
+        bucket = self.buckets.get(request.key)
+        if bucket is None:
+            profile = self.profile(request.key)
+            full = _AGING_BATCHES * profile.mean(self._limits.max_batch_size)
+            bucket = Bucket(profile, full or _AGING_SECONDS, len(self.class_rows))
+            self.buckets[request.key] = bucket
+        bucket.lanes[request.level].add(request)
+        rows = request.cost
+        bucket.rows += rows
+        self.requests += 1
+        self.rows += rows
+        self.class_rows[request.level] += rows
+        return bucket
+
+    def remove(self, request: Request) -> None:
+        """Takes a request out."""
+        bucket = self.buckets[request.key]
+        bucket.lanes[request.level].remove(request)
+        rows = request.cost
+        bucket.rows -= rows
+        if not bucket.rows:
+            del self.buckets[request.key]
+        self.requests -= 1
+        self.rows -= rows
+        self.class_rows[request.level] -= rows
+
+    def infeasible(self, start: float, now: float) -> list[Request]:
+        """Those who cannot make their deadlines any more, even if they ran alone from `start` on."""
+        dead: list[Request] = []
+        for bucket in self.buckets.values():
+            profile = bucket.profile
+            # The usual case: the earliest has time for a full batch, so all have for their own.
+            if start + profile.needs(self._limits.max_batch_size, now) < bucket.earliest_deadline:
+                continue
+            for lane in bucket.lanes:
+                dead += infeasible(lane.dated, start, partial(profile.needs, now=now))
+        return dead
+
+    def next_infeasible(self, now: float) -> float:
+        """When the first of those queued will not make its deadline any more; inf for never."""
+        return min(
+            (
+                bucket.earliest_deadline - bucket.profile.needs(1, now)
+                for bucket in self.buckets.values()
+                if bucket.earliest_deadline < math.inf
+            ),
+            default=math.inf,
+        )
+
+    def displaceable(self, level: int, rows: int) -> Sequence[Request]:
+        """Those of lower classes who make room for so many rows, who would ride last; empty if they cannot."""
+        if sum(self.class_rows[level + 1 :]) < rows:
+            return ()
+        displaced: list[Request] = []
+        for lower in range(len(self.class_rows) - 1, level, -1):
+            lanes = [bucket.lanes[lower] for bucket in self.buckets.values()]
+            candidates = sorted(
+                (request for lane in lanes for request in lane.last(rows)),
+                key=lambda request: request.arrival,
+                reverse=True,
+            )
+            for request in candidates:
+                if rows <= 0:
+                    return displaced
+                displaced.append(request)
+                rows -= request.cost
+        return displaced
+
+    def drain_time(self) -> float:
+        """How long one device takes for all that is queued, in seconds; 0 when nothing is known."""
+        most = self._limits.max_batch_size
+        return sum(
+            math.ceil(bucket.rows / most) * bucket.profile.mean(min(bucket.rows, most))
+            for bucket in self.buckets.values()
+        )
+
+    def statistics(self) -> Mapping[Hashable, BucketStatistics]:
+        """Every bucket that is known, by its key."""
+        found = {}
+        for key, profile in self._profiles.items():
+            bucket = self.buckets.get(key)
+            found[key] = profile.statistics(len(bucket) if bucket else 0, bucket.rows if bucket else 0)
+        return found

@@ -1,0 +1,78 @@
+"""How requests end: counted, and their completions called, exactly once and outside every lock."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tensorferry.batcher.clock import Clock
+from tensorferry.batcher.errors import DeadlineExceeded, Shed
+from tensorferry.batcher.request import BatchInfo, Outcome, Request
+from tensorferry.batcher.statistics import Ledger
+
+_log = logging.getLogger("tensorferry.batcher")
+
+
+class Completions:
+    """Ends requests that the queue has handed out as ended. Thread-safe."""
+
+    def __init__(self, ledger: Ledger, clock: Clock, name: str) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._name = name
+
+    def answer(self, answers: Sequence[tuple[int, Request, Any]], info: BatchInfo) -> None:
+        """A batch has run: position, request and output of those who are still there.
+
+        An answer counts only before its deadline.
+        """
+        now, delays, count = self._clock.now(), 0.0, 0
+        for _, request, _ in answers:
+            if request.deadline > now:
+                delays += request.started - request.arrival
+                count += 1
+        # Before anybody hears of it: who has an answer finds it counted.
+        self._ledger.answered(count, delays)
+        for position, request, output in answers:
+            if request.deadline > now:
+                delay = request.started - request.arrival
+                self._complete(request, Outcome(output, None, info, delay, position))
+            else:
+                self.fail(request, DeadlineExceeded("the deadline passed while the request's batch ran"))
+
+    def fail(self, request: Request, error: BaseException) -> None:
+        """The request ends with this error."""
+        self._ledger.failed(error, request.cost)
+        self._complete(request, Outcome(error=error))
+
+    def expire(self, requests: Iterable[Request]) -> None:
+        """The requests could not make their deadlines any more while they were queued."""
+        for request in requests:
+            self.fail(
+                request, DeadlineExceeded("the deadline could not be met: the request was still queued")
+            )
+
+    def shed(self, requests: Iterable[Request], why: str, retry_after: float) -> None:
+        """The requests were dropped from the queue."""
+        message = f"dropped under overload, so that {why}; retry in {retry_after:.3f} s"
+        for request in requests:
+            self.fail(request, Shed(message, retry_after))
+
+    def _complete(self, request: Request, outcome: Outcome) -> None:
+        complete, request.complete = request.complete, completed_twice
+        if math.isnan(request.started):
+            # It never ran; what ran is in a worker's hands, which drops the tensors itself.
+            request.tensors = ()
+        try:
+            complete(outcome)
+        except BaseException:
+            # The caller's own code failed; its neighbours still wait for their completions. Even
+            # SystemExit must not end the worker.
+            _log.exception("the completion of a request of %s raised", self._name)
+
+
+def completed_twice(outcome: Outcome) -> None:
+    """What a request's completion is once it was called."""
+    raise AssertionError("a request was completed twice; this is a bug in tensorferry.batcher")

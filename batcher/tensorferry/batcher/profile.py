@@ -1,0 +1,107 @@
+"""What was learned of a bucket: how long its batches keep the device, and how long the host around it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tensorferry.batcher.latency import LatencyModel, LatencyStatistics
+
+# For how long an observation of a batch's time is trusted to refuse requests by it.
+_FRESH_SECONDS = 1.0
+_PREPARATION_WEIGHT = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class BucketStatistics:
+    """A bucket's queue and what was learned of it; `device` and `host` are None until something was.
+
+    `device` is the time of the model function, `host` that of joining the inputs before it
+    and of completing the requests after it.
+    """
+
+    queued: int
+    queued_rows: int
+    device: LatencyStatistics | None
+    host: LatencyStatistics | None
+
+
+class Profile:
+    """How long batches of a bucket take, in seconds; kept while the bucket is empty.
+
+    Implements the policy's `BatchTimes`. When batches are `pipelined`, the host's part is done
+    while the device runs another batch and so costs no throughput. Guarded by the queue's lock.
+    """
+
+    __slots__ = ("_most", "_pipelined", "_preparation", "device", "host", "observed")
+
+    def __init__(self, max_batch_size: int, *, pipelined: bool = False) -> None:
+        self._most = max_batch_size
+        self._pipelined = pipelined
+        self.device = LatencyModel(max_batch_size)
+        self.host = LatencyModel(max_batch_size)
+        # The part of the host's time that is spent before the device can start.
+        self._preparation = 0.5
+        self.observed = -math.inf
+
+    @property
+    def known(self) -> bool:
+        """Whether there is anything to predict from."""
+        return self.device.known
+
+    def observe(
+        self, now: float, rows: int, device_seconds: float, before: float = 0.0, after: float = 0.0
+    ) -> None:
+        """A batch of so many rows was run, prepared for `before` seconds, and completed for `after`."""
+        rows = min(rows, self._most)
+        self.observed = now
+        self.device.observe(rows, device_seconds)
+        if host_seconds := before + after:
+            self.host.observe(rows, host_seconds)
+            self._preparation += _PREPARATION_WEIGHT * (before / host_seconds - self._preparation)
+
+    def mean(self, rows: int) -> float:
+        """By how much a batch keeps the next one waiting; 0 when nothing is known. For rates."""
+        device = self.device.mean(rows)
+        return device if self._pipelined else device + self.host.mean(rows)
+
+    def whole(self, rows: int) -> float:
+        """The expected time from a batch's leaving to its answers, on an idle device; 0 when nothing is known."""
+        return self.device.mean(rows) + self.host.mean(rows)
+
+    def preparation(self, rows: int) -> float:
+        """How long before the device can start, a batch must leave."""
+        return self.host.mean(rows) * self._preparation
+
+    def upper(self, rows: int) -> float:
+        """As `whole`, with a margin. For feasibility only."""
+        return self.device.upper(rows) + self.host.upper(rows)
+
+    def fit(self, slack: float) -> int:
+        """The most rows whose `upper` is within the slack; the maximum when nothing is known."""
+        if not self.host.known:
+            return self.device.fit(slack)
+        if not self.device.known or self.upper(self._most) <= slack:
+            return self._most
+        low, high = 0, self._most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.upper(middle) <= slack else (low, middle)
+        return low
+
+    def needs(self, rows: int, now: float) -> float:
+        """How long so many rows take at most; 0 when that is not known, or was long ago.
+
+        What is refused is not observed: were old knowledge trusted, a device that was slow once
+        would refuse for ever.
+        """
+        return self.upper(rows) if now - self.observed < _FRESH_SECONDS else 0.0
+
+    def statistics(self, queued: int, queued_rows: int) -> BucketStatistics:
+        """What was learned so far, beside the bucket's queue."""
+        return BucketStatistics(
+            queued,
+            queued_rows,
+            self.device.statistics() if self.device.known else None,
+            self.host.statistics() if self.host.known else None,
+        )

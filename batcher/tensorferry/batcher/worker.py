@@ -1,0 +1,160 @@
+"""A worker: takes batches for its device, joins, runs and splits them, and completes their requests."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+from tensorferry.batcher.clock import Clock
+from tensorferry.batcher.collate import join, split
+from tensorferry.batcher.completions import Completions
+from tensorferry.batcher.errors import BatcherError
+from tensorferry.batcher.queue import RequestQueue, Work
+from tensorferry.batcher.request import BatchInfo, Request
+from tensorferry.batcher.statistics import Ledger
+
+_log = logging.getLogger("tensorferry.batcher")
+
+
+class _Times(NamedTuple):
+    """When a batch was ready for the device, when the device started on it, and when it had run it."""
+
+    ready: float
+    started: float
+    ended: float
+
+
+class Instance:
+    """A model function on its device, run by one worker, or by two in turn when `pipelined`."""
+
+    def __init__(self, index: int, model_fn: Callable[[Any], Any], *, batched: bool, pipelined: bool) -> None:
+        self.index = index
+        self.model_fn = model_fn
+        self.batched = batched
+        self.pipelined = pipelined
+        # Held by the worker whose batch the device runs. Nothing but the model function is
+        # called while it is held.
+        self.turn: AbstractContextManager[object] = threading.Lock() if pipelined else nullcontext()
+
+
+class Worker:
+    """One thread's work; `run` returns when the queue is closed and empty."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        queue: RequestQueue,
+        completions: Completions,
+        ledger: Ledger,
+        clock: Clock,
+        name: str,
+    ) -> None:
+        self._instance = instance
+        self._queue = queue
+        self._completions = completions
+        self._ledger = ledger
+        self._clock = clock
+        self._name = name
+
+    def run(self) -> None:
+        """Takes work until there is none."""
+        device = self._instance.index
+        while (work := self._queue.take(device)) is not None:
+            taken = self._clock.now()
+            self._completions.expire(work.expired)
+            if work.shed:
+                self._completions.shed(work.shed, "others make their deadlines", self._queue.drain_time())
+            if not work.batch:
+                self._queue.ran((), None, device=device)
+                continue
+            self._ledger.closed(work.reason)
+            times = self._run_guarded(work)
+            if times is None:
+                self._queue.ran(work.batch, None, device=device)
+            else:
+                before, after = times.ready - taken, self._clock.now() - times.ended
+                if work.predicted:
+                    self._ledger.predicted(work.predicted, before + times.ended - times.started + after)
+                self._queue.ran(work.batch, times.ended - times.started, before, after, device=device)
+            # A worker idles for hours with its last batch in hand otherwise.
+            del work
+
+    def _run_guarded(self, work: Work) -> _Times | None:
+        """Runs and completes a batch; None if it did not go as others will."""
+        batch = work.batch
+        times = None
+        try:
+            times = self._run(batch, work)
+        except Exception:
+            # A bug of ours must not leave callers waiting, nor the queue without its worker.
+            _log.exception(
+                "%s failed while running a batch; this is a bug in tensorferry.batcher", self._name
+            )
+            for request in self._queue.finish(batch):
+                self._completions.fail(request, BatcherError("internal error while running the batch"))
+        # Not earlier: a request that is cancelled while it runs may yet have to be joined.
+        for request in batch:
+            request.tensors = ()
+        return times
+
+    def _run(self, batch: Sequence[Request], work: Work) -> _Times | None:
+        """Runs the work's batch, or a part of it again; None if it did not succeed at once."""
+        outputs, error, times = self._execute(batch)
+        if self._instance.pipelined and batch is work.batch:
+            self._queue.released(self._instance.index)
+        compute_time = times.ended - times.started
+        rows = sum(request.rows for request in batch)
+        if error is not None:
+            self._ledger.ran(len(batch), rows, compute_time, failed=True)
+            if len(batch) == 1:
+                for request in self._queue.finish(batch):
+                    self._completions.fail(request, error)
+            # Its traceback knows this frame and those below: they would keep its arrays alive.
+            del error
+            self._run_halves(batch, work)
+            return None
+        number = self._ledger.ran(len(batch), rows, compute_time, failed=False)
+        info = BatchInfo(number, len(batch), rows, compute_time, work.reason, work.predicted)
+        alive = set(map(id, self._queue.finish(batch)))
+        self._completions.answer(
+            [
+                (position, request, output)
+                for position, (request, output) in enumerate(zip(batch, outputs, strict=True))
+                if id(request) in alive
+            ],
+            info,
+        )
+        return times
+
+    def _execute(self, batch: Sequence[Request]) -> tuple[Sequence[Any], BaseException | None, _Times]:
+        now, instance = self._clock.now, self._instance
+        ready = started = ended = now()
+        try:
+            joined = join(batch)
+            ready = now()
+            with instance.turn:
+                started = now()
+                try:
+                    outputs = instance.model_fn(joined)
+                finally:
+                    ended = now()
+            return (
+                split(outputs, batch) if instance.batched else [outputs],
+                None,
+                _Times(ready, started, ended),
+            )
+        except BaseException as error:
+            # Whatever the model function raises must not end the worker: others wait for it.
+            # Returned, not handled here: an error of the batch's halves would otherwise have
+            # this one as its context, and with it, in the traceback, the neighbours' inputs.
+            return (), error, _Times(ready, started, ended)
+
+    def _run_halves(self, batch: Sequence[Request], work: Work) -> None:
+        alive = self._queue.still_running(batch)
+        middle = (len(alive) + 1) // 2
+        for half in (alive[:middle], alive[middle:]):
+            if half:
+                self._run(half, work)
