@@ -179,6 +179,11 @@ class Batcher:
     def _worker(self, instance: Instance) -> Worker:
         return Worker(instance, self._queue, self._completions, self._ledger, self._clock, self._name)
 
+    @property
+    def priorities(self) -> int:
+        """How many priority classes there are."""
+        return self._classes
+
     def anchor(self, rows: int, seconds: float) -> None:
         """Tells what a warm-up run of so many rows took: predictions then hold from the first request.
 
