@@ -261,7 +261,7 @@ class Batcher:
             request.complete = self._withdraw_rest(request)
             request.parts = split_request(request, self._limits.max_batch_size)
         try:
-            displaced = self._queue.put(tuple(flatten([request])))
+            displaced = self._queue.put(request.parts or (request,))
         except BatcherError:
             request.complete, request.parts = complete, ()
             self._ledger.refused(request.cost)

@@ -294,10 +294,10 @@ class RequestQueue:
         credits, demand = self._shares.credits, self._demand_locked(close.lead, now)
         start = device.starts(now)
         formed = form_batch(bucket.lanes, close.lead, credits, start, close.rows, profile, demand)
+        self._backlog.remove_all(close.key, formed.shed + formed.batch)
         for request in formed.shed:
-            self._end_queued_locked(request)
+            self._done_locked(request)
         for request in formed.batch:
-            self._backlog.remove(request)
             request.state = State.RUNNING
             request.started = now
         self._running += len(formed.batch)
