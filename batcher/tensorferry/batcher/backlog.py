@@ -39,11 +39,13 @@ class Backlog:
 
     def profile(self, key: Hashable) -> Profile:
         """What was learned of a bucket."""
+        if bucket := self.buckets.get(key):
+            return bucket.profile
         profile = self._profiles.get(key)
         if profile is None:
             profile = self._profiles[key] = Profile(self._limits.max_batch_size, pipelined=self._pipelined)
             for rows, seconds in self._anchors:
-                profile.device.anchor(rows, seconds)
+                profile.anchor(rows, seconds)
             if len(self._profiles) > _PROFILES:
                 self._profiles.popitem(last=False)
         else:
