@@ -155,6 +155,7 @@ def split_request(request: Request, max_rows: int) -> tuple[Request, ...]:
             deadline=request.deadline,
             priority=request.priority,
         )
+        part.level = request.level
         parts.append(part)
     return tuple(parts)
 
