@@ -301,7 +301,7 @@ class RequestQueue:
             request.state = State.RUNNING
             request.started = now
         self._running += len(formed.batch)
-        self._shares.charge(formed.rows, close.lead)
+        self._shares.charge(formed.rows, close.lead, self._backlog.class_rows)
         rows = sum(formed.rows)
         device.preparation = profile.preparation(rows) if self._pipelined else 0.0
         device.left(now, profile.mean(rows))

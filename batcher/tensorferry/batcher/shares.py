@@ -27,18 +27,23 @@ class Shares:
         A class with nothing queued loses its credit: what it did not use when it could have, it
         cannot claim later all at once.
         """
-        if len(self.credits) == 1 or not any(queued):
+        if len(self.credits) == 1:
             return
-        for level, rows in enumerate(queued):
-            if not rows:
-                self.credits[level] = min(0.0, self.credits[level])
+        self._forfeit(queued)
+        if not any(queued):
+            return
         while not any(rows and credit >= 1 for rows, credit in zip(queued, self.credits, strict=True)):
             for level, rows in enumerate(queued):
                 if rows:
                     self.credits[level] += self._round[level]
 
-    def charge(self, rows: Sequence[int], lead: int) -> None:
-        """A batch left with so many rows of each class.
+    def _forfeit(self, queued: Sequence[int]) -> None:
+        for level, rows in enumerate(queued):
+            if not rows:
+                self.credits[level] = min(0.0, self.credits[level])
+
+    def charge(self, rows: Sequence[int], lead: int, queued: Sequence[int]) -> None:
+        """A batch left with so many rows of each class, and so many are still `queued`.
 
         Who led pays for all of its rows, the others for those that they had credit for: what they
         filled beyond was spare room.
@@ -46,3 +51,5 @@ class Shares:
         for level, count in enumerate(rows):
             credit = self.credits[level]
             self.credits[level] -= count if level == lead else min(count, max(credit, 0.0))
+        # At once: who comes back before the next batch has not been there all the time.
+        self._forfeit(queued)
