@@ -291,9 +291,10 @@ class RequestQueue:
     def _close_locked(self, device: Device, close: Close, now: float, dead: Sequence[Request]) -> Work:
         bucket = self._backlog.buckets[close.key]
         profile = bucket.profile
-        credits, demand = self._shares.credits, self._demand_locked(close.lead, now)
+        lanes, demand = bucket.lanes, self._demand_locked(close.lead, now)
+        allotted = self._shares.allot([lane.rows for lane in lanes], self._backlog.class_rows, close.rows)
         start = device.starts(now)
-        formed = form_batch(bucket.lanes, close.lead, credits, start, close.rows, profile, demand)
+        formed = form_batch(lanes, close.lead, allotted, start, close.rows, profile, demand)
         self._backlog.remove_all(close.key, formed.shed + formed.batch)
         for request in formed.shed:
             self._done_locked(request)
