@@ -348,8 +348,8 @@ def _lead(
     overdue = oldest is not None and oldest.arrival + aging <= now
     first = riders(patient, max(1, most // 2)) if overdue else []
     room = most - sum(request.cost for request in first)
-    if dated[0].cost > room:
-        # Only where an overdue request leaves no room; the dated lead the next batch.
+    if first and dated[0].cost > room:
+        # The dated lead the next batch.
         return first, [], _UNBOUNDED
     chosen, shed, fits = _rate_rule(dated, room, now, times, demand)
     rest = min(room, fits) - sum(request.cost for request in chosen)
