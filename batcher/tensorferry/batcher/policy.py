@@ -297,9 +297,15 @@ def form_batch(
     if len(lanes) > 1:
         queued[lead] = 0
         for level, share in enumerate(allot(queued, allotted, min(most, fits) - rows[lead])):
-            riding = _fillers(lanes[level], share, sum(rows), now, times) if share else []
+            share = min(share, fits - sum(rows))
+            if share <= 0:
+                continue
+            riding = _fillers(lanes[level], share, sum(rows), now, times)
             batch += riding
             rows[level] += sum(request.cost for request in riding)
+            if riding and riding[0].deadline < math.inf:
+                # Those of lower classes must not make them late.
+                fits = min(fits, times.fit(riding[0].deadline - now))
     return Formed(batch, shed, rows)
 
 
