@@ -357,11 +357,45 @@ def _lead(
     if first and dated[0].cost > room:
         # The dated lead the next batch.
         return first, [], _UNBOUNDED
+    if first:
+        return _along(first, dated, room, now, times, demand)
     chosen, shed, fits = _rate_rule(dated, room, now, times, demand)
     rest = min(room, fits) - sum(request.cost for request in chosen)
-    if first or oldest is None or oldest.cost > rest:
-        return first + chosen, shed, fits
+    if oldest is None or oldest.cost > rest:
+        return chosen, shed, fits
     return chosen + riders(patient, rest), shed, fits
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """Batch times of those who ride beside `taken` rows of others."""
+
+    times: BatchTimes
+    taken: int
+
+    def mean(self, rows: int) -> float:
+        return self.times.mean(rows + self.taken)
+
+    def upper(self, rows: int) -> float:
+        return self.times.upper(rows + self.taken)
+
+    def fit(self, slack: float) -> int:
+        return self.times.fit(slack) - self.taken
+
+
+def _along(
+    first: list[R], dated: Sequence[R], room: int, now: float, times: BatchTimes, demand: Demand
+) -> tuple[list[R], list[R], int]:
+    """As `_lead`, with the dated who ride along with the `first`; those that would be late wait."""
+    beside = _Beside(times, sum(request.cost for request in first))
+    start = bisect_left(dated, 1, key=lambda request: beside.fit(request.deadline - now))
+    if start == len(dated) or dated[start].cost > room:
+        return first, [], _UNBOUNDED
+    chosen, shed, _ = _rate_rule(dated[start:], room, now, beside, demand)
+    fits = beside.fit(chosen[0].deadline - now)
+    if sum(request.cost for request in chosen) > fits:
+        return first, [], _UNBOUNDED
+    return first + chosen, shed, fits + beside.taken
 
 
 def _rate_rule(
