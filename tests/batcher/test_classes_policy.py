@@ -131,7 +131,9 @@ def test_whatever_waits_a_batch_of_several_classes_is_sound(
     assert not any(p.deadline < Affine().upper(sum(formed.rows)) for p in formed.batch), "nobody is late"
     gone = [id(p) for p in formed.shed]
     assert not riding & set(gone)
-    behind = [id(p) for p in lanes[lead].dated if p.deadline < min((q.deadline for q in formed.shed), default=0)]
+    behind = [
+        id(p) for p in lanes[lead].dated if p.deadline < min((q.deadline for q in formed.shed), default=0)
+    ]
     assert not set(behind) & riding, "never a newer one before an older"
     assert set(gone) <= set(map(id, lanes[lead].dated))
 

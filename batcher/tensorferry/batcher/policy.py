@@ -237,7 +237,8 @@ def preferred_rows(requests: Iterable[Waiting], limits: Limits) -> int:
         rows += request.cost
         if rows in limits.preferred:
             best = rows
-    return best
+    # Beyond the largest preferred size nothing is to be waited for.
+    return best or (rows if rows >= limits.preferred[-1] else 0)
 
 
 def infeasible(requests: Iterable[R], now: float, needs: Callable[[int], float]) -> list[R]:
