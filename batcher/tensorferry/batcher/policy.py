@@ -237,7 +237,8 @@ def preferred_rows(requests: Iterable[Waiting], limits: Limits) -> int:
         rows += request.cost
         if rows in limits.preferred:
             best = rows
-    return best
+    # Beyond the largest preferred size nothing is to be waited for.
+    return best or (rows if rows >= limits.preferred[-1] else 0)
 
 
 def infeasible(requests: Iterable[R], now: float, needs: Callable[[int], float]) -> list[R]:
@@ -297,9 +298,15 @@ def form_batch(
     if len(lanes) > 1:
         queued[lead] = 0
         for level, share in enumerate(allot(queued, allotted, min(most, fits) - rows[lead])):
-            riding = _fillers(lanes[level], share, sum(rows), now, times) if share else []
+            share = min(share, fits - sum(rows))
+            if share <= 0:
+                continue
+            riding = _fillers(lanes[level], share, sum(rows), now, times)
             batch += riding
             rows[level] += sum(request.cost for request in riding)
+            if riding and riding[0].deadline < math.inf:
+                # Those of lower classes must not make them late.
+                fits = min(fits, times.fit(riding[0].deadline - now))
     return Formed(batch, shed, rows)
 
 
@@ -348,14 +355,48 @@ def _lead(
     overdue = oldest is not None and oldest.arrival + aging <= now
     first = riders(patient, max(1, most // 2)) if overdue else []
     room = most - sum(request.cost for request in first)
-    if dated[0].cost > room:
-        # Only where an overdue request leaves no room; the dated lead the next batch.
+    if first and dated[0].cost > room:
+        # The dated lead the next batch.
         return first, [], _UNBOUNDED
+    if first:
+        return _along(first, dated, room, now, times, demand)
     chosen, shed, fits = _rate_rule(dated, room, now, times, demand)
     rest = min(room, fits) - sum(request.cost for request in chosen)
-    if first or oldest is None or oldest.cost > rest:
-        return first + chosen, shed, fits
+    if oldest is None or oldest.cost > rest:
+        return chosen, shed, fits
     return chosen + riders(patient, rest), shed, fits
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """Batch times of those who ride beside `taken` rows of others."""
+
+    times: BatchTimes
+    taken: int
+
+    def mean(self, rows: int) -> float:
+        return self.times.mean(rows + self.taken)
+
+    def upper(self, rows: int) -> float:
+        return self.times.upper(rows + self.taken)
+
+    def fit(self, slack: float) -> int:
+        return self.times.fit(slack) - self.taken
+
+
+def _along(
+    first: list[R], dated: Sequence[R], room: int, now: float, times: BatchTimes, demand: Demand
+) -> tuple[list[R], list[R], int]:
+    """As `_lead`, with the dated who ride along with the `first`; those that would be late wait."""
+    beside = _Beside(times, sum(request.cost for request in first))
+    start = bisect_left(dated, 1, key=lambda request: beside.fit(request.deadline - now))
+    if start == len(dated) or dated[start].cost > room:
+        return first, [], _UNBOUNDED
+    chosen, shed, _ = _rate_rule(dated[start:], room, now, beside, demand)
+    fits = beside.fit(chosen[0].deadline - now)
+    if sum(request.cost for request in chosen) > fits:
+        return first, [], _UNBOUNDED
+    return first + chosen, shed, fits + beside.taken
 
 
 def _rate_rule(
