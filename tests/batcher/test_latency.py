@@ -134,6 +134,24 @@ def test_sizes_that_never_ran_are_tried() -> None:
     assert model.fit(staircase(64) * 1.1) > 55
 
 
+def test_sizes_that_have_not_run_for_long_stay_known() -> None:
+    """Overload runs two sizes only: the line through these is no reason to forget the others."""
+    draw = random.Random(7)
+
+    def stairs(rows: int) -> float:
+        return 0.001 + 0.016 * math.ceil(rows / 4)
+
+    model = LatencyModel(16)
+    for rows in (1, 4, 16):
+        model.anchor(rows, stairs(rows))
+    for sizes, batches in ((range(1, 17), 300), ((12, 16), 3000)):
+        for _ in range(batches):
+            rows = draw.choice(sizes)
+            model.observe(rows, stairs(rows) * draw.lognormvariate(0, 0.03))
+    for rows in (1, 4, 5, 8, 9):
+        assert model.mean(rows) == pytest.approx(stairs(rows), rel=0.1), rows
+
+
 def test_the_line_is_believed_where_each_row_costs_the_same() -> None:
     draw = random.Random(6)
     model = anchored()

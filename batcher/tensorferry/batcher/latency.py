@@ -25,15 +25,19 @@ _NEW, _NEW_SIDE_RUN = 16, 1
 _TABLE_CLIP = 1.5
 _ANCHOR_WEIGHT = 0.5
 _DEVIATION_WEIGHT = 0.05
-# The table replaces the line when its error is so much smaller, and gives way when it is no more.
-_TABLE_BETTER, _LINE_BETTER = 0.8, 0.95
+# The table replaces the line when its error is so much smaller ...
+_TABLE_BETTER = 0.8
+# ... and gives way when it is no more, and the line is near all of it: where only some sizes run
+# for a while, a line through these may be far off the others.
+_LINE_BETTER, _LINE_NEAR = 0.95, 2.0
 # Each size of the table is a mean over about so many of its latest batches.
 _MEAN_OF = 16
 # The table is made anew after so many batches, and has at most so many sizes, the others rounded up.
 _TABLE_EVERY = 16
 _TABLE_SIZES = 128
-# By how much a size fades each time; below the last it is forgotten.
-_FADE, _FORGOTTEN = 0.98, 0.05
+# By how much a size fades each time, and no further: an old mean is better than none, and yields to
+# its neighbours' newer ones.
+_FADE, _LEAST = 0.98, 0.05
 # Timers wake up late by about so much.
 _TIMER_SLACK = 50e-6
 
@@ -136,8 +140,15 @@ class LatencyModel:
         self._line_error += _DEVIATION_WEIGHT * (off - self._line_error)
         off = min(abs(seconds / table - 1), 0.5) if table > 0 else 0.5
         self._table_error += _DEVIATION_WEIGHT * (off - self._table_error)
-        better = _LINE_BETTER if self._stairs else _TABLE_BETTER
-        self._stairs = self._table_error < better * self._line_error
+        if not self._stairs:
+            self._stairs = self._table_error < _TABLE_BETTER * self._line_error
+        elif self._table_error >= _LINE_BETTER * self._line_error:
+            apart = [
+                abs((self._alpha + self._beta * size) / mean - 1)
+                for size, mean in zip(self._sizes, self._means, strict=True)
+                if mean > 0
+            ]
+            self._stairs = sum(apart) > _LINE_NEAR * self._table_error * len(apart)
 
     def _clip(self, rows: int, seconds: float, expected: float) -> float:
         side = (seconds > _CLIP * expected) - (seconds < expected / _CLIP)
@@ -174,12 +185,10 @@ class LatencyModel:
     def _fit_table(self) -> None:
         """Pools neighbouring sizes until more rows never take less: isotonic regression."""
         self._table_in = _TABLE_EVERY
-        for size, (mean, weight) in list(self._seen.items()):
-            if weight * _FADE < _FORGOTTEN:
-                del self._seen[size]
-            else:
-                self._seen[size] = (mean, weight * _FADE)
-        ends = {size: (self._alpha + self._beta * size, _FORGOTTEN) for size in (1, self._most)}
+        self._seen = {
+            size: (mean, max(weight * _FADE, _LEAST)) for size, (mean, weight) in self._seen.items()
+        }
+        ends = {size: (self._alpha + self._beta * size, _LEAST) for size in (1, self._most)}
         self._sizes = sorted(ends | self._seen)
         pools: list[tuple[float, float, int]] = []
         for size in self._sizes:
