@@ -36,7 +36,7 @@ def test_works_at_nearly_the_offline_rate_in_overload(scenario: Scenario, load: 
 @pytest.mark.parametrize("scenario", [s for s in BEYOND if s.cost.step > 1], ids=lambda s: s.name)
 def test_learns_staircases_while_it_sheds(scenario: Scenario) -> None:
     got = play(scenario, 1.2, 8000)
-    assert got.goodput > 0.83 * scenario.capacity
+    assert got.goodput > 0.85 * scenario.capacity
     assert got.late < 0.015
 
 
