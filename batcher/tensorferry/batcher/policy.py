@@ -427,10 +427,14 @@ def _rate_rule(
 
 
 def _sustainable_rate(room: int, times: BatchTimes, demand: Demand) -> float:
-    """Rows a second that must and can be kept up: the arrivals', or what the patience allows in steady state."""
+    """Rows a second that must and can be kept up: the arrivals', or what the patience allows in steady state.
+
+    By the line from one row to a full batch, though the times may be a staircase: whether a size
+    is just before a step or just beyond it says nothing of what can be kept up.
+    """
     alone, full = times.mean(1), times.mean(room)
     slope = max((full - alone) / max(room - 1, 1), 1e-12)
     fixed = max(alone - slope, 0.0)
     steady = demand.rate * (demand.patience - fixed) / (1 + demand.rate * slope)
     size = min(max(round(steady), 1), room)
-    return min(demand.rate, size / max(times.mean(size), 1e-9))
+    return min(demand.rate, size / max(fixed + slope * size, 1e-9))
