@@ -36,8 +36,11 @@ _STOP_SECONDS = 30
 Array = npt.NDArray[Any]
 
 
-def build_mlp(path: Path, layers: int, width: int, seed: int = 1) -> None:
-    """Writes an ONNX model of so many dense layers, with ReLU between them: [n, 64] → [n, 8]."""
+def build_mlp(path: Path, layers: int, width: int, positions: int = 1, seed: int = 1) -> None:
+    """Writes an ONNX model of so many dense layers, with ReLU between: [n, p, 64] → [n, p, 8].
+
+    A row has p positions that go through the same layers, as the words of a text would.
+    """
     random = np.random.default_rng(seed)
     sizes = [INPUT_WIDTH, *[width] * (layers - 1), OUTPUT_WIDTH]
     nodes, weights, last = [], [], "x"
@@ -50,8 +53,8 @@ def build_mlp(path: Path, layers: int, width: int, seed: int = 1) -> None:
             nodes.append(helper.make_node("Relu", [f"dense{at}"], [last := f"relu{at}"]))
         else:
             nodes.append(helper.make_node("MatMul", [last, f"w{at}"], ["y"]))
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", INPUT_WIDTH])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", OUTPUT_WIDTH])
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", positions, INPUT_WIDTH])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", positions, OUTPUT_WIDTH])
     model = helper.make_model(
         helper.make_graph(nodes, MODEL, [x], [y], weights), opset_imports=[helper.make_opsetid("", 17)]
     )
@@ -59,9 +62,9 @@ def build_mlp(path: Path, layers: int, width: int, seed: int = 1) -> None:
     onnx.save(model, str(path))
 
 
-def examples(count: int, seed: int = 2) -> Array:
+def examples(count: int, positions: int = 1, seed: int = 2) -> Array:
     """So many rows of input."""
-    return np.random.default_rng(seed).standard_normal((count, INPUT_WIDTH), np.float32)
+    return np.random.default_rng(seed).standard_normal((count, positions, INPUT_WIDTH), np.float32)
 
 
 def run_directly(path: Path, rows: Array) -> Array:
@@ -82,9 +85,9 @@ def request_bytes(rows: Array, *, explain: bool = False) -> bytes:
 
 
 def output_of(response: bytes) -> Array:
-    """The rows in a serialised ModelInferResponse."""
-    raw = pb.ModelInferResponse.FromString(response).raw_output_contents[0]
-    return np.frombuffer(raw, np.float32).reshape(-1, OUTPUT_WIDTH)
+    """The output in a serialised ModelInferResponse."""
+    message = pb.ModelInferResponse.FromString(response)
+    return np.frombuffer(message.raw_output_contents[0], np.float32).reshape(message.outputs[0].shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +178,9 @@ def _stop(process: subprocess.Popen[str]) -> None:
         process.stdout.close()
 
 
-async def batch_seconds(infer: Any, rows: int, times: int = 15) -> float:
-    """How long the server computes on a batch of so many rows, from requests that ride alone: the median."""
-    request = request_bytes(examples(rows), explain=True)
+async def batch_seconds(infer: Any, rows: Array, times: int = 15) -> float:
+    """How long the server computes on a batch of these rows, sent as one request: the median."""
+    request = request_bytes(rows, explain=True)
     took = []
     for _ in range(times):
         response = pb.ModelInferResponse.FromString(await infer(request))
