@@ -10,9 +10,9 @@ for nobody and ride in a batch of all N: L(N) + rest, where L(N) is what a batch
 alone (N at most the largest batch). "Of ideal" is (L(N) + rest) / R, which is the throughput as
 a share of N / (L(N) + rest). Medians of the rounds.
 
-With all N in one batch, each waits for the last of them to come back, and transport on one core
-takes them one by one: so about half of that time counts as queue time, which no rule avoids.
-"floor" is the ratio that would then remain: (L(N) + rest) / (L(N) + 2 · rest).
+With all N in one batch each waits for the last of them to come back, and transport on one core
+takes them one by one: so up to half of the transport's time counts as queue time, which no rule
+avoids.
 """
 
 from __future__ import annotations
@@ -104,15 +104,16 @@ async def run(arguments: argparse.Namespace, addresses: dict[str, str]) -> None:
     alone: dict[int, list[float]] = {callers: [] for callers in CALLERS}
     async with channels(addresses[GREEDY]) as greedy, channels(addresses[RETURNERS]) as returners:
         servers: dict[str, Sequence[Infer]] = {GREEDY: greedy, RETURNERS: returners}
-        for turn in range(arguments.rounds):
-            for callers in CALLERS:
-                batch = examples(min(callers, most), arguments.positions)
+        for callers in CALLERS:
+            batch = examples(min(callers, most), arguments.positions)
+            for infers in servers.values():
+                # What another number of callers taught must first be forgotten.
+                await closed_loop(infers, requests, callers, arguments.lead_in)
+            for turn in range(arguments.rounds):
+                # On the server that learns nothing of its callers.
                 alone[callers].append(await batch_seconds(greedy[0], batch, 9))
                 for rule in (GREEDY, RETURNERS) if turn % 2 else (RETURNERS, GREEDY):
-                    # What one number of callers taught must first be forgotten.
-                    got = await closed_loop(
-                        servers[rule], requests, callers, arguments.seconds, lead_in=arguments.lead_in
-                    )
+                    got = await closed_loop(servers[rule], requests, callers, arguments.seconds)
                     rides.setdefault((callers, rule), []).append(explained(got))
     print(HEADER)
     for callers in CALLERS:
@@ -132,7 +133,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement (default: 1.5)")
-    parser.add_argument("--lead-in", type=float, default=1.0, help="seconds before it (default: 1)")
+    parser.add_argument(
+        "--lead-in", type=float, default=2.0, help="seconds before those of N callers (default: 2)"
+    )
     parser.add_argument("--max-batch-size", type=int, default=64)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=2048)
