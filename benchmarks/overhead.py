@@ -75,14 +75,14 @@ def queue_seconds(requests: int) -> float:
 
 
 class TimedLock:
-    """A lock that sums for how long one thread holds it. Conditions can be built on it."""
+    """A lock that notes for how long one thread holds it each time. Conditions can be built on it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._since = 0.0
-        # Whose time is summed, by thread identifier, and the sum; only that thread writes it.
+        # Whose times are taken, by thread identifier, and the times; only that thread writes them.
         self.watched: int | None = None
-        self.held = 0.0
+        self.holds: list[float] = []
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """As `threading.Lock`."""
@@ -94,7 +94,7 @@ class TimedLock:
     def release(self) -> None:
         """As `threading.Lock`."""
         if self.watched == threading.get_ident():
-            self.held += time.perf_counter() - self._since
+            self.holds.append(time.perf_counter() - self._since)
         self._lock.release()
 
     def locked(self) -> bool:
@@ -122,9 +122,9 @@ class _Threading:
         return getattr(threading, name)
 
 
-def lock_seconds(batches: int, waiting: int, timeout: float) -> list[float]:
-    """For how long the worker held the queue's lock for each of so many batches."""
-    held: list[float] = []
+def lock_seconds(batches: int, waiting: int, timeout: float) -> list[list[float]]:
+    """The times for which the worker held the queue's lock, of each of so many batches."""
+    held: list[list[float]] = []
     gate, done = threading.Event(), threading.Event()
 
     def enqueue(count: int) -> None:
@@ -139,13 +139,13 @@ def lock_seconds(batches: int, waiting: int, timeout: float) -> list[float]:
         gate.wait()
         for lock in locks:
             lock.watched = None
-        held.append(sum(lock.held for lock in locks))
+        held.append([seconds for lock in locks for seconds in lock.holds])
         if len(held) < batches:
             enqueue(len(x))
         else:
             done.set()
         for lock in locks:
-            lock.held, lock.watched = 0.0, threading.get_ident()
+            lock.holds, lock.watched = [], threading.get_ident()
         return x
 
     with patch.object(queue_module, "threading", _Threading()) as namespace:
@@ -170,11 +170,12 @@ def print_lock_times(batches: int) -> None:
     print(f"the queue's lock, held by the worker, per batch of {_ROWS} rows:")
     for waiting in (64, 4096):
         for name, timeout in (("no deadlines", math.inf), ("deadlines", 60.0)):
-            held = sorted(lock_seconds(_WARM_UP + batches, waiting, timeout))
-            p50, p99, most = (held[math.ceil(len(held) * share) - 1] * 1e6 for share in (0.5, 0.99, 1.0))
-            print(
-                f"  {waiting:5d} waiting, {name:12s} p50 {p50:6.1f} us, p99 {p99:6.1f} us, max {most:7.1f} us"
-            )
+            holds = lock_seconds(_WARM_UP + batches, waiting, timeout)
+            figures = []
+            for held in (sorted(map(sum, holds)), sorted(map(max, holds))):
+                p50, p99, most = (held[math.ceil(len(held) * share) - 1] * 1e6 for share in (0.5, 0.99, 1.0))
+                figures.append(f"p50 {p50:6.1f} us, p99 {p99:6.1f} us, max {most:7.1f} us")
+            print(f"  {waiting:5d} waiting, {name:12s} in all {figures[0]}; longest at once {figures[1]}")
 
 
 def main() -> None:
