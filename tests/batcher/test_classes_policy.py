@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import ClassVar
 
 import pytest
@@ -167,7 +168,7 @@ def test_the_class_that_leads_chooses_the_bucket() -> None:
             mine = LaneOf([], [Passenger()], due=due)
             self.lanes = [mine if at == level else LaneOf([], []) for at in range(2)]
 
-    buckets = {"low": View(1, 1.0), "late": View(0, 9.0), "due": View(0, 5.0)}
+    buckets: dict[Hashable, View] = {"low": View(1, 1.0), "late": View(0, 9.0), "due": View(0, 5.0)}
     close = decide(buckets, 0.0, Limits(MOST, 0.0), False, [1.0, 1.0])
     assert isinstance(close, Close)
     assert (close.key, close.lead) == ("due", 0)

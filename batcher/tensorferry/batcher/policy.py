@@ -292,9 +292,9 @@ def form_batch(
     queued = [lane.rows for lane in lanes]
     first = lanes[lead]
     room = most if len(lanes) == 1 else max(1, allot(queued, allotted, most)[lead])
-    batch, shed, fits = _lead(first.dated, first.patient, room, now, times, demand, first.aging)
+    batch, shed, fits = _lead(first, room, now, times, demand)
     rows = [0] * len(lanes)
-    rows[lead] = sum(request.cost for request in batch)
+    rows[lead] = sum([request.cost for request in batch])
     if len(lanes) > 1:
         queued[lead] = 0
         for level, share in enumerate(allot(queued, allotted, min(most, fits) - rows[lead])):
@@ -335,24 +335,19 @@ def _fillers(lane: LaneView[R], share: int, taken: int, now: float, times: Batch
 
 
 def _lead(
-    dated: Sequence[R],
-    patient: Collection[R],
-    most: int,
-    now: float,
-    times: BatchTimes,
-    demand: Demand,
-    aging: float,
+    lane: LaneView[R], most: int, now: float, times: BatchTimes, demand: Demand
 ) -> tuple[list[R], list[R], int]:
     """Who rides and who is shed of the class that leads, and how large the batch may be for its deadlines.
 
     Those without a deadline are never shed, and fill the room that the dated leave. Once the
-    oldest has waited for `aging` seconds, they come first and get up to half of the room, so
+    oldest has waited for the lane's `aging` seconds, they come first and get up to half of the room, so
     that dated traffic cannot starve them.
     """
+    dated, patient = lane.dated, lane.patient
     if not dated:
-        return riders(patient, most), [], _UNBOUNDED
+        return list(patient) if lane.rows <= most else riders(patient, most), [], _UNBOUNDED
     oldest = next(iter(patient), None)
-    overdue = oldest is not None and oldest.arrival + aging <= now
+    overdue = oldest is not None and oldest.arrival + lane.aging <= now
     first = riders(patient, max(1, most // 2)) if overdue else []
     room = most - sum(request.cost for request in first)
     if first and dated[0].cost > room:

@@ -297,7 +297,10 @@ class RequestQueue:
         allotted = self._shares.allot([lane.rows for lane in lanes], self._backlog.class_rows, close.rows)
         start = device.starts(now)
         formed = form_batch(lanes, close.lead, allotted, start, close.rows, profile, demand)
-        self._backlog.remove_all(close.key, formed.shed + formed.batch)
+        gone = list(formed.rows)
+        for request in formed.shed:
+            gone[close.lead] += request.cost
+        self._backlog.remove_all(close.key, formed.shed + formed.batch if formed.shed else formed.batch, gone)
         for request in formed.shed:
             self._done_locked(request)
         for request in formed.batch:
@@ -426,10 +429,14 @@ class RequestQueue:
     def finish(self, requests: Iterable[Request]) -> list[Request]:
         """Ends running requests; returns those that were still alive, which the caller completes."""
         with self._lock:
-            alive = [request for request in requests if request.state is State.RUNNING]
-            for request in alive:
-                request.state = State.DONE
-                self._held_bytes -= request.nbytes
+            alive, running, done = [], State.RUNNING, State.DONE
+            nbytes = 0
+            for request in requests:
+                if request.state is running:
+                    request.state = done
+                    nbytes += request.nbytes
+                    alive.append(request)
+            self._held_bytes -= nbytes
             self._running -= len(alive)
             return alive
 
