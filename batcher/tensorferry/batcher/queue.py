@@ -97,7 +97,7 @@ class RequestQueue:
         self._numbers = count(1)
         self._running = 0
         self._held_bytes = 0
-        # Workers that took work and have not yet run and completed all of it.
+        # Threads that took work, or the expired, and have not yet run and completed all of it.
         self._busy_workers = 0
         # Until when an idle worker waits for returners; -inf when none does.
         self._returners_until = -math.inf
@@ -363,13 +363,16 @@ class RequestQueue:
     def take_expired(self) -> Sequence[Request] | None:
         """Waits until queued requests cannot make their deadlines while no worker is free to see it.
 
-        Hands these out; None when the queue is closed and empty.
+        Hands these out, and is told by `ran` of no batch when they are completed; None when the
+        queue is closed and empty.
         """
         with self._lock:
             while not (self._closing and not self._backlog.requests):
                 now, self._expiry_at = self._clock.now(), math.inf
                 if not self._attended_locked():
                     if dead := self._expire_locked(now, now):
+                        # Not before: were it to end the queue's work, drain would not wait for it.
+                        self._busy_workers += 1
                         return dead
                     # A rounding error must not make this a busy loop.
                     self._expiry_at = max(self._backlog.next_infeasible(now), now + 1e-4)
