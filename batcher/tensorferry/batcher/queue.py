@@ -383,8 +383,11 @@ class RequestQueue:
             return None
 
     def _attended_locked(self) -> bool:
-        """Whether a worker waits that is free to look after the queue: it wakes before a deadline is missed."""
-        return any(device.waiting and device.idle for device in self._devices)
+        """Whether a worker waits that is free to look after the queue: it wakes before a deadline is missed.
+
+        One whose device's last batch is yet to be answered may wait for just that.
+        """
+        return any(device.waiting and device.idle and not device.unanswered for device in self._devices)
 
     def _watch_locked(self, due: float) -> None:
         """Sees to it that somebody looks after the deadlines from `due` on, while no worker is free to."""
