@@ -213,13 +213,19 @@ class RequestQueue:
         )
 
     def _wake_locked(self) -> None:
-        """Wakes one worker: of an idle device if one waits there, else of one that may prepare its next batch."""
-        chosen = None
+        """Wakes the worker that may take a batch the soonest, of an idle device if one waits there."""
+        waiting = [device for device in self._devices if device.waiting]
+        if len(waiting) > 1:
+            now = self._clock.now()
+            waiting.sort(key=lambda device: (max(now, self._turn_locked(device, now)), not device.idle))
+        if waiting:
+            waiting[0].ready.notify()
+
+    def _wake_idle_locked(self) -> None:
         for device in self._devices:
-            if device.waiting and (chosen is None or device.idle):
-                chosen = device
-        if chosen is not None:
-            chosen.ready.notify()
+            if device.idle and device.waiting:
+                device.ready.notify()
+                return
 
     def take(self, device: int = 0) -> Work | None:
         """Waits for work for a device and hands it out; None when the queue is closed and empty.
@@ -249,6 +255,9 @@ class RequestQueue:
         now = self._clock.now()
         turn = self._turn_locked(device, now)
         if turn > now:
+            if self._backlog.requests and not device.idle:
+                # It may have been woken instead of one that can start at once.
+                self._wake_idle_locked()
             return Wait(turn if self._backlog.requests else math.inf)
         dead = self._expire_locked(device.starts(now), now)
         self._shares.renew(self._backlog.class_rows)
@@ -271,8 +280,11 @@ class RequestQueue:
         """When the next batch may leave for a device.
 
         Where callers come back, it is asked again when those of the last batch are answered:
-        before, nobody knows whether to wait for them. Unless a full batch waits anyway.
+        before, nobody knows whether to wait for them. Unless a full batch waits anyway. And a
+        device that is busy leaves the batch to one that is not.
         """
+        if not device.idle and any(other.idle and other.waiting for other in self._devices):
+            return math.inf
         if device.unanswered and self._returners.expected:
             most = self._limits.max_batch_size
             if all(bucket.rows < most for bucket in self._backlog.buckets.values()):
