@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import costs
 from clairvoyant import fewest_misses
-from engine import Scheduler, Summary, run, summarize
+from engine import Scheduler, run
 from policies import PEERS, NexusByDeadline, Peer
 from raterule import StudysRule
 from scenarios import Scenario
 from shipping import Shipping
+from summary import Summary, summarize
 from traces import Trace
 
 OPTIMUM = "clairvoyant optimum"
@@ -59,10 +59,9 @@ def measure(job: Job, load: float) -> Summary:
         misses = fewest_misses(trace.arrivals, scenario.tightest, scenario.cost, scenario.max_batch_size)
         assert misses is not None
         in_time = 1 - misses / job.count
-        return Summary.bound(in_time, in_time * job.count / trace.duration)
+        return Summary(in_time, in_time * job.count / trace.duration)
     scheduler = SCHEDULERS[job.policy](scenario, trace)
-    record = run(trace, scenario.cost, scenario.max_batch_size, scenario.devices, scheduler, noise_of(job))
-    return summarize(trace, record)
+    return summarize(trace, run(trace, scenario, scheduler, noise_of(job)))
 
 
 def sustains(job: Job, load: float) -> bool:
@@ -112,5 +111,4 @@ class Results:
 
     def summary(self, jobs: Sequence[Job]) -> Summary:
         """The mean of the jobs' summaries."""
-        rows = [astuple(value) for job in jobs if isinstance(value := self._done[job], Summary)]
-        return Summary(*(statistics.mean(column) for column in zip(*rows, strict=True)))
+        return Summary.average([value for job in jobs if isinstance(value := self._done[job], Summary)])

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine import Summary
 from measure import OPTIMUM, Results
 from policies import DropExpired, NexusStyle, Peer, WindowFromArrival, WindowFromPop
 from shipping import Shipping
+from summary import Summary
 from tables import OVERLOADS, Loads, Overload
 
 # Only these: the other lines lie on one of them.

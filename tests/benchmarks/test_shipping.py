@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import costs
 import pytest
-from engine import Summary, run, summarize
+from engine import run
 from policies import Peer
 from scenarios import BEYOND, CPU, STUDY, Scenario
 from shipping import Shipping
+from summary import Summary, summarize
 
 
 def play(scenario: Scenario, load: float, count: int) -> Summary:
     trace = scenario.trace(load, count, 2)
     queue = Shipping(scenario, trace)
-    record = run(trace, scenario.cost, scenario.max_batch_size, scenario.devices, queue, costs.noise(2))
+    record = run(trace, scenario, queue, costs.noise(2))
     return summarize(trace, record)
 
 
@@ -38,7 +39,7 @@ def test_is_greedy_where_there_are_no_deadlines() -> None:
     scenario = replace(CPU, timeouts=(1e6,))
     trace = scenario.trace(0.7, 500, 2)
     ours, greedy = (
-        run(trace, scenario.cost, 16, 1, scheduler, costs.noise(2))
+        run(trace, scenario, scheduler, costs.noise(2))
         for scheduler in (Shipping(scenario, trace), Peer(scenario, trace))
     )
     assert ours == greedy
