@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import costs
 from clairvoyant import fewest_misses
 from engine import Scheduler, run
-from policies import PEERS, NexusByDeadline, Peer
+from policies import PEERS, FourEager, NexusByDeadline, Peer, StrictPriority, TwoEager
 from raterule import StudysRule
 from scenarios import Scenario
 from shipping import Shipping
@@ -19,9 +20,24 @@ from traces import Trace
 
 OPTIMUM = "clairvoyant optimum"
 OTHERS: tuple[type[Peer], ...] = (*PEERS, NexusByDeadline, StudysRule)
+# Only for the tables that are about them: of several batches in flight, or of classes.
+SPECIAL: tuple[type[Peer], ...] = (TwoEager, FourEager, StrictPriority)
+BLIND = "tensorferry, deadlines not told"
+SERIAL = "tensorferry, not pipelined"
+
+
+def weighted(*weights: int) -> str:
+    """The shipping queue's name with these classes' weights."""
+    return f"tensorferry {':'.join(map(str, weights))}"
+
+
+WEIGHTS = ((8, 1), (3, 1), (1, 1))
 SCHEDULERS: dict[str, Callable[[Scenario, Trace], Scheduler]] = {
     Shipping.name: Shipping,
-    **{peer.name: peer for peer in OTHERS},
+    **{peer.name: peer for peer in (*OTHERS, *SPECIAL)},
+    BLIND: partial(Shipping, deadlines=False),
+    SERIAL: partial(Shipping, pipelined=False),
+    **{weighted(*weights): partial(Shipping, weights=weights) for weights in WEIGHTS},
 }
 GOODPUT_SHARE = 0.99
 

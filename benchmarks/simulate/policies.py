@@ -100,6 +100,51 @@ class DropExpired(Peer):
         return next((n for n, index in enumerate(queue) if self.left(index, now) > 0), len(queue))
 
 
+class TwoEager(Peer):
+    """Two instances on each device, each takes all that waits as soon as it is free."""
+
+    name = "two eager instances"
+    in_flight = 2
+
+
+class FourEager(Peer):
+    """Four of them."""
+
+    name = "four eager instances"
+    in_flight = 4
+
+
+class StrictPriority(Peer):
+    """As Triton's priority levels: the lower classes get what the higher leave, the expired are dropped.
+
+    A batch takes from a bucket's classes in their order; without own buckets they share it.
+    """
+
+    name = "strict priority"
+
+    def put(self, index: int, now: float) -> bool:
+        """Queues a request behind those of its class."""
+        queue = self._queues[self.trace.keys[index]]
+        bisect.insort(queue, index, key=lambda index: (self.trace.levels[index], index))
+        return True
+
+    def poll(self, now: float, device: int | None) -> Step:
+        """Drops all that have expired, then takes the bucket whose first is of the highest class."""
+        dropped: list[int] = []
+        for queue in self._queues:
+            expired = [index for index in queue if self.left(index, now) <= 0]
+            if expired:
+                dropped += expired
+                queue[:] = [index for index in queue if self.left(index, now) > 0]
+        waiting = [queue for queue in self._queues if queue]
+        if not waiting:
+            return Step((), dropped)
+        queue = min(waiting, key=lambda queue: (self.trace.levels[queue[0]], queue[0]))
+        batch = queue[: self.size]
+        del queue[: self.size]
+        return Step(batch, dropped)
+
+
 class WindowFromArrival(Peer):
     """A batch leaves when it is full or its oldest request has waited for the window."""
 

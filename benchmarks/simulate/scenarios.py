@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -108,3 +109,31 @@ BEYOND = (
     replace(GPU, name="4 GPUs", slowness=(1.0,) * 4),
     replace(CPU, name="4 CPUs", slowness=(1.0,) * 4),
 )
+
+# The host's part beside the device's: before alone, and before and after, which grows with the rows.
+PIPELINE = replace(
+    GPU,
+    name="host 1.5 ms, device 2.5 + 0.1b ms",
+    cost=Cost(0.0025, 0.0001),
+    before=Cost(0.0015, 0.0),
+)
+COMPLETING = replace(
+    PIPELINE, name="host 1.5 ms, device 2.5 + 0.1b ms, host 0.3 + 0.01b ms", after=Cost(0.0003, 0.00001)
+)
+
+
+def two_classes(device: Scenario, high: float, *, deadlines: bool, own_buckets: bool = False) -> Scenario:
+    """The device with two classes, a share of `high` of the requests in the higher."""
+    shares = (high, 1 - high)
+    kind = f"{device.name}, {high:.0%} high"
+    return replace(
+        device,
+        name=kind + (", own buckets" if own_buckets else ""),
+        cost=replace(device.cost, scales=(1.0, 1.0)) if own_buckets else device.cost,
+        timeouts=device.timeouts if deadlines else (math.inf,),
+        buckets=shares if own_buckets else (1.0,),
+        classes=shares,
+    )
+
+
+UNEQUAL = (1.0, 1.0, 3.0)
