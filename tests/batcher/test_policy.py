@@ -215,7 +215,7 @@ def form(
     demand: Demand = BUSY,
     aging: float = 1000.0,
 ) -> tuple[list[Passenger], list[Passenger]]:
-    formed = form_batch([LaneOf(dated, patient, aging)], 0, [0.0], now, most, Affine(), demand)
+    formed = form_batch([LaneOf(dated, patient, aging)], 0, [most], now, most, Affine(), demand)
     assert formed.rows == [sum(passenger.cost for passenger in formed.batch)]
     return formed.batch, formed.shed
 

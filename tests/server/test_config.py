@@ -29,6 +29,9 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "max-batch-size": [("0", 0), ("1048576", 1 << 20), ("8", 8)],
     "batching": [("trust", "trust"), ("PROVE", "prove"), ("prove", "prove")],
     "max-queue-delay-ms": [("0", 0.0), ("2.5", 0.0025), ("1e3", 1.0)],
+    "preferred-batch-sizes": [("4", (4,)), ("4,8", (4, 8)), ("[2, 6]", (2, 6))],
+    "priority-weights": [("1", (1,)), ("8,1", (8, 1)), ("[4, 2, 1]", (4, 2, 1))],
+    "default-priority": [("0", 0), ("1", 1), ("01", 1)],
     "slo-ms": [("0", 0.0), ("25", 0.025), ("2.5", 0.0025)],
     "max-queue-size": [("1", 1), ("100000", 100_000), ("7", 7)],
     "max-queue-bytes": [("1", 1), ("3 GiB", 3 << 30), ("5KiB", 5 << 10)],
@@ -45,6 +48,9 @@ BAD: dict[str, list[str]] = {
     "max-batch-size": ["", "-1", "1048577", "many", "1.5"],
     "batching": ["", "off", "true"],
     "max-queue-delay-ms": ["", "-1", "nan", "inf", "1ms", "-0.1"],
+    "preferred-batch-sizes": ["", "0", "4,0", "4;8", "4,", "-4", "2.5"],
+    "priority-weights": ["", "0", "8,0", "high", "8,", "-1", "1.5"],
+    "default-priority": ["", "-1", "high", "1.5"],
     "slo-ms": ["", "-1", "nan", "inf", "1ms"],
     "max-queue-size": ["", "0", "-5", "1e3"],
     "max-queue-bytes": ["", "0", "0 GiB", "-1", "1.5 GiB", "1 GB", "1 gib", "KiB"],
@@ -114,6 +120,7 @@ def test_a_bad_value_is_named_with_its_option_and_what_is_allowed(
         ("max_queue_delay_ms = 2.5", "max_queue_delay", 0.0025),
         ("max-queue-delay-ms = 2", "max_queue_delay", 0.002),
         ('max_queue_bytes = "1 MiB"', "max_queue_bytes", 1 << 20),
+        ("priority-weights = [8, 1]", "priority_weights", (8, 1)),
     ],
 )
 def test_a_file_has_toml_values_and_either_spelling(
@@ -200,6 +207,19 @@ def test_names_that_are_not_allowed(text: str) -> None:
 def test_models_without_a_path(text: str) -> None:
     with pytest.raises(ConfigError, match=r"it must be path\.onnx or name=path\.onnx"):
         model_source(text)
+
+
+def test_a_default_priority_that_is_no_class() -> None:
+    assert load({"priority-weights": "8,4,1", "default-priority": "3"}).default_priority == 3
+    with pytest.raises(
+        ConfigError, match="default-priority is 3, but priority-weights has 2 classes: choose one of these"
+    ):
+        load({"priority-weights": "8,1", "default-priority": "3"})
+
+
+def test_a_preferred_size_that_no_batch_can_have() -> None:
+    with pytest.raises(ConfigError, match="has 16, but max-batch-size is 8: choose sizes up to that"):
+        load({"preferred-batch-sizes": "4,16", "max-batch-size": "8"})
 
 
 def test_two_models_of_one_name() -> None:

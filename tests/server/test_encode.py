@@ -136,6 +136,7 @@ def test_a_request_may_learn_of_its_batch() -> None:
         "batch_requests": 3,
         "batch_rows": 7,
         "position": 2,
+        "priority": 1,
         "queue_us": 2100,
         "compute_us": 12500,
         "predicted_us": 11100,

@@ -239,6 +239,48 @@ def test_a_timeout_that_is_no_number_of_microseconds_is_explained(
     assert "'timeout' must be an int64_param of microseconds" in str(error)
 
 
+def priority(value: int) -> dict[str, pb.InferParameter]:
+    return {
+        "priority": pb.InferParameter(uint64_param=value),
+        "explain": pb.InferParameter(bool_param=True),
+    }
+
+
+@pytest.mark.parametrize(("wanted", "got"), [(1, 1), (2, 2), (3, 3), (0, 2), (4, 2), (1 << 63, 2)], ids=str)
+def test_a_request_names_its_class_and_one_that_there_is_not_is_the_default(
+    serve: Serve, wanted: int, got: int
+) -> None:
+    service = serve(lambda inputs: {"y": inputs["x"]}, priority_weights=(4, 2, 1), default_priority=2)
+    response = infer(service, request({"x": fp32(1, 1)}, parameters=priority(wanted)))
+    assert response.parameters["priority"].int64_param == got
+
+
+def test_without_classes_a_priority_changes_nothing(serve: Serve) -> None:
+    service = serve(lambda inputs: {"y": inputs["x"]})
+    response = infer(service, request({"x": fp32(1, 1)}, parameters=priority(7)))
+    assert response.parameters["priority"].int64_param == 1
+
+
+def test_a_high_class_rides_first(serve: Serve, runner: ScriptedRunner) -> None:
+    service = serve(runner, 4, priority_weights=(3, 1))
+    running = submit(service, fp32(1, 1))[1]
+    runner.await_batches(1)
+    low = [submit(service, fp32(1, 1) + 10, parameters=priority(2))[1] for _ in range(6)]
+    high = [submit(service, fp32(1, 1) + 20, parameters=priority(1))[1] for _ in range(3)]
+    runner.open()
+    for replies in (running, *low, *high):
+        assert replies.first().response()
+    assert runner.batches[1]["x"].ravel().tolist() == [20, 20, 20, 10]
+
+
+def test_a_priority_that_is_no_number_is_explained(serve: Serve) -> None:
+    service = serve(lambda inputs: {"y": inputs["x"]})
+    wrong = {"priority": pb.InferParameter(string_param="high")}
+    error = error_of(submit(service, fp32(1, 1), parameters=wrong)[1])
+    assert isinstance(error, InvalidRequestError)
+    assert "'priority' must be an int64_param from 1, the highest class, of at least 0" in str(error)
+
+
 def test_a_draining_server_refuses_and_finishes_what_it_accepted(
     serve: Serve, runner: ScriptedRunner
 ) -> None:

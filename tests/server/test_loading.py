@@ -165,3 +165,17 @@ def test_what_the_warm_up_took_is_predicted_from_the_first_request_on(load: Load
     outcome = outcomes.get(timeout=30)
     assert outcome.batch is not None
     assert outcome.batch.predicted > 0
+
+
+def test_warns_of_limits_that_no_full_batch_gets_past(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    model = load(models.twice, max_batch_size=8, max_queue_size=5, max_queue_bytes=50, slo=1e-9)
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert any("no batch can have more than 5 rows" in text for text in said)
+    assert any("so a batch of 8 rows never fits --max-queue-bytes, 50: raise that" in text for text in said)
+    assert any("--slo-ms is 1e-06: batches will have at most 0 rows" in text for text in said)
+    assert any("no batch can have more than 5 rows" in text for text in model.batcher.statistics().warnings)
+
+
+def test_does_not_warn_of_limits_that_leave_room(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    load(models.twice, max_batch_size=8, slo=60.0)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

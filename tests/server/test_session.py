@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import ml_dtypes
@@ -159,3 +160,18 @@ def test_devices_are_counted(
         return
     with pytest.raises(StartError, match=r"there is no CUDA device 1 \(the driver reports 1\)"):
         choose_device(wanted)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="there is one core to be kept to")
+def test_keeps_to_the_cores_that_it_may_use(tmp_path: Path) -> None:
+    path = models.echo(tmp_path / "m.onnx", "FP32")
+    allowed = os.sched_getaffinity(0)
+    before = set(os.listdir("/proc/self/task"))
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        session = Session(path)
+        made = set(os.listdir("/proc/self/task")) - before
+        assert not made  # one core: the caller's own thread
+    finally:
+        os.sched_setaffinity(0, allowed)
+    session.run({"x": fp32(1, 1)})

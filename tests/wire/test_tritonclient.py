@@ -42,10 +42,10 @@ def server(model_dir: Path, digits_model: Path, probe_model: Path) -> Iterator[S
         f"echo-{name}={models.echo(model_dir / f'echo-{name}.onnx', element)}"
         for name, (element, _) in DATATYPES.items()
     ]
-    server = ServerProcess.start(f"digits={digits_model}", probe_model, *echoes)
+    server = ServerProcess.start(f"digits={digits_model}", probe_model, *echoes, "--priority-weights", "8,1")
     yield server
     assert server.stop() == 0
-    assert not server.errors()
+    assert not server.errors(), "".join(server.log)
 
 
 @pytest.fixture
@@ -153,6 +153,12 @@ def test_async_infer_and_cancel(client: triton.InferenceServerClient) -> None:
     call.cancel()
     _, error = answers.get(timeout=30)
     assert error.status() == "StatusCode.CANCELLED"
+
+
+@pytest.mark.parametrize(("asked", "got"), [(1, 1), (2, 2), (0, 2), (9, 2)])
+def test_priority_and_timeout(client: triton.InferenceServerClient, asked: int, got: int) -> None:
+    result = client.infer("probe", probe(1), priority=asked, timeout=60_000_000, parameters={"explain": True})
+    assert result.get_response().parameters["priority"].int64_param == got
 
 
 def test_client_timeout(client: triton.InferenceServerClient) -> None:

@@ -39,11 +39,13 @@ class Backlog:
 
     def profile(self, key: Hashable) -> Profile:
         """What was learned of a bucket."""
+        if bucket := self.buckets.get(key):
+            return bucket.profile
         profile = self._profiles.get(key)
         if profile is None:
             profile = self._profiles[key] = Profile(self._limits.max_batch_size, pipelined=self._pipelined)
             for rows, seconds in self._anchors:
-                profile.device.anchor(rows, seconds)
+                profile.anchor(rows, seconds)
             if len(self._profiles) > _PROFILES:
                 self._profiles.popitem(last=False)
         else:
@@ -70,13 +72,23 @@ class Backlog:
         """Takes a request out."""
         bucket = self.buckets[request.key]
         bucket.lanes[request.level].remove(request)
-        rows = request.cost
+        self._removed(bucket, request.key, request.level, 1, request.cost)
+
+    def remove_all(self, key: Hashable, requests: Sequence[Request]) -> None:
+        """Takes requests of one bucket out; those of a class with deadlines in the order of these."""
+        bucket = self.buckets[key]
+        for level, lane in enumerate(bucket.lanes):
+            of_class = [request for request in requests if request.level == level]
+            if of_class:
+                self._removed(bucket, key, level, len(of_class), lane.remove_all(of_class))
+
+    def _removed(self, bucket: Bucket, key: Hashable, level: int, requests: int, rows: int) -> None:
         bucket.rows -= rows
         if not bucket.rows:
-            del self.buckets[request.key]
-        self.requests -= 1
+            del self.buckets[key]
+        self.requests -= requests
         self.rows -= rows
-        self.class_rows[request.level] -= rows
+        self.class_rows[level] -= rows
 
     def infeasible(self, start: float, now: float) -> list[Request]:
         """Those who cannot make their deadlines any more, even if they ran alone from `start` on."""

@@ -179,6 +179,11 @@ class Batcher:
     def _worker(self, instance: Instance) -> Worker:
         return Worker(instance, self._queue, self._completions, self._ledger, self._clock, self._name)
 
+    @property
+    def priorities(self) -> int:
+        """How many priority classes there are."""
+        return self._classes
+
     def anchor(self, rows: int, seconds: float) -> None:
         """Tells what a warm-up run of so many rows took: predictions then hold from the first request.
 
@@ -256,7 +261,7 @@ class Batcher:
             request.complete = self._withdraw_rest(request)
             request.parts = split_request(request, self._limits.max_batch_size)
         try:
-            displaced = self._queue.put(tuple(flatten([request])))
+            displaced = self._queue.put(request.parts or (request,))
         except BatcherError:
             request.complete, request.parts = complete, ()
             self._ledger.refused(request.cost)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
 
@@ -72,6 +72,26 @@ class Lane:
         else:
             del self.dated[bisect_left(self.dated, request.order, key=_order)]
         self.rows -= request.cost
+
+    def remove_all(self, requests: Sequence[Request]) -> int:
+        """Takes several out, those with a deadline in the order of these; returns their rows."""
+        dated = [request for request in requests if request.deadline < math.inf]
+        if dated:
+            # Nearly always neighbours: one by one, all behind them would move each time.
+            start = bisect_left(self.dated, dated[0].order, key=_order)
+            stop = start + len(dated)
+            if self.dated[start:stop] == dated:
+                del self.dated[start:stop]
+            else:
+                for request in dated:
+                    del self.dated[bisect_left(self.dated, request.order, key=_order)]
+        if len(dated) < len(requests):
+            for request in requests:
+                if request.deadline == math.inf:
+                    del self.patient[request]
+        rows = sum([request.cost for request in requests])
+        self.rows -= rows
+        return rows
 
     def last(self, rows: int) -> list[Request]:
         """The requests that would ride last, of at least so many rows if there are as many."""

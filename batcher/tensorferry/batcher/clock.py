@@ -7,6 +7,10 @@ import threading
 import time
 from typing import Protocol
 
+# A client's deadline may be centuries away, which the system's timers refuse. To wake up once
+# an hour for it costs nothing.
+_LONGEST_WAIT = 3600.0
+
 
 class Clock(Protocol):
     """Monotonic time in seconds, and waiting in it."""
@@ -30,4 +34,7 @@ class MonotonicClock:
 
     def wait(self, condition: threading.Condition, until: float) -> None:
         """Waits on the condition itself, with a timeout when `until` is finite."""
-        condition.wait(None if math.isinf(until) else max(0.0, until - time.monotonic()))
+        if math.isinf(until):
+            condition.wait()
+        else:
+            condition.wait(min(max(0.0, until - time.monotonic()), _LONGEST_WAIT))

@@ -38,7 +38,7 @@ class Completions:
         for position, request, output in answers:
             if request.deadline > now:
                 delay = request.started - request.arrival
-                self._complete(request, Outcome(output, None, info, delay, position))
+                self._complete(request, Outcome(output, None, info, delay, position, request.level + 1))
             else:
                 self.fail(request, DeadlineExceeded("the deadline passed while the request's batch ran"))
 

@@ -6,11 +6,13 @@ import math
 
 from tensorferry.batcher.policy import Demand
 
-_WEIGHT = 1 / 32
+# With too few the rate is taken for less than it is about as often as for more. Less costs more:
+# batches too small to keep up.
+_WEIGHT = 1 / 64
 
 
 class DemandMeter:
-    """Running means over about the last 32 arrivals. Guarded by the lock of the queue that owns it."""
+    """Running means over about the last 64 arrivals. Guarded by the lock of the queue that owns it."""
 
     __slots__ = ("_gap", "_last", "_patience", "_rows")
 
@@ -35,5 +37,6 @@ class DemandMeter:
         """One worker's share of the demand now; the rate falls as time passes without an arrival."""
         if math.isnan(self._gap):
             return Demand(0.0, 0.0 if math.isnan(self._patience) else self._patience)
-        gap = max(self._gap, now - self._last, 1e-9)
+        # As if one arrived now, no more: of random arrivals a third leave gaps above the mean.
+        gap = max(self._gap, self._gap + _WEIGHT * (now - self._last - self._gap), 1e-9)
         return Demand(self._rows / gap / workers, 0.0 if math.isnan(self._patience) else self._patience)

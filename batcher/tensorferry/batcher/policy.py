@@ -277,7 +277,7 @@ def fitting(requests: Iterable[R], rows: int) -> list[R]:
 def form_batch(
     lanes: Sequence[LaneView[R]],
     lead: int,
-    credits: Sequence[float],
+    allotted: Sequence[int],
     now: float,
     most: int,
     times: BatchTimes,
@@ -285,30 +285,30 @@ def form_batch(
 ) -> Formed[R]:
     """Who rides and who is shed in a batch of at most `most` rows, of requests none of which is infeasible.
 
-    The class `lead` comes first, and only of it is anybody shed; the rows beyond its credit are
-    the others', as far as these have credit, and what is left goes to all by rank.
+    The class `lead` comes first, and only of it is anybody shed; the rows beyond those `allotted`
+    to it are the others', as many as are allotted to each, and what is left goes to these by rank.
     """
     queued = [lane.rows for lane in lanes]
     first = lanes[lead]
-    room = most if len(lanes) == 1 else max(1, allot(queued, credits, most)[lead])
+    room = most if len(lanes) == 1 else max(1, allot(queued, allotted, most)[lead])
     batch, shed, fits = _lead(first.dated, first.patient, room, now, times, demand, first.aging)
     rows = [0] * len(lanes)
     rows[lead] = sum(request.cost for request in batch)
     if len(lanes) > 1:
         queued[lead] = 0
-        for level, share in enumerate(allot(queued, credits, min(most, fits) - rows[lead])):
+        for level, share in enumerate(allot(queued, allotted, min(most, fits) - rows[lead])):
             riding = _fillers(lanes[level], share, sum(rows), now, times) if share else []
             batch += riding
             rows[level] += sum(request.cost for request in riding)
     return Formed(batch, shed, rows)
 
 
-def allot(queued: Sequence[int], credits: Sequence[float], room: int) -> list[int]:
-    """The rows of each class in a batch: by credit first, then what is left by rank."""
+def allot(queued: Sequence[int], allotted: Sequence[int], room: int) -> list[int]:
+    """The rows of each class in a batch: those allotted first, then what is left by rank."""
     rows = [0] * len(queued)
-    for limit in (credits, queued):
+    for limit in (allotted, queued):
         for level, waiting in enumerate(queued):
-            more = max(0, min(math.ceil(limit[level]), waiting) - rows[level])
+            more = max(0, min(limit[level], waiting) - rows[level])
             rows[level] += min(more, max(0, room - sum(rows)))
     return rows
 

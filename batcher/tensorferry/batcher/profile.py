@@ -35,7 +35,16 @@ class Profile:
     while the device runs another batch and so costs no throughput. Guarded by the queue's lock.
     """
 
-    __slots__ = ("_host_batches", "_most", "_pipelined", "_preparation", "device", "host", "observed")
+    __slots__ = (
+        "_host_batches",
+        "_most",
+        "_pipelined",
+        "_preparation",
+        "_upper",
+        "device",
+        "host",
+        "observed",
+    )
 
     def __init__(self, max_batch_size: int, *, pipelined: bool = False) -> None:
         self._most = max_batch_size
@@ -46,6 +55,13 @@ class Profile:
         # The part of the host's time that is spent before the device can start.
         self._preparation = 0.5
         self.observed = -math.inf
+        # What `upper` gave since the last observation: every request with a deadline asks.
+        self._upper: dict[int, float] = {}
+
+    def anchor(self, rows: int, seconds: float) -> None:
+        """A warm-up run of so many rows."""
+        self._upper.clear()
+        self.device.anchor(rows, seconds)
 
     @property
     def known(self) -> bool:
@@ -58,6 +74,7 @@ class Profile:
         """A batch of so many rows was run, prepared for `before` seconds, and completed for `after`."""
         rows = min(rows, self._most)
         self.observed = now
+        self._upper.clear()
         self.device.observe(rows, device_seconds)
         if host_seconds := before + after:
             self._host_batches += 1
@@ -84,7 +101,10 @@ class Profile:
 
     def upper(self, rows: int) -> float:
         """As `whole`, with a margin. For feasibility only."""
-        return self.device.upper(rows) + self.host.upper(rows)
+        seconds = self._upper.get(rows)
+        if seconds is None:
+            seconds = self._upper[rows] = self.device.upper(rows) + self.host.upper(rows)
+        return seconds
 
     def fit(self, slack: float) -> int:
         """The most rows whose `upper` is within the slack; the maximum when nothing is known."""

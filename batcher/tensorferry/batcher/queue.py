@@ -99,6 +99,8 @@ class RequestQueue:
         self._held_bytes = 0
         # Workers that took work and have not yet run and completed all of it.
         self._busy_workers = 0
+        # When the first device can start on what it is given; passed when one is idle.
+        self._next_start = -math.inf
         # Until when an idle worker waits for returners; -inf when none does.
         self._returners_until = -math.inf
         self._closing = False
@@ -185,7 +187,7 @@ class RequestQueue:
         return max(0.001, self._backlog.drain_time() / len(self._devices))
 
     def _check_feasible_locked(self, request: Request, now: float) -> None:
-        start = min([device.starts(now) for device in self._devices])
+        start = max(now, self._next_start)
         needed = self._backlog.profile(request.key).needs(request.cost, now)
         if request.deadline <= start + needed:
             left = request.deadline - now
@@ -291,20 +293,22 @@ class RequestQueue:
     def _close_locked(self, device: Device, close: Close, now: float, dead: Sequence[Request]) -> Work:
         bucket = self._backlog.buckets[close.key]
         profile = bucket.profile
-        credits, demand = self._shares.credits, self._demand_locked(close.lead, now)
+        lanes, demand = bucket.lanes, self._demand_locked(close.lead, now)
+        allotted = self._shares.allot([lane.rows for lane in lanes], self._backlog.class_rows, close.rows)
         start = device.starts(now)
-        formed = form_batch(bucket.lanes, close.lead, credits, start, close.rows, profile, demand)
+        formed = form_batch(lanes, close.lead, allotted, start, close.rows, profile, demand)
+        self._backlog.remove_all(close.key, formed.shed + formed.batch)
         for request in formed.shed:
-            self._end_queued_locked(request)
+            self._done_locked(request)
         for request in formed.batch:
-            self._backlog.remove(request)
             request.state = State.RUNNING
             request.started = now
         self._running += len(formed.batch)
-        self._shares.charge(formed.rows, close.lead)
+        self._shares.charge(formed.rows, close.lead, self._backlog.class_rows)
         rows = sum(formed.rows)
         device.preparation = profile.preparation(rows) if self._pipelined else 0.0
         device.left(now, profile.mean(rows))
+        self._next_start = min([device.starts(now) for device in self._devices])
         work = Work(tuple(formed.batch), close.reason, tuple(dead), tuple(formed.shed), profile.whole(rows))
         return self._hand_out_locked(work, now)
 
@@ -325,8 +329,12 @@ class RequestQueue:
         """A pipelined device has run its batch, which is yet to be completed."""
         with self._lock:
             mine = self._devices[device]
-            mine.released(self._clock.now())
+            self._released_locked(mine, self._clock.now())
             mine.ready.notify()
+
+    def _released_locked(self, device: Device, now: float) -> None:
+        device.released(now)
+        self._next_start = min([device.starts(now) for device in self._devices])
 
     def ran(
         self,
@@ -352,7 +360,7 @@ class RequestQueue:
                 if self._pipelined:
                     mine.ready.notify()
                 else:
-                    mine.released(now)
+                    self._released_locked(mine, now)
                 self._returners.answered(now, len(batch))
             if batch and seconds is not None:
                 rows = sum(request.cost for request in batch)

@@ -60,7 +60,8 @@ class Outcome(NamedTuple):
 
     `outputs` has the form that the model function returned, cut to the request's rows; arrays
     in it are views of the batch's outputs. `batch` is None when the request never ran,
-    `queue_delay` in seconds, `position` the request's place in the batch, from 0.
+    `queue_delay` in seconds, `position` the request's place in the batch, from 0, `priority` its
+    class, 1 the highest.
     """
 
     outputs: Any = None
@@ -68,6 +69,7 @@ class Outcome(NamedTuple):
     batch: BatchInfo | None = None
     queue_delay: float = 0.0
     position: int = 0
+    priority: int = 1
 
 
 class Request:
@@ -153,6 +155,7 @@ def split_request(request: Request, max_rows: int) -> tuple[Request, ...]:
             deadline=request.deadline,
             priority=request.priority,
         )
+        part.level = request.level
         parts.append(part)
     return tuple(parts)
 
@@ -196,7 +199,9 @@ class _Gather:
         except Exception as error:
             # The parts' outputs do not fit together: other names, shapes, types.
             return Outcome(error=error)
-        return Outcome(outputs, None, outcomes[-1].batch, outcomes[0].queue_delay)
+        return Outcome(
+            outputs, None, outcomes[-1].batch, outcomes[0].queue_delay, priority=outcomes[0].priority
+        )
 
 
 def _join_outputs(outputs: Sequence[Any]) -> Any:

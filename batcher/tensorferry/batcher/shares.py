@@ -2,23 +2,28 @@
 
 After M. Shreedhar and G. Varghese, "Efficient Fair Queueing Using Deficit Round Robin", 1995, with
 rows for bytes. A round gives every class that has something queued its share of a full batch in
-credit, and a class leads a batch as long as it has credit left, the highest class first. So
-while all of them have requests queued, each gets rows in proportion to its weight, and none starves.
+credit. A class leads a batch as long as it has credit left, the highest class first, and a batch
+is shared by credit, with as many rounds as it needs. So while all of them have requests queued,
+each gets rows in proportion to its weight, and none starves.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 
 class Shares:
     """The credit of each class in rows, the highest class first. Not thread-safe: its owner's lock guards it."""
 
-    __slots__ = ("_round", "credits")
+    __slots__ = ("_most", "_round", "credits")
 
     def __init__(self, weights: Sequence[int], max_batch_size: int) -> None:
         # What a round gives: a full batch in all.
         self._round = [max_batch_size * weight / sum(weights) for weight in weights]
+        # What each gets while the one with the least weight gets a full batch. Who waits for a
+        # window cannot use its credit, and saves no more than that.
+        self._most = [max_batch_size * weight / min(weights) for weight in weights]
         self.credits = [0.0] * len(weights)
 
     def renew(self, queued: Sequence[int]) -> None:
@@ -27,22 +32,51 @@ class Shares:
         A class with nothing queued loses its credit: what it did not use when it could have, it
         cannot claim later all at once.
         """
-        if len(self.credits) == 1 or not any(queued):
+        if len(self.credits) == 1:
             return
+        self._forfeit(queued)
+        waiting = [level for level, rows in enumerate(queued) if rows]
+        while waiting and all(self.credits[level] < 1 for level in waiting):
+            self._give(waiting, waiting, [1] * len(queued))
+
+    def _forfeit(self, queued: Sequence[int]) -> None:
         for level, rows in enumerate(queued):
             if not rows:
                 self.credits[level] = min(0.0, self.credits[level])
-        while not any(rows and credit >= 1 for rows, credit in zip(queued, self.credits, strict=True)):
-            for level, rows in enumerate(queued):
-                if rows:
-                    self.credits[level] += self._round[level]
 
-    def charge(self, rows: Sequence[int], lead: int) -> None:
-        """A batch left with so many rows of each class.
+    def _give(self, waiting: Sequence[int], wanting: Sequence[int], wanted: Sequence[int]) -> None:
+        """Gives rounds to those that wait, until one of those that want has what it wants or nearly."""
+        # At once: with weights far apart these may be millions.
+        rounds = min(
+            math.ceil((wanted[level] - self.credits[level]) / self._round[level]) for level in wanting
+        )
+        for level in waiting:
+            credit = self.credits[level]
+            more = credit + max(1, rounds) * self._round[level]
+            self.credits[level] = max(credit, min(more, self._most[level]))
+
+    def allot(self, riding: Sequence[int], queued: Sequence[int], room: int) -> list[int]:
+        """The rows of each class in a batch with so much room, when so many could be `riding` of those queued."""
+        if len(self.credits) == 1:
+            return [min(riding[0], room)]
+        rows = [0] * len(riding)
+        while True:
+            for level, waiting in enumerate(riding):
+                more = min(math.ceil(self.credits[level]), waiting) - rows[level]
+                rows[level] += max(0, min(more, room - sum(rows)))
+            if sum(rows) >= min(room, sum(riding)):
+                return rows
+            wanting = [level for level, waiting in enumerate(riding) if rows[level] < waiting]
+            self._give([level for level, waiting in enumerate(queued) if waiting], wanting, rows)
+
+    def charge(self, rows: Sequence[int], lead: int, queued: Sequence[int]) -> None:
+        """A batch left with so many rows of each class, and so many are still `queued`.
 
         Who led pays for all of its rows, the others for those that they had credit for: what they
         filled beyond was spare room.
         """
         for level, count in enumerate(rows):
-            credit = self.credits[level]
-            self.credits[level] -= count if level == lead else min(count, max(credit, 0.0))
+            credit = math.ceil(max(self.credits[level], 0.0))
+            self.credits[level] -= count if level == lead else min(count, credit)
+        # At once: who comes back before the next batch has not been there all the time.
+        self._forfeit(queued)

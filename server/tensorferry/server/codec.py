@@ -33,6 +33,8 @@ from tensorferry.server.signature import Signature, TensorSpec
 EXPLAIN = "explain"
 # Microseconds from the request's arrival to its deadline, as Triton's clients send it.
 TIMEOUT = "timeout"
+# The request's class, 1 the highest, as Triton's clients send it.
+PRIORITY = "priority"
 
 _Message = TypeVar("_Message", bound=Message)
 _Wire = pb.ModelInferRequest.InferInputTensor
@@ -45,7 +47,7 @@ class Decoded:
     `rows` is the size of axis 0 (1 for a model that is not batched), `key` what requests of
     one batch have in common, `outputs` the outputs asked for, `typed` whether they travel in
     typed contents, `explain` whether the batch is described, `timeout` the seconds that the
-    request itself allows (inf: it does not say).
+    request itself allows (inf: it does not say), `priority` the class that it names (0: none).
     """
 
     tensors: tuple[Tensor, ...]
@@ -56,6 +58,7 @@ class Decoded:
     typed: bool
     explain: bool
     timeout: float
+    priority: int
 
 
 def parse(data: bytes, kind: type[_Message]) -> _Message:
@@ -101,7 +104,8 @@ def decode(request: pb.ModelInferRequest, model: str, signature: Signature, batc
         outputs=_requested_outputs(request, model, signature),
         typed=raws is None,
         explain=EXPLAIN in request.parameters and request.parameters[EXPLAIN].bool_param,
-        timeout=_timeout(request),
+        timeout=(_natural(request, TIMEOUT, "of microseconds") or math.inf) / 1e6,
+        priority=_natural(request, PRIORITY, "from 1, the highest class"),
     )
 
 
@@ -193,18 +197,19 @@ def _as_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return texts.reshape(array.shape)
 
 
-def _timeout(request: pb.ModelInferRequest) -> float:
-    if TIMEOUT not in request.parameters:
-        return math.inf
-    parameter = request.parameters[TIMEOUT]
+def _natural(request: pb.ModelInferRequest, name: str, what: str) -> int:
+    """A parameter that is an integer of at least 0; 0 when the request has none."""
+    if name not in request.parameters:
+        return 0
+    parameter = request.parameters[name]
     kind = parameter.WhichOneof("parameter_choice")
     if kind not in ("int64_param", "uint64_param") or getattr(parameter, kind) < 0:
         raise InvalidRequestError(
-            f"parameter 'timeout' must be an int64_param of microseconds, of at least 0 (0: none), got {kind} "
+            f"parameter {name!r} must be an int64_param {what}, of at least 0 (0: none), got {kind} "
             f"{getattr(parameter, kind or '', None)!r}"
         )
-    microseconds: int = getattr(parameter, kind)
-    return microseconds / 1e6 if microseconds else math.inf
+    value: int = getattr(parameter, kind)
+    return value
 
 
 def _nbytes(request: pb.ModelInferRequest) -> int:
@@ -267,6 +272,7 @@ def _explain(response: pb.ModelInferResponse, batch: BatchInfo, outcome: Outcome
         ("batch_requests", batch.requests),
         ("batch_rows", batch.rows),
         ("position", outcome.position),
+        ("priority", outcome.priority),
         ("queue_us", round(outcome.queue_delay * 1e6)),
         ("compute_us", round(batch.compute_time * 1e6)),
         ("predicted_us", round(batch.predicted * 1e6)),

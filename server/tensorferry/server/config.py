@@ -36,6 +36,9 @@ class ServerConfig:
     max_batch_size: int = 32
     batching: str = "prove"
     max_queue_delay: float = 0.0
+    preferred_batch_sizes: tuple[int, ...] = ()
+    priority_weights: tuple[int, ...] = (1,)
+    default_priority: int = 0
     slo: float = 0.0
     max_queue_size: int = 4096
     max_queue_bytes: int = 1 << 30
@@ -99,6 +102,13 @@ def _message_size(text: str) -> int:
     return value
 
 
+def _integers(text: str) -> tuple[int, ...]:
+    values = tuple(int(part) for part in text.strip("[] ").split(","))
+    if min(values) < 1:
+        raise ValueError
+    return values
+
+
 def _one_of(*values: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.lower() not in values:
@@ -156,6 +166,27 @@ OPTIONS: tuple[Option, ...] = (
         lambda text: _number(text) / 1e3,
         "a number of milliseconds of at least 0",
         "how long a request may wait, from its arrival, for its batch to fill; 0: only while the device is busy",
+    ),
+    Option(
+        "preferred-batch-sizes",
+        "preferred_batch_sizes",
+        _integers,
+        "integers of at least 1, with commas between",
+        "sizes at which a batch leaves before its window is over, as in Triton; rarely of use",
+    ),
+    Option(
+        "priority-weights",
+        "priority_weights",
+        _integers,
+        "integers of at least 1, with commas between",
+        "classes of requests, the highest first, and how they share the rows when all wait: 8,1 gives two",
+    ),
+    Option(
+        "default-priority",
+        "default_priority",
+        _integer(0),
+        "an integer of at least 0",
+        "class of requests that name none, 1 the highest; 0: the lowest",
     ),
     Option(
         "slo-ms",
@@ -249,11 +280,22 @@ def load_config(
     sources = tuple(model_source(text) for text in models or listed)
     if not sources:
         raise ConfigError("no MODEL was given; name at least one: tensorferry serve path.onnx")
+    config = ServerConfig(sources, **fields)
+    if config.default_priority > len(config.priority_weights):
+        raise ConfigError(
+            f"default-priority is {config.default_priority}, but priority-weights has {len(config.priority_weights)} "
+            "classes: choose one of these"
+        )
+    for size in config.preferred_batch_sizes:
+        if size > config.max_batch_size:
+            raise ConfigError(
+                f"preferred-batch-sizes has {size}, but max-batch-size is {config.max_batch_size}: choose sizes up to that"
+            )
     names = [source.name for source in sources]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"two models are named {name!r}; give one another name by name=path.onnx")
-    return ServerConfig(sources, **fields)
+    return config
 
 
 def _read(file: Path) -> dict[str, Any]:

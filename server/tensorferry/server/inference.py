@@ -122,4 +122,6 @@ class InferenceService:
             nbytes=decoded.nbytes,
             key=decoded.key,
             deadline=deadline,
+            # As in Triton: a class that there is not is the default.
+            priority=decoded.priority if decoded.priority <= model.batcher.priorities else 0,
         )

@@ -14,6 +14,7 @@ from tensorferry.server.errors import ModelFailedError
 from tensorferry.server.models import Model
 from tensorferry.server.proof import prove, sample, varies, working_size
 from tensorferry.server.session import Session
+from tensorferry.server.signature import Signature
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -38,15 +39,55 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
         session.run,
         max_batch_size,
         config.max_queue_delay,
+        preferred_batch_sizes=config.preferred_batch_sizes if max_batch_size else (),
+        priority_weights=config.priority_weights,
+        default_priority=config.default_priority,
         max_queue_size=config.max_queue_size,
         max_queue_bytes=config.max_queue_bytes,
+        # The host has hands free while a GPU computes; on the CPU both would share the cores.
+        pipelined=device != "cpu",
         name=source.name,
     )
     if not varies(session.signature):
         for rows, seconds in warmed.items():
             batcher.anchor(rows, seconds)
     slo = config.slo or math.inf
+    _warn_of_unreachable_batches(source.name, session.signature, max_batch_size, warmed, slo, config)
     return Model(source.name, VERSION, session.signature, max_batch_size, batching, batcher, slo)
+
+
+def _warn_of_unreachable_batches(
+    name: str,
+    signature: Signature,
+    max_batch_size: int,
+    warmed: Mapping[int, float],
+    slo: float,
+    config: ServerConfig,
+) -> None:
+    """Says which limits keep batches from ever being full. The batcher says it of its own."""
+    in_time = [rows for rows, seconds in warmed.items() if seconds < slo]
+    if warmed and len(in_time) < len(warmed):
+        _log.warning(
+            "model %s: a batch of %d rows took %.1f ms in warm-up, and --slo-ms is %g: batches will have at most %d rows",
+            name,
+            max(warmed),
+            warmed[max(warmed)] * 1e3,
+            slo * 1e3,
+            max(in_time, default=0),
+        )
+    if not varies(signature) and max_batch_size:
+        row = sum(
+            math.prod(dim for dim in spec.dims[1:] if isinstance(dim, int)) * spec.datatype.size
+            for spec in signature.inputs
+        )
+        if row * max_batch_size > config.max_queue_bytes:
+            _log.warning(
+                "model %s: a row has %d bytes, so a batch of %d rows never fits --max-queue-bytes, %d: raise that",
+                name,
+                row,
+                max_batch_size,
+                config.max_queue_bytes,
+            )
 
 
 def _decide_batching(name: str, session: Session, config: ServerConfig) -> tuple[int, str, int | None]:

@@ -28,6 +28,9 @@ from tensorferry.server.stream import ResponseStream
 PLATFORM = "onnxruntime_onnx"
 STREAM_ORDER = "tensorferry-stream-order"
 
+# A deadline that is farther away than a year is none.
+_LONGEST_SECONDS = 365 * 86400.0
+
 
 class _Message(Protocol):
     def SerializeToString(self) -> bytes: ...  # noqa: N802
@@ -215,8 +218,12 @@ class Servicer:
 
 
 def _deadline_of(context: grpc.ServicerContext) -> float:
-    remaining = context.time_remaining()
-    return math.inf if remaining is None else time.monotonic() + remaining
+    # Documented as None for a call without a deadline, which grpcio reports as the time to the
+    # end of its clock's range.
+    remaining: float | None = context.time_remaining()
+    if remaining is None or remaining > _LONGEST_SECONDS:
+        return math.inf
+    return time.monotonic() + remaining
 
 
 def _guarded(

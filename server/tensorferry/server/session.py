@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,6 +81,11 @@ class Session:
         # Spinning workers take the cores that the transport needs while no batch runs.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 3
+        # By default ONNX Runtime makes a thread for each core of the machine, and binds it there,
+        # even where the process may use only some of them.
+        allowed = len(os.sched_getaffinity(0))
+        if allowed < (os.cpu_count() or allowed):
+            options.intra_op_num_threads = allowed
         providers: list[Any] = ["CPUExecutionProvider"]
         if device != "cpu":
             providers.insert(0, ("CUDAExecutionProvider", {"device_id": int(device.partition(":")[2])}))
