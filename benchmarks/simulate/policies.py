@@ -124,9 +124,11 @@ class StrictPriority(Peer):
 
     def put(self, index: int, now: float) -> bool:
         """Queues a request behind those of its class."""
-        queue = self._queues[self.trace.keys[index]]
-        bisect.insort(queue, index, key=lambda index: (self.trace.levels[index], index))
+        bisect.insort(self._queues[self.trace.keys[index]], index, key=self._order)
         return True
+
+    def _order(self, index: int) -> tuple[int, int]:
+        return (self.trace.levels[index] if self.trace.levels else 0), index
 
     def poll(self, now: float, device: int | None) -> Step:
         """Drops all that have expired, then takes the bucket whose first is of the highest class."""
@@ -139,7 +141,7 @@ class StrictPriority(Peer):
         waiting = [queue for queue in self._queues if queue]
         if not waiting:
             return Step((), dropped)
-        queue = min(waiting, key=lambda queue: (self.trace.levels[queue[0]], queue[0]))
+        queue = min(waiting, key=lambda queue: self._order(queue[0]))
         batch = queue[: self.size]
         del queue[: self.size]
         return Step(batch, dropped)
