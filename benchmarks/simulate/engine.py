@@ -1,15 +1,21 @@
-"""Discrete events in one thread: arrivals, batches that end and timers drive a scheduler in virtual time."""
+"""Discrete events in one thread: arrivals, batches that end and timers drive a scheduler in virtual time.
+
+A batch goes through three stages: the host prepares it, its device runs it, the host completes it.
+The host does so for any number of batches at the same time, a device runs one after the other.
+"""
 
 from __future__ import annotations
 
 import heapq
 import math
 import statistics
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from costs import Cost, Noise
+from costs import Noise
+from scenarios import Scenario
 from traces import Trace
 
 WARMUP_RUNS = 5
@@ -26,136 +32,227 @@ class Step(NamedTuple):
     until: float = math.inf
 
 
+class Times(NamedTuple):
+    """How long each stage of a batch took, in seconds."""
+
+    before: float
+    device: float
+    after: float
+
+
 class Scheduler(Protocol):
     """What forms batches: the shipping queue or a peer."""
 
     @property
     def polls_busy(self) -> bool:
-        """Whether it is polled while all devices are busy, too."""
+        """Whether it is polled while all workers are busy, too."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many batches each device has at most, in all stages together: its workers."""
 
     def anchor(self, key: int, rows: int, seconds: float) -> None:
-        """A warm-up run of a bucket."""
+        """A warm-up run of a bucket on the first device."""
 
     def put(self, index: int, now: float) -> bool:
         """A request arrives; whether it is accepted."""
 
-    def poll(self, now: float, idle: bool) -> Step:
-        """Something happened, and a device is idle or not."""
+    def poll(self, now: float, device: int | None) -> Step:
+        """Something happened, and a device has a free worker; None: no device has."""
 
-    def ran(self, batch: Sequence[int], started: float, now: float) -> None:
-        """A batch is over."""
+    def released(self, device: int, now: float) -> None:
+        """A device has run a batch, which the host is yet to complete."""
+
+    def ran(self, batch: Sequence[int], device: int, times: Times, now: float) -> None:
+        """A batch is over, its requests are answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of each request: when it was answered or dropped, nan for the other; and the batches' rows."""
+    """What became of each request: when it was answered or dropped, nan for the other; and the batches' rows.
+
+    `busy` are the seconds that devices ran batches; `idle` those that they stood still although a
+    request was there that could have been prepared by then; `early` the mean time that a prepared
+    batch waited for its device.
+    """
 
     answered: list[float]
     dropped: list[float]
     batches: list[int]
     busy: float
+    idle: float = 0.0
+    early: float = 0.0
 
 
-def run(
-    trace: Trace, cost: Cost, max_batch_size: int, devices: int, scheduler: Scheduler, noise: Noise
-) -> Run:
+@dataclass(slots=True)
+class _Flight:
+    """A batch in flight: what it takes, and when it was prepared."""
+
+    device: int
+    batch: Sequence[int]
+    times: Times
+    ready: float
+    completing: bool = False
+
+
+@dataclass(slots=True)
+class _Device:
+    """Free workers, prepared batches that wait, and since when the device runs nothing."""
+
+    workers: int
+    waiting: deque[_Flight] = field(default_factory=deque)
+    running: _Flight | None = None
+    free_since: float = -math.inf
+
+
+class _Devices:
+    """All devices and the batches on them."""
+
+    def __init__(self, trace: Trace, scenario: Scenario, scheduler: Scheduler, noise: Noise) -> None:
+        self._trace = trace
+        self._scenario = scenario
+        self._scheduler = scheduler
+        self._noise = noise
+        self._devices = [_Device(scheduler.in_flight) for _ in scenario.slowness]
+        # The next event of each batch in flight, numbered so that none are compared.
+        self._events: list[tuple[float, int, _Flight]] = []
+        self._number = 0
+        self.batches: list[int] = []
+        self.busy = self.idle = self.early = 0.0
+
+    def next_event(self) -> float:
+        """When something happens next; inf for never."""
+        return self._events[0][0] if self._events else math.inf
+
+    def free(self) -> list[int]:
+        """The devices with a free worker, first those without any batch, as the product wakes its workers."""
+        limit = self._scheduler.in_flight
+        free = [number for number, device in enumerate(self._devices) if device.workers]
+        if len(free) > 1:
+            free.sort(key=lambda number: (self._devices[number].workers < limit, -number))
+        return free
+
+    def send(self, device: int, batch: Sequence[int], now: float) -> None:
+        """A batch leaves for a device."""
+        scenario, rows, key = self._scenario, len(batch), self._trace.keys[batch[0]]
+        slowness = scenario.slowness[device]
+        stages = (scenario.before(rows), scenario.cost(rows, key) * slowness, scenario.after(rows))
+        times = Times(*(seconds * self._noise() if seconds else 0.0 for seconds in stages))
+        self.batches.append(rows)
+        self.busy += times.device
+        self._devices[device].workers -= 1
+        flight = _Flight(device, batch, times, now + times.before)
+        if times.before:
+            self._push(flight.ready, flight)
+        else:
+            self._prepared(flight, now)
+
+    def advance(self, now: float) -> Sequence[int]:
+        """The next event happens; the requests that it answers."""
+        flight = heapq.heappop(self._events)[2]
+        device = self._devices[flight.device]
+        if flight.completing:
+            return self._complete(flight, now)
+        if device.running is not flight:
+            self._prepared(flight, now)
+            return ()
+        device.running, device.free_since = None, now
+        self._scheduler.released(flight.device, now)
+        if device.waiting:
+            self._start(device.waiting.popleft(), now)
+        if not flight.times.after:
+            return self._complete(flight, now)
+        flight.completing = True
+        self._push(now + flight.times.after, flight)
+        return ()
+
+    def _prepared(self, flight: _Flight, now: float) -> None:
+        device = self._devices[flight.device]
+        if device.running is None:
+            self._start(flight, now)
+        else:
+            device.waiting.append(flight)
+
+    def _start(self, flight: _Flight, now: float) -> None:
+        device = self._devices[flight.device]
+        device.running = flight
+        oldest = min(map(self._trace.arrivals.__getitem__, flight.batch))
+        self.idle += now - max(device.free_since, oldest + flight.times.before)
+        self.early += now - flight.ready
+        self._push(now + flight.times.device, flight)
+
+    def _complete(self, flight: _Flight, now: float) -> Sequence[int]:
+        self._devices[flight.device].workers += 1
+        self._scheduler.ran(flight.batch, flight.device, flight.times, now)
+        return flight.batch
+
+    def _push(self, time: float, flight: _Flight) -> None:
+        self._number += 1
+        heapq.heappush(self._events, (time, self._number, flight))
+
+
+def run(trace: Trace, scenario: Scenario, scheduler: Scheduler, noise: Noise) -> Run:
     """Plays a trace to its end: until every request is answered or dropped."""
-    _warm_up(trace, cost, max_batch_size, scheduler, noise)
-    arrivals, keys = trace.arrivals, trace.keys
+    _warm_up(scenario, scheduler, noise)
+    arrivals = trace.arrivals
     count = len(arrivals)
     answered = [math.nan] * count
     dropped = [math.nan] * count
-    batches: list[int] = []
-    ends: list[tuple[float, int, Sequence[int], float]] = []
-    busy = 0.0
+    devices = _Devices(trace, scenario, scheduler, noise)
     arrived = 0
     timer = math.inf
     while True:
         arrival = arrivals[arrived] if arrived < count else math.inf
-        end = ends[0][0] if ends else math.inf
-        now = min(arrival, end, timer)
+        event = devices.next_event()
+        now = min(arrival, event, timer)
         if now == math.inf:
             break
         if now == arrival:
             if not scheduler.put(arrived, now):
                 dropped[arrived] = now
             arrived += 1
-        elif now == end:
-            _, _, batch, started = heapq.heappop(ends)
-            for index in batch:
+        elif now == event:
+            for index in devices.advance(now):
                 answered[index] = now
-            scheduler.ran(batch, started, now)
-        else:
-            timer = math.inf
-        while len(ends) < devices or scheduler.polls_busy:
-            step = scheduler.poll(now, len(ends) < devices)
-            for index in step.dropped:
-                dropped[index] = now
-            if step.batch:
-                seconds = cost(len(step.batch), keys[step.batch[0]]) * noise()
-                heapq.heappush(ends, (now + seconds, len(batches), step.batch, now))
-                batches.append(len(step.batch))
-                busy += seconds
-            elif not step.dropped:
-                timer = step.until
-                break
+        timer = _poll(devices, scheduler, now, dropped)
     lost = sum(math.isnan(a) == math.isnan(d) for a, d in zip(answered, dropped, strict=True))
     if lost:
         raise RuntimeError(f"{lost} of {count} requests were not answered or dropped exactly once")
-    return Run(answered, dropped, batches, busy)
+    early = devices.early / max(1, len(devices.batches))
+    return Run(answered, dropped, devices.batches, devices.busy, devices.idle, early)
 
 
-def _warm_up(trace: Trace, cost: Cost, max_batch_size: int, scheduler: Scheduler, noise: Noise) -> None:
-    for key in range(len(cost.scales)):
-        for rows in (1, max(2, max_batch_size // 4), max_batch_size):
-            seconds = statistics.median(cost(rows, key) * noise() for _ in range(WARMUP_RUNS))
+def _poll(devices: _Devices, scheduler: Scheduler, now: float, dropped: list[float]) -> float:
+    """Asks for every free worker until nothing leaves any more; when to ask again."""
+    while True:
+        timer = math.inf
+        asked: list[int | None] = [*devices.free()]
+        if not asked and scheduler.polls_busy:
+            asked.append(None)
+        for device in asked:
+            step = scheduler.poll(now, device)
+            while step.dropped and not step.batch:
+                _drop(step, now, dropped)
+                step = scheduler.poll(now, device)
+            _drop(step, now, dropped)
+            if step.batch and device is not None:
+                devices.send(device, step.batch, now)
+                break
+            timer = min(timer, step.until)
+        else:
+            return timer
+
+
+def _drop(step: Step, now: float, dropped: list[float]) -> None:
+    for index in step.dropped:
+        dropped[index] = now
+
+
+def _warm_up(scenario: Scenario, scheduler: Scheduler, noise: Noise) -> None:
+    most = scenario.max_batch_size
+    for key in range(len(scenario.cost.scales)):
+        for rows in (1, max(2, most // 4), most):
+            seconds = statistics.median(
+                scenario.cost(rows, key) * scenario.slowness[0] * noise() for _ in range(WARMUP_RUNS)
+            )
             scheduler.anchor(key, rows, seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """A run in numbers: shares of all requests, on-time answers a second, latencies of the answered in seconds."""
-
-    in_time: float
-    goodput: float
-    mean: float
-    p50: float
-    p99: float
-    mean_batch: float
-    late: float
-    dropped: float
-    time_to_drop: float
-
-    @classmethod
-    def bound(cls, in_time: float, goodput: float) -> Summary:
-        """What is known of an optimum: nothing but its answers in time."""
-        return cls(in_time, goodput, *[math.nan] * 7)
-
-
-def summarize(trace: Trace, run: Run) -> Summary:
-    """Counts a dropped request as a miss, and an answer after its deadline as late: wasted work."""
-    count = len(trace.arrivals)
-    latencies = sorted(
-        end - arrival for end, arrival in zip(run.answered, trace.arrivals, strict=True) if end == end
-    )
-    in_time = sum(end <= deadline for end, deadline in zip(run.answered, trace.deadlines, strict=True))
-    waits = [end - arrival for end, arrival in zip(run.dropped, trace.arrivals, strict=True) if end == end]
-    return Summary(
-        in_time=in_time / count,
-        goodput=in_time / trace.duration,
-        mean=_mean(latencies),
-        p50=_quantile(latencies, 0.5),
-        p99=_quantile(latencies, 0.99),
-        mean_batch=_mean(run.batches),
-        late=(len(latencies) - in_time) / count,
-        dropped=len(waits) / count,
-        time_to_drop=_mean(waits),
-    )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else math.nan

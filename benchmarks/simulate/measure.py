@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import costs
 from clairvoyant import fewest_misses
-from engine import Scheduler, Summary, run, summarize
-from policies import PEERS, NexusByDeadline, Peer
+from engine import Scheduler, run
+from policies import PEERS, FourEager, NexusByDeadline, Peer, StrictPriority, TwoEager
 from raterule import StudysRule
 from scenarios import Scenario
 from shipping import Shipping
+from summary import Summary, summarize
 from traces import Trace
 
 OPTIMUM = "clairvoyant optimum"
 OTHERS: tuple[type[Peer], ...] = (*PEERS, NexusByDeadline, StudysRule)
+# Only for the tables that are about them: of several batches in flight, or of classes.
+SPECIAL: tuple[type[Peer], ...] = (TwoEager, FourEager, StrictPriority)
+BLIND = "tensorferry, deadlines not told"
+SERIAL = "tensorferry, not pipelined"
+
+
+def weighted(*weights: int) -> str:
+    """The shipping queue's name with these classes' weights."""
+    return f"tensorferry {':'.join(map(str, weights))}"
+
+
+WEIGHTS = ((8, 1), (3, 1), (1, 1))
 SCHEDULERS: dict[str, Callable[[Scenario, Trace], Scheduler]] = {
     Shipping.name: Shipping,
-    **{peer.name: peer for peer in OTHERS},
+    **{peer.name: peer for peer in (*OTHERS, *SPECIAL)},
+    BLIND: partial(Shipping, deadlines=False),
+    SERIAL: partial(Shipping, pipelined=False),
+    **{weighted(*weights): partial(Shipping, weights=weights) for weights in WEIGHTS},
 }
 GOODPUT_SHARE = 0.99
 
@@ -59,10 +75,9 @@ def measure(job: Job, load: float) -> Summary:
         misses = fewest_misses(trace.arrivals, scenario.tightest, scenario.cost, scenario.max_batch_size)
         assert misses is not None
         in_time = 1 - misses / job.count
-        return Summary.bound(in_time, in_time * job.count / trace.duration)
+        return Summary(in_time, in_time * job.count / trace.duration)
     scheduler = SCHEDULERS[job.policy](scenario, trace)
-    record = run(trace, scenario.cost, scenario.max_batch_size, scenario.devices, scheduler, noise_of(job))
-    return summarize(trace, record)
+    return summarize(trace, run(trace, scenario, scheduler, noise_of(job)))
 
 
 def sustains(job: Job, load: float) -> bool:
@@ -112,5 +127,4 @@ class Results:
 
     def summary(self, jobs: Sequence[Job]) -> Summary:
         """The mean of the jobs' summaries."""
-        rows = [astuple(value) for job in jobs if isinstance(value := self._done[job], Summary)]
-        return Summary(*(statistics.mean(column) for column in zip(*rows, strict=True)))
+        return Summary.average([value for job in jobs if isinstance(value := self._done[job], Summary)])

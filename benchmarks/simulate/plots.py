@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine import Summary
-from measure import OPTIMUM, Results
-from policies import DropExpired, NexusStyle, Peer, WindowFromArrival, WindowFromPop
+from measure import BLIND, OPTIMUM, Results
+from policies import DropExpired, FourEager, NexusStyle, Peer, TwoEager, WindowFromArrival, WindowFromPop
 from shipping import Shipping
+from summary import Summary
 from tables import OVERLOADS, Loads, Overload
+from tables_devices import Pipelines
 
 # Only these: the other lines lie on one of them.
 LINES = {
@@ -25,8 +26,18 @@ LINES = {
     Shipping.name: ("tab:blue", "-"),
 }
 
+# Nobody sheds: all that differs is when a batch leaves.
+PIPELINE_LINES = {
+    Peer.name: ("tab:brown", "one instance"),
+    TwoEager.name: ("tab:orange", TwoEager.name),
+    FourEager.name: ("tab:red", FourEager.name),
+    BLIND: ("tab:blue", "tensorferry, just in time"),
+}
 
-def write(folder: Path, loads: list[Loads], overload: Overload, results: Results) -> list[Path]:
+
+def write(
+    folder: Path, loads: list[Loads], overload: Overload, pipelines: Pipelines, results: Results
+) -> list[Path]:
     """Writes all plots into the folder; returns their paths."""
     try:
         matplotlib = importlib.import_module("matplotlib")
@@ -40,6 +51,7 @@ def write(folder: Path, loads: list[Loads], overload: Overload, results: Results
         _against_load(folder / "goodput.svg", loads, results, "on time / offline rate", _goodput),
         _against_load(folder / "latency.svg", loads, results, "p99 of the answered, ms", _p99),
         _overload(folder / "overload.svg", overload, results),
+        _pipeline(folder / "pipeline.svg", pipelines, results),
     ]
 
 
@@ -89,6 +101,25 @@ def _overload(path: Path, table: Overload, results: Results) -> Path:
         panel.set_xticks(range(len(OVERLOADS)), [f"{load:g}x" for load in OVERLOADS])
         panel.set_title(f"{device}, Poisson, overload")
     panels[0].set_ylabel("on time / offline rate")
+    return _save(figure, panels[0], path)
+
+
+def _pipeline(path: Path, table: Pipelines, results: Results) -> Path:
+    figure, panels = _panels(2)
+    for panel, scenario in zip(panels, table.scenarios, strict=True):
+        for name, (color, label) in PIPELINE_LINES.items():
+            cells = {
+                load: jobs
+                for (of, noise, policy, load), jobs in table.cells.items()
+                if (of, noise, policy) == (scenario, "study", name) and load <= 1
+            }
+            loads = sorted(cells)
+            points = [1e3 * results.summary(cells[load]).mean for load in loads]
+            panel.plot(loads, points, color=color, label=label, linewidth=1.3)
+        panel.set_title(scenario.name, fontsize=9)
+        panel.set_xlabel("load / offline rate")
+        panel.set_ylim(0, 2e3 * scenario.tightest)
+    panels[0].set_ylabel("mean latency, ms")
     return _save(figure, panels[0], path)
 
 

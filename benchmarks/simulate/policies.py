@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from costs import Line
-from engine import Step
+from engine import Step, Times
 from scenarios import Scenario
 from traces import Trace
 
@@ -22,6 +22,7 @@ class Peer:
 
     name: ClassVar[str] = "greedy"
     polls_busy: ClassVar[bool] = False
+    in_flight: ClassVar[int] = 1
     # Within a bucket: the earliest deadline first, instead of the oldest.
     by_deadline: ClassVar[bool] = False
 
@@ -45,11 +46,14 @@ class Peer:
             queue.append(index)
         return True
 
-    def ran(self, batch: Sequence[int], started: float, now: float) -> None:
-        """Learns what a batch took."""
-        self.lines[self.trace.keys[batch[0]]].observe(len(batch), now - started)
+    def released(self, device: int, now: float) -> None:
+        """Nobody prepares anything in time for this."""
 
-    def poll(self, now: float, idle: bool) -> Step:
+    def ran(self, batch: Sequence[int], device: int, times: Times, now: float) -> None:
+        """Learns what a batch took."""
+        self.lines[self.trace.keys[batch[0]]].observe(len(batch), sum(times))
+
+    def poll(self, now: float, device: int | None) -> Step:
         """Drops and closes in the bucket whose first request is the oldest."""
         dropped: list[int] = []
         waiting = [key for key, queue in enumerate(self._queues) if queue]
@@ -61,7 +65,7 @@ class Peer:
             del queue[:gone]
             if not queue:
                 continue
-            rows, again = self.closes(queue, self.lines[key], now, idle)
+            rows, again = self.closes(queue, self.lines[key], now, device is not None)
             if rows:
                 batch = queue[:rows]
                 del queue[:rows]
@@ -94,6 +98,53 @@ class DropExpired(Peer):
     def drops(self, queue: list[int], line: Line, now: float) -> int:
         """The run of expired ones at the front."""
         return next((n for n, index in enumerate(queue) if self.left(index, now) > 0), len(queue))
+
+
+class TwoEager(Peer):
+    """Two instances on each device, each takes all that waits as soon as it is free."""
+
+    name = "two eager instances"
+    in_flight = 2
+
+
+class FourEager(Peer):
+    """Four of them."""
+
+    name = "four eager instances"
+    in_flight = 4
+
+
+class StrictPriority(Peer):
+    """As Triton's priority levels: the lower classes get what the higher leave, the expired are dropped.
+
+    A batch takes from a bucket's classes in their order; without own buckets they share it.
+    """
+
+    name = "strict priority"
+
+    def put(self, index: int, now: float) -> bool:
+        """Queues a request behind those of its class."""
+        bisect.insort(self._queues[self.trace.keys[index]], index, key=self._order)
+        return True
+
+    def _order(self, index: int) -> tuple[int, int]:
+        return (self.trace.levels[index] if self.trace.levels else 0), index
+
+    def poll(self, now: float, device: int | None) -> Step:
+        """Drops all that have expired, then takes the bucket whose first is of the highest class."""
+        dropped: list[int] = []
+        for queue in self._queues:
+            expired = [index for index in queue if self.left(index, now) <= 0]
+            if expired:
+                dropped += expired
+                queue[:] = [index for index in queue if self.left(index, now) > 0]
+        waiting = [queue for queue in self._queues if queue]
+        if not waiting:
+            return Step((), dropped)
+        queue = min(waiting, key=lambda queue: self._order(queue[0]))
+        batch = queue[: self.size]
+        del queue[: self.size]
+        return Step(batch, dropped)
 
 
 class WindowFromArrival(Peer):
@@ -161,11 +212,11 @@ class BentoStyle(Peer):
         self._fit: list[tuple[float, float] | None] = [None] * len(scenario.buckets)
         self._seen: list[deque[tuple[int, float, float]]] = [deque(maxlen=50) for _ in scenario.buckets]
 
-    def poll(self, now: float, idle: bool) -> Step:
+    def poll(self, now: float, device: int | None) -> Step:
         """Nothing between the ticks."""
         if now < self._tick:
             return Step(until=self._tick)
-        step = super().poll(now, idle)
+        step = super().poll(now, device)
         waiting = any(self._queues)
         self._tick = now + self.TICK if waiting else -math.inf
         return step._replace(until=self._tick if waiting else math.inf)
@@ -201,10 +252,11 @@ class BentoStyle(Peer):
             fit = self._fit[key] = line.fixed, line.per_row
         return fit
 
-    def ran(self, batch: Sequence[int], started: float, now: float) -> None:
+    def ran(self, batch: Sequence[int], device: int, times: Times, now: float) -> None:
         """Remembers the last batches, and looks at them every few seconds."""
         key = self.trace.keys[batch[0]]
-        self._seen[key].append((len(batch), now - started, started - self.trace.arrivals[batch[0]]))
+        seconds = sum(times)
+        self._seen[key].append((len(batch), seconds, now - seconds - self.trace.arrivals[batch[0]]))
         if now - self._refreshed <= self.REFRESH:
             return
         self._refreshed = now

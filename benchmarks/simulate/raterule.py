@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from costs import Line
-from engine import Step
+from engine import Step, Times
 from policies import Peer
 from scenarios import Scenario
 from traces import Trace
@@ -52,18 +52,18 @@ class StudysRule(Peer):
             self._gaps += 1
         self._last = now
 
-    def poll(self, now: float, idle: bool) -> Step:
+    def poll(self, now: float, device: int | None) -> Step:
         """As any peer, and notes when the batch is expected to be over."""
-        step = super().poll(now, idle)
+        step = super().poll(now, device)
         if step.batch:
             line = self.lines[self.trace.keys[step.batch[0]]]
             self._expected[step.batch[0]] = now + line.mean(len(step.batch))
         return step
 
-    def ran(self, batch: Sequence[int], started: float, now: float) -> None:
+    def ran(self, batch: Sequence[int], device: int, times: Times, now: float) -> None:
         """The device is free again."""
         del self._expected[batch[0]]
-        super().ran(batch, started, now)
+        super().ran(batch, device, times, now)
 
     def drops(self, queue: list[int], line: Line, now: float) -> int:
         """The infeasible, then the fewest oldest for a sustainable rate."""

@@ -19,6 +19,8 @@ import plots
 from measure import Results
 from scenarios import STUDY
 from tables import LOADS, Beyond, Goodput, Loads, Overload, Rough, Size, Table
+from tables_classes import Classes, Shares
+from tables_devices import Pipelines, Unequal
 
 FULL = Size(seeds=(1, 2, 3, 4, 5, 6), poisson=12_000, mmpp=24_000, searches=9)
 QUICK = Size(seeds=(1,), poisson=4_000, mmpp=8_000, searches=7, loads=(0.5, 0.95))
@@ -29,7 +31,7 @@ PLOT_LOADS = tuple(sorted({*LOADS, *(step / 10 for step in range(1, 16))}))
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer arrivals and one seed: under a minute")
+    parser.add_argument("--quick", action="store_true", help="fewer arrivals and one seed: about a minute")
     parser.add_argument(
         "--plots", type=Path, metavar="DIR", help="also write SVG plots there (needs matplotlib)"
     )
@@ -46,13 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         f"Seeds {', '.join(map(str, size.seeds))}; {size.poisson} Poisson and {size.mmpp} MMPP arrivals a trace."
     )
-    tables: list[Table] = [Goodput(size), overload, Rough(size), Beyond(size), *loads]
+    pipelines = Pipelines(size)
+    about: list[Table] = [pipelines, Classes(size), Shares(size), Unequal(size)]
+    tables: list[Table] = [Goodput(size), overload, Rough(size), Beyond(size), *about, *loads]
     for table in tables:
         results.run(table.jobs())
         print(f"\n## {table.title}\n\n{table.text(results)}", flush=True)
         print(f"{time.monotonic() - start:.0f} s: {table.title}", file=sys.stderr)
     if options.plots:
-        for path in plots.write(options.plots, loads, overload, results):
+        for path in plots.write(options.plots, loads, overload, pipelines, results):
             print(f"wrote {path}", file=sys.stderr)
 
 

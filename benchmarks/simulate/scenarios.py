@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,6 +11,7 @@ from costs import Cost
 from traces import Trace
 
 Kind = Literal["Poisson", "MMPP"]
+NOTHING = Cost(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,9 @@ class Scenario:
     """One device kind under one kind of traffic. Seconds throughout.
 
     `window` and `preferred` are what the peers that need tuning are tuned to. Every request
-    has one of the `timeouts`, each as often, and one of the buckets, by their shares.
+    has one of the `timeouts`, each as often, one of the buckets and one of the priority classes,
+    the highest first, by their shares. A batch takes `slowness` times its cost on each of the
+    devices; the host prepares it `before` and completes it `after`.
     """
 
     name: str
@@ -28,17 +32,30 @@ class Scenario:
     window: float
     preferred: tuple[int, ...]
     kind: Kind = "Poisson"
-    devices: int = 1
+    slowness: tuple[float, ...] = (1.0,)
     buckets: tuple[float, ...] = (1.0,)
+    classes: tuple[float, ...] = (1.0,)
+    before: Cost = NOTHING
+    after: Cost = NOTHING
 
     @property
     def capacity(self) -> float:
-        """Requests a second of full batches, all devices together: the offline rate."""
+        """Requests a second of full batches, all devices together, the host never in the way: the offline rate."""
         seconds = sum(
             share * self.cost(self.max_batch_size, key) / self.max_batch_size
             for key, share in enumerate(self.buckets)
         )
-        return self.devices * sum(self.buckets) / seconds
+        return sum(1 / slowness for slowness in self.slowness) * sum(self.buckets) / seconds
+
+    @property
+    def devices(self) -> int:
+        """How many devices take from the queue."""
+        return len(self.slowness)
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether the host has a part in a batch, which the device could be spared."""
+        return self.before != NOTHING or self.after != NOTHING
 
     @property
     def tightest(self) -> float:
@@ -47,8 +64,9 @@ class Scenario:
 
     @property
     def has_optimum(self) -> bool:
-        """Whether the clairvoyant optimum is exact here: one device, one timeout, one bucket."""
-        return self.devices == len(self.timeouts) == len(self.buckets) == 1
+        """Whether the clairvoyant optimum is exact here: one device, one timeout, one bucket, no host."""
+        alone = self.devices == len(self.timeouts) == len(self.buckets) == len(self.classes) == 1
+        return alone and not self.pipelined
 
     def trace(self, load: float, count: int, seed: int) -> Trace:
         """Arrivals at a share of the capacity."""
@@ -57,7 +75,7 @@ class Scenario:
             arrivals = traces.poisson(rate, count, seed)
         else:
             arrivals = traces.mmpp(rate, count, seed, self.dwell)
-        return traces.with_deadlines(arrivals, self.timeouts, self.buckets, seed)
+        return traces.with_deadlines(arrivals, self.timeouts, self.buckets, self.classes, seed)
 
     def under(self, kind: Kind) -> Scenario:
         """The same device under the other kind of traffic."""
@@ -88,6 +106,34 @@ BEYOND = (
     ),
     replace(GPU, name="GPU, staircase of 32 rows", cost=Cost(0.004, 0.0001, step=32)),
     replace(CPU, name="CPU, staircase of 4 rows", cost=Cost(0.001, 0.004, step=4)),
-    replace(GPU, name="4 GPUs", devices=4),
-    replace(CPU, name="4 CPUs", devices=4),
+    replace(GPU, name="4 GPUs", slowness=(1.0,) * 4),
+    replace(CPU, name="4 CPUs", slowness=(1.0,) * 4),
 )
+
+# The host's part beside the device's: before alone, and before and after, which grows with the rows.
+PIPELINE = replace(
+    GPU,
+    name="host 1.5 ms, device 2.5 + 0.1b ms",
+    cost=Cost(0.0025, 0.0001),
+    before=Cost(0.0015, 0.0),
+)
+COMPLETING = replace(
+    PIPELINE, name="host 1.5 ms, device 2.5 + 0.1b ms, host 0.3 + 0.01b ms", after=Cost(0.0003, 0.00001)
+)
+
+
+def two_classes(device: Scenario, high: float, *, deadlines: bool, own_buckets: bool = False) -> Scenario:
+    """The device with two classes, a share of `high` of the requests in the higher."""
+    shares = (high, 1 - high)
+    kind = f"{device.name}, {high:.0%} high"
+    return replace(
+        device,
+        name=kind + (", own buckets" if own_buckets else ""),
+        cost=replace(device.cost, scales=(1.0, 1.0)) if own_buckets else device.cost,
+        timeouts=device.timeouts if deadlines else (math.inf,),
+        buckets=shares if own_buckets else (1.0,),
+        classes=shares,
+    )
+
+
+UNEQUAL = (1.0, 1.0, 3.0)

@@ -5,10 +5,12 @@ It is the class that the server runs, driven by one thread on a clock that the s
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
+from typing import ClassVar
 
-from engine import Step
+from engine import Step, Times
 from scenarios import Scenario
 from traces import Trace
 
@@ -42,9 +44,10 @@ class Numbered(Request):
 
     __slots__ = ("index",)
 
-    def __init__(self, index: int, key: int, deadline: float) -> None:
+    def __init__(self, index: int, key: int, deadline: float, level: int) -> None:
         super().__init__((), _ignore, names=None, rows=1, nbytes=0, key=key, deadline=deadline)
         self.index = index
+        self.level = level
 
 
 def _ignore(outcome: Outcome) -> None:
@@ -52,15 +55,39 @@ def _ignore(outcome: Outcome) -> None:
 
 
 class Shipping:
-    """`RequestQueue` behind the simulation's interface."""
+    """`RequestQueue` behind the simulation's interface.
 
-    name = "tensorferry"
+    Without `weights` it is told of no classes. `deadlines` and `pipelined` say whether it is told
+    the deadlines, and pipelines where the host has a part in the batches.
+    """
+
+    name: ClassVar[str] = "tensorferry"
     polls_busy = False
 
-    def __init__(self, scenario: Scenario, trace: Trace) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        trace: Trace,
+        *,
+        weights: tuple[int, ...] = (),
+        deadlines: bool = True,
+        pipelined: bool = True,
+    ) -> None:
         self._trace = trace
+        self._deadlines = deadlines
+        self._levels = trace.levels if weights and trace.levels else [0] * len(trace.arrivals)
+        self._pipelined = pipelined and scenario.pipelined
+        self.in_flight = 2 if self._pipelined else 1
         self._clock = HandClock()
-        self._queue = RequestQueue(Limits(scenario.max_batch_size, 0.0), MAX_ROWS, MAX_BYTES, self._clock)
+        self._queue = RequestQueue(
+            Limits(scenario.max_batch_size, 0.0),
+            MAX_ROWS,
+            MAX_BYTES,
+            self._clock,
+            devices=scenario.devices,
+            pipelined=self._pipelined,
+            weights=weights or (1,),
+        )
         self._running: dict[int, tuple[Request, ...]] = {}
 
     def anchor(self, key: int, rows: int, seconds: float) -> None:
@@ -71,17 +98,19 @@ class Shipping:
     def put(self, index: int, now: float) -> bool:
         """Submits a request as the batcher does."""
         self._clock.time = now
-        request = Numbered(index, self._trace.keys[index], self._trace.deadlines[index])
+        trace = self._trace
+        deadline = trace.deadlines[index] if self._deadlines else math.inf
+        request = Numbered(index, trace.keys[index], deadline, self._levels[index])
         try:
             self._queue.put((request,))
         except (QueueFull, DeadlineExceeded):
             return False
         return True
 
-    def poll(self, now: float, idle: bool) -> Step:
+    def poll(self, now: float, device: int | None) -> Step:
         """A free worker asks for work."""
         self._clock.time = now
-        work = self._queue.poll()
+        work = self._queue.poll(device or 0)
         if isinstance(work, Wait):
             return Step(until=work.until)
         if not isinstance(work, Work):
@@ -94,12 +123,18 @@ class Shipping:
             self._queue.ran((), None)
         return Step(batch, _numbers(work.expired) + _numbers(work.shed))
 
-    def ran(self, batch: Sequence[int], started: float, now: float) -> None:
-        """A worker completes its batch and is free."""
+    def released(self, device: int, now: float) -> None:
+        """A worker says so once its device has run the batch; without pipelining it need not."""
+        if self._pipelined:
+            self._clock.time = now
+            self._queue.released(device)
+
+    def ran(self, batch: Sequence[int], device: int, times: Times, now: float) -> None:
+        """A worker has completed its batch and is free."""
         self._clock.time = now
         requests = self._running.pop(batch[0])
         self._queue.finish(requests)
-        self._queue.ran(requests, now - started)
+        self._queue.ran(requests, times.device, times.before, times.after, device=device)
 
 
 def _numbers(requests: Sequence[Request]) -> list[int]:

@@ -84,9 +84,9 @@ class Goodput:
             for cell, best in zip(cells, optimum, strict=True):
                 found = results.goodputs(cell)
                 share = statistics.mean(a / b for a, b in zip(found, best, strict=True))
-                row.append(f"{_spread(found)} ({share:.1%})")
+                row.append(f"{spread(found)} ({share:.1%})")
             rows.append(row)
-        return _table(["policy", *(f"{s.name} {s.kind}" for s in STUDY)], rows)
+        return markdown(["policy", *(f"{s.name} {s.kind}" for s in STUDY)], rows)
 
 
 class Loads:
@@ -119,7 +119,7 @@ class Loads:
             row = [f"{load:.2f}", name, f"{100 * got.in_time:.1f}", good]
             rows.append([*row, *times, f"{got.mean_batch:.1f}", *shares])
         header = "load | policy | in time % | goodput/offline | mean ms | p50 | p99 | mean batch | late % | dropped %"
-        return _table(header.split(" | "), rows)
+        return markdown(header.split(" | "), rows)
 
 
 class Overload:
@@ -149,9 +149,9 @@ class Overload:
                 for load in OVERLOADS:
                     got = results.summary(self.cells[device.name, name, load])
                     good = f"{got.goodput / device.capacity:.3f}"
-                    row.append(f"{good}, {_percent(got.late)}, {_number(1e3 * got.time_to_drop)}")
+                    row.append(f"{good}, {percent(got.late)}, {number(1e3 * got.time_to_drop)}")
                 rows.append(row)
-        return _table(["device", "policy", *(f"{load:g}x" for load in OVERLOADS)], rows)
+        return markdown(["device", "policy", *(f"{load:g}x" for load in OVERLOADS)], rows)
 
 
 class Rough:
@@ -176,8 +176,8 @@ class Rough:
         rows = []
         for name in self.policies:
             found = [results.summary(self._cells[name, load]) for load in ROUGH_LOADS]
-            rows.append([name, *(f"{_percent(got.in_time)}, {_percent(got.late)}" for got in found)])
-        return _table(["policy", *(f"{load:g}" for load in ROUGH_LOADS)], rows)
+            rows.append([name, *(f"{percent(got.in_time)}, {percent(got.late)}" for got in found)])
+        return markdown(["policy", *(f"{load:g}" for load in ROUGH_LOADS)], rows)
 
 
 class Beyond:
@@ -204,27 +204,31 @@ class Beyond:
         """The table."""
         rows = []
         for scenario, name, search, loads in self._rows:
-            row = [scenario.name, name, _spread(results.goodputs(search))]
+            row = [scenario.name, name, spread(results.goodputs(search))]
             for cell in loads:
                 got = results.summary(cell)
-                row.append(f"{got.goodput / scenario.capacity:.3f} ({_percent(got.late)})")
+                row.append(f"{got.goodput / scenario.capacity:.3f} ({percent(got.late)})")
             rows.append(row)
-        return _table(["scenario", "policy", "goodput@99 %", *(f"{x:g}x" for x in BEYOND_LOADS)], rows)
+        return markdown(["scenario", "policy", "goodput@99 %", *(f"{x:g}x" for x in BEYOND_LOADS)], rows)
 
 
-def _spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
+    """Mean and, of several, standard deviation."""
     deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.3f}{deviation}"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """With one digit after the point; a dash for what is not known."""
     return "-" if math.isnan(value) else f"{value:.1f}"
 
 
-def _percent(value: float) -> str:
+def percent(value: float) -> str:
+    """Of a share; a dash for what is not known."""
     return "-" if math.isnan(value) else f"{100 * value:.2f} %"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join('' if cell == 'nan' else cell for cell in line)} |" for line in lines)

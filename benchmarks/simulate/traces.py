@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # The burst of the two-state trace: its share of the time, and both states' multiples of the mean rate.
 BURST_SHARE = 0.2
@@ -13,11 +13,15 @@ CALM_RATE = (1 - BURST_SHARE * BURST_RATE) / (1 - BURST_SHARE)
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in order of arrival: when each came, its absolute deadline, its bucket. Seconds."""
+    """Requests in order of arrival: when each came, its absolute deadline, its bucket. Seconds.
+
+    And its priority class, 0 the highest; empty where there are no classes.
+    """
 
     arrivals: list[float]
     deadlines: list[float]
     keys: list[int]
+    levels: list[int] = field(default_factory=list)
 
     @property
     def duration(self) -> float:
@@ -57,9 +61,16 @@ def mmpp(rate: float, count: int, seed: int, dwell: float) -> list[float]:
 
 
 def with_deadlines(
-    arrivals: list[float], timeouts: tuple[float, ...], buckets: tuple[float, ...], seed: int
+    arrivals: list[float],
+    timeouts: tuple[float, ...],
+    buckets: tuple[float, ...],
+    classes: tuple[float, ...],
+    seed: int,
 ) -> Trace:
-    """Gives each request one of the timeouts, each as often, and a bucket, by the buckets' shares."""
+    """Gives each request one of the timeouts, each as often, a bucket and a class, by their shares.
+
+    Where there are as many buckets as classes, each class has its own.
+    """
     draw = random.Random(seed)
     if len(timeouts) == 1:
         deadlines = [arrival + timeouts[0] for arrival in arrivals]
@@ -68,4 +79,8 @@ def with_deadlines(
     keys = [0] * len(arrivals)
     if len(buckets) > 1:
         keys = draw.choices(range(len(buckets)), buckets, k=len(arrivals))
-    return Trace(arrivals, deadlines, keys)
+    levels: list[int] = []
+    if len(classes) > 1:
+        own = len(buckets) == len(classes)
+        levels = keys if own else draw.choices(range(len(classes)), classes, k=len(arrivals))
+    return Trace(arrivals, deadlines, keys, levels)

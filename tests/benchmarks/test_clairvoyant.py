@@ -9,9 +9,10 @@ import costs
 import pytest
 from clairvoyant import MOVE, SLACK, fewest_misses, share_in_time
 from costs import Cost
-from engine import run, summarize
+from engine import run
 from measure import SCHEDULERS
 from scenarios import CPU, GPU, STUDY, Scenario
+from summary import summarize
 
 
 def fits(
@@ -75,7 +76,5 @@ def test_no_policy_without_noise_beats_it(scenario: Scenario, load: float) -> No
     trace = scenario.trace(load, 800, 21)
     bound = share_in_time(trace.arrivals, scenario.tightest, scenario.cost, scenario.max_batch_size)
     for name, scheduler in SCHEDULERS.items():
-        record = run(
-            trace, scenario.cost, scenario.max_batch_size, 1, scheduler(scenario, trace), costs.silent
-        )
+        record = run(trace, scenario, scheduler(scenario, trace), costs.silent)
         assert summarize(trace, record).in_time <= bound + 1e-12, name

@@ -10,10 +10,11 @@ from dataclasses import replace
 import costs
 import pytest
 from costs import Cost, Line
-from engine import Run, Step, run, summarize
+from engine import Run, Step, Times, run
 from measure import SCHEDULERS
 from policies import BentoStyle, NexusStyle, Peer, TritonStyle, WindowFromArrival, WindowFromPop
 from scenarios import BEYOND, CPU, GPU, STUDY, Scenario
+from summary import summarize
 from traces import Trace
 
 # Batches of up to 4 take 2 s + 1 s a row.
@@ -21,9 +22,9 @@ SMALL = replace(CPU, cost=Cost(2.0, 1.0), max_batch_size=4, timeouts=(100.0,), w
 
 
 def play(policy: type[Peer], arrivals: list[float], *, timeout: float = 100.0, devices: int = 1) -> Run:
-    scenario = replace(SMALL, timeouts=(timeout,), devices=devices)
+    scenario = replace(SMALL, timeouts=(timeout,), slowness=(1.0,) * devices)
     trace = Trace(arrivals, [arrival + timeout for arrival in arrivals], [0] * len(arrivals))
-    return run(trace, scenario.cost, 4, devices, policy(scenario, trace), costs.silent)
+    return run(trace, scenario, policy(scenario, trace), costs.silent)
 
 
 def test_greedy_takes_what_waits_when_the_device_is_free() -> None:
@@ -69,7 +70,7 @@ def test_nexus_style_slides_past_heads_without_time_for_the_target() -> None:
 def test_every_request_is_answered_or_dropped_once(scenario: Scenario, name: str) -> None:
     trace = scenario.trace(1.3, 400, 5)
     scheduler = SCHEDULERS[name](scenario, trace)
-    got = run(trace, scenario.cost, scenario.max_batch_size, scenario.devices, scheduler, costs.noise(5))
+    got = run(trace, scenario, scheduler, costs.noise(5))
     outcomes = list(zip(trace.arrivals, got.answered, got.dropped, strict=True))
     assert all((answered == answered) != (dropped == dropped) for _, answered, dropped in outcomes)
     assert all(answered > arrival for arrival, answered, _ in outcomes if answered == answered)
@@ -84,10 +85,10 @@ def test_who_forgets_a_request_is_found_out() -> None:
         def put(self, index: int, now: float) -> bool:
             return index == 1 or super().put(index, now)
 
-        def poll(self, now: float, idle: bool) -> Step:
-            return super().poll(now, idle)
+        def poll(self, now: float, device: int | None) -> Step:
+            return super().poll(now, device)
 
-        def ran(self, batch: Sequence[int], started: float, now: float) -> None:
+        def ran(self, batch: Sequence[int], device: int, times: Times, now: float) -> None:
             pass
 
     with pytest.raises(RuntimeError, match="1 of 3 requests were not answered or dropped exactly once"):
@@ -113,7 +114,7 @@ def test_traces_repeat_and_have_the_rate_that_was_asked_for(scenario: Scenario) 
 
 def test_offline_rate_is_that_of_full_batches() -> None:
     assert GPU.capacity == pytest.approx(128 / 0.0168)
-    assert replace(GPU, devices=4).capacity == pytest.approx(4 * 128 / 0.0168)
+    assert replace(GPU, slowness=(1.0,) * 4).capacity == pytest.approx(4 * 128 / 0.0168)
     halves = replace(GPU, cost=Cost(0.004, 0.0001, scales=(1.0, 3.0)), buckets=(1.0, 1.0))
     assert halves.capacity == pytest.approx(128 / 0.0168 / 2)
 

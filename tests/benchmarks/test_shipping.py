@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import costs
 import pytest
-from engine import Summary, run, summarize
+from engine import run
 from policies import Peer
-from scenarios import BEYOND, CPU, STUDY, Scenario
+from scenarios import BEYOND, COMPLETING, CPU, GPU, PIPELINE, STUDY, Scenario, two_classes
 from shipping import Shipping
+from summary import Summary, summarize
 
 
-def play(scenario: Scenario, load: float, count: int) -> Summary:
+def play(scenario: Scenario, load: float, count: int, weights: tuple[int, ...] = ()) -> Summary:
     trace = scenario.trace(load, count, 2)
-    queue = Shipping(scenario, trace)
-    record = run(trace, scenario.cost, scenario.max_batch_size, scenario.devices, queue, costs.noise(2))
+    queue = Shipping(scenario, trace, weights=weights)
+    record = run(trace, scenario, queue, costs.noise(2))
     return summarize(trace, record)
 
 
@@ -45,7 +46,54 @@ def test_is_greedy_where_there_are_no_deadlines() -> None:
     scenario = replace(CPU, timeouts=(1e6,))
     trace = scenario.trace(0.7, 500, 2)
     ours, greedy = (
-        run(trace, scenario.cost, 16, 1, scheduler, costs.noise(2))
+        run(trace, scenario, scheduler, costs.noise(2))
         for scheduler in (Shipping(scenario, trace), Peer(scenario, trace))
     )
     assert ours == greedy
+
+
+@pytest.mark.parametrize("device", [GPU, CPU], ids=lambda s: s.name)
+@pytest.mark.parametrize("load", [1.2, 2.0])
+def test_the_higher_class_hardly_notices_the_lower_ones_overload(device: Scenario, load: float) -> None:
+    """Also when it is the lower one's turn, the higher one's oldest must not be who is left behind."""
+    got = play(two_classes(device, 0.2, deadlines=True), load, 3000, (8, 1))
+    high, low = got.classes
+    assert high.in_time > 0.99
+    assert low.in_time > 0.25
+    assert got.goodput > 0.87 * device.capacity
+
+
+def test_classes_with_buckets_of_their_own_take_turns() -> None:
+    """What the higher one finds at each turn is a small batch; were it served again and again, the lower starved."""
+    got = play(two_classes(GPU, 0.2, deadlines=False, own_buckets=True), 0.8, 3000, (8, 1))
+    high, low = got.classes
+    assert high.mean < 0.02
+    assert low.throughput > 0.5 * GPU.capacity
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (3, 1), (8, 1)])
+def test_saturated_classes_share_the_rows_by_weight(weights: tuple[int, int]) -> None:
+    got = play(two_classes(GPU, 0.5, deadlines=False), 4.0, 30_000, weights)
+    high, low = got.classes
+    assert high.throughput / low.throughput == pytest.approx(weights[0] / weights[1], rel=0.1)
+
+
+def test_a_pipeline_hides_the_hosts_part() -> None:
+    """The study without noise: 18.1 ms on average with one worker, 13.2 with the next batch just in time."""
+    patient = replace(PIPELINE, timeouts=(1e6,))
+    trace = patient.trace(0.8, 4000, 2)
+    serial, ours = (
+        summarize(trace, run(trace, patient, Shipping(patient, trace, pipelined=pipelined), costs.silent))
+        for pipelined in (False, True)
+    )
+    assert (serial.mean, ours.mean) == pytest.approx((0.0181, 0.0132), rel=0.05)
+    assert serial.idle > 0.1
+    assert ours.idle < 0.005
+    assert ours.early < 0.001
+
+
+@pytest.mark.parametrize("scenario", [PIPELINE, COMPLETING], ids=["before", "before and after"])
+def test_a_noisy_pipeline_keeps_its_device_busy(scenario: Scenario) -> None:
+    got = play(scenario, 0.8, 3000)
+    assert got.idle < 0.01
+    assert got.in_time > 0.99

@@ -10,6 +10,8 @@ from tensorferry.batcher.latency import LatencyModel, LatencyStatistics
 # For how long an observation of a batch's time is trusted to refuse requests by it.
 _FRESH_SECONDS = 1.0
 _PREPARATION_WEIGHT = 0.05
+# The host has no warm-up runs: so many first batches stand for them.
+_HOST_ANCHORS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +35,23 @@ class Profile:
     while the device runs another batch and so costs no throughput. Guarded by the queue's lock.
     """
 
-    __slots__ = ("_most", "_pipelined", "_preparation", "_upper", "device", "host", "observed")
+    __slots__ = (
+        "_host_batches",
+        "_most",
+        "_pipelined",
+        "_preparation",
+        "_upper",
+        "device",
+        "host",
+        "observed",
+    )
 
     def __init__(self, max_batch_size: int, *, pipelined: bool = False) -> None:
         self._most = max_batch_size
         self._pipelined = pipelined
         self.device = LatencyModel(max_batch_size)
         self.host = LatencyModel(max_batch_size)
+        self._host_batches = 0
         # The part of the host's time that is spent before the device can start.
         self._preparation = 0.5
         self.observed = -math.inf
@@ -65,8 +77,14 @@ class Profile:
         self._upper.clear()
         self.device.observe(rows, device_seconds)
         if host_seconds := before + after:
-            self.host.observe(rows, host_seconds)
-            self._preparation += _PREPARATION_WEIGHT * (before / host_seconds - self._preparation)
+            self._host_batches += 1
+            if self._host_batches <= _HOST_ANCHORS:
+                # Not clipped: what one size says of others is hardly a guess.
+                self.host.anchor(rows, host_seconds)
+            else:
+                self.host.observe(rows, host_seconds)
+            weight = max(_PREPARATION_WEIGHT, 1 / self._host_batches)
+            self._preparation += weight * (before / host_seconds - self._preparation)
 
     def mean(self, rows: int) -> float:
         """By how much a batch keeps the next one waiting; 0 when nothing is known. For rates."""

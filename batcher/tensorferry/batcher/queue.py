@@ -305,13 +305,16 @@ class RequestQueue:
     def _close_locked(self, device: Device, close: Close, now: float, dead: Sequence[Request]) -> Work:
         bucket = self._backlog.buckets[close.key]
         profile = bucket.profile
-        lanes, demand = bucket.lanes, self._demand_locked(close.lead, now)
+        lanes = bucket.lanes
         allotted = self._shares.allot([lane.rows for lane in lanes], self._backlog.class_rows, close.rows)
-        start = device.starts(now)
-        formed = form_batch(lanes, close.lead, allotted, start, close.rows, profile, demand)
+        # Whoever's turn it was for a batch: who has a share in it and ranks highest must not be
+        # one who rides along only if its deadline allows.
+        lead = next((level for level, share in enumerate(allotted) if share), close.lead)
+        start, demand = device.starts(now), self._demand_locked(lead, now)
+        formed = form_batch(lanes, lead, allotted, start, close.rows, profile, demand)
         gone = list(formed.rows)
         for request in formed.shed:
-            gone[close.lead] += request.cost
+            gone[lead] += request.cost
         self._backlog.remove_all(close.key, formed.shed + formed.batch if formed.shed else formed.batch, gone)
         for request in formed.shed:
             self._done_locked(request)
@@ -319,7 +322,7 @@ class RequestQueue:
             request.state = State.RUNNING
             request.started = now
         self._running += len(formed.batch)
-        self._shares.charge(formed.rows, close.lead, self._backlog.class_rows)
+        self._shares.charge(formed.rows, lead, self._backlog.class_rows)
         rows = sum(formed.rows)
         device.preparation = profile.preparation(rows) if self._pipelined else 0.0
         device.left(now, profile.mean(rows))
