@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import tempfile
 import time
@@ -148,7 +149,9 @@ def line(samples: Sequence[Sample], transport: float) -> str:
     """A line of the table: the median over the rounds of each figure."""
 
     def middle(figure: str) -> float:
-        return float(median(getattr(sample.summary, figure) for sample in samples))
+        values = [getattr(sample.summary, figure) for sample in samples]
+        # A round that answers nothing has no latency.
+        return float(median([value for value in values if not math.isnan(value)] or [math.nan]))
 
     def share(fate: str) -> str:
         return f"{median(sample.summary.shares.get(fate, 0.0) for sample in samples):.1%}"
