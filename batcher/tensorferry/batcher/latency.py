@@ -74,8 +74,9 @@ class LatencyModel:
         self._anchors = _NO_SUMS
         self._sums = _NO_SUMS
         self._alpha = self._beta = 0.0
-        # Mean seconds and their weight by size; of these the table's sizes and growing means.
-        self._seen: dict[int, tuple[float, float]] = {}
+        # Mean seconds, their weight and after how many observations the last was, by size; of these
+        # the table's sizes and growing means.
+        self._seen: dict[int, tuple[float, float, int]] = {}
         self._sizes: list[int] = []
         self._means: list[float] = []
         self._table_in = _TABLE_EVERY
@@ -173,26 +174,31 @@ class LatencyModel:
         self._anchors = (w, s1, s2, sy * scale, s1y * scale)
         self._sums = _plus(_NO_SUMS, 0.1, self._sums)
         scale = seconds / max(self._table(rows), 1e-9)
-        self._seen = {size: (mean * scale, 0.1 * weight) for size, (mean, weight) in self._seen.items()}
+        self._seen = {
+            size: (mean * scale, 0.1 * weight, at) for size, (mean, weight, at) in self._seen.items()
+        }
         self._table_in = 0
 
     def _learn_size(self, rows: int, seconds: float) -> None:
         size = min(-(-rows // self._grain) * self._grain, self._most)
-        mean, weight = self._seen.get(size, (0.0, 0.0))
+        mean, weight, seen_at = self._seen.get(size, (0.0, 0.0, 0))
+        # What a size took long ago, others having run since, says little of what it takes now.
+        weight /= 1 + (self._observations - seen_at) / _MEAN_OF
         weight = min(weight + 1.0, _MEAN_OF)
-        self._seen[size] = (mean + (seconds - mean) / weight if weight > 1.0 else seconds, weight)
+        mean = mean + (seconds - mean) / weight if weight > 1.0 else seconds
+        self._seen[size] = (mean, weight, self._observations)
 
     def _fit_table(self) -> None:
         """Pools neighbouring sizes until more rows never take less: isotonic regression."""
         self._table_in = _TABLE_EVERY
         self._seen = {
-            size: (mean, max(weight * _FADE, _LEAST)) for size, (mean, weight) in self._seen.items()
+            size: (mean, max(weight * _FADE, _LEAST), at) for size, (mean, weight, at) in self._seen.items()
         }
         ends = {size: (self._alpha + self._beta * size, _LEAST) for size in (1, self._most)}
         self._sizes = sorted(ends | self._seen)
         pools: list[tuple[float, float, int]] = []
         for size in self._sizes:
-            mean, weight = self._seen[size] if size in self._seen else ends[size]
+            mean, weight = self._seen[size][:2] if size in self._seen else ends[size]
             count = 1
             while pools and pools[-1][0] >= mean:
                 above, other, more = pools.pop()
@@ -232,10 +238,10 @@ class LatencyModel:
         if self._stairs:
             # On the line between the last size that is not longer and the next.
             at = bisect_right(self._means, mean)
+            least = self._sizes[at - 1] if at else 0
             if at == 0:
-                return 0
-            least = self._sizes[at - 1]
-            if at < len(self._sizes):
+                most = 0
+            elif at < len(self._sizes):
                 most = self._sizes[at]
                 beta = (self._means[at] - self._means[at - 1]) / (most - least)
                 alpha = self._means[at - 1] - beta * least

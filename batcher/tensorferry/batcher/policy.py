@@ -90,7 +90,11 @@ class BucketView(Protocol):
 
 
 class BatchTimes(Protocol):
-    """How long batches take, in seconds: `LatencyModel` is the real one."""
+    """How long batches take, in seconds: `Profile` is the real one."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether no large batch has run for so long that what one takes is a guess."""
 
     def mean(self, rows: int) -> float:
         """Expected; 0 when nothing is known."""
@@ -322,16 +326,22 @@ def allot(queued: Sequence[int], allotted: Sequence[int], room: int) -> list[int
 
 def _fillers(lane: LaneView[R], share: int, taken: int, now: float, times: BatchTimes) -> list[R]:
     """At most `share` rows that ride along with `taken` others, those that would be late left out."""
-    dated, fillers = lane.dated, list[R]()
-    if dated:
-        # The later the deadline, the larger the batch may be: from the first on who has time for
-        # as many as the last has.
-        wanted = min(share, lane.rows, times.fit(dated[-1].deadline - now) - taken)
-        start = bisect_left(dated, wanted, key=lambda request: times.fit(request.deadline - now) - taken)
-        fillers = fitting(islice(dated, start, None), wanted)
-        if fillers:
-            share = wanted - sum(request.cost for request in fillers)
+    fillers = _dated_fillers(lane, share, taken, now, times)
+    if fillers:
+        share = min(share, times.fit(fillers[0].deadline - now) - taken)
+        share -= sum(request.cost for request in fillers)
     return fillers + fitting(lane.patient, share)
+
+
+def _dated_fillers(lane: LaneView[R], share: int, taken: int, now: float, times: BatchTimes) -> list[R]:
+    dated = lane.dated
+    if not dated:
+        return []
+    # The later the deadline, the larger the batch may be: from the first on who has time for as
+    # many as the last has.
+    wanted = min(share, lane.rows, times.fit(dated[-1].deadline - now) - taken)
+    start = bisect_left(dated, wanted, key=lambda request: times.fit(request.deadline - now) - taken)
+    return fitting(islice(dated, start, None), wanted)
 
 
 def _lead(
@@ -350,48 +360,15 @@ def _lead(
     overdue = oldest is not None and oldest.arrival + lane.aging <= now
     first = riders(patient, max(1, most // 2)) if overdue else []
     room = most - sum(request.cost for request in first)
-    if first and dated[0].cost > room:
-        # The dated lead the next batch.
-        return first, [], _UNBOUNDED
     if first:
-        return _along(first, dated, room, now, times, demand)
+        # The dated have the next batch to lead: those who would be late beside these wait.
+        along = _dated_fillers(lane, room, most - room, now, times)
+        return first + along, [], times.fit(along[0].deadline - now) if along else _UNBOUNDED
     chosen, shed, fits = _rate_rule(dated, room, now, times, demand)
     rest = min(room, fits) - sum(request.cost for request in chosen)
     if oldest is None or oldest.cost > rest:
         return chosen, shed, fits
     return chosen + riders(patient, rest), shed, fits
-
-
-@dataclass(frozen=True, slots=True)
-class _Beside:
-    """Batch times of those who ride beside `taken` rows of others."""
-
-    times: BatchTimes
-    taken: int
-
-    def mean(self, rows: int) -> float:
-        return self.times.mean(rows + self.taken)
-
-    def upper(self, rows: int) -> float:
-        return self.times.upper(rows + self.taken)
-
-    def fit(self, slack: float) -> int:
-        return self.times.fit(slack) - self.taken
-
-
-def _along(
-    first: list[R], dated: Sequence[R], room: int, now: float, times: BatchTimes, demand: Demand
-) -> tuple[list[R], list[R], int]:
-    """As `_lead`, with the dated who ride along with the `first`; those that would be late wait."""
-    beside = _Beside(times, sum(request.cost for request in first))
-    start = bisect_left(dated, 1, key=lambda request: beside.fit(request.deadline - now))
-    if start == len(dated) or dated[start].cost > room:
-        return first, [], _UNBOUNDED
-    chosen, shed, _ = _rate_rule(dated[start:], room, now, beside, demand)
-    fits = beside.fit(chosen[0].deadline - now)
-    if sum(request.cost for request in chosen) > fits:
-        return first, [], _UNBOUNDED
-    return first + chosen, shed, fits + beside.taken
 
 
 def _rate_rule(
@@ -405,17 +382,20 @@ def _rate_rule(
     target = _sustainable_rate(room, times, demand)
     ends = list(accumulate((request.cost for request in dated), initial=0))
     best_rate, best = -1.0, (0, 1, 0)
+    # What is not run is not learned: were a slow spell's times believed for ever, small batches
+    # would run for ever that cannot keep up. So now and then one is as large as it can be.
+    explore = times.stale
     for start in range(len(dated)):
         if dated[start].cost > room:
             break
         fits = max(times.fit(dated[start].deadline - now), dated[start].cost)
         stop = max(start + 1, bisect_right(ends, ends[start] + min(room, fits)) - 1)
         rows = ends[stop] - ends[start]
-        rate = rows / max(times.mean(rows), 1e-9)
+        rate = rows if explore else rows / max(times.mean(rows), 1e-9)
         if rate > best_rate:
             best_rate, best = rate, (start, stop, fits)
         unlimited = stop == len(dated) or ends[stop + 1] - ends[start] > room
-        if rate >= target or unlimited:
+        if unlimited or (rate >= target and not explore):
             break
     start, stop, fits = best
     return list(dated[start:stop]), list(dated[:start]), fits
