@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tensorferry.batcher.clock import Clock, MonotonicClock
 from tensorferry.batcher.collate import join, request_of, split
 from tensorferry.batcher.errors import BatcherClosed, BatcherError, Cancelled, DeadlineExceeded, Shed
+from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.policy import Limits
 from tensorferry.batcher.queue import RequestQueue, Work
 from tensorferry.batcher.request import BatchInfo, Outcome, Request, flatten, split_request
@@ -36,7 +37,8 @@ class Batcher:
     What it does
         `model_fn` takes one array, or a dict of arrays, with rows on axis 0, and returns an
         array, a list, or a dict of these, with as many rows. Requests whose inputs agree in
-        names, dtypes and shapes behind axis 0 share a batch; others never do.
+        names, dtypes and shapes behind axis 0 share a batch; others never do. With `padding`,
+        inputs that differ in length along one axis are padded to a common one, and share too.
 
     When a batch leaves
         As soon as a worker is free and a request waits; it then takes all that fits
@@ -83,6 +85,7 @@ class Batcher:
         max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE,
         max_queue_bytes: int = DEFAULT_MAX_QUEUE_BYTES,
         workers: int = 1,
+        padding: Padding | None = None,
         name: str = "batcher",
         clock: Clock | None = None,
     ) -> None:
@@ -95,7 +98,10 @@ class Batcher:
         ):
             if not value >= least or math.isinf(value):
                 raise ValueError(f"{option} is {value!r}; it must be at least {least} and finite")
+        if padding is not None and max_batch_size == 0:
+            raise ValueError("max_batch_size is 0, so nothing shares a batch; leave out padding, or batch")
         self._model_fn = model_fn
+        self._padding = padding
         self._batched = max_batch_size > 0
         self._limits = Limits(max(1, max_batch_size), max_queue_delay)
         self._clock = clock or MonotonicClock()
@@ -150,6 +156,7 @@ class Batcher:
             one_row=one_row,
             batched=self._batched,
             deadline=math.inf if timeout is None else self._clock.now() + timeout,
+            padding=self._padding,
         )
         self.enqueue(request)
         # Only now: a refused request and its future would keep each other, and the arrays, alive.
@@ -271,7 +278,11 @@ class Batcher:
             self._run_halves(batch, work)
             return False
         number = self._ledger.ran(len(batch), rows, compute_time, failed=False)
-        info = BatchInfo(number, len(batch), rows, compute_time, work.reason, work.predicted)
+        plan = batch[0].padding
+        padded_length = None if plan is None else plan.padded_length
+        info = BatchInfo(number, len(batch), rows, compute_time, work.reason, work.predicted, padded_length)
+        if padded_length is not None:
+            self._ledger.padded(batch, padded_length)
         alive = {id(request) for request in self._queue.finish(batch)}
         for position, (request, output) in enumerate(zip(batch, outputs, strict=True)):
             if id(request) in alive:

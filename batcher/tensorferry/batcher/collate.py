@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorferry.batcher.errors import InvalidRequest, ModelOutputError
+from tensorferry.batcher.padding import Padding, PadPlan
 from tensorferry.batcher.request import Array, Outcome, Request, Tensor
 
 
@@ -19,6 +20,7 @@ def request_of(
     one_row: bool,
     batched: bool = True,
     deadline: float = math.inf,
+    padding: Padding | None = None,
 ) -> Request:
     """A request of an array or a dict of arrays; `one_row` gives them the batch axis that they lack.
 
@@ -31,14 +33,20 @@ def request_of(
     tensors = tuple(
         _tensor_of(np.asarray(array), one_row) for array in ([x] if names is None else map(x.get, names))
     )
+    rows = _common_rows(names or ("x",), tensors) if batched else 1
+    plan = None
+    if padding is not None:
+        plan = padding.plan(names, [(tensor.dtype, tensor.shape) for tensor in tensors])
+    shapes = plan.shapes if plan is not None else [tensor.shape[1:] for tensor in tensors]
     return Request(
         tensors,
         complete,
         names=names,
-        rows=_common_rows(names or ("x",), tensors) if batched else 1,
-        nbytes=sum(_nbytes(tensor) for tensor in tensors),
-        key=(names, *((tensor.dtype, tensor.shape[1:]) for tensor in tensors)),
+        rows=rows,
+        nbytes=sum(_nbytes(tensor) for tensor in tensors) + (plan.added_bytes if plan is not None else 0),
+        key=(names, *((tensor.dtype, shape) for tensor, shape in zip(tensors, shapes, strict=True))),
         deadline=deadline,
+        padding=plan,
     )
 
 
@@ -76,9 +84,12 @@ def join(requests: Sequence[Request]) -> Any:
     The rows are copied once, so that the model function may write to its input; only a single
     request that holds `bytes` is not copied, and its arrays are read-only.
     """
-    names = requests[0].names
+    names, plan = requests[0].names, requests[0].padding
     arrays = [
-        _join_tensors([request.tensors[i] for request in requests]) for i in range(len(requests[0].tensors))
+        _join_tensors([request.tensors[i] for request in requests])
+        if plan is None or (pad := plan.pads[i]) is None
+        else _join_padded([request.tensors[i] for request in requests], plan.padded_length, *pad)
+        for i in range(len(requests[0].tensors))
     ]
     return arrays[0] if names is None else dict(zip(names, arrays, strict=True))
 
@@ -96,18 +107,60 @@ def _join_tensors(tensors: Sequence[Tensor]) -> Array:
     return np.frombuffer(joined, np.uint8).view(first.dtype).reshape(shape)
 
 
+def _join_padded(tensors: Sequence[Tensor], length: int, axis: int, value: Array) -> Array:
+    if all(tensor.shape[axis] == length for tensor in tensors):
+        return _join_tensors(tensors)
+    first = tensors[0]
+    rows = sum(tensor.shape[0] for tensor in tensors)
+    shape = (rows, *first.shape[1:axis], length, *first.shape[axis + 1 :])
+    joined = np.full(shape, value, first.dtype)
+    if first.dtype.hasobject:
+        start = 0
+        for tensor in tensors:
+            stop = start + tensor.shape[0]
+            joined[(slice(start, stop), *_up_to(axis, tensor.shape[axis])[1:])] = tensor.data
+            start = stop
+        return joined
+    # As bytes, a row is so many runs of elements, each of which is followed by its padding.
+    runs = math.prod(first.shape[1:axis])
+    inner = math.prod(first.shape[axis + 1 :]) * first.dtype.itemsize
+    target = joined.reshape(-1).view(np.uint8)
+    buffer, at = target.data, 0
+    for tensor in tensors:
+        count, width = tensor.shape[0] * runs, tensor.shape[axis] * inner
+        size = count * length * inner
+        if count == 1:
+            # The usual request, of one row: a plain copy, several times as fast.
+            buffer[at : at + width] = memoryview(tensor.data).cast("B")
+        elif size:
+            source = np.frombuffer(tensor.data, np.uint8).reshape(count, width)
+            target[at : at + size].reshape(count, -1)[:, :width] = source
+        at += size
+    return joined
+
+
+def _up_to(axis: int, length: int) -> tuple[slice, ...]:
+    """The index of the first `length` entries of an axis."""
+    return (*(slice(None),) * axis, slice(length))
+
+
 def split(outputs: Any, requests: Sequence[Request]) -> list[Any]:
     """Each request's rows of what the model function returned, as views.
 
-    `outputs` is an array, a list or tuple with one entry a row, or a dict of these.
-    ModelOutputError when a part of it does not have the batch's rows.
+    `outputs` is an array, a list or tuple with one entry a row, or a dict of these. Where the
+    requests were padded, outputs that carry the padded axis are cut back to each one's length.
+    ModelOutputError when a part of it does not have the batch's rows, or the padded length.
     """
     rows = sum(request.rows for request in requests)
     _check_rows(outputs, rows, "the model function's result")
     stops: list[int] = []
     for request in requests:
         stops.append((stops[-1] if stops else 0) + request.rows)
-    return [_cut(outputs, stop - request.rows, stop) for request, stop in zip(requests, stops, strict=True)]
+    parts = [_cut(outputs, stop - request.rows, stop) for request, stop in zip(requests, stops, strict=True)]
+    plan = requests[0].padding
+    if plan is None or plan.outputs is None:
+        return parts
+    return [_cut_back(part, request) for request, part in zip(requests, parts, strict=True)]
 
 
 def _check_rows(outputs: Any, rows: int, what: str) -> None:
@@ -134,6 +187,41 @@ def _cut(outputs: Any, start: int, stop: int) -> Any:
     if isinstance(outputs, Mapping):
         return {name: output[start:stop] for name, output in outputs.items()}
     return outputs[start:stop]
+
+
+def _cut_back(outputs: Any, request: Request) -> Any:
+    """A request's outputs, without what padding added to them."""
+    plan = request.padding
+    assert plan is not None, "requests that are padded share no batch with others"
+    if isinstance(plan.outputs, Mapping):
+        declared = list(plan.outputs)
+        if not isinstance(outputs, Mapping) or not outputs.keys() >= plan.outputs.keys():
+            returned = list(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
+            raise ModelOutputError(
+                f"the padding names the outputs {declared}, the model function returned {returned}"
+            )
+        return {
+            name: output
+            if name not in plan.outputs
+            else _cut_length(output, plan.outputs[name], plan, f"output {name!r}")
+            for name, output in outputs.items()
+        }
+    if plan.outputs is None:
+        return outputs
+    return _cut_length(outputs, plan.outputs, plan, "the model function's result")
+
+
+def _cut_length(output: Any, axis: int, plan: PadPlan, what: str) -> Any:
+    if isinstance(output, np.ndarray) and output.shape[axis : axis + 1] == (plan.padded_length,):
+        return output[_up_to(axis, plan.length)]
+    if isinstance(output, (list, tuple)) and axis:
+        entries = [_cut_length(entry, axis - 1, plan, what) for entry in output]
+        return entries if isinstance(output, list) else tuple(entries)
+    if isinstance(output, (list, tuple)) and len(output) == plan.padded_length:
+        return output[: plan.length]
+    raise ModelOutputError(
+        f"{what} is padded on axis {axis}, but that has not the padded length {plan.padded_length}"
+    )
 
 
 def first_row(outputs: Any) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tensorferry.batcher.errors import BatcherClosed, Cancelled, DeadlineExceeded, Shed
 from tensorferry.batcher.policy import CloseReason
 from tensorferry.batcher.queue import QueueSizes
+from tensorferry.batcher.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,9 @@ class BatcherStatistics:
     under overload) and `abandoned` (closed without draining); `refused` ones were never accepted. A request that is split counts once in `accepted` and once a part afterwards.
     `batch_rows` maps a batch's rows to how many such batches ran, `close_reasons` why they
     left. `sizes` is of this moment.
+
+    Of the rows that ran in padded batches, `positions` sums the lengths along the padded axis
+    that the requests had, `padding_positions` those that padding added.
     """
 
     accepted: int
@@ -39,6 +43,14 @@ class BatcherStatistics:
     queue_delay_sum: float
     compute_time_sum: float
     sizes: QueueSizes
+    positions: int = 0
+    padding_positions: int = 0
+
+    @property
+    def padding_waste(self) -> float:
+        """The share of padding in the padded inputs, from 0 to 1; 0 when nothing was padded."""
+        total = self.positions + self.padding_positions
+        return self.padding_positions / total if total else 0.0
 
 
 class Ledger:
@@ -96,6 +108,14 @@ class Ledger:
                 self._compute_time_sum += compute_time
             return self._counts["batches"]
 
+    def padded(self, batch: Sequence[Request], padded_length: int) -> None:
+        """A batch ran with its requests' rows padded to this length."""
+        rows = sum(request.rows for request in batch)
+        positions = sum(request.rows * request.padding.length for request in batch if request.padding)
+        with self._lock:
+            self._counts["positions"] += positions
+            self._counts["padding_positions"] += rows * padded_length - positions
+
     def _count(self, name: str) -> None:
         with self._lock:
             self._counts[name] += 1
@@ -121,4 +141,6 @@ class Ledger:
                 queue_delay_sum=self._queue_delay_sum,
                 compute_time_sum=self._compute_time_sum,
                 sizes=sizes,
+                positions=counts["positions"],
+                padding_positions=counts["padding_positions"],
             )
