@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -111,32 +111,36 @@ def _join_padded(tensors: Sequence[Tensor], length: int, axis: int, value: Array
     if all(tensor.shape[axis] == length for tensor in tensors):
         return _join_tensors(tensors)
     first = tensors[0]
-    rows = sum(tensor.shape[0] for tensor in tensors)
-    shape = (rows, *first.shape[1:axis], length, *first.shape[axis + 1 :])
-    joined = np.full(shape, value, first.dtype)
+    shape = (
+        sum(tensor.shape[0] for tensor in tensors),
+        *first.shape[1:axis],
+        length,
+        *first.shape[axis + 1 :],
+    )
     if first.dtype.hasobject:
+        joined = np.full(shape, value, first.dtype)
         start = 0
         for tensor in tensors:
-            stop = start + tensor.shape[0]
-            joined[(slice(start, stop), *_up_to(axis, tensor.shape[axis])[1:])] = tensor.data
-            start = stop
+            rows = joined[start : start + tensor.shape[0]]
+            rows[_up_to(axis, tensor.shape[axis])] = tensor.data
+            start += tensor.shape[0]
         return joined
     # As bytes, a row is so many runs of elements, each of which is followed by its padding.
     runs = math.prod(first.shape[1:axis])
-    inner = math.prod(first.shape[axis + 1 :]) * first.dtype.itemsize
-    target = joined.reshape(-1).view(np.uint8)
-    buffer, at = target.data, 0
+    inner = math.prod(first.shape[axis + 1 :])
+    padding = np.full(length * inner, value, first.dtype).tobytes()
+    pieces: list[Any] = []
     for tensor in tensors:
-        count, width = tensor.shape[0] * runs, tensor.shape[axis] * inner
-        size = count * length * inner
+        width = tensor.shape[axis] * inner * first.dtype.itemsize
+        count = tensor.shape[0] * runs if width else 0
+        tail = padding[width:]
         if count == 1:
-            # The usual request, of one row: a plain copy, several times as fast.
-            buffer[at : at + width] = memoryview(tensor.data).cast("B")
-        elif size:
-            source = np.frombuffer(tensor.data, np.uint8).reshape(count, width)
-            target[at : at + size].reshape(count, -1)[:, :width] = source
-        at += size
-    return joined
+            pieces += (tensor.data, tail)
+            continue
+        data = memoryview(tensor.data).cast("B")
+        for start in range(0, count * width, width or 1):
+            pieces += (data[start : start + width], tail)
+    return np.frombuffer(bytearray().join(pieces), np.uint8).view(first.dtype).reshape(shape)
 
 
 def _up_to(axis: int, length: int) -> tuple[slice, ...]:
@@ -156,11 +160,16 @@ def split(outputs: Any, requests: Sequence[Request]) -> list[Any]:
     stops: list[int] = []
     for request in requests:
         stops.append((stops[-1] if stops else 0) + request.rows)
-    parts = [_cut(outputs, stop - request.rows, stop) for request, stop in zip(requests, stops, strict=True)]
+    spans = [(stop - request.rows, stop) for request, stop in zip(requests, stops, strict=True)]
     plan = requests[0].padding
     if plan is None or plan.outputs is None:
-        return parts
-    return [_cut_back(part, request) for request, part in zip(requests, parts, strict=True)]
+        return [_cut(outputs, start, stop) for start, stop in spans]
+    _check_padded_outputs(outputs, plan)
+    lengths = [request.padding.length for request in requests if request.padding is not None]
+    return [
+        _cut_padded(outputs, start, stop, plan.outputs, length)
+        for (start, stop), length in zip(spans, lengths, strict=True)
+    ]
 
 
 def _check_rows(outputs: Any, rows: int, what: str) -> None:
@@ -189,39 +198,50 @@ def _cut(outputs: Any, start: int, stop: int) -> Any:
     return outputs[start:stop]
 
 
-def _cut_back(outputs: Any, request: Request) -> Any:
-    """A request's outputs, without what padding added to them."""
-    plan = request.padding
-    assert plan is not None, "requests that are padded share no batch with others"
-    if isinstance(plan.outputs, Mapping):
-        declared = list(plan.outputs)
-        if not isinstance(outputs, Mapping) or not outputs.keys() >= plan.outputs.keys():
-            returned = list(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
-            raise ModelOutputError(
-                f"the padding names the outputs {declared}, the model function returned {returned}"
-            )
-        return {
-            name: output
-            if name not in plan.outputs
-            else _cut_length(output, plan.outputs[name], plan, f"output {name!r}")
-            for name, output in outputs.items()
-        }
-    if plan.outputs is None:
-        return outputs
-    return _cut_length(outputs, plan.outputs, plan, "the model function's result")
+def _check_padded_outputs(outputs: Any, plan: PadPlan) -> None:
+    axes = plan.outputs
+    if isinstance(axes, int) and not isinstance(outputs, Mapping):
+        _check_length(outputs, axes, plan.padded_length, "the model function's result")
+    elif isinstance(axes, Mapping) and isinstance(outputs, Mapping) and outputs.keys() >= axes.keys():
+        for name, axis in axes.items():
+            _check_length(outputs[name], axis, plan.padded_length, f"output {name!r}")
+    else:
+        declared = f"outputs {list(axes)}" if isinstance(axes, Mapping) else "one bare output"
+        returned = list(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
+        raise ModelOutputError(f"padding declares {declared}, but the model function returned {returned}")
 
 
-def _cut_length(output: Any, axis: int, plan: PadPlan, what: str) -> Any:
-    if isinstance(output, np.ndarray) and output.shape[axis : axis + 1] == (plan.padded_length,):
-        return output[_up_to(axis, plan.length)]
+def _check_length(output: Any, axis: int, length: int, what: str) -> None:
     if isinstance(output, (list, tuple)) and axis:
-        entries = [_cut_length(entry, axis - 1, plan, what) for entry in output]
-        return entries if isinstance(output, list) else tuple(entries)
-    if isinstance(output, (list, tuple)) and len(output) == plan.padded_length:
-        return output[: plan.length]
-    raise ModelOutputError(
-        f"{what} is padded on axis {axis}, but that has not the padded length {plan.padded_length}"
-    )
+        for entry in output:
+            _check_length(entry, axis - 1, length, what)
+        return
+    if isinstance(output, np.ndarray):
+        size = output.shape[axis : axis + 1]
+    else:
+        size = (len(output),) if isinstance(output, Sized) else ()
+    if size != (length,):
+        found = f"has size {size[0]}" if size else "is missing"
+        raise ModelOutputError(
+            f"{what} is declared to carry the padded length, {length} in this batch, but the axis {found}"
+        )
+
+
+def _cut_padded(outputs: Any, start: int, stop: int, axes: Mapping[str, int] | int, length: int) -> Any:
+    """As `_cut`, and without what padding added."""
+    if isinstance(axes, int):
+        return _cut_length(outputs[start:stop], axes, length)
+    return {
+        name: _cut_length(output[start:stop], axes[name], length) if name in axes else output[start:stop]
+        for name, output in outputs.items()
+    }
+
+
+def _cut_length(output: Any, axis: int, length: int) -> Any:
+    if isinstance(output, np.ndarray) or axis == 0:
+        return output[_up_to(axis, length) if axis else slice(length)]
+    entries = [_cut_length(entry, axis - 1, length) for entry in output]
+    return entries if isinstance(output, list) else tuple(entries)
 
 
 def first_row(outputs: Any) -> Any:
