@@ -90,7 +90,6 @@ def test_a_model_that_counts_its_padding_is_served_unpadded(serve: Serve, model_
     path = models.plain_mean(model_dir / "plain.onnx")
     server = serve(path, "--pad-lengths", "sequence=8,16,32", "--pad-values", "x=0")
     assert "padded" not in server.ready["models"][0]["batching"]
-    assert any("plain is not padded, each length has batches of its own" in line for line in server.log)
     with InferenceClient(server.address) as client:
         x = np.ones((1, 3, 2), np.float32)
         np.testing.assert_allclose(client.infer("plain", {"x": x})["y"], np.ones((1, 2)))

@@ -268,3 +268,46 @@ def with_positions(path: Path, most: int = 20) -> Path:
         [value("y", dims=["batch", "sequence"])],
         {"start": np.int64(0), "step": np.int64(1), "table": np.arange(most, dtype=np.float32)},
     )
+
+
+def attention(path: Path, masked: bool = True, width: int = 8, layers: int = 1) -> Path:
+    """ids, mask INT64 [batch, sequence] → tokens FP32 [batch, sequence, width]: self-attention.
+
+    Positions whose mask is 0 get no weight; without `masked` they get theirs as all others.
+    """
+    dims = ["batch", "sequence"]
+    generator = np.random.default_rng(4)
+    weights = generator.standard_normal((layers, 2, width, width)) / np.sqrt(width)
+    nodes = [
+        node("Gather", "table ids", "x0"),
+        node("Cast", "mask", "weight", to=TensorProto.FLOAT),
+        node("Unsqueeze", "weight middle", "seen"),
+        node("Sub", "one seen", "unseen"),
+        node("Mul", "unseen low", "bias"),
+    ]
+    for i in range(layers):
+        nodes += [
+            node("MatMul", f"x{i} q{i}", f"queries{i}"),
+            node("Transpose", f"x{i}", f"keys{i}", perm=[0, 2, 1]),
+            node("MatMul", f"queries{i} keys{i}", f"scores{i}"),
+            node("Add", f"scores{i} bias", f"biased{i}"),
+            node("Softmax", f"biased{i}", f"shares{i}", axis=2),
+            node("MatMul", f"shares{i} x{i}", f"values{i}"),
+            node("MatMul", f"values{i} v{i}", f"mixed{i}"),
+            node("Tanh", f"mixed{i}", f"x{i + 1}"),
+        ]
+    nodes.append(node("Identity", f"x{layers}", "tokens"))
+    return save(
+        path,
+        nodes,
+        [value("ids", "INT64", dims), value("mask", "INT64", dims)],
+        [value("tokens", dims=[*dims, width])],
+        {
+            "table": generator.standard_normal((100, width)).astype(np.float32),
+            "middle": np.array([1]),
+            "one": np.float32(1),
+            "low": np.float32(-1e4 if masked else 0),
+            **{f"q{i}": weights[i, 0].astype(np.float32) for i in range(layers)},
+            **{f"v{i}": weights[i, 1].astype(np.float32) for i in range(layers)},
+        },
+    )

@@ -159,8 +159,11 @@ def test_the_server_does_not_start_and_names_the_file(load: Load) -> None:
 # The proof.
 
 
-def test_a_model_that_masks_padding_out_is_padded(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    model = load(models.masked_mean, max_batch_size=4, **MASKED)
+@pytest.mark.parametrize("build", [models.masked_mean, models.attention])
+def test_a_model_that_masks_padding_out_is_padded(
+    build: Callable[[Path], Path], load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load(build, max_batch_size=4, **MASKED)
     assert model.padding is not None
     assert model.batching == "batches of up to 4 rows (proved), padded along 'sequence' to 4, 8"
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -188,6 +191,11 @@ def test_each_length_is_warmed_up(load: Load, monkeypatch: pytest.MonkeyPatch) -
             "output 'y' of a row of length 3 changes when it is padded to 4: by ",
         ),
         (
+            lambda path: models.attention(path, masked=False),
+            (("ids", "0"), ("mask", "0")),
+            "output 'tokens' of a row of length 3 changes when it is padded to 4: by ",
+        ),
+        (
             models.masked_mean,
             (("ids", "0"), ("mask", "1")),
             "output 'mean' of a row of length 2 changes when it is padded to 4: infinities or NaNs",
@@ -203,7 +211,13 @@ def test_each_length_is_warmed_up(load: Load, monkeypatch: pytest.MonkeyPatch) -
             "it does not run on rows padded to 8 (the model failed on this request",
         ),
     ],
-    ids=["counts the padding", "masks it in", "an output of another name", "too long for the model"],
+    ids=[
+        "counts the padding",
+        "attention without a mask",
+        "masks it in",
+        "an output of another name",
+        "too long for the model",
+    ],
 )
 def test_a_model_that_padding_changes_is_served_unpadded_and_the_log_says_why(
     build: Callable[[Path], Path],
