@@ -122,8 +122,8 @@ def test_pad_values_that_the_datatype_lacks(datatype: str, text: str) -> None:
         (
             TEXT,
             {"ids": "0"},
-            "the inputs mask have the axis 'sequence' that --pad-lengths names, but no pad value: "
-            "give each one, --pad-values ids=0,mask=...",
+            "no pad value for mask: each input with the axis 'sequence' of --pad-lengths needs one: "
+            "--pad-values ids=0,mask=...",
         ),
         (
             TEXT,

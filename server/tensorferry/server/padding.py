@@ -38,8 +38,8 @@ def padding_of(signature: Signature, declared: PadLengths, values: Mapping[str, 
     if lacking:
         example = ",".join(f"{spec.name}={values.get(spec.name, '...')}" for spec in padded)
         raise StartError(
-            f"the inputs {', '.join(lacking)} have the axis {declared.axis!r} that --pad-lengths names, but no pad "
-            f"value: give each one, --pad-values {example}"
+            f"no pad value for {', '.join(lacking)}: each input with the axis {declared.axis!r} of --pad-lengths "
+            f"needs one: --pad-values {example}"
         )
     for spec, axis in inputs.items():
         if axis is None and spec.name in values:
