@@ -15,7 +15,7 @@ import pytest
 from batcher.conftest import Make
 from batcher.rig import enqueue, error, fails_below_zero, occupy, result
 
-from tensorferry.batcher import QueueFull
+from tensorferry.batcher import Padding, PadInput, QueueFull
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
@@ -173,3 +173,21 @@ def test_a_kept_row_does_not_keep_the_batch(make: Make, runner: ScriptedRunner, 
     clock.await_sleepers()
     assert model_fn.alive == 0
     assert [row.tolist() for row in kept] == [[2.0 * tag] * 3 for tag in range(4)]
+
+
+def test_nor_does_a_row_that_was_padded(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
+    model_fn = Watch()
+    runner = ScriptedRunner(model_fn, gated=True)
+    batcher = make(runner, 4, clock=clock, padding=Padding((8,), PadInput(1, 0.0), outputs=1))
+    occupied = batcher.submit(np.ones(8))
+    runner.await_batches(1)
+    sent = [np.full((rows, 3), 1.0) for rows in (1, 2, 6)]
+    refs = [weakref.ref(array) for array in sent]
+    futures = [batcher.submit_rows(array) for array in sent]
+    del sent
+    runner.open()
+    kept = [result(future) for future in (occupied, *futures)]
+    clock.await_sleepers()
+    assert model_fn.alive == 0
+    assert not any(ref() is not None for ref in refs)
+    assert [row.shape for row in kept] == [(8,), (1, 3), (2, 3), (6, 3)]

@@ -213,3 +213,101 @@ def sequence(path: Path) -> Path:
     """x → a sequence of tensors, which the protocol cannot carry."""
     output = helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)
     return save(path, [node("SequenceConstruct", "x", "y")], [value("x")], [output])
+
+
+def masked_mean(path: Path, tokens: str = "sequence") -> Path:
+    """ids, mask INT64 [batch, sequence] → tokens FP32 [batch, sequence, 4], their mean over the mask [batch, 4].
+
+    tokens = table[ids] of 100 ids, mean FP32: what masks out padding does not change with it.
+    `tokens` is what the outputs call the axis.
+    """
+    dims = ["batch", "sequence"]
+    return save(
+        path,
+        [
+            node("Gather", "table ids", "tokens"),
+            node("Cast", "mask", "weights", to=TensorProto.FLOAT),
+            node("Unsqueeze", "weights last", "spread"),
+            node("Mul", "tokens spread", "weighted"),
+            node("ReduceSum", "weighted axis", "summed", keepdims=0),
+            node("ReduceSum", "weights axis", "count", keepdims=1),
+            node("Div", "summed count", "mean"),
+        ],
+        [value("ids", "INT64", dims), value("mask", "INT64", dims)],
+        [value("tokens", dims=["batch", tokens, 4]), value("mean", dims=["batch", 4])],
+        {
+            "table": np.random.default_rng(3).standard_normal((100, 4)).astype(np.float32),
+            "last": np.array([2]),
+            "axis": np.array([1]),
+        },
+    )
+
+
+def plain_mean(path: Path) -> Path:
+    """x FP32 [batch, sequence, 2] → y [batch, 2], the mean over the sequence, padding and all."""
+    return save(
+        path,
+        [node("ReduceMean", "x", "y", axes=[1], keepdims=0)],
+        [value("x", dims=["batch", "sequence", 2])],
+        [value("y", dims=["batch", 2])],
+    )
+
+
+def with_positions(path: Path, most: int = 20) -> Path:
+    """x FP32 [batch, sequence] → y = x + position, of at most `most` positions: longer rows raise."""
+    return save(
+        path,
+        [
+            node("Shape", "x", "end", start=1, end=2),
+            node("Squeeze", "end", "end_scalar"),
+            node("Range", "start end_scalar step", "positions"),
+            node("Gather", "table positions", "embedded"),
+            node("Add", "x embedded", "y"),
+        ],
+        [value("x", dims=["batch", "sequence"])],
+        [value("y", dims=["batch", "sequence"])],
+        {"start": np.int64(0), "step": np.int64(1), "table": np.arange(most, dtype=np.float32)},
+    )
+
+
+def attention(path: Path, masked: bool = True, width: int = 8, layers: int = 1) -> Path:
+    """ids, mask INT64 [batch, sequence] → tokens FP32 [batch, sequence, width]: self-attention.
+
+    Positions whose mask is 0 get no weight; without `masked` they get theirs as all others.
+    """
+    dims = ["batch", "sequence"]
+    generator = np.random.default_rng(4)
+    weights = generator.standard_normal((layers, 2, width, width)) / np.sqrt(width)
+    nodes = [
+        node("Gather", "table ids", "x0"),
+        node("Cast", "mask", "weight", to=TensorProto.FLOAT),
+        node("Unsqueeze", "weight middle", "seen"),
+        node("Sub", "one seen", "unseen"),
+        node("Mul", "unseen low", "bias"),
+    ]
+    for i in range(layers):
+        nodes += [
+            node("MatMul", f"x{i} q{i}", f"queries{i}"),
+            node("Transpose", f"x{i}", f"keys{i}", perm=[0, 2, 1]),
+            node("MatMul", f"queries{i} keys{i}", f"scores{i}"),
+            node("Add", f"scores{i} bias", f"biased{i}"),
+            node("Softmax", f"biased{i}", f"shares{i}", axis=2),
+            node("MatMul", f"shares{i} x{i}", f"values{i}"),
+            node("MatMul", f"values{i} v{i}", f"mixed{i}"),
+            node("Tanh", f"mixed{i}", f"x{i + 1}"),
+        ]
+    nodes.append(node("Identity", f"x{layers}", "tokens"))
+    return save(
+        path,
+        nodes,
+        [value("ids", "INT64", dims), value("mask", "INT64", dims)],
+        [value("tokens", dims=[*dims, width])],
+        {
+            "table": generator.standard_normal((100, width)).astype(np.float32),
+            "middle": np.array([1]),
+            "one": np.float32(1),
+            "low": np.float32(-1e4 if masked else 0),
+            **{f"q{i}": weights[i, 0].astype(np.float32) for i in range(layers)},
+            **{f"v{i}": weights[i, 1].astype(np.float32) for i in range(layers)},
+        },
+    )

@@ -14,6 +14,7 @@ from tensorferry.server.config import (
     ConfigError,
     ModelSource,
     Option,
+    PadLengths,
     ServerConfig,
     load_config,
     model_source,
@@ -28,6 +29,16 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "device": [("cpu", "cpu"), ("cuda", "cuda"), ("cuda:12", "cuda:12")],
     "max-batch-size": [("0", 0), ("1048576", 1 << 20), ("8", 8)],
     "batching": [("trust", "trust"), ("PROVE", "prove"), ("prove", "prove")],
+    "pad-lengths": [
+        ("sequence=16,32", PadLengths("sequence", (16, 32))),
+        ("n=1", PadLengths("n", (1,))),
+        ("a=b + 1=2, 40", PadLengths("a=b + 1", (2, 40))),
+    ],
+    "pad-values": [
+        ("ids=0,mask=0", (("ids", "0"), ("mask", "0"))),
+        ("x=-1e9", (("x", "-1e9"),)),
+        ("x=,y=a=b", (("x", ""), ("y", "a=b"))),
+    ],
     "max-queue-delay-ms": [("0", 0.0), ("2.5", 0.0025), ("1e3", 1.0)],
     "preferred-batch-sizes": [("4", (4,)), ("4,8", (4, 8)), ("[2, 6]", (2, 6))],
     "priority-weights": [("1", (1,)), ("8,1", (8, 1)), ("[4, 2, 1]", (4, 2, 1))],
@@ -47,6 +58,8 @@ BAD: dict[str, list[str]] = {
     "device": ["", "gpu", "cuda:", "cuda:-1", "cuda:1234", "CPU", "cuda:0\n"],
     "max-batch-size": ["", "-1", "1048577", "many", "1.5"],
     "batching": ["", "off", "true"],
+    "pad-lengths": ["", "16", "=16", "n=", "n=0", "n=8,4", "n=4,4", "n=4,,8", "n=-1,2", "n=1.5"],
+    "pad-values": ["", "ids", "=0", "ids=0,", "ids=0,mask", "ids=0,ids=1"],
     "max-queue-delay-ms": ["", "-1", "nan", "inf", "1ms", "-0.1"],
     "preferred-batch-sizes": ["", "0", "4,0", "4;8", "4,", "-4", "2.5"],
     "priority-weights": ["", "0", "8,0", "high", "8,", "-1", "1.5"],
@@ -88,6 +101,10 @@ def test_a_flag_counts_before_the_environment_and_that_before_the_file(
     file = tmp_path / "config.toml"
     file.write_text(f'{option.flag} = "{in_file}"\n')
     flags, environment = {option.flag: in_flag}, {option.variable: in_environment}
+    if option.flag == "pad-values":
+        # It means nothing alone.
+        flags["pad-lengths"] = environment["TENSORFERRY_PAD_LENGTHS"] = "sequence=16"
+        file.write_text(f'{file.read_text()}pad-lengths = "sequence=16"')
 
     assert getattr(load(flags, environment, file), option.field) == flag
     assert getattr(load({option.flag: None}, environment, file), option.field) == variable
@@ -137,6 +154,16 @@ def test_a_file_may_have_values_of_the_wrong_type(line: str, tmp_path: Path) -> 
     file.write_text(line)
     with pytest.raises(ConfigError, match="it must be"):
         load(file=file)
+
+
+def test_pad_values_without_pad_lengths() -> None:
+    with pytest.raises(ConfigError, match="pad-values are given without pad-lengths; say what is padded"):
+        load({"pad-values": "ids=0"})
+
+
+def test_pad_lengths_without_batches() -> None:
+    with pytest.raises(ConfigError, match="pad-lengths are given, but max-batch-size is 0"):
+        load({"pad-lengths": "n=16", "max-batch-size": "0"})
 
 
 def test_unknown_keys_of_the_file(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tensorferry.batcher.errors import (
     Shed,
 )
 from tensorferry.batcher.offline import batch_inference
+from tensorferry.batcher.padding import Padding, PadInput, PadPlan
 from tensorferry.batcher.policy import CloseReason
 from tensorferry.batcher.request import BatchInfo, Outcome, Request, Tensor
 from tensorferry.batcher.statistics import BatcherStatistics
@@ -32,6 +33,9 @@ __all__ = [
     "InvalidRequest",
     "ModelOutputError",
     "Outcome",
+    "PadInput",
+    "PadPlan",
+    "Padding",
     "QueueFull",
     "Request",
     "RequestTooLarge",

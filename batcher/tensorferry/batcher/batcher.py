@@ -21,6 +21,7 @@ from tensorferry.batcher.errors import (
     DeadlineExceeded,
     InvalidRequest,
 )
+from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.policy import Limits, unreachable
 from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.request import Outcome, Request, flatten, split_request
@@ -44,7 +45,8 @@ class Batcher:
     What it does
         `model_fn` takes one array, or a dict of arrays, with rows on axis 0, and returns an
         array, a list, or a dict of these, with as many rows. Requests whose inputs agree in
-        names, dtypes and shapes behind axis 0 share a batch; others never do.
+        names, dtypes and shapes behind axis 0 share a batch; others never do. With `padding`,
+        inputs that differ in length along one axis are padded to a common one, and share too.
 
     When a batch leaves
         As soon as a worker is free and a request waits; it then takes all that fits
@@ -114,6 +116,7 @@ class Batcher:
         max_queue_bytes: int = DEFAULT_MAX_QUEUE_BYTES,
         workers: int = 1,
         pipelined: bool = False,
+        padding: Padding | None = None,
         name: str = "batcher",
         clock: Clock | None = None,
     ) -> None:
@@ -143,6 +146,9 @@ class Batcher:
             raise ValueError(
                 f"model_fn has {len(functions)} functions and workers is {workers}; give one of both"
             )
+        if padding is not None and max_batch_size == 0:
+            raise ValueError("max_batch_size is 0, so nothing shares a batch; leave out padding, or batch")
+        self._padding = padding
         self._batched = max_batch_size > 0
         self._limits = Limits(max(1, max_batch_size), max_queue_delay, preferred)
         self._classes = len(priority_weights)
@@ -231,6 +237,7 @@ class Batcher:
             one_row=one_row,
             batched=self._batched,
             deadline=math.inf if timeout is None else self._clock.now() + timeout,
+            padding=self._padding,
         )
         request.priority = priority
         self.enqueue(request)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
 
 from tensorferry.batcher.errors import InvalidRequest, ModelOutputError
+from tensorferry.batcher.padding import Padding, PadPlan
 from tensorferry.batcher.request import Array, Outcome, Request, Tensor
 
 
@@ -19,6 +20,7 @@ def request_of(
     one_row: bool,
     batched: bool = True,
     deadline: float = math.inf,
+    padding: Padding | None = None,
 ) -> Request:
     """A request of an array or a dict of arrays; `one_row` gives them the batch axis that they lack.
 
@@ -31,14 +33,20 @@ def request_of(
     tensors = tuple(
         _tensor_of(np.asarray(array), one_row) for array in ([x] if names is None else map(x.get, names))
     )
+    rows = _common_rows(names or ("x",), tensors) if batched else 1
+    plan = None
+    if padding is not None:
+        plan = padding.plan(names, [(tensor.dtype, tensor.shape) for tensor in tensors])
+    shapes = plan.shapes if plan is not None else [tensor.shape[1:] for tensor in tensors]
     return Request(
         tensors,
         complete,
         names=names,
-        rows=_common_rows(names or ("x",), tensors) if batched else 1,
-        nbytes=sum(_nbytes(tensor) for tensor in tensors),
-        key=(names, *((tensor.dtype, tensor.shape[1:]) for tensor in tensors)),
+        rows=rows,
+        nbytes=sum(_nbytes(tensor) for tensor in tensors) + (plan.added_bytes if plan is not None else 0),
+        key=(names, *((tensor.dtype, shape) for tensor, shape in zip(tensors, shapes, strict=True))),
         deadline=deadline,
+        padding=plan,
     )
 
 
@@ -76,9 +84,12 @@ def join(requests: Sequence[Request]) -> Any:
     The rows are copied once, so that the model function may write to its input; only a single
     request that holds `bytes` is not copied, and its arrays are read-only.
     """
-    names = requests[0].names
+    names, plan = requests[0].names, requests[0].padding
     arrays = [
-        _join_tensors([request.tensors[i] for request in requests]) for i in range(len(requests[0].tensors))
+        _join_tensors([request.tensors[i] for request in requests])
+        if plan is None or (pad := plan.pads[i]) is None
+        else _join_padded([request.tensors[i] for request in requests], plan.padded_length, *pad)
+        for i in range(len(requests[0].tensors))
     ]
     return arrays[0] if names is None else dict(zip(names, arrays, strict=True))
 
@@ -96,18 +107,69 @@ def _join_tensors(tensors: Sequence[Tensor]) -> Array:
     return np.frombuffer(joined, np.uint8).view(first.dtype).reshape(shape)
 
 
+def _join_padded(tensors: Sequence[Tensor], length: int, axis: int, value: Array) -> Array:
+    if all(tensor.shape[axis] == length for tensor in tensors):
+        return _join_tensors(tensors)
+    first = tensors[0]
+    shape = (
+        sum(tensor.shape[0] for tensor in tensors),
+        *first.shape[1:axis],
+        length,
+        *first.shape[axis + 1 :],
+    )
+    if first.dtype.hasobject:
+        joined = np.full(shape, value, first.dtype)
+        start = 0
+        for tensor in tensors:
+            rows = joined[start : start + tensor.shape[0]]
+            rows[_up_to(axis, tensor.shape[axis])] = tensor.data
+            start += tensor.shape[0]
+        return joined
+    # As bytes, a row is so many runs of elements, each of which is followed by its padding.
+    runs = math.prod(first.shape[1:axis])
+    inner = math.prod(first.shape[axis + 1 :])
+    padding = np.full(length * inner, value, first.dtype).tobytes()
+    pieces: list[Any] = []
+    for tensor in tensors:
+        width = tensor.shape[axis] * inner * first.dtype.itemsize
+        count = tensor.shape[0] * runs if width else 0
+        tail = padding[width:]
+        if count == 1:
+            pieces += (tensor.data, tail)
+            continue
+        data = memoryview(tensor.data).cast("B")
+        for start in range(0, count * width, width or 1):
+            pieces += (data[start : start + width], tail)
+    return np.frombuffer(bytearray().join(pieces), np.uint8).view(first.dtype).reshape(shape)
+
+
+def _up_to(axis: int, length: int) -> tuple[slice, ...]:
+    """The index of the first `length` entries of an axis."""
+    return (*(slice(None),) * axis, slice(length))
+
+
 def split(outputs: Any, requests: Sequence[Request]) -> list[Any]:
     """Each request's rows of what the model function returned, as views.
 
-    `outputs` is an array, a list or tuple with one entry a row, or a dict of these.
-    ModelOutputError when a part of it does not have the batch's rows.
+    `outputs` is an array, a list or tuple with one entry a row, or a dict of these. Where the
+    requests were padded, outputs that carry the padded axis are cut back to each one's length.
+    ModelOutputError when a part of it does not have the batch's rows, or the padded length.
     """
     rows = sum(request.rows for request in requests)
     _check_rows(outputs, rows, "the model function's result")
     stops: list[int] = []
     for request in requests:
         stops.append((stops[-1] if stops else 0) + request.rows)
-    return [_cut(outputs, stop - request.rows, stop) for request, stop in zip(requests, stops, strict=True)]
+    spans = [(stop - request.rows, stop) for request, stop in zip(requests, stops, strict=True)]
+    plan = requests[0].padding
+    if plan is None or plan.outputs is None:
+        return [_cut(outputs, start, stop) for start, stop in spans]
+    _check_padded_outputs(outputs, plan)
+    lengths = [request.padding.length for request in requests if request.padding is not None]
+    return [
+        _cut_padded(outputs, start, stop, plan.outputs, length)
+        for (start, stop), length in zip(spans, lengths, strict=True)
+    ]
 
 
 def _check_rows(outputs: Any, rows: int, what: str) -> None:
@@ -134,6 +196,52 @@ def _cut(outputs: Any, start: int, stop: int) -> Any:
     if isinstance(outputs, Mapping):
         return {name: output[start:stop] for name, output in outputs.items()}
     return outputs[start:stop]
+
+
+def _check_padded_outputs(outputs: Any, plan: PadPlan) -> None:
+    axes = plan.outputs
+    if isinstance(axes, int) and not isinstance(outputs, Mapping):
+        _check_length(outputs, axes, plan.padded_length, "the model function's result")
+    elif isinstance(axes, Mapping) and isinstance(outputs, Mapping) and outputs.keys() >= axes.keys():
+        for name, axis in axes.items():
+            _check_length(outputs[name], axis, plan.padded_length, f"output {name!r}")
+    else:
+        declared = f"outputs {list(axes)}" if isinstance(axes, Mapping) else "one bare output"
+        returned = list(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
+        raise ModelOutputError(f"padding declares {declared}, but the model function returned {returned}")
+
+
+def _check_length(output: Any, axis: int, length: int, what: str) -> None:
+    if isinstance(output, (list, tuple)) and axis:
+        for entry in output:
+            _check_length(entry, axis - 1, length, what)
+        return
+    if isinstance(output, np.ndarray):
+        size = output.shape[axis : axis + 1]
+    else:
+        size = (len(output),) if isinstance(output, Sized) else ()
+    if size != (length,):
+        found = f"has size {size[0]}" if size else "is missing"
+        raise ModelOutputError(
+            f"{what} is declared to carry the padded length, {length} in this batch, but the axis {found}"
+        )
+
+
+def _cut_padded(outputs: Any, start: int, stop: int, axes: Mapping[str, int] | int, length: int) -> Any:
+    """As `_cut`, and without what padding added."""
+    if isinstance(axes, int):
+        return _cut_length(outputs[start:stop], axes, length)
+    return {
+        name: _cut_length(output[start:stop], axes[name], length) if name in axes else output[start:stop]
+        for name, output in outputs.items()
+    }
+
+
+def _cut_length(output: Any, axis: int, length: int) -> Any:
+    if isinstance(output, np.ndarray) or axis == 0:
+        return output[_up_to(axis, length) if axis else slice(length)]
+    entries = [_cut_length(entry, axis - 1, length) for entry in output]
+    return entries if isinstance(output, list) else tuple(entries)
 
 
 def first_row(outputs: Any) -> Any:

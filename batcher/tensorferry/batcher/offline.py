@@ -7,15 +7,22 @@ from itertools import islice
 from typing import Any
 
 from tensorferry.batcher.collate import first_row, join, request_of, split
+from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.request import Outcome, Request
 
 
-def batch_inference(model_fn: Callable[[Any], Any], inputs: Iterable[Any], batch_size: int = 32) -> list[Any]:
+def batch_inference(
+    model_fn: Callable[[Any], Any],
+    inputs: Iterable[Any],
+    batch_size: int = 32,
+    *,
+    padding: Padding | None = None,
+) -> list[Any]:
     """Runs `model_fn` over `inputs`, at most `batch_size` at a time; the results in order.
 
     `inputs` are examples without the batch axis (the rows of an array, or any iterable of
-    arrays or of dicts of arrays); consecutive ones that agree in dtypes and shapes share a
-    batch. An exception of `model_fn` propagates; nothing runs on another thread. For an array
+    arrays or of dicts of arrays); consecutive ones that agree in dtypes and shapes, or are
+    padded to the same ones, share a batch. An exception of `model_fn` propagates; nothing runs on another thread. For an array
     as input, `np.stack` of the result is the array of all outputs.
     """
     if batch_size < 1:
@@ -25,7 +32,7 @@ def batch_inference(model_fn: Callable[[Any], Any], inputs: Iterable[Any], batch
     while chunk := list(islice(iterator, batch_size)):
         group: list[Request] = []
         for example in chunk:
-            request = request_of(example, _ignore, one_row=True)
+            request = request_of(example, _ignore, one_row=True, padding=padding)
             if group and group[0].key != request.key:
                 results += _run(model_fn, group)
                 group = []

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tensorferry.batcher.padding import PadPlan
 from tensorferry.batcher.policy import CloseReason
 
 Array = npt.NDArray[Any]
@@ -45,6 +46,7 @@ class BatchInfo:
 
     `number` runs from 1. `reason` says why it left, `predicted` how long it was expected to
     take when it did (0: nothing was known yet), `compute_time` how long the model took.
+    `padded_length` is the length that its rows were padded to, None when they were not.
     """
 
     number: int
@@ -53,6 +55,7 @@ class BatchInfo:
     compute_time: float
     reason: CloseReason | None = None
     predicted: float = 0.0
+    padded_length: int | None = None
 
 
 class Outcome(NamedTuple):
@@ -81,6 +84,9 @@ class Request:
     every lock, on a thread of the batcher's or of whoever cancels, and must not block.
     Requests of one `key` may share a batch. `priority` is the class, 1 the highest, 0 the default.
 
+    `padding` is the plan of a request that is padded (None: it is not). `key` must then be made
+    of the plan's shapes instead of the request's own, and `nbytes` have its added bytes.
+
     All other attributes belong to the batcher and are guarded by its queue's lock.
     """
 
@@ -94,6 +100,7 @@ class Request:
         "names",
         "nbytes",
         "order",
+        "padding",
         "parts",
         "priority",
         "rows",
@@ -113,6 +120,7 @@ class Request:
         key: Hashable = None,
         deadline: float = math.inf,
         priority: int = 0,
+        padding: PadPlan | None = None,
     ) -> None:
         self.tensors = tensors
         self.complete = complete
@@ -126,6 +134,7 @@ class Request:
         self.priority = priority
         # The class counted from 0, once the default is known.
         self.level = 0
+        self.padding = padding
         self.arrival = math.nan
         # By deadline, and among equal ones by arrival.
         self.order = (deadline, 0)
@@ -154,6 +163,7 @@ def split_request(request: Request, max_rows: int) -> tuple[Request, ...]:
             key=request.key,
             deadline=request.deadline,
             priority=request.priority,
+            padding=request.padding,
         )
         part.level = request.level
         parts.append(part)

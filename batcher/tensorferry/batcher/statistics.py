@@ -11,6 +11,7 @@ from tensorferry.batcher.errors import BatcherClosed, Cancelled, DeadlineExceede
 from tensorferry.batcher.policy import CloseReason
 from tensorferry.batcher.profile import BucketStatistics
 from tensorferry.batcher.queue import QueueSizes
+from tensorferry.batcher.request import Request
 from tensorferry.batcher.returners import ReturnersStatistics
 
 
@@ -30,6 +31,9 @@ class BatcherStatistics:
     of the differences' sizes. `sizes` is of this moment; `buckets` says what is queued in each
     bucket and what was learned of it, `returners` what of callers that come back. `warnings` name
     limits that get in each other's way.
+
+    Of the rows that ran in padded batches, `positions` sums the lengths along the padded axis
+    that the requests had, `padding_positions` those that padding added.
     """
 
     accepted: int
@@ -56,6 +60,14 @@ class BatcherStatistics:
     buckets: Mapping[Hashable, BucketStatistics]
     returners: ReturnersStatistics
     warnings: Sequence[str]
+    positions: int
+    padding_positions: int
+
+    @property
+    def padding_waste(self) -> float:
+        """The share of padding in the padded inputs, from 0 to 1; 0 when nothing was padded."""
+        total = self.positions + self.padding_positions
+        return self.padding_positions / total if total else 0.0
 
 
 class Ledger:
@@ -118,6 +130,14 @@ class Ledger:
                 self._compute_time_sum += compute_time
             return self._counts["batches"]
 
+    def padded(self, batch: Sequence[Request], padded_length: int) -> None:
+        """A batch ran with its requests' rows padded to this length."""
+        rows = sum(request.rows for request in batch)
+        positions = sum(request.rows * request.padding.length for request in batch if request.padding)
+        with self._lock:
+            self._counts["positions"] += positions
+            self._counts["padding_positions"] += rows * padded_length - positions
+
     def predicted(self, predicted: float, actual: float) -> None:
         """A batch was answered after `actual` seconds, of which `predicted` had been predicted."""
         with self._lock:
@@ -167,4 +187,6 @@ class Ledger:
                 buckets=buckets,
                 returners=returners,
                 warnings=warnings,
+                positions=counts["positions"],
+                padding_positions=counts["padding_positions"],
             )

@@ -117,7 +117,11 @@ class Worker:
             self._run_halves(batch, work)
             return None
         number = self._ledger.ran(len(batch), rows, compute_time, failed=False)
-        info = BatchInfo(number, len(batch), rows, compute_time, work.reason, work.predicted)
+        plan = batch[0].padding
+        padded_length = None if plan is None else plan.padded_length
+        info = BatchInfo(number, len(batch), rows, compute_time, work.reason, work.predicted, padded_length)
+        if padded_length is not None:
+            self._ledger.padded(batch, padded_length)
         alive = set(map(id, self._queue.finish(batch)))
         self._completions.answer(
             [

@@ -38,6 +38,8 @@ def _parser() -> argparse.ArgumentParser:
     for option in OPTIONS:
         default = getattr(defaults, option.field)
         shown = f"{default * 1e3:g}" if option.flag.endswith("-ms") else default
+        if default in (None, ()):
+            shown = "none"
         parser.add_argument(f"--{option.flag}", metavar="VALUE", help=f"{option.help} (default: {shown})")
     return parser
 

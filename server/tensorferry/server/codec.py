@@ -279,5 +279,7 @@ def _explain(response: pb.ModelInferResponse, batch: BatchInfo, outcome: Outcome
     )
     for name, value in figures:
         response.parameters[name].int64_param = value
+    if batch.padded_length is not None:
+        response.parameters["padded_length"].int64_param = batch.padded_length
     if batch.reason is not None:
         response.parameters["close_reason"].string_param = batch.reason.value

@@ -7,8 +7,9 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensorferry.server.models import NAME
 
@@ -25,6 +26,13 @@ class ModelSource:
     path: Path
 
 
+class PadLengths(NamedTuple):
+    """The name of the axis that is padded, and the lengths that it is padded to, ascending."""
+
+    axis: str
+    lengths: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Everything that the server is told. Times in seconds, sizes in bytes; see `OPTIONS`."""
@@ -35,6 +43,8 @@ class ServerConfig:
     device: str = "auto"
     max_batch_size: int = 32
     batching: str = "prove"
+    pad_lengths: PadLengths | None = None
+    pad_values: tuple[tuple[str, str], ...] = ()
     max_queue_delay: float = 0.0
     preferred_batch_sizes: tuple[int, ...] = ()
     priority_weights: tuple[int, ...] = (1,)
@@ -124,6 +134,23 @@ def _device(text: str) -> str:
     return text
 
 
+def _pad_lengths(text: str) -> PadLengths:
+    axis, _, listed = text.rpartition("=")
+    lengths = tuple(int(length) for length in listed.split(","))
+    if not axis or lengths[0] < 1 or any(b <= a for a, b in pairwise(lengths)):
+        raise ValueError
+    return PadLengths(axis, lengths)
+
+
+def _pad_values(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if any(not name or not equals for name, equals, _ in pairs) or len({pair[0] for pair in pairs}) < len(
+        pairs
+    ):
+        raise ValueError
+    return tuple((name, value) for name, _, value in pairs)
+
+
 def _host(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._:\[\]-]+", text):
         raise ValueError
@@ -159,6 +186,20 @@ OPTIONS: tuple[Option, ...] = (
         _one_of("prove", "trust"),
         "prove or trust",
         "prove at load that rows of a batch do not affect each other, or trust that they do not",
+    ),
+    Option(
+        "pad-lengths",
+        "pad_lengths",
+        _pad_lengths,
+        "the name of an axis and ascending lengths of at least 1, such as sequence=16,32,64",
+        "AXIS=N,N,...: pad inputs to these lengths along an axis that varies, so that different lengths share a batch",
+    ),
+    Option(
+        "pad-values",
+        "pad_values",
+        _pad_values,
+        "a value for each input that is padded, such as input_ids=0,attention_mask=0",
+        "INPUT=VALUE,...: what each input with that axis is padded with",
     ),
     Option(
         "max-queue-delay-ms",
@@ -295,6 +336,14 @@ def load_config(
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"two models are named {name!r}; give one another name by name=path.onnx")
+    if config.pad_lengths is None and config.pad_values:
+        raise ConfigError(
+            "pad-values are given without pad-lengths; say what is padded: --pad-lengths AXIS=16,32,64"
+        )
+    if config.pad_lengths is not None and config.max_batch_size == 0:
+        raise ConfigError(
+            "pad-lengths are given, but max-batch-size is 0: nothing shares a batch; leave out one of them"
+        )
     return config
 
 

@@ -114,14 +114,19 @@ class InferenceService:
             else:
                 complete(Reply(request.id, lambda: encode(request, model.version, decoded, outcome)))
 
+        names = tuple(spec.name for spec in model.signature.inputs)
+        plan = None
+        if model.padding is not None:
+            plan = model.padding.plan(names, [(tensor.dtype, tensor.shape) for tensor in decoded.tensors])
         return Request(
             decoded.tensors,
             completed,
-            names=tuple(spec.name for spec in model.signature.inputs),
+            names=names,
             rows=decoded.rows,
-            nbytes=decoded.nbytes,
-            key=decoded.key,
+            nbytes=decoded.nbytes if plan is None else decoded.nbytes + plan.added_bytes,
+            key=decoded.key if plan is None else plan.shapes,
             deadline=deadline,
             # As in Triton: a class that there is not is the default.
             priority=decoded.priority if decoded.priority <= model.batcher.priorities else 0,
+            padding=plan,
         )

@@ -8,10 +8,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tensorferry.batcher import Batcher
+from tensorferry.batcher import Batcher, Padding
 from tensorferry.server.config import ModelSource, ServerConfig
-from tensorferry.server.errors import ModelFailedError
+from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.models import Model
+from tensorferry.server.padding import padding_of, prove_padding
 from tensorferry.server.proof import prove, sample, varies, working_size
 from tensorferry.server.session import Session
 from tensorferry.server.signature import Signature
@@ -25,8 +26,16 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
     """The model, proved, warm and ready to take requests. StartError names file and reason."""
     started = time.monotonic()
     session = Session(source.path, device)
+    declared = _declared_padding(session, config)
     max_batch_size, batching, size = _decide_batching(source.name, session, config)
-    warmed = _warm_up(session, max_batch_size, size)
+    padding = _decide_padding(source.name, session, config, declared, max_batch_size, size)
+    ladder: list[Mapping[str, int]] = [{}]
+    if padding is not None and config.pad_lengths is not None:
+        axis, lengths = config.pad_lengths
+        ladder = [{axis: length} for length in lengths]
+        batching += f", padded along {axis!r} to {', '.join(map(str, lengths))}"
+    for sizes in ladder:
+        warmed = _warm_up(session, max_batch_size, size, sizes)
     _log.info(
         "model %s loaded from %s on %s in %.2f s, warmed at batches of %s",
         source.name,
@@ -53,7 +62,7 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
             batcher.anchor(rows, seconds)
     slo = config.slo or math.inf
     _warn_of_unreachable_batches(source.name, session.signature, max_batch_size, warmed, slo, config)
-    return Model(source.name, VERSION, session.signature, max_batch_size, batching, batcher, slo)
+    return Model(source.name, VERSION, session.signature, max_batch_size, batching, batcher, slo, padding)
 
 
 def _warn_of_unreachable_batches(
@@ -113,25 +122,64 @@ def _decide_batching(name: str, session: Session, config: ServerConfig) -> tuple
     return config.max_batch_size, _words(config, "proved"), verdict.size
 
 
+def _declared_padding(session: Session, config: ServerConfig) -> Padding | None:
+    if config.pad_lengths is None:
+        return None
+    try:
+        return padding_of(session.signature, config.pad_lengths, dict(config.pad_values))
+    except StartError as error:
+        raise StartError(f"{session.path}: {error}") from None
+
+
+def _decide_padding(
+    name: str,
+    session: Session,
+    config: ServerConfig,
+    declared: Padding | None,
+    max_batch_size: int,
+    size: int | None,
+) -> Padding | None:
+    """The padding, if it was asked for and is safe."""
+    if declared is None or config.pad_lengths is None:
+        return None
+    if max_batch_size == 0:
+        _log.warning("model %s is not padded: it is served unbatched, so nothing shares a batch", name)
+        return None
+    if config.batching == "trust":
+        _log.warning("model %s is padded without proof (--batching trust)", name)
+        return declared
+    reason = prove_padding(session.signature, session.run, declared, config.pad_lengths.axis, size or 1)
+    if reason:
+        _log.warning(
+            "model %s is not padded, each length has batches of its own: %s (--batching trust pads it all the same)",
+            name,
+            reason,
+        )
+        return None
+    return declared
+
+
 def _words(config: ServerConfig, how: str) -> str:
     window = f" after at most {config.max_queue_delay * 1e3:g} ms" if config.max_queue_delay else ""
     return f"batches of up to {config.max_batch_size} rows{window} ({how})"
 
 
-def _warm_up(session: Session, max_batch_size: int, size: int | None) -> dict[int, float]:
+def _warm_up(
+    session: Session, max_batch_size: int, size: int | None, sizes: Mapping[str, int]
+) -> dict[int, float]:
     """Runs each power of two of rows, and the most, and times it: the first run of a size is slow.
 
-    Returns the seconds of a run after the first by the rows; it ends at one that fails, as
+    `size` and `sizes` are of the other dimensions that vary, as in `sample`. Returns the seconds of a run after the first by the rows; it ends at one that fails, as
     random rows may, or too many for the memory.
     """
     if size is None:
         return {}
-    sizes = sorted(
+    counts = sorted(
         {min(1 << power, max_batch_size or 1) for power in range(max(1, max_batch_size).bit_length() + 1)}
     )
     seconds: dict[int, float] = {}
-    for rows in sizes:
-        inputs: Mapping[str, Any] = sample(session.signature, rows, size)
+    for rows in counts:
+        inputs: Mapping[str, Any] = sample(session.signature, rows, size, sizes=sizes)
         try:
             session.run(inputs)
             seconds[rows] = min(_timed(session, inputs) for _ in range(2))

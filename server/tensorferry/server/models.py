@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tensorferry.batcher import Batcher
+from tensorferry.batcher import Batcher, Padding
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
 from tensorferry.server.signature import Signature
 
@@ -29,6 +29,7 @@ class Model:
     """A loaded version of a model. `max_batch_size` 0 means that each request runs alone.
 
     `slo` is the time in seconds that every request has at most, inf for no such limit.
+    `padding` says how requests of different lengths share a batch; None when they do not.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Model:
     batching: str
     batcher: Batcher
     slo: float = math.inf
+    padding: Padding | None = None
 
     @property
     def batched(self) -> bool:

@@ -41,18 +41,22 @@ class Verdict:
     size: int | None
 
 
-def sample(signature: Signature, rows: int, size: int, seed: int = 0) -> dict[str, Array]:
-    """Random inputs: `rows` rows, and `size` for every other dimension that varies.
+def sample(
+    signature: Signature, rows: int, size: int, seed: int = 0, sizes: Mapping[str, int] | None = None
+) -> dict[str, Array]:
+    """Random inputs: `rows` rows, and `size` for every other dimension that varies, but for those named in `sizes`.
 
     Floats are standard normal, integers and strings 0 or 1: values that indices, masks and
     categories all admit.
     """
     generator = np.random.default_rng(seed)
-    return {spec.name: _random(spec, rows, size, generator) for spec in signature.inputs}
+    return {spec.name: _random(spec, rows, size, sizes or {}, generator) for spec in signature.inputs}
 
 
-def _random(spec: TensorSpec, rows: int, size: int, generator: np.random.Generator) -> Array:
-    shape = tuple(dim if isinstance(dim, int) else size for dim in spec.dims)
+def _random(
+    spec: TensorSpec, rows: int, size: int, sizes: Mapping[str, int], generator: np.random.Generator
+) -> Array:
+    shape = tuple(dim if isinstance(dim, int) else sizes.get(dim, size) for dim in spec.dims)
     if spec.dims and not isinstance(spec.dims[0], int):
         shape = (rows, *shape[1:])
     name, storage = spec.datatype.name, spec.datatype.storage
@@ -102,7 +106,7 @@ def _compare(signature: Signature, run: Run, size: int) -> Verdict:
     alone = [run(_take(inputs, [row])) for row in range(_ROWS)]
     again = run(_take(inputs, [0]))
     for spec in signature.outputs:
-        difference = _difference(spec, alone[0][spec.name], again[spec.name])
+        difference = difference_of(spec, alone[0][spec.name], again[spec.name])
         if difference:
             return Verdict(
                 False, f"output {spec.name!r} of one row differs from run to run: {difference}", size
@@ -115,7 +119,7 @@ def _compare(signature: Signature, run: Run, size: int) -> Verdict:
                 reason = f"output {spec.name!r} has shape {list(output.shape)} for {len(rows)} rows"
                 return Verdict(False, f"{reason}: it does not follow the batch axis", size)
             for at, row in enumerate(rows):
-                difference = _difference(spec, alone[row][spec.name], output[at : at + 1])
+                difference = difference_of(spec, alone[row][spec.name], output[at : at + 1])
                 if difference:
                     reason = f"output {spec.name!r} of a row changes with its neighbours: {difference}"
                     return Verdict(False, reason, size)
@@ -126,7 +130,8 @@ def _take(inputs: Mapping[str, Array], rows: list[int]) -> dict[str, Array]:
     return {name: np.ascontiguousarray(array[rows]) for name, array in inputs.items()}
 
 
-def _difference(spec: TensorSpec, expected: Array, got: Array) -> str:
+def difference_of(spec: TensorSpec, expected: Array, got: Array) -> str:
+    """In what `got` is another answer than `expected`; "" when it is the same but for rounding."""
     if expected.shape != got.shape:
         return f"shape {list(got.shape)} instead of {list(expected.shape)}"
     tolerance = _TOLERANCE.get(spec.datatype.name)

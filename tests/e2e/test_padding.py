@@ -1,0 +1,95 @@
+"""Requests of different lengths share batches on a real server, and get what they get alone.
+
+The window is ten minutes, so a batch leaves when it is full and at no other time: that every
+request is answered shows that lengths rode together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+import pytest
+from e2e.fixtures import Serve
+from server import models
+
+from tensorferry.client import InferenceClient, InferenceResult
+
+SIZE = 8
+LADDER = (8, 16, 32)
+OPTIONS = ("--pad-lengths", "sequence=8,16,32", "--pad-values", "ids=0,mask=0")
+
+Inputs = dict[str, npt.NDArray[np.int64]]
+
+
+@pytest.fixture(scope="session")
+def masked_model(model_dir: Path) -> Path:
+    return models.masked_mean(model_dir / "masked.onnx")
+
+
+def text(length: int, rows: int, seed: int) -> Inputs:
+    """Random ids, and a mask that leaves out some of them."""
+    generator = np.random.default_rng(seed)
+    mask = generator.integers(0, 2, (rows, length))
+    mask[:, 0] = 1
+    return {"ids": generator.integers(0, 100, (rows, length)), "mask": mask}
+
+
+def ask(address: str, sent: Sequence[Inputs]) -> list[InferenceResult]:
+    """The answers to requests that are under way at the same time."""
+    with InferenceClient(address) as client:
+        futures = [
+            client.submit("masked", inputs, request_id=str(number), parameters={"explain": True}, timeout=60)
+            for number, inputs in enumerate(sent)
+        ]
+        return [future.result(60) for future in futures]
+
+
+def test_lengths_share_batches_and_each_gets_what_it_gets_alone(serve: Serve, masked_model: Path) -> None:
+    server = serve(masked_model, *OPTIONS, "--max-batch-size", SIZE, "--max-queue-delay-ms", 600_000)
+    assert server.ready["models"][0]["batching"].endswith("(proved), padded along 'sequence' to 8, 16, 32")
+    # Of each length four rows, so that every rung has full batches; those beyond the last rung
+    # are padded with nothing, and fill a batch each by themselves.
+    lengths = [length for length in range(3, 33) for _ in range(4)]
+    np.random.default_rng(1).shuffle(lengths)
+    sent = [text(length, 1, seed) for seed, length in enumerate(lengths)]
+    sent += [text(length, SIZE, length) for length in range(33, 41)]
+    results = ask(server.address, sent)
+
+    session = onnxruntime.InferenceSession(str(masked_model), providers=["CPUExecutionProvider"])
+    shared: dict[int, set[int]] = defaultdict(set)
+    for number, (inputs, result) in enumerate(zip(sent, results, strict=True)):
+        assert result.id == str(number)
+        tokens, mean = session.run(["tokens", "mean"], inputs)
+        np.testing.assert_array_equal(result["tokens"], tokens)
+        np.testing.assert_allclose(result["mean"], mean, rtol=1e-5, atol=1e-6)
+        length = inputs["ids"].shape[1]
+        assert result.parameters["batch_rows"] == SIZE
+        assert result.parameters.get("padded_length") == min(
+            (rung for rung in LADDER if rung >= length), default=None
+        )
+        shared[int(result.parameters["batch_number"])].add(length)
+    # 15 full batches of the 120 single rows, and 8 of those beyond the ladder.
+    assert len(shared) == 15 + 8
+    assert max(map(len, shared.values())) > 1
+
+
+def test_a_request_that_is_cut_up_is_padded_in_each_of_its_parts(serve: Serve, masked_model: Path) -> None:
+    server = serve(masked_model, *OPTIONS, "--max-batch-size", SIZE)
+    sent = text(5, 3 * SIZE + 1, seed=1)
+    (result,) = ask(server.address, [sent])
+    session = onnxruntime.InferenceSession(str(masked_model), providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(result["tokens"], session.run(["tokens"], sent)[0])
+
+
+def test_a_model_that_counts_its_padding_is_served_unpadded(serve: Serve, model_dir: Path) -> None:
+    path = models.plain_mean(model_dir / "plain.onnx")
+    server = serve(path, "--pad-lengths", "sequence=8,16,32", "--pad-values", "x=0")
+    assert "padded" not in server.ready["models"][0]["batching"]
+    with InferenceClient(server.address) as client:
+        x = np.ones((1, 3, 2), np.float32)
+        np.testing.assert_allclose(client.infer("plain", {"x": x})["y"], np.ones((1, 2)))
