@@ -9,7 +9,21 @@ import math
 import threading
 
 import pytest
-from closed_loop import CPU, GPU, MLP, Cost, Greedy, callers, ideal, poisson, simulate
+from closed_loop import (
+    CPU,
+    GPU,
+    MLP,
+    Cost,
+    Figures,
+    Greedy,
+    Traffic,
+    best_count,
+    callers,
+    ideal,
+    neither,
+    poisson,
+    simulate,
+)
 
 from tensorferry.batcher.policy import Limits
 from tensorferry.batcher.queue import RequestQueue, Work
@@ -20,12 +34,16 @@ from tensorferry.batcher.testing import VirtualClock
 SECONDS = 2.0
 
 
-def rates(cost: Cost, count: int) -> tuple[float, float]:
+def both(cost: Cost, traffic: Traffic, seconds: float = SECONDS) -> tuple[Figures, Figures]:
     greedy, learned = (
-        simulate(cost, callers(count), closed=True, returners=rule, seconds=SECONDS).rate
-        for rule in (Greedy(), Returners())
+        simulate(cost, traffic, returners=rule, seconds=seconds) for rule in (Greedy(), Returners())
     )
     return greedy, learned
+
+
+def rates(cost: Cost, count: int) -> tuple[float, float]:
+    greedy, learned = both(cost, Traffic(callers(count)))
+    return greedy.rate, learned.rate
 
 
 @pytest.mark.parametrize(("count", "of_ideal"), [(4, 0.91), (8, 0.9), (32, 0.9), (64, 0.92)])
@@ -52,11 +70,23 @@ def test_a_lone_caller_never_waits(cost: Cost) -> None:
 @pytest.mark.parametrize("cost", [GPU, MLP, CPU], ids=lambda cost: str(cost.name))
 def test_open_arrivals_are_not_delayed(cost: Cost, load: float) -> None:
     times = poisson(load * cost.most / cost.seconds(cost.most), SECONDS)
-    greedy, learned = (
-        simulate(cost, times, closed=False, returners=rule, seconds=SECONDS).latency
-        for rule in (Greedy(), Returners())
-    )
-    assert learned <= 1.01 * greedy
+    greedy, learned = both(cost, Traffic(arrivals=times))
+    assert learned.latency <= 1.01 * greedy.latency
+
+
+@pytest.mark.parametrize("count", [4, 8, 32])
+@pytest.mark.parametrize("cost", [GPU, MLP, CPU], ids=lambda cost: str(cost.name))
+def test_comes_near_the_best_that_any_rule_can_do(cost: Cost, count: int) -> None:
+    _, learned = rates(cost, count)
+    assert learned >= 0.965 * best_count(cost, count, SECONDS / 2)
+
+
+@pytest.mark.parametrize("name", neither(GPU, 1.0))
+@pytest.mark.parametrize("cost", [GPU, MLP, CPU], ids=lambda cost: str(cost.name))
+def test_whatever_the_callers_do_a_wait_costs_no_throughput(cost: Cost, name: str) -> None:
+    greedy, learned = both(cost, neither(cost, SECONDS / 2)[name], SECONDS / 2)
+    assert learned.rate >= 0.99 * greedy.rate
+    assert learned.latency <= 1.01 * greedy.latency
 
 
 def test_nothing_was_answered_nothing_is_waited_for() -> None:

@@ -4,12 +4,13 @@ Most callers send their next request when the last is answered. A purely work-co
 splits them into two groups that take turns, each batch with half of them. A fixed window mends
 that and delays everyone else. So it is learned, from what comes in the time after answers, what
 share of the answered comes back and when, above the rate at which others arrive anyway; and a
-batch waits only to where the expected gain is greatest: each caller that still makes it saves
-the time of a batch, each that is queued loses the wait.
+batch waits only where so many callers are answered faster in one large batch after another than
+in two that take turns.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -25,6 +26,12 @@ _LEAST_BATCHES = 20
 _LEAST_SHARE = 0.5
 # What is learned is worked out anew after so many batches.
 _BATCHES_A_LESSON = 8
+# A wait that makes callers faster by less than that would only delay others.
+_LEAST_GAIN = 1.01
+# Who is not back when so many of those that return are is taken for gone.
+_MOST_OF = 0.99
+# Numbers of requests that are looked at to find the best.
+_COUNTS = 32
 # The horizon is kept as long as a batch of one takes between 1/1.5 and 1.5 times as long.
 _HORIZON_DRIFT = 1.5
 
@@ -63,10 +70,15 @@ class Returners:
         self._arrivals = [0.0] * _BINS
         self._callers = [0.0] * (_BINS + 1)
         self._batches = [0.0] * (_BINS + 1)
+        # Beyond the horizon, until the next answers: arrivals and seconds.
+        self._later = self._later_seconds = 0.0
         self._lesson_in = _BATCHES_A_LESSON
-        # The share of the answered that comes back in each bin, and in it or later.
-        self._shares = [0.0] * _BINS
-        self._left = [0.0] * _BINS
+        # The share of the answered that is back by the end of each bin; and by the number of
+        # callers, how many of them a batch waits for.
+        self._back = [0.0] * _BINS
+        self._counts: dict[int, int] = {}
+        # When, after the answers, who is not back is not waited for any more.
+        self._end = 0.0
         self._answered = 0
 
     @property
@@ -79,15 +91,19 @@ class Returners:
         self._arrived += 1
         if self._answered:
             at = int((now - self._answered_at) / self._width)
-            if 0 <= at < _BINS:
+            if at < _BINS:
                 self._arrivals[at] += self._weight
+            else:
+                self._later += self._weight
 
     def answered(self, now: float, callers: int) -> None:
         """A batch of so many requests was answered."""
         if self._horizon == 0.0:
             return
         if self._answered:
-            lasted = min(int((now - self._answered_at) / self._width), _BINS)
+            elapsed = now - self._answered_at
+            self._later_seconds += max(0.0, elapsed - self._horizon) * self._weight
+            lasted = min(int(elapsed / self._width), _BINS)
             self._callers[lasted] += self._weight * self._answered
             self._batches[lasted] += self._weight
             self._weight /= _DECAY
@@ -100,13 +116,19 @@ class Returners:
         self._lesson_in = _BATCHES_A_LESSON
         scale = 1 / self._weight
         self._weight = 1.0
+        self._later *= scale
+        self._later_seconds *= scale
         for counts in (self._arrivals, self._callers, self._batches):
             counts[:] = [count * scale for count in counts]
         # A batch that lasted to a bin has been through all before.
         callers = list(accumulate(reversed(self._callers)))[::-1]
         batches = list(accumulate(reversed(self._batches)))[::-1]
-        self._shares = self._learned_shares(callers, batches)
-        self._left = list(accumulate(reversed(self._shares)))[::-1]
+        self._back = list(accumulate(self._learned_shares(callers, batches)))
+        self._counts.clear()
+        if share := self._back[-1]:
+            self._end = (bisect_left(self._back, _MOST_OF * share) + 1) * self._width
+        else:
+            self._end = 0.0
 
     def _learned_shares(self, callers: list[float], batches: list[float]) -> list[float]:
         """The share of the answered that comes back in each bin; zeros when too few do."""
@@ -118,6 +140,9 @@ class Returners:
             sum(self._arrivals[at : at + _BACKGROUND_BINS]) / sum(batches[at : at + _BACKGROUND_BINS])
             for at in range(seen - _BACKGROUND_BINS + 1)
         )
+        if self._later_seconds > _LEAST_BATCHES * self._horizon:
+            # Those that come so late are hardly returns.
+            background = min(background, self._later / self._later_seconds * self._width)
         shares = [max(0.0, self._arrivals[at] - background * batches[at]) / callers[at] for at in range(seen)]
         return shares + none[seen:] if sum(shares) >= _LEAST_SHARE else none
 
@@ -131,25 +156,36 @@ class Returners:
         if not self._horizon / _HORIZON_DRIFT <= alone <= self._horizon * _HORIZON_DRIFT or alone == 0.0:
             self._reset(alone)
             return now
-        first = int((now - self._answered_at) / self._width)
-        outstanding = min(self._answered - self._arrived, room)
-        if outstanding <= 0 or first >= _BINS or self._left[first] <= 0.02:
+        outstanding = self._answered - self._arrived
+        if outstanding <= 0 or room <= 0 or now >= self._answered_at + self._end:
             return now
-        # Of those not back yet, some do not come at all.
-        left = self._left[first] + max(0.0, 1.0 - self._left[0])
-        saved = batch_time(queued)
-        best_gain, best, expected = 0.0, 0, 0.0
-        for at in range(first, _BINS):
-            expected = min(expected + outstanding * min(1.0, self._shares[at] / left), outstanding)
-            wait = (at + 1 - first) * self._width
-            gain = expected * (saved - wait / 2) - queued * wait
-            if gain > best_gain:
-                best_gain, best = gain, at + 1
-        if not best:
+        callers = queued + outstanding
+        count = self._counts.get(callers)
+        if count is None:
+            count = self._counts[callers] = self._best_count(callers, queued + room, batch_time)
+        if queued >= count:
             return now
         self._waits += 1
-        return self._answered_at + best * self._width
+        return self._answered_at + self._end
+
+    def _best_count(self, callers: int, most: int, batch_time: Callable[[int], float]) -> int:
+        """How many of so many callers a batch waits for to answer the most a second; 0 for none.
+
+        Without a wait the callers make two groups, the one away while the other's batch runs.
+        In batches of n, larger than the half, callers - n come while a batch runs, and the other
+        2n - callers of the n in the next must be back after it.
+        """
+        half = min(max(callers // 2, 1), most)
+        other = min(callers - half, most)
+        best_rate = _LEAST_GAIN * (half + other) / (batch_time(half) + batch_time(other))
+        best = 0
+        for count in range(min(callers, most), half, -max(1, callers // _COUNTS)):
+            # The k-th of n is back when about k / (n + 1/2) of all are.
+            at = bisect_left(self._back, (2 * count - callers) / (count + 0.5))
+            if at < _BINS and (rate := count / ((at + 0.5) * self._width + batch_time(count))) > best_rate:
+                best_rate, best = rate, count
+        return best
 
     def statistics(self) -> ReturnersStatistics:
         """What was learned so far."""
-        return ReturnersStatistics(sum(self._shares), self._horizon, self._waits)
+        return ReturnersStatistics(self._back[-1], self._horizon, self._waits)
