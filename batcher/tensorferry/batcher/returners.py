@@ -84,7 +84,7 @@ class Returners:
     @property
     def expected(self) -> bool:
         """Whether those who are answered come back soon, as far as is known."""
-        return self._left[0] > 0.0
+        return self._end > 0.0
 
     def arrived(self, now: float) -> None:
         """A request was accepted."""
