@@ -16,7 +16,7 @@ GRPCURL := v1.9.3
 UV := 0.13.8
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test lint format simulate bench-overhead protos protos-check locks tools train gpu-check clean
+.PHONY: help run demo test lint format simulate bench-overhead bench-overload bench-closed protos protos-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,6 +49,12 @@ simulate: $(VENV)/.$(EXTRA) ## the shipping scheduler in virtual time, against i
 
 bench-overhead: $(VENV)/.$(EXTRA) ## what the scheduler costs per request
 	@$(BIN)/python benchmarks/overhead.py
+
+bench-overload: $(VENV)/.dev ## a real server under up to 3 times its capacity (QUICK=1: 20 s)
+	@$(BIN)/python benchmarks/overload.py $(if $(QUICK),--quick)
+
+bench-closed: $(VENV)/.dev ## callers in closed loops against a real server (QUICK=1: 20 s)
+	@$(BIN)/python benchmarks/closed_server.py $(if $(QUICK),--quick)
 
 protos: $(PROTOC_VENV)/.done ## regenerate the code from the .proto files
 	$(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos $(PROTOS)/*.proto

@@ -1,10 +1,14 @@
 """What the scheduler costs: one thread submits to the real batcher, whose runner does nothing.
 
-    python benchmarks/overhead.py [--requests 20000] [--rounds 5]
+    python benchmarks/overhead.py [--requests 20000] [--rounds 5] [--batches 2000]
 
 Prints the time per request, from building it to its completion, of both threads together, and
 for comparison that of `queue.SimpleQueue` alone (put and get by two threads). Medians of the
 rounds, taken in turn.
+
+Then, in runs of their own, for how long the worker holds the queue's lock for each batch of 64
+rows while 64 or 4096 wait; in between as many arrive as were taken. It is wall time: where the
+system takes the core from the thread while it holds the lock, that counts.
 """
 
 from __future__ import annotations
@@ -16,12 +20,16 @@ import statistics
 import threading
 import time
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
+import tensorferry.batcher.queue as queue_module
 from tensorferry.batcher import Batcher, Outcome, Request, Tensor
 
 _RAW = np.zeros(4, np.float32).tobytes()
+_ROWS = 64
+_WARM_UP = 50
 _TENSORS = (Tensor(np.dtype(np.float32), (1, 4), _RAW),)
 
 
@@ -66,14 +74,122 @@ def queue_seconds(requests: int) -> float:
     return (time.perf_counter() - started) / requests
 
 
+class TimedLock:
+    """A lock that notes for how long one thread holds it each time. Conditions can be built on it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since = 0.0
+        # Whose times are taken, by thread identifier, and the times; only that thread writes them.
+        self.watched: int | None = None
+        self.holds: list[float] = []
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """As `threading.Lock`."""
+        got = self._lock.acquire(blocking, timeout)
+        if got:
+            self._since = time.perf_counter()
+        return got
+
+    def release(self) -> None:
+        """As `threading.Lock`."""
+        if self.watched == threading.get_ident():
+            self.holds.append(time.perf_counter() - self._since)
+        self._lock.release()
+
+    def locked(self) -> bool:
+        """As `threading.Lock`."""
+        return self._lock.locked()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class _Threading:
+    """The module `threading`, but for the locks, which are timed and remembered."""
+
+    def __init__(self) -> None:
+        self.locks: list[TimedLock] = []
+
+    def Lock(self) -> TimedLock:  # noqa: N802
+        self.locks.append(TimedLock())
+        return self.locks[-1]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(threading, name)
+
+
+def lock_seconds(batches: int, waiting: int, timeout: float) -> list[list[float]]:
+    """The times for which the worker held the queue's lock, of each of so many batches."""
+    held: list[list[float]] = []
+    gate, done = threading.Event(), threading.Event()
+
+    def enqueue(count: int) -> None:
+        deadline = time.monotonic() + timeout
+        for _ in range(count):
+            batcher.enqueue(
+                Request(_TENSORS, _ignore, names=None, rows=1, nbytes=16, key=(4,), deadline=deadline)
+            )
+
+    def refill(x: Any) -> Any:
+        """The model: it looks what the lock's time was, and has as many arrive as it was given."""
+        gate.wait()
+        for lock in locks:
+            lock.watched = None
+        held.append([seconds for lock in locks for seconds in lock.holds])
+        if len(held) < batches:
+            enqueue(len(x))
+        else:
+            done.set()
+        for lock in locks:
+            lock.holds, lock.watched = [], threading.get_ident()
+        return x
+
+    with patch.object(queue_module, "threading", _Threading()) as namespace:
+        batcher = Batcher(refill, _ROWS, max_queue_size=2 * (waiting + _ROWS))
+        locks: list[TimedLock] = namespace.locks
+    if not locks:
+        raise RuntimeError("the queue has no lock that can be timed")
+    with batcher:
+        # The first request holds the worker while the others come to wait.
+        enqueue(1 + waiting)
+        gate.set()
+        done.wait()
+    return held[_WARM_UP:batches]
+
+
+def _ignore(outcome: Outcome) -> None:
+    """Nobody waits."""
+
+
+def print_lock_times(batches: int) -> None:
+    """Prints how long the lock is held."""
+    print(f"the queue's lock, held by the worker, per batch of {_ROWS} rows:")
+    for waiting in (64, 4096):
+        for name, timeout in (("no deadlines", math.inf), ("deadlines", 60.0)):
+            holds = lock_seconds(_WARM_UP + batches, waiting, timeout)
+            figures = []
+            for held in (sorted(map(sum, holds)), sorted(map(max, holds))):
+                p50, p99, most = (held[math.ceil(len(held) * share) - 1] * 1e6 for share in (0.5, 0.99, 1.0))
+                figures.append(f"p50 {p50:6.1f} us, p99 {p99:6.1f} us, max {most:7.1f} us")
+            print(f"  {waiting:5d} waiting, {name:12s} in all {figures[0]}; longest at once {figures[1]}")
+
+
 def main() -> None:
-    """Prints the table."""
+    """Prints the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=2000, help="whose lock time is measured")
+    parser.add_argument("--quick", action="store_true", help="a few seconds")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.requests, arguments.rounds, arguments.batches = 4000, 1, 200
     rows: dict[str, list[float]] = {"bare queue": [], "batcher, no deadlines": [], "batcher, deadlines": []}
     sizes: list[float] = []
     for _ in range(arguments.rounds):
@@ -87,6 +203,7 @@ def main() -> None:
             f"{name:22s} {statistics.median(values) * 1e6:6.2f} us a request (from {min(values) * 1e6:.2f} to {max(values) * 1e6:.2f})"
         )
     print(f"mean batch: {statistics.median(sizes):.1f} rows")
+    print_lock_times(arguments.batches)
 
 
 if __name__ == "__main__":

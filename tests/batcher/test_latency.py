@@ -104,6 +104,71 @@ def test_learns_a_staircase() -> None:
         assert model.mean(rows) == pytest.approx(stairs(rows), rel=0.05)
 
 
+def staircase(rows: int) -> float:
+    return 0.004 + 0.0032 * math.ceil(rows / 32)
+
+
+def test_learns_a_staircase_from_what_sizes_come() -> None:
+    draw = random.Random(5)
+    model = LatencyModel(128)
+    for rows in (1, 32, 128):
+        model.anchor(rows, staircase(rows))
+    for _ in range(400):
+        rows = min(128, max(1, round(draw.gauss(70, 20))))
+        model.observe(rows, staircase(rows) * draw.lognormvariate(0, 0.03))
+    assert model.statistics().stairs
+    for rows in (40, 60, 63, 66, 80, 95):
+        assert model.mean(rows) == pytest.approx(staircase(rows), rel=0.06), rows
+    assert 60 <= model.fit(staircase(64) * 1.1) <= 65, "not beyond the step"
+
+
+def test_sizes_that_never_ran_are_tried() -> None:
+    """Were a step feared after each size that ran, none larger would ever run where time is short."""
+    model = LatencyModel(128)
+    for rows in (1, 32, 128):
+        model.anchor(rows, staircase(rows))
+    for _ in range(200):
+        for rows in (32, 33, 50):
+            model.observe(rows, staircase(rows))
+    assert model.statistics().stairs
+    assert model.fit(staircase(64) * 1.1) > 55
+
+
+def test_sizes_that_have_not_run_for_long_stay_known() -> None:
+    """Overload runs two sizes only: the line through these is no reason to forget the others."""
+    draw = random.Random(7)
+
+    def stairs(rows: int) -> float:
+        return 0.001 + 0.016 * math.ceil(rows / 4)
+
+    model = LatencyModel(16)
+    for rows in (1, 4, 16):
+        model.anchor(rows, stairs(rows))
+    for sizes, batches in ((range(1, 17), 300), ((12, 16), 3000)):
+        for _ in range(batches):
+            rows = draw.choice(sizes)
+            model.observe(rows, stairs(rows) * draw.lognormvariate(0, 0.03))
+    for rows in (1, 4, 5, 8, 9):
+        assert model.mean(rows) == pytest.approx(stairs(rows), rel=0.1), rows
+
+
+def test_the_line_is_believed_where_each_row_costs_the_same() -> None:
+    draw = random.Random(6)
+    model = anchored()
+    for _ in range(400):
+        rows = draw.randint(1, MOST)
+        model.observe(rows, affine(rows) * draw.lognormvariate(0, 0.03))
+        assert not model.statistics().stairs
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.5, 4.0])
+def test_a_bucket_unlike_the_one_that_was_warmed_up_is_known_after_a_few_batches(factor: float) -> None:
+    model = anchored()
+    for rows in (20, 7, 40, 12, 30, 50):
+        model.observe(rows, factor * affine(rows))
+    assert worst_error(model, factor) < 0.15
+
+
 def test_frozen_it_learns_nothing() -> None:
     model = anchored()
     model.freeze()

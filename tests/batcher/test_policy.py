@@ -22,6 +22,7 @@ from tensorferry.batcher.policy import (
     infeasible,
     riders,
 )
+from tensorferry.batcher.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,8 @@ def test_riders(costs: list[int], ride: list[int]) -> None:
 class Affine:
     """Batch times of 10 s and 1 s a row, known exactly."""
 
+    stale = False
+
     def mean(self, rows: int) -> float:
         return 10.0 + rows
 
@@ -174,6 +177,8 @@ class Affine:
 
 class Unknown:
     """Nothing is known of batch times."""
+
+    stale = False
 
     def mean(self, rows: int) -> float:
         return 0.0
@@ -237,6 +242,25 @@ def test_sheds_nobody_when_a_small_batch_keeps_up_with_few_arrivals() -> None:
     queue = dated(11.5, 40, 41)
     ride, shed = form(queue, demand=Demand(rate=0.01, patience=40.0))
     assert (ride, shed) == (queue[:1], [])
+
+
+@pytest.mark.parametrize("slowdown", [1.2, 1.3, 1.5, 1.75, 2.0])
+def test_a_slow_spell_that_is_over_is_forgotten_though_only_small_batches_keep_the_deadlines(
+    slowdown: float,
+) -> None:
+    """As long as a full batch is thought to be slow it is not run, so nobody learns that it is not."""
+    times, rows = Profile(16), 0
+    for size in (1, 2, 4, 8, 16):
+        times.anchor(size, 0.0045 + 0.005 * size)
+    for _ in range(60):
+        times.observe(0.0, 16, slowdown * 0.0845)
+    backlog = dated(*[0.02 + 0.48 * at / 250 for at in range(250)])
+    for _ in range(200):
+        formed = form_batch([LaneOf(backlog, [])], 0, [16], 0.0, 16, times, Demand(520.0, 0.5))
+        (rows,) = formed.rows
+        times.observe(0.0, rows, 0.0045 + 0.005 * rows)
+    assert rows == 16
+    assert times.mean(16) == pytest.approx(0.0845, rel=0.05)
 
 
 def test_a_request_without_deadline_is_never_shed_and_fills_the_room() -> None:

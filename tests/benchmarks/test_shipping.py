@@ -34,6 +34,13 @@ def test_works_at_nearly_the_offline_rate_in_overload(scenario: Scenario, load: 
     assert got.late < 0.01
 
 
+@pytest.mark.parametrize("scenario", [s for s in BEYOND if s.cost.step > 1], ids=lambda s: s.name)
+def test_learns_staircases_while_it_sheds(scenario: Scenario) -> None:
+    got = play(scenario, 1.2, 8000)
+    assert got.goodput > 0.85 * scenario.capacity
+    assert got.late < 0.015
+
+
 def test_is_greedy_where_there_are_no_deadlines() -> None:
     """Without a window, a batch is all that waits: the same answers as the greedy peer's."""
     scenario = replace(CPU, timeouts=(1e6,))

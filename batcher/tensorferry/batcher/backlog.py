@@ -74,13 +74,21 @@ class Backlog:
         bucket.lanes[request.level].remove(request)
         self._removed(bucket, request.key, request.level, 1, request.cost)
 
-    def remove_all(self, key: Hashable, requests: Sequence[Request]) -> None:
-        """Takes requests of one bucket out; those of a class with deadlines in the order of these."""
+    def remove_all(self, key: Hashable, requests: Sequence[Request], rows: Sequence[int]) -> None:
+        """Takes requests of one bucket out, of so many rows of each class.
+
+        Those of a class with deadlines are in the order of these.
+        """
         bucket = self.buckets[key]
         for level, lane in enumerate(bucket.lanes):
-            of_class = [request for request in requests if request.level == level]
-            if of_class:
-                self._removed(bucket, key, level, len(of_class), lane.remove_all(of_class))
+            if rows[level]:
+                of_class = (
+                    requests
+                    if len(rows) == 1
+                    else [request for request in requests if request.level == level]
+                )
+                lane.remove_all(of_class, rows[level])
+                self._removed(bucket, key, level, len(of_class), rows[level])
 
     def _removed(self, bucket: Bucket, key: Hashable, level: int, requests: int, rows: int) -> None:
         bucket.rows -= rows

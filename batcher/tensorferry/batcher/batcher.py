@@ -311,6 +311,7 @@ class Batcher:
     def _expire(self) -> None:
         while (expired := self._queue.take_expired()) is not None:
             self._completions.expire(expired)
+            self._queue.ran((), None)
 
     def drain(self, timeout: float | None = None) -> bool:
         """Accepts nothing new and waits until all that was accepted is done.

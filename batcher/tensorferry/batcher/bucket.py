@@ -73,9 +73,9 @@ class Lane:
             del self.dated[bisect_left(self.dated, request.order, key=_order)]
         self.rows -= request.cost
 
-    def remove_all(self, requests: Sequence[Request]) -> int:
-        """Takes several out, those with a deadline in the order of these; returns their rows."""
-        dated = [request for request in requests if request.deadline < math.inf]
+    def remove_all(self, requests: Sequence[Request], rows: int) -> None:
+        """Takes several out, of so many rows together; those with a deadline in the order of these."""
+        dated = [request for request in requests if request.deadline < math.inf] if self.dated else []
         if dated:
             # Nearly always neighbours: one by one, all behind them would move each time.
             start = bisect_left(self.dated, dated[0].order, key=_order)
@@ -85,13 +85,14 @@ class Lane:
             else:
                 for request in dated:
                     del self.dated[bisect_left(self.dated, request.order, key=_order)]
-        if len(dated) < len(requests):
+        patient = self.patient
+        if len(requests) - len(dated) == len(patient):
+            patient.clear()
+        elif len(dated) < len(requests):
             for request in requests:
                 if request.deadline == math.inf:
-                    del self.patient[request]
-        rows = sum([request.cost for request in requests])
+                    del patient[request]
         self.rows -= rows
-        return rows
 
     def last(self, rows: int) -> list[Request]:
         """The requests that would ride last, of at least so many rows if there are as many."""

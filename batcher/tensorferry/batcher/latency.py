@@ -1,44 +1,64 @@
 """How long a batch of n rows takes: learned on line from what batches took.
 
-A running median per size, for sizes that are powers of two, over a decayed least-squares line;
-between the sizes that were seen it interpolates, so a staircase (a GPU's tiles) is learned as
-one. Warm-up runs anchor the line, which one repeated size would leave undetermined.
+Two models predict each batch before it is learned from, and the one that has been closer is
+believed. The line (decayed least squares) needs little data and is right where each row costs
+the same. The table (isotonic regression: a running mean at each size that ran, made to grow
+with the rows) follows any shape, a staircase (a GPU's tiles) above all. Warm-up runs anchor
+both: one repeated size would leave a line undetermined.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections import deque
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 
 _DECAY = 0.98
-_MEDIAN_OF = 32
-# Fewer than so many say less of a size than the line does.
-_LEAST_SEEN = 16
 # An observation counts as at most so much more, or less, than what was predicted ...
 _CLIP = 1.3
 # ... until so many in a row were clipped on the same side: then things have really changed.
 _SIDE_RUN = 8
+# The first batches of a bucket tell sooner that it is not like the one that was warmed up.
+_NEW, _NEW_SIDE_RUN = 16, 1
+# A step of a staircase is no outlier.
+_TABLE_CLIP = 1.5
 _ANCHOR_WEIGHT = 0.5
 _DEVIATION_WEIGHT = 0.05
+# The table replaces the line when its error is so much smaller ...
+_TABLE_BETTER = 0.8
+# ... and gives way when it is no more, and the line is near all of it: where only some sizes run
+# for a while, a line through these may be far off the others.
+_LINE_BETTER, _LINE_NEAR = 0.95, 2.0
+# Each size of the table is a mean over about so many of its latest batches.
+_MEAN_OF = 16
+# The table is made anew after so many batches, and has at most so many sizes, the others rounded up.
+_TABLE_EVERY = 16
+_TABLE_SIZES = 128
+# By how much a size fades each time, and no further: an old mean is better than none, and yields to
+# its neighbours' newer ones.
+_FADE, _LEAST = 0.98, 0.05
 # Timers wake up late by about so much.
 _TIMER_SLACK = 50e-6
+
+# Of weight, rows, rows², seconds, rows · seconds.
+_Sums = tuple[float, float, float, float, float]
+_NO_SUMS: _Sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyStatistics:
-    """What was learned: batch time ≈ `alpha` + `beta` · rows in seconds, and the medians by rows.
+    """What was learned: batch time ≈ `alpha` + `beta` · rows in seconds, and the table by rows.
 
-    `deviation` is the mean absolute deviation from the prediction, as a share of it.
+    `stairs` tells that the table is believed, not the line; `deviation` is the mean absolute
+    deviation from what is believed, as a share of it.
     """
 
     observations: int
     clipped: int
     alpha: float
     beta: float
+    stairs: bool
     deviation: float
     frozen: bool
     table: Mapping[int, float]
@@ -49,28 +69,41 @@ class LatencyModel:
 
     def __init__(self, max_batch_size: int) -> None:
         self._most = max_batch_size
-        self._sums = [0.0] * 5  # of weight, rows, rows², seconds, rows · seconds, without the anchors
-        self._anchors: list[tuple[int, float]] = []
-        self._seen: dict[int, deque[float]] = {}
-        self._deviation = 0.02
+        self._grain = -(-max_batch_size // _TABLE_SIZES)
+        # Of the anchors, which stay, and of what ran, which fades.
+        self._anchors = _NO_SUMS
+        self._sums = _NO_SUMS
+        self._alpha = self._beta = 0.0
+        # Mean seconds, their weight and after how many observations the last was, by size; of these
+        # the table's sizes and growing means.
+        self._seen: dict[int, tuple[float, float, int]] = {}
+        self._sizes: list[int] = []
+        self._means: list[float] = []
+        self._table_in = _TABLE_EVERY
+        self._stairs = False
+        self._line_error = self._table_error = 0.02
         self._observations = 0
         self._clipped = 0
         self._side_run = 0
         self._frozen = False
-        self._line = (0.0, 0.0)
-        self._rows: list[int] = []
-        self._means: list[float] = []
 
     @property
     def known(self) -> bool:
         """Whether there is anything to predict from."""
-        return bool(self._anchors or self._observations)
+        return bool(self._sizes)
+
+    @property
+    def _deviation(self) -> float:
+        return self._table_error if self._stairs else self._line_error
 
     def anchor(self, rows: int, seconds: float) -> None:
         """A warm-up run: half an observation that never fades."""
         _check(rows, seconds)
-        self._anchors.append((rows, seconds))
-        self._refit()
+        terms = (1.0, rows, rows * rows, seconds, rows * seconds)
+        self._anchors = _plus(self._anchors, _ANCHOR_WEIGHT, terms)
+        self._learn_size(rows, seconds)
+        self._alpha, self._beta = _line(_plus(self._anchors, 1.0, self._sums))
+        self._fit_table()
 
     def observe(self, rows: int, seconds: float) -> None:
         """A batch that ran. A single slow one changes little, a lasting change is followed."""
@@ -78,91 +111,147 @@ class LatencyModel:
         if self._frozen:
             return
         self._observations += 1
-        if self.known and (expected := self.mean(rows)) > 0:
-            self._deviation += _DEVIATION_WEIGHT * (min(abs(seconds / expected - 1), 0.5) - self._deviation)
-            seconds = self._clip(seconds, expected)
-        for index, term in enumerate((1.0, rows, rows * rows, seconds, rows * seconds)):
-            self._sums[index] = self._sums[index] * _DECAY + term
-        # The next size up: what is predicted for it covers every smaller batch.
-        size = min(1 << (rows - 1).bit_length(), self._most)
-        if rows == size:
-            self._seen.setdefault(size, deque(maxlen=_MEDIAN_OF)).append(seconds)
-        self._refit()
+        by_size = seconds
+        if self._sizes and (expected := self.mean(rows)) > 0:
+            line, table = self._alpha + self._beta * rows, self._table(rows)
+            self._judge(seconds, line, table)
+            by_size = min(max(seconds, table / _TABLE_CLIP), _TABLE_CLIP * table)
+            clipped = self._clip(rows, seconds, expected)
+            if clipped == seconds:
+                by_size = seconds
+            seconds = clipped
+        w, s1, s2, sy, s1y = self._sums
+        self._sums = (
+            w * _DECAY + 1.0,
+            s1 * _DECAY + rows,
+            s2 * _DECAY + rows * rows,
+            sy * _DECAY + seconds,
+            s1y * _DECAY + rows * seconds,
+        )
+        self._alpha, self._beta = _line(_plus(self._anchors, 1.0, self._sums))
+        self._learn_size(rows, by_size)
+        self._table_in -= 1
+        if self._table_in <= 0 or self._observations <= _TABLE_EVERY:
+            self._fit_table()
 
-    def _clip(self, seconds: float, expected: float) -> float:
+    def _judge(self, seconds: float, line: float, table: float) -> None:
+        """Counts how far both models were off, and decides which is believed."""
+        # Where a model knows no better than 0 it is as wrong as can be.
+        off = min(abs(seconds / line - 1), 0.5) if line > 0 else 0.5
+        self._line_error += _DEVIATION_WEIGHT * (off - self._line_error)
+        off = min(abs(seconds / table - 1), 0.5) if table > 0 else 0.5
+        self._table_error += _DEVIATION_WEIGHT * (off - self._table_error)
+        if not self._stairs:
+            self._stairs = self._table_error < _TABLE_BETTER * self._line_error
+        elif self._table_error >= _LINE_BETTER * self._line_error:
+            apart = [
+                abs((self._alpha + self._beta * size) / mean - 1)
+                for size, mean in zip(self._sizes, self._means, strict=True)
+                if mean > 0
+            ]
+            self._stairs = sum(apart) > _LINE_NEAR * self._table_error * len(apart)
+
+    def _clip(self, rows: int, seconds: float, expected: float) -> float:
         side = (seconds > _CLIP * expected) - (seconds < expected / _CLIP)
         if side == 0:
             self._side_run = 0
             return seconds
         self._side_run = self._side_run + side if self._side_run * side > 0 else side
-        if abs(self._side_run) > _SIDE_RUN:
-            if abs(self._side_run) == _SIDE_RUN + 1:
-                # What was learned before describes another device.
-                self._seen.clear()
-                self._anchors = [(r, s * seconds / expected) for r, s in self._anchors]
-                self._sums = [term * 0.1 for term in self._sums]
+        new = self._observations <= _NEW and self._anchors[0] > 0
+        longest = _NEW_SIDE_RUN if new else _SIDE_RUN
+        if abs(self._side_run) > longest:
+            if abs(self._side_run) == longest + 1:
+                self._rescale(rows, seconds)
             return seconds
         self._clipped += 1
         return min(max(seconds, expected / _CLIP), _CLIP * expected)
 
-    def _refit(self) -> None:
-        weight, s1, s2, sy, s1y = self._sums
-        for rows, seconds in self._anchors:
-            weight += _ANCHOR_WEIGHT
-            s1 += _ANCHOR_WEIGHT * rows
-            s2 += _ANCHOR_WEIGHT * rows * rows
-            sy += _ANCHOR_WEIGHT * seconds
-            s1y += _ANCHOR_WEIGHT * rows * seconds
-        determinant = weight * s2 - s1 * s1
-        if determinant > 1e-9 * weight * s2:
-            beta = max(0.0, (weight * s1y - s1 * sy) / determinant)
-        else:
-            # One size only: half fixed, half by the row, until another is seen.
-            beta = sy / max(s1, 1e-9) / 2
-        alpha = max(0.0, (sy - beta * s1) / weight)
-        if alpha == 0.0:
-            beta = s1y / s2
-        self._line = (alpha, beta)
-        # The table: the line, moved onto the medians where there are enough of them.
-        self._rows, self._means = [], []
-        size, highest = 1, 0.0
-        while True:
-            seen = self._seen.get(size, ())
-            mean = median(seen) if len(seen) >= _LEAST_SEEN else alpha + beta * size
-            highest = max(highest, mean)
-            self._rows.append(size)
-            self._means.append(highest)
-            if size >= self._most:
-                return
-            size = min(2 * size, self._most)
+    def _rescale(self, rows: int, seconds: float) -> None:
+        """What was learned describes another device: of the same shape at best, and not for sure."""
+        alpha, beta = _line(self._anchors)
+        scale = seconds / max(alpha + beta * rows, 1e-9)
+        w, s1, s2, sy, s1y = self._anchors
+        self._anchors = (w, s1, s2, sy * scale, s1y * scale)
+        self._sums = _plus(_NO_SUMS, 0.1, self._sums)
+        scale = seconds / max(self._table(rows), 1e-9)
+        self._seen = {
+            size: (mean * scale, 0.1 * weight, at) for size, (mean, weight, at) in self._seen.items()
+        }
+        self._table_in = 0
+
+    def _learn_size(self, rows: int, seconds: float) -> None:
+        size = min(-(-rows // self._grain) * self._grain, self._most)
+        mean, weight, seen_at = self._seen.get(size, (0.0, 0.0, 0))
+        # What a size took long ago, others having run since, says little of what it takes now.
+        weight /= 1 + (self._observations - seen_at) / _MEAN_OF
+        weight = min(weight + 1.0, _MEAN_OF)
+        mean = mean + (seconds - mean) / weight if weight > 1.0 else seconds
+        self._seen[size] = (mean, weight, self._observations)
+
+    def _fit_table(self) -> None:
+        """Pools neighbouring sizes until more rows never take less: isotonic regression."""
+        self._table_in = _TABLE_EVERY
+        self._seen = {
+            size: (mean, max(weight * _FADE, _LEAST), at) for size, (mean, weight, at) in self._seen.items()
+        }
+        ends = {size: (self._alpha + self._beta * size, _LEAST) for size in (1, self._most)}
+        self._sizes = sorted(ends | self._seen)
+        pools: list[tuple[float, float, int]] = []
+        for size in self._sizes:
+            mean, weight = self._seen[size][:2] if size in self._seen else ends[size]
+            count = 1
+            while pools and pools[-1][0] >= mean:
+                above, other, more = pools.pop()
+                mean = (mean * weight + above * other) / (weight + other)
+                weight += other
+                count += more
+            pools.append((mean, weight, count))
+        self._means = [mean for mean, _, count in pools for _ in range(count)]
+
+    def _table(self, rows: int) -> float:
+        """The table's mean: between two sizes as much as the share of the way."""
+        at = bisect_left(self._sizes, rows)
+        if at == len(self._sizes):
+            return self._means[-1] + self._beta * (rows - self._sizes[-1])
+        high = self._sizes[at]
+        if high == rows:
+            return self._means[at]
+        low, below = self._sizes[at - 1], self._means[at - 1]
+        return below + (rows - low) / (high - low) * (self._means[at] - below)
 
     def mean(self, rows: int) -> float:
         """The expected time; 0 when nothing is known. For rates."""
-        if not self._rows:
-            return 0.0
-        at = bisect_left(self._rows, rows)
-        if at == len(self._rows):
-            return self._means[-1] + self._line[1] * (rows - self._rows[-1])
-        if self._rows[at] == rows or at == 0:
-            return self._means[at]
-        low, high = self._rows[at - 1], self._rows[at]
-        share = (rows - low) / (high - low)
-        return self._means[at - 1] + share * (self._means[at] - self._means[at - 1])
+        if not self._stairs:
+            return self._alpha + self._beta * rows
+        return self._table(rows)
 
     def upper(self, rows: int) -> float:
         """The expected time with a margin; 0 when nothing is known. For feasibility only."""
-        mean = self.mean(rows)
-        return mean * (1 + 2 * self._deviation) + _TIMER_SLACK if mean else 0.0
+        return self.mean(rows) * (1 + 2 * self._deviation) + _TIMER_SLACK if self._sizes else 0.0
 
     def fit(self, slack: float) -> int:
         """The most rows whose `upper` is within the slack; the maximum when nothing is known."""
-        if not self.known or self.upper(self._most) <= slack:
+        if not self._sizes:
             return self._most
-        low, high = 0, self._most
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.upper(middle) <= slack else (low, middle)
-        return low
+        mean = (slack - _TIMER_SLACK) / (1 + 2 * self._deviation)
+        alpha, beta, least, most = self._alpha, self._beta, 0, self._most
+        if self._stairs:
+            # On the line between the last size that is not longer and the next.
+            at = bisect_right(self._means, mean)
+            least = self._sizes[at - 1] if at else 0
+            if at == 0:
+                most = 0
+            elif at < len(self._sizes):
+                most = self._sizes[at]
+                beta = (self._means[at] - self._means[at - 1]) / (most - least)
+                alpha = self._means[at - 1] - beta * least
+        rows = int(min(max((mean - alpha) / max(beta, 1e-15), least), most))
+        # What was computed backwards may be off by a rounding error.
+        while rows and self.upper(rows) > slack:
+            rows -= 1
+        while rows < self._most and self.upper(rows + 1) <= slack:
+            rows += 1
+        return rows
 
     def freeze(self) -> None:
         """Learns no more."""
@@ -177,12 +266,34 @@ class LatencyModel:
         return LatencyStatistics(
             observations=self._observations,
             clipped=self._clipped,
-            alpha=self._line[0],
-            beta=self._line[1],
+            alpha=self._alpha,
+            beta=self._beta,
+            stairs=self._stairs,
             deviation=self._deviation,
             frozen=self._frozen,
-            table=dict(zip(self._rows, self._means, strict=True)),
+            table=dict(zip(self._sizes, self._means, strict=True)),
         )
+
+
+def _line(sums: _Sums) -> tuple[float, float]:
+    """The least-squares line: what is fixed, and what each row costs; neither negative."""
+    weight, s1, s2, sy, s1y = sums
+    if not weight:
+        return 0.0, 0.0
+    determinant = weight * s2 - s1 * s1
+    if determinant > 1e-9 * weight * s2:
+        beta = max(0.0, (weight * s1y - s1 * sy) / determinant)
+    else:
+        # One size only: half fixed, half by the row, until another is seen.
+        beta = sy / s1 / 2
+    alpha = max(0.0, (sy - beta * s1) / weight)
+    return alpha, beta if alpha else s1y / s2
+
+
+def _plus(sums: _Sums, weight: float, terms: _Sums) -> _Sums:
+    a, b, c, d, e = sums
+    f, g, h, i, j = terms
+    return a + weight * f, b + weight * g, c + weight * h, d + weight * i, e + weight * j
 
 
 def _check(rows: int, seconds: float) -> None:

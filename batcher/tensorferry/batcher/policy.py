@@ -90,7 +90,11 @@ class BucketView(Protocol):
 
 
 class BatchTimes(Protocol):
-    """How long batches take, in seconds: `LatencyModel` is the real one."""
+    """How long batches take, in seconds: `Profile` is the real one."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether no large batch has run for so long that what one takes is a guess."""
 
     def mean(self, rows: int) -> float:
         """Expected; 0 when nothing is known."""
@@ -237,7 +241,8 @@ def preferred_rows(requests: Iterable[Waiting], limits: Limits) -> int:
         rows += request.cost
         if rows in limits.preferred:
             best = rows
-    return best
+    # Beyond the largest preferred size nothing is to be waited for.
+    return best or (rows if rows >= limits.preferred[-1] else 0)
 
 
 def infeasible(requests: Iterable[R], now: float, needs: Callable[[int], float]) -> list[R]:
@@ -291,15 +296,21 @@ def form_batch(
     queued = [lane.rows for lane in lanes]
     first = lanes[lead]
     room = most if len(lanes) == 1 else max(1, allot(queued, allotted, most)[lead])
-    batch, shed, fits = _lead(first.dated, first.patient, room, now, times, demand, first.aging)
+    batch, shed, fits = _lead(first, room, now, times, demand)
     rows = [0] * len(lanes)
-    rows[lead] = sum(request.cost for request in batch)
+    rows[lead] = sum([request.cost for request in batch])
     if len(lanes) > 1:
         queued[lead] = 0
         for level, share in enumerate(allot(queued, allotted, min(most, fits) - rows[lead])):
-            riding = _fillers(lanes[level], share, sum(rows), now, times) if share else []
+            share = min(share, fits - sum(rows))
+            if share <= 0:
+                continue
+            riding = _fillers(lanes[level], share, sum(rows), now, times)
             batch += riding
             rows[level] += sum(request.cost for request in riding)
+            if riding and riding[0].deadline < math.inf:
+                # Those of lower classes must not make them late.
+                fits = min(fits, times.fit(riding[0].deadline - now))
     return Formed(batch, shed, rows)
 
 
@@ -315,46 +326,48 @@ def allot(queued: Sequence[int], allotted: Sequence[int], room: int) -> list[int
 
 def _fillers(lane: LaneView[R], share: int, taken: int, now: float, times: BatchTimes) -> list[R]:
     """At most `share` rows that ride along with `taken` others, those that would be late left out."""
-    dated, fillers = lane.dated, list[R]()
-    if dated:
-        # The later the deadline, the larger the batch may be: from the first on who has time for
-        # as many as the last has.
-        wanted = min(share, lane.rows, times.fit(dated[-1].deadline - now) - taken)
-        start = bisect_left(dated, wanted, key=lambda request: times.fit(request.deadline - now) - taken)
-        fillers = fitting(islice(dated, start, None), wanted)
-        if fillers:
-            share = wanted - sum(request.cost for request in fillers)
+    fillers = _dated_fillers(lane, share, taken, now, times)
+    if fillers:
+        share = min(share, times.fit(fillers[0].deadline - now) - taken)
+        share -= sum(request.cost for request in fillers)
     return fillers + fitting(lane.patient, share)
 
 
+def _dated_fillers(lane: LaneView[R], share: int, taken: int, now: float, times: BatchTimes) -> list[R]:
+    dated = lane.dated
+    if not dated:
+        return []
+    # The later the deadline, the larger the batch may be: from the first on who has time for as
+    # many as the last has.
+    wanted = min(share, lane.rows, times.fit(dated[-1].deadline - now) - taken)
+    start = bisect_left(dated, wanted, key=lambda request: times.fit(request.deadline - now) - taken)
+    return fitting(islice(dated, start, None), wanted)
+
+
 def _lead(
-    dated: Sequence[R],
-    patient: Collection[R],
-    most: int,
-    now: float,
-    times: BatchTimes,
-    demand: Demand,
-    aging: float,
+    lane: LaneView[R], most: int, now: float, times: BatchTimes, demand: Demand
 ) -> tuple[list[R], list[R], int]:
     """Who rides and who is shed of the class that leads, and how large the batch may be for its deadlines.
 
     Those without a deadline are never shed, and fill the room that the dated leave. Once the
-    oldest has waited for `aging` seconds, they come first and get up to half of the room, so
+    oldest has waited for the lane's `aging` seconds, they come first and get up to half of the room, so
     that dated traffic cannot starve them.
     """
+    dated, patient = lane.dated, lane.patient
     if not dated:
-        return riders(patient, most), [], _UNBOUNDED
+        return list(patient) if lane.rows <= most else riders(patient, most), [], _UNBOUNDED
     oldest = next(iter(patient), None)
-    overdue = oldest is not None and oldest.arrival + aging <= now
+    overdue = oldest is not None and oldest.arrival + lane.aging <= now
     first = riders(patient, max(1, most // 2)) if overdue else []
     room = most - sum(request.cost for request in first)
-    if dated[0].cost > room:
-        # Only where an overdue request leaves no room; the dated lead the next batch.
-        return first, [], _UNBOUNDED
+    if first:
+        # The dated have the next batch to lead: those who would be late beside these wait.
+        along = _dated_fillers(lane, room, most - room, now, times)
+        return first + along, [], times.fit(along[0].deadline - now) if along else _UNBOUNDED
     chosen, shed, fits = _rate_rule(dated, room, now, times, demand)
     rest = min(room, fits) - sum(request.cost for request in chosen)
-    if first or oldest is None or oldest.cost > rest:
-        return first + chosen, shed, fits
+    if oldest is None or oldest.cost > rest:
+        return chosen, shed, fits
     return chosen + riders(patient, rest), shed, fits
 
 
@@ -369,27 +382,34 @@ def _rate_rule(
     target = _sustainable_rate(room, times, demand)
     ends = list(accumulate((request.cost for request in dated), initial=0))
     best_rate, best = -1.0, (0, 1, 0)
+    # What is not run is not learned: were a slow spell's times believed for ever, small batches
+    # would run for ever that cannot keep up. So now and then one is as large as it can be.
+    explore = times.stale
     for start in range(len(dated)):
         if dated[start].cost > room:
             break
         fits = max(times.fit(dated[start].deadline - now), dated[start].cost)
         stop = max(start + 1, bisect_right(ends, ends[start] + min(room, fits)) - 1)
         rows = ends[stop] - ends[start]
-        rate = rows / max(times.mean(rows), 1e-9)
+        rate = rows if explore else rows / max(times.mean(rows), 1e-9)
         if rate > best_rate:
             best_rate, best = rate, (start, stop, fits)
         unlimited = stop == len(dated) or ends[stop + 1] - ends[start] > room
-        if rate >= target or unlimited:
+        if unlimited or (rate >= target and not explore):
             break
     start, stop, fits = best
     return list(dated[start:stop]), list(dated[:start]), fits
 
 
 def _sustainable_rate(room: int, times: BatchTimes, demand: Demand) -> float:
-    """Rows a second that must and can be kept up: the arrivals', or what the patience allows in steady state."""
+    """Rows a second that must and can be kept up: the arrivals', or what the patience allows in steady state.
+
+    By the line from one row to a full batch, though the times may be a staircase: whether a size
+    is just before a step or just beyond it says nothing of what can be kept up.
+    """
     alone, full = times.mean(1), times.mean(room)
     slope = max((full - alone) / max(room - 1, 1), 1e-12)
     fixed = max(alone - slope, 0.0)
     steady = demand.rate * (demand.patience - fixed) / (1 + demand.rate * slope)
     size = min(max(round(steady), 1), room)
-    return min(demand.rate, size / max(times.mean(size), 1e-9))
+    return min(demand.rate, size / max(fixed + slope * size, 1e-9))

@@ -10,6 +10,8 @@ from tensorferry.batcher.latency import LatencyModel, LatencyStatistics
 # For how long an observation of a batch's time is trusted to refuse requests by it.
 _FRESH_SECONDS = 1.0
 _PREPARATION_WEIGHT = 0.05
+# When no batch of more than half of the most rows has run among so many, what such take is a guess.
+_STALE_BATCHES = 16
 # The host has no warm-up runs: so many first batches stand for them.
 _HOST_ANCHORS = 4
 
@@ -40,6 +42,7 @@ class Profile:
         "_most",
         "_pipelined",
         "_preparation",
+        "_since_large",
         "_upper",
         "device",
         "host",
@@ -55,6 +58,8 @@ class Profile:
         # The part of the host's time that is spent before the device can start.
         self._preparation = 0.5
         self.observed = -math.inf
+        # Batches since one of more than half of the most rows.
+        self._since_large = 0
         # What `upper` gave since the last observation: every request with a deadline asks.
         self._upper: dict[int, float] = {}
 
@@ -73,6 +78,7 @@ class Profile:
     ) -> None:
         """A batch of so many rows was run, prepared for `before` seconds, and completed for `after`."""
         rows = min(rows, self._most)
+        self._since_large = 0 if 2 * rows > self._most else self._since_large + 1
         self.observed = now
         self._upper.clear()
         self.device.observe(rows, device_seconds)
@@ -85,6 +91,11 @@ class Profile:
                 self.host.observe(rows, host_seconds)
             weight = max(_PREPARATION_WEIGHT, 1 / self._host_batches)
             self._preparation += weight * (before / host_seconds - self._preparation)
+
+    @property
+    def stale(self) -> bool:
+        """Whether it is too long ago that large batches ran to be sure of what they take."""
+        return self._since_large >= _STALE_BATCHES
 
     def mean(self, rows: int) -> float:
         """By how much a batch keeps the next one waiting; 0 when nothing is known. For rates."""

@@ -97,7 +97,7 @@ class RequestQueue:
         self._numbers = count(1)
         self._running = 0
         self._held_bytes = 0
-        # Workers that took work and have not yet run and completed all of it.
+        # Threads that took work, or the expired, and have not yet run and completed all of it.
         self._busy_workers = 0
         # When the first device can start on what it is given; passed when one is idle.
         self._next_start = -math.inf
@@ -215,13 +215,19 @@ class RequestQueue:
         )
 
     def _wake_locked(self) -> None:
-        """Wakes one worker: of an idle device if one waits there, else of one that may prepare its next batch."""
-        chosen = None
+        """Wakes the worker that may take a batch the soonest, of an idle device if one waits there."""
+        waiting = [device for device in self._devices if device.waiting]
+        if len(waiting) > 1:
+            now = self._clock.now()
+            waiting.sort(key=lambda device: (max(now, self._turn_locked(device, now)), not device.idle))
+        if waiting:
+            waiting[0].ready.notify()
+
+    def _wake_idle_locked(self) -> None:
         for device in self._devices:
-            if device.waiting and (chosen is None or device.idle):
-                chosen = device
-        if chosen is not None:
-            chosen.ready.notify()
+            if device.idle and device.waiting:
+                device.ready.notify()
+                return
 
     def take(self, device: int = 0) -> Work | None:
         """Waits for work for a device and hands it out; None when the queue is closed and empty.
@@ -251,6 +257,9 @@ class RequestQueue:
         now = self._clock.now()
         turn = self._turn_locked(device, now)
         if turn > now:
+            if self._backlog.requests and not device.idle:
+                # It may have been woken instead of one that can start at once.
+                self._wake_idle_locked()
             return Wait(turn if self._backlog.requests else math.inf)
         dead = self._expire_locked(device.starts(now), now)
         self._shares.renew(self._backlog.class_rows)
@@ -273,8 +282,11 @@ class RequestQueue:
         """When the next batch may leave for a device.
 
         Where callers come back, it is asked again when those of the last batch are answered:
-        before, nobody knows whether to wait for them. Unless a full batch waits anyway.
+        before, nobody knows whether to wait for them. Unless a full batch waits anyway. And a
+        device that is busy leaves the batch to one that is not.
         """
+        if not device.idle and any(other.idle and other.waiting for other in self._devices):
+            return math.inf
         if device.unanswered and self._returners.expected:
             most = self._limits.max_batch_size
             if all(bucket.rows < most for bucket in self._backlog.buckets.values()):
@@ -300,7 +312,10 @@ class RequestQueue:
         lead = next((level for level, share in enumerate(allotted) if share), close.lead)
         start, demand = device.starts(now), self._demand_locked(lead, now)
         formed = form_batch(lanes, lead, allotted, start, close.rows, profile, demand)
-        self._backlog.remove_all(close.key, formed.shed + formed.batch)
+        gone = list(formed.rows)
+        for request in formed.shed:
+            gone[lead] += request.cost
+        self._backlog.remove_all(close.key, formed.shed + formed.batch if formed.shed else formed.batch, gone)
         for request in formed.shed:
             self._done_locked(request)
         for request in formed.batch:
@@ -373,13 +388,16 @@ class RequestQueue:
     def take_expired(self) -> Sequence[Request] | None:
         """Waits until queued requests cannot make their deadlines while no worker is free to see it.
 
-        Hands these out; None when the queue is closed and empty.
+        Hands these out, and is told by `ran` of no batch when they are completed; None when the
+        queue is closed and empty.
         """
         with self._lock:
             while not (self._closing and not self._backlog.requests):
                 now, self._expiry_at = self._clock.now(), math.inf
                 if not self._attended_locked():
                     if dead := self._expire_locked(now, now):
+                        # Not before: were it to end the queue's work, drain would not wait for it.
+                        self._busy_workers += 1
                         return dead
                     # A rounding error must not make this a busy loop.
                     self._expiry_at = max(self._backlog.next_infeasible(now), now + 1e-4)
@@ -390,8 +408,11 @@ class RequestQueue:
             return None
 
     def _attended_locked(self) -> bool:
-        """Whether a worker waits that is free to look after the queue: it wakes before a deadline is missed."""
-        return any(device.waiting and device.idle for device in self._devices)
+        """Whether a worker waits that is free to look after the queue: it wakes before a deadline is missed.
+
+        One whose device's last batch is yet to be answered may wait for just that.
+        """
+        return any(device.waiting and device.idle and not device.unanswered for device in self._devices)
 
     def _watch_locked(self, due: float) -> None:
         """Sees to it that somebody looks after the deadlines from `due` on, while no worker is free to."""
@@ -429,10 +450,14 @@ class RequestQueue:
     def finish(self, requests: Iterable[Request]) -> list[Request]:
         """Ends running requests; returns those that were still alive, which the caller completes."""
         with self._lock:
-            alive = [request for request in requests if request.state is State.RUNNING]
-            for request in alive:
-                request.state = State.DONE
-                self._held_bytes -= request.nbytes
+            alive, running, done = [], State.RUNNING, State.DONE
+            nbytes = 0
+            for request in requests:
+                if request.state is running:
+                    request.state = done
+                    nbytes += request.nbytes
+                    alive.append(request)
+            self._held_bytes -= nbytes
             self._running -= len(alive)
             return alive
 

@@ -1,0 +1,206 @@
+"""Closed and open loops over gRPC, cheap enough that the server is what is measured.
+
+Requests are serialised before the run, and responses are looked into after it. In an open loop
+the times to send are fixed before the run, and a latency counts from the time a request was
+meant to be sent, so that a load generator that falls behind hides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, TypeAlias
+
+import grpc
+
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+PUSHBACK = "grpc-retry-pushback-ms"
+
+# What can become of a request. Expired by the server: it said that the deadline could not be
+# met; by the client: the client's own timer ran out before any word came. Anything else is
+# named by its gRPC code.
+ON_TIME, LATE, REFUSED = "on time", "late", "refused"
+BY_SERVER, BY_CLIENT = "expired by server", "expired by client"
+PROPER = (ON_TIME, LATE, REFUSED, BY_SERVER, BY_CLIENT)
+
+Infer: TypeAlias = Callable[..., Any]
+
+
+@asynccontextmanager
+async def channels(address: str, number: int = 4) -> AsyncIterator[Sequence[Infer]]:
+    """ModelInfer, from bytes to bytes, on so many connections."""
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
+    opened = [grpc.aio.insecure_channel(address, options) for _ in range(number)]
+    try:
+        yield [channel.unary_unary(METHOD) for channel in opened]
+    finally:
+        for channel in opened:
+            await channel.close()
+
+
+@dataclass(slots=True)
+class Answer:
+    """What became of one request: times in seconds of `time.perf_counter`."""
+
+    intended: float
+    sent: float
+    ended: float
+    fate: str
+    response: bytes = b""
+
+
+def fate_of(code: grpc.StatusCode, details: str, metadata: Mapping[str, object]) -> str:
+    """The name of a status; one that should say when to retry, and does not, gets one that is not proper."""
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return REFUSED if PUSHBACK in metadata else "refused without pushback"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        # grpc's own words; the server's name the deadline and what was done about it.
+        return BY_CLIENT if details == "Deadline Exceeded" else BY_SERVER
+    return code.name
+
+
+def poisson(rate: float, seconds: float, seed: int) -> list[float]:
+    """Times to send, independent of each other."""
+    chance, times, at = random.Random(seed), [], 0.0
+    while (at := at + chance.expovariate(rate)) < seconds:
+        times.append(at)
+    return times
+
+
+async def open_loop(
+    infers: Sequence[Infer],
+    requests: Sequence[bytes],
+    schedule: Sequence[float],
+    deadline: float,
+    *,
+    told: bool = True,
+    patience: float = 5.0,
+) -> list[Answer]:
+    """Sends request i at schedule[i], whatever became of the others; one Answer for each.
+
+    `deadline` is in seconds from the intended time; it goes with the request as gRPC's own
+    deadline if the server is `told`, else the client merely looks at its clock and waits, for
+    `patience` seconds in all.
+    """
+    answers: list[Answer | None] = [None] * len(schedule)
+    started = time.perf_counter() + 0.05
+
+    async def send(number: int, intended: float) -> None:
+        sent = time.perf_counter()
+        timeout = intended + (deadline if told else deadline + patience) - sent
+        fate, response = "", b""
+        try:
+            response = await infers[number % len(infers)](requests[number % len(requests)], timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            fate = fate_of(error.code(), error.details() or "", dict(error.trailing_metadata()))
+        ended = time.perf_counter()
+        if answers[number] is not None:
+            raise AssertionError(f"request {number} was answered twice")
+        fate = fate or (ON_TIME if ended <= intended + deadline else LATE)
+        answers[number] = Answer(intended, sent, ended, fate, response)
+
+    sending = set()
+    for number, offset in enumerate(schedule):
+        # Even when behind: the loop must read answers.
+        await asyncio.sleep(max(0.0, started + offset - time.perf_counter()))
+        task = asyncio.create_task(send(number, started + offset))
+        sending.add(task)
+        task.add_done_callback(sending.discard)
+    await asyncio.gather(*sending)
+    done = [answer for answer in answers if answer is not None]
+    if len(done) != len(schedule):
+        raise AssertionError(f"{len(schedule) - len(done)} requests have no status")
+    return done
+
+
+async def closed_loop(
+    infers: Sequence[Infer], requests: Sequence[bytes], callers: int, seconds: float, lead_in: float = 0.3
+) -> ClosedRun:
+    """So many callers, each of which sends its next request when the last is answered.
+
+    What is answered within the first `lead_in` seconds is not counted.
+    """
+    numbers = count()
+    responses: list[tuple[int, bytes]] = []
+    begin = time.perf_counter() + lead_in
+    end = begin + seconds
+
+    async def call(infer: Infer) -> None:
+        while time.perf_counter() < end:
+            number = next(numbers) % len(requests)
+            response = await infer(requests[number])
+            if begin <= time.perf_counter() < end:
+                responses.append((number, response))
+
+    calls = asyncio.gather(*(call(infers[caller % len(infers)]) for caller in range(callers)))
+    await asyncio.sleep(lead_in)
+    used = time.process_time()
+    await asyncio.sleep(max(0.0, end - time.perf_counter()))
+    used = time.process_time() - used
+    await calls
+    return ClosedRun(callers, seconds, used / seconds, responses)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedRun:
+    """What a closed loop got: the responses, each with the number of its request."""
+
+    callers: int
+    seconds: float
+    load_cpu_share: float
+    responses: Sequence[tuple[int, bytes]] = field(repr=False)
+
+    @property
+    def rate(self) -> float:
+        """Answers a second."""
+        return len(self.responses) / self.seconds
+
+    @property
+    def latency(self) -> float:
+        """Mean seconds from one request of a caller to its next (Little's law)."""
+        return self.callers / self.rate
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSummary:
+    """An open loop in figures: rates a second, latencies of the answered in seconds."""
+
+    offered: float
+    answered: float
+    on_time: float
+    shares: Mapping[str, float]
+    p50: float
+    p99: float
+    lag_p99: float
+
+
+def summarize(answers: Sequence[Answer], begin: float, end: float) -> OpenSummary:
+    """Counts the requests that were meant to be sent from `begin` to `end`, seconds after the first."""
+    first = answers[0].intended
+    counted = [answer for answer in answers if begin <= answer.intended - first < end]
+    fates = Counter(answer.fate for answer in counted)
+    latencies = [answer.ended - answer.intended for answer in counted if answer.fate in (ON_TIME, LATE)]
+    seconds = end - begin
+    return OpenSummary(
+        offered=len(counted) / seconds,
+        answered=len(latencies) / seconds,
+        on_time=fates[ON_TIME] / seconds,
+        shares={fate: number / len(counted) for fate, number in fates.items()},
+        p50=percentile(latencies, 50),
+        p99=percentile(latencies, 99),
+        lag_p99=percentile([answer.sent - answer.intended for answer in counted], 99),
+    )
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The least value that so many percent do not exceed; nan of no values."""
+    if not values:
+        return float("nan")
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]

@@ -1,0 +1,188 @@
+"""A real server process on a core of its own, and the real model that it serves.
+
+For the benchmarks that measure the whole way of a request: the model is an MLP with seeded
+random weights, the server listens on a port of its own choice, and the load comes from this
+process, on another core where the machine has two.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from tensorferry.protos import inference_pb2 as pb
+
+INPUT_WIDTH, OUTPUT_WIDTH = 64, 8
+MODEL = "mlp"
+_STOP_SECONDS = 30
+
+Array = npt.NDArray[Any]
+
+
+def build_mlp(path: Path, layers: int, width: int, positions: int = 1, seed: int = 1) -> None:
+    """Writes an ONNX model of so many dense layers, with ReLU between: [n, p, 64] → [n, p, 8].
+
+    A row has p positions that go through the same layers, as the words of a text would.
+    """
+    random = np.random.default_rng(seed)
+    sizes = [INPUT_WIDTH, *[width] * (layers - 1), OUTPUT_WIDTH]
+    nodes, weights, last = [], [], "x"
+    for at in range(layers):
+        shape = (sizes[at], sizes[at + 1])
+        weight = random.standard_normal(shape, np.float32) * np.float32(np.sqrt(2 / sizes[at]))
+        weights.append(numpy_helper.from_array(weight, f"w{at}"))
+        if at < layers - 1:
+            nodes.append(helper.make_node("MatMul", [last, f"w{at}"], [f"dense{at}"]))
+            nodes.append(helper.make_node("Relu", [f"dense{at}"], [last := f"relu{at}"]))
+        else:
+            nodes.append(helper.make_node("MatMul", [last, f"w{at}"], ["y"]))
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", positions, INPUT_WIDTH])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", positions, OUTPUT_WIDTH])
+    model = helper.make_model(
+        helper.make_graph(nodes, MODEL, [x], [y], weights), opset_imports=[helper.make_opsetid("", 17)]
+    )
+    model.ir_version = 9  # what ONNX Runtime 1.20 reads
+    onnx.save(model, str(path))
+
+
+def examples(count: int, positions: int = 1, seed: int = 2) -> Array:
+    """So many rows of input."""
+    return np.random.default_rng(seed).standard_normal((count, positions, INPUT_WIDTH), np.float32)
+
+
+def run_directly(path: Path, rows: Array) -> Array:
+    """What the model says of each row, alone, without a server."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return np.concatenate([session.run(None, {"x": row[None]})[0] for row in rows])
+
+
+def request_bytes(rows: Array, *, explain: bool = False) -> bytes:
+    """A serialised ModelInferRequest."""
+    request = pb.ModelInferRequest(model_name=MODEL, raw_input_contents=[rows.tobytes()])
+    request.inputs.add(name="x", datatype="FP32", shape=rows.shape)
+    if explain:
+        request.parameters["explain"].bool_param = True
+    return request.SerializeToString()
+
+
+def output_of(response: bytes) -> Array:
+    """The output in a serialised ModelInferResponse."""
+    message = pb.ModelInferResponse.FromString(response)
+    return np.frombuffer(message.raw_output_contents[0], np.float32).reshape(message.outputs[0].shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Where the server and the load run; None on a machine that has one core for both."""
+
+    server: int | None
+    load: int | None
+
+    @classmethod
+    def split(cls) -> Cores:
+        """The first core for the server and the last for the load."""
+        allowed = sorted(os.sched_getaffinity(0))
+        return cls(allowed[0], allowed[-1]) if len(allowed) > 1 else cls(None, None)
+
+    def __str__(self) -> str:
+        if self.server is None:
+            return "one core for server and load: the load takes time from the server, mistrust the figures"
+        return f"server on core {self.server}, load on core {self.load}"
+
+
+def pin(pid: int, core: int | None) -> None:
+    """Moves every thread of a process to a core: ONNX Runtime places its threads itself."""
+    if core is not None:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setaffinity(int(thread), {core})
+
+
+@dataclass(frozen=True, slots=True)
+class RealServer:
+    """A running server: its process and its address."""
+
+    process: subprocess.Popen[str]
+    address: str
+
+    def cpu_seconds(self) -> float:
+        """The processor time that it has used."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def serving(
+    model: Path, core: int | None, *options: str, program: Sequence[str] = ("-m", "tensorferry.server")
+) -> Iterator[RealServer]:
+    """Runs `tensorferry serve` on a core until the block ends; RuntimeError when it does not start."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TENSORFERRY_")}
+    command = [sys.executable, *program, "serve", f"{MODEL}={model}", "--host", "127.0.0.1", "--port", "0"]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [*command, "--device", "cpu", "--log-format", "json", *options],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment,
+            # The load's own Ctrl-C must leave the server to us.
+            start_new_session=True,
+        )
+        # Before it has threads: they inherit it.
+        pin(process.pid, core)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                log.seek(0)
+                raise RuntimeError(f"the server did not start: exit {process.wait()}, {log.read()}")
+            pin(process.pid, core)
+            yield RealServer(process, json.loads(line)["address"])
+        finally:
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    # A server that was made to collapse drains for long: the second signal ends it at once.
+    timer = threading.Timer(_STOP_SECONDS, process.kill)
+    timer.start()
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(2)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+    timer.cancel()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+async def batch_seconds(infer: Any, rows: Array, times: int = 15) -> float:
+    """How long the server computes on a batch of these rows, sent as one request: the median."""
+    request = request_bytes(rows, explain=True)
+    took = []
+    for _ in range(times):
+        response = pb.ModelInferResponse.FromString(await infer(request))
+        took.append(response.parameters["compute_us"].int64_param / 1e6)
+    return median(took)

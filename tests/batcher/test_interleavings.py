@@ -1,0 +1,230 @@
+"""Properties 1, 2, 3, 5, 10, 11 and 13, whatever the order in which threads go on at locks.
+
+Each seed is another interleaving of callers, workers, the expiry thread and a closer, in virtual
+time. `Loom` fails a run in which a wake-up was lost: everybody waits, and for no time either.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.interleave import Loom, Strand
+
+from tensorferry.batcher import Batcher, BatcherError, DeadlineExceeded, Outcome, Request
+from tensorferry.batcher.collate import request_of
+from tensorferry.batcher.request import State
+from tensorferry.batcher.returners import Returners
+
+MOST, MOST_ROWS = 4, 12
+POISON = 7.0
+
+
+@dataclass
+class Sent:
+    tag: float
+    rows: int
+    deadline: float
+    request: Request | None = None
+    outcomes: list[tuple[float, Outcome]] = field(default_factory=list)
+
+
+class Loyal(Returners):
+    expected = True
+    patience = 0.0
+
+    def wait_until(self, now: float, queued: int, batch_time: Any, room: int) -> float:
+        """For so long after the last answers."""
+        return max(now, self._answered_at + self.patience)
+
+    def answered(self, now: float, callers: int) -> None:
+        self._answered_at = now
+
+
+class World:
+    """A batcher, its callers and whoever closes it, made from a seed."""
+
+    def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.random = random.Random(seed)
+        self.loom = Loom(seed, self.at_rest)
+        self.loom.install(monkeypatch)
+        self.devices = self.random.choice([1, 1, 2, 3])
+        self.pipelined = self.random.random() < 0.5
+        self.window = self.random.choice([0.0, 0.0, 0.0, 0.03])
+        self.classes = self.random.choice([1, 2, 3])
+        self.anchored = self.random.random() < 0.5
+        # Completions take their time.
+        self.slow = self.random.random() < 0.5
+        # Callers are always expected back, and waited for for so long.
+        self.patience = self.random.choice([None, 0.0, 0.003])
+        if self.patience is not None:
+            loyal = type("Loyal", (Loyal,), {"patience": self.patience})
+            monkeypatch.setattr("tensorferry.batcher.queue.Returners", loyal)
+        self.idle_since = math.inf
+        self.sent: list[Sent] = []
+        self.running = [0] * self.devices
+        self.callers = 3
+        self.batcher: Batcher
+
+    def model_fn(self, device: int) -> Any:
+        def run(x: Any) -> Any:
+            assert len(x) <= MOST
+            self.running[device] += 1
+            self.most_at_once = max(self.most_at_once, self.running[device])
+            self.loom.sleep(0.01 + 0.001 * len(x) + 0.002 * self.random.random())
+            self.running[device] -= 1
+            if (x == POISON).any():
+                raise ValueError("poisoned")
+            return x * 2
+
+        return run
+
+    most_at_once = 0
+
+    def at_rest(self) -> None:
+        """Nobody can run before time moves: is everybody where he belongs?"""
+        if not hasattr(self, "batcher"):
+            return
+        sizes = self.batcher.statistics().sizes
+        assert 0 <= sizes.queued_rows <= MOST_ROWS
+        assert sum(sizes.class_rows) == sizes.queued_rows
+        # A device whose workers are busy completing requests can take no batch; any other must.
+        queue = self.batcher._queue
+        free = [device for device in queue._devices if device.idle and device.waiting]
+        if self.patience is not None:
+            free = [device for device in free if not device.unanswered]
+        if sizes.queued and free and not self.window:
+            self.idle_since = min(self.idle_since, self.loom.now())
+            lasted = self.loom.now() - self.idle_since
+            assert lasted <= 3 * (self.patience or 0.0), "a device is idle, and requests wait"
+        else:
+            self.idle_since = math.inf
+        at_its_post = queue._expiry._waiters
+        for sent in self.sent if at_its_post else ():
+            waits = sent.request is not None and sent.request.state is State.QUEUED
+            assert not waits or sent.deadline >= self.loom.now(), "a deadline passed, and nobody was told"
+
+    def main(self) -> None:
+        self.batcher = Batcher(
+            [self.model_fn(device) for device in range(self.devices)],
+            MOST,
+            self.window,
+            max_queue_size=MOST_ROWS,
+            priority_weights=(4, 2, 1)[: self.classes],
+            pipelined=self.pipelined,
+            clock=self.loom.clock,
+        )
+        if self.anchored:
+            self.batcher.anchor(1, 0.012)
+            self.batcher.anchor(MOST, 0.015)
+        callers = [
+            self.loom_thread(f"caller-{number}", lambda number=number: self.call(number))
+            for number in range(self.callers)
+        ]
+        closing = self.random.choice(["after", "drain", "abandon"])
+        if closing != "after":
+            self.loom.sleep(self.random.choice([0.0, 0.02, 0.05]))
+            self.batcher.close(drain=closing == "drain", timeout=self.random.choice([None, None, 0.005]))
+        for caller in callers:
+            caller.join()
+        if self.random.random() < 0.5:
+            assert self.batcher.drain()
+            assert all(len(sent.outcomes) == 1 for sent in self.sent), "drained, completions included"
+        assert self.batcher.close()
+
+    def loom_thread(self, name: str, target: Callable[[], object]) -> Strand:
+        strand = Strand(self.loom, target, name)
+        strand.start()
+        return strand
+
+    def call(self, number: int) -> None:
+        mine: list[Sent] = []
+        for turn in range(7):
+            if self.random.random() < 0.5:
+                self.loom.sleep(self.random.choice([0.0, 0.001, 0.012, 0.03]))
+            if mine and self.random.random() < 0.2:
+                request = self.random.choice(mine).request
+                assert request is not None
+                self.batcher.cancel(request)
+                continue
+            tag = POISON if self.random.random() < 0.1 else 100.0 + 10 * number + turn
+            timeout = self.random.choice([math.inf, math.inf, 0.004, 0.02, 0.05])
+            sent = Sent(tag, self.random.choice([0, 1, 1, 1, 2, 4, 6]), self.loom.now() + timeout)
+            width = self.random.choice([1, 1, 1, 2])
+            request = request_of(
+                np.full((sent.rows, width), tag),
+                lambda outcome, sent=sent: self.complete(sent, outcome),  # type: ignore[misc]
+                one_row=False,
+                deadline=sent.deadline,
+            )
+            request.priority = self.random.randint(0, self.classes)
+            try:
+                self.batcher.enqueue(request)
+            except BatcherError:
+                assert not sent.outcomes
+                continue
+            sent.request = request
+            mine.append(sent)
+            self.sent.append(sent)
+
+    def complete(self, sent: Sent, outcome: Outcome) -> None:
+        sent.outcomes.append((self.loom.now(), outcome))
+        if self.slow and self.random.random() < 0.3:
+            self.loom.sleep(self.random.choice([0.0, 0.002, 0.02]))
+
+    def check(self) -> None:
+        parts = 0
+        for sent in self.sent:
+            ((when, outcome),) = sent.outcomes
+            parts += max(1, math.ceil(sent.rows / MOST))
+            if outcome.error is None:
+                assert (outcome.outputs == 2 * sent.tag).all(), "its own rows"
+                assert len(outcome.outputs) == sent.rows
+                assert self.slow or when < sent.deadline
+            elif isinstance(outcome.error, ValueError):
+                assert sent.tag == POISON, "failed by a neighbour's fault"
+            elif isinstance(outcome.error, DeadlineExceeded):
+                assert sent.deadline < math.inf
+        counts = self.batcher.statistics()
+        ended = counts.answered + counts.failed + counts.cancelled + counts.expired
+        assert ended + counts.shed + counts.abandoned == parts
+        assert counts.accepted == len(self.sent)
+        sizes = counts.sizes
+        assert (sizes.queued, sizes.queued_rows, sizes.running, sizes.held_bytes) == (0, 0, 0, 0)
+        assert self.most_at_once <= 1, "one thread at a time on a device"
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_in_whatever_order_threads_go_on_nothing_is_lost_or_doubled(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(60 * block, 60 * (block + 1)):
+        with monkeypatch.context() as patch:
+            world = World(seed, patch)
+            try:
+                world.loom.run(world.main)
+                world.check()
+            except BaseException as error:
+                error.add_note(f"seed {seed}")
+                raise
+
+
+def test_a_lost_wake_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tool itself: a queue that forgets to wake its worker fails the run."""
+    loom = Loom(0)
+    loom.install(monkeypatch)
+    monkeypatch.setattr("tensorferry.batcher.queue.RequestQueue._wake_locked", lambda self: None)
+
+    def main() -> None:
+        batcher = Batcher(lambda x: x, clock=loom.clock)
+        loom.sleep(1.0)
+        future = batcher.submit(1.0)
+        loom.wait(future.done)
+
+    with pytest.raises(AssertionError, match="nobody will ever run again"):
+        loom.run(main)
