@@ -45,6 +45,7 @@ gpu-check: $(VENV)/.dev ## on a GPU machine: the end-to-end tests on CUDA, and C
 
 simulate: $(VENV)/.$(EXTRA) ## the shipping scheduler in virtual time, against its peers (QUICK=1: a minute)
 	@$(BIN)/python benchmarks/closed_loop.py
+	@$(BIN)/python benchmarks/closed_pipeline.py
 	@$(BIN)/python benchmarks/simulate/run.py $(if $(QUICK),--quick)
 
 bench-overhead: $(VENV)/.$(EXTRA) ## what the scheduler costs per request

@@ -103,7 +103,7 @@ class Line:
     def fits(self, seconds: float) -> int:
         """The largest batch that is surely over in that time; 0 or less for none."""
         rows = ((seconds - self.PAD_SECONDS) / (1 + 2 * self._deviation) - self.fixed) / self.per_row
-        return math.floor(rows) if seconds > 0 else 0
+        return math.floor(min(rows, 1e9)) if seconds > 0 else 0
 
 
 def _terms(rows: int, seconds: float) -> tuple[float, float, float, float, float]:

@@ -81,6 +81,7 @@ def _against_load(
             panel.plot(loads, points, style, color=color, label=name, linewidth=1.3)
         panel.set_title(f"{table.scenario.name}, {table.scenario.kind}")
         panel.set_xlabel("load / offline rate")
+        panel.set_ylim(bottom=0)
         if value is _p99:
             panel.axhline(1e3 * table.scenario.tightest, color="grey", linewidth=0.6)
             panel.set_ylim(0, 3e3 * table.scenario.tightest)
@@ -116,7 +117,7 @@ def _pipeline(path: Path, table: Pipelines, results: Results) -> Path:
             loads = sorted(cells)
             points = [1e3 * results.summary(cells[load]).mean for load in loads]
             panel.plot(loads, points, color=color, label=label, linewidth=1.3)
-        panel.set_title(scenario.name, fontsize=9)
+        panel.set_title(scenario.name, fontsize=8)
         panel.set_xlabel("load / offline rate")
         panel.set_ylim(0, 2e3 * scenario.tightest)
     panels[0].set_ylabel("mean latency, ms")

@@ -12,9 +12,20 @@ import pytest
 from costs import Cost, Line
 from engine import Run, Step, Times, run
 from measure import SCHEDULERS
-from policies import BentoStyle, NexusStyle, Peer, TritonStyle, WindowFromArrival, WindowFromPop
-from scenarios import BEYOND, CPU, GPU, STUDY, Scenario
-from summary import summarize
+from policies import (
+    BentoStyle,
+    FourEager,
+    NexusStyle,
+    Peer,
+    StrictPriority,
+    TritonStyle,
+    TwoEager,
+    WindowFromArrival,
+    WindowFromPop,
+)
+from scenarios import BEYOND, COMPLETING, CPU, GPU, PIPELINE, STUDY, UNEQUAL, Scenario, two_classes
+from shipping import Shipping
+from summary import Summary, summarize
 from traces import Trace
 
 # Batches of up to 4 take 2 s + 1 s a row.
@@ -37,6 +48,69 @@ def test_a_batch_takes_no_more_than_its_size() -> None:
 
 def test_devices_share_the_queue() -> None:
     assert play(Peer, [0.0, 1.0, 2.0], devices=2).answered == [3.0, 4.0, 6.0]
+
+
+def stages(
+    policy: type[Peer],
+    arrivals: list[float],
+    before: float,
+    after: float,
+    slowness: tuple[float, ...] = (1.0,),
+) -> Run:
+    """Greedy policies on devices whose host part takes `before` and `after`."""
+    scenario = replace(SMALL, before=Cost(before, 0.0), after=Cost(after, 0.0), slowness=slowness)
+    trace = Trace(arrivals, [math.inf] * len(arrivals), [0] * len(arrivals))
+    return run(trace, scenario, policy(scenario, trace), costs.silent)
+
+
+def test_a_batch_is_prepared_run_and_completed() -> None:
+    """1 + 3 + 0.5 s; then the two that waited from 1 on: 1 + 4 + 0.5 s from 4.5. The device stood still from 4 on."""
+    got = stages(Peer, [0.0, 1.0, 1.0], 1.0, 0.5)
+    assert got.answered == [4.5, 10.0, 10.0]
+    assert (got.busy, got.idle, got.early) == (7.0, 1.5, 0.0)
+
+
+def test_of_two_in_flight_one_is_prepared_while_the_device_runs_the_other() -> None:
+    """The second is prepared from 1 to 2, and waits until 4; the third leaves at 4.5, is prepared at 5.5, waits to 7."""
+    got = stages(TwoEager, [0.0, 1.0, 2.0], 1.0, 0.5)
+    assert got.answered == [4.5, 7.5, 10.5]
+    assert (got.busy, got.idle) == (9.0, 0.0)
+    assert got.early == pytest.approx((0 + 2 + 1.5) / 3)
+
+
+def test_more_in_flight_only_wait_for_the_device_and_split_the_batches() -> None:
+    arrivals = [0.0, 0.1, 0.2, 0.3]
+    assert stages(FourEager, arrivals, 1.0, 0.0).answered == [4.0, 7.0, 10.0, 13.0]
+    assert stages(TwoEager, arrivals, 1.0, 0.0).answered == [4.0, 7.0, 11.0, 11.0]
+    assert stages(Peer, arrivals, 1.0, 0.0).answered == [4.0, 10.0, 10.0, 10.0]
+
+
+def test_devices_differ() -> None:
+    """Of two that are idle the last is asked first, as the product wakes its workers: here the slow one."""
+    got = stages(Peer, [0.0, 1.0, 2.0], 0.0, 0.0, (1.0, 2.0))
+    assert got.answered == [6.0, 4.0, 7.0]
+    assert replace(SMALL, slowness=(1.0, 2.0)).capacity == pytest.approx(1.5 * SMALL.capacity)
+
+
+def test_the_shipping_queue_prepares_the_next_batch_just_in_time() -> None:
+    """Once it is known that preparing takes 1 s, a batch leaves 1 s and 0.3 ms before the device is free.
+
+    The second leaves at 2.9997: of the host nothing is known, and the device, busy from 1 to 4, should
+    be free at 3. The third leaves at 6.9997: the time it goes by is that of the batch before it. From
+    the fourth on, the device waits for none.
+    """
+    scenario = replace(SMALL, before=Cost(1.0, 0.0), max_batch_size=1)
+    trace = Trace([0.0, 0.5, 4.5, 4.6, 4.7], [math.inf] * 5, [0] * 5)
+    got = run(trace, scenario, Shipping(scenario, trace), costs.silent)
+    assert got.answered == pytest.approx([4.0, 7.0, 10.9997, 13.9997, 16.9997], abs=1e-9)
+    assert got.idle == pytest.approx(0.9997)
+
+
+def test_without_own_buckets_strict_priority_mixes_classes_in_their_order() -> None:
+    scenario = replace(SMALL, classes=(0.5, 0.5))
+    trace = Trace([0.0] + [1.0] * 6, [100.0] * 7, [0] * 7, [1, 1, 1, 0, 0, 1, 1])
+    got = run(trace, scenario, StrictPriority(scenario, trace), costs.silent)
+    assert got.answered == [3.0, 9.0, 9.0, 9.0, 9.0, 13.0, 13.0]
 
 
 def test_windows_from_arrival_and_from_pop() -> None:
@@ -65,7 +139,18 @@ def test_nexus_style_slides_past_heads_without_time_for_the_target() -> None:
     assert play(NexusStyle, [0.0, 0.5], timeout=5.5).dropped[1] == 3.0
 
 
-@pytest.mark.parametrize("scenario", [*STUDY, *BEYOND], ids=lambda s: f"{s.name}-{s.kind}")
+NEW = [
+    PIPELINE,
+    COMPLETING,
+    replace(COMPLETING, slowness=(1.0, 1.0)),
+    replace(GPU, slowness=UNEQUAL),
+    two_classes(GPU, 0.5, deadlines=True),
+    two_classes(CPU, 0.2, deadlines=True, own_buckets=True),
+    two_classes(CPU, 0.5, deadlines=False),
+]
+
+
+@pytest.mark.parametrize("scenario", [*STUDY, *BEYOND, *NEW], ids=lambda s: f"{s.name}-{s.kind}")
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_request_is_answered_or_dropped_once(scenario: Scenario, name: str) -> None:
     trace = scenario.trace(1.3, 400, 5)
@@ -94,6 +179,21 @@ def test_who_forgets_a_request_is_found_out() -> None:
 
     with pytest.raises(RuntimeError, match="1 of 3 requests were not answered or dropped exactly once"):
         play(Forgetful, [0.0, 1.0, 2.0])
+
+
+def test_classes_are_summed_up_each_for_itself() -> None:
+    trace = Trace([0.0, 1.0, 2.0], [4.0, 5.0, 6.0], [0] * 3, [1, 0, 1])
+    got = summarize(trace, Run([2.0, 6.0, math.nan], [math.nan, math.nan, 5.0], [2], 6.0, 2.0, 0.5))
+    high, low = got.classes
+    assert (high.in_time, high.late, high.mean) == (0.0, 1.0, 5.0)
+    assert (low.in_time, low.dropped, low.mean) == (0.5, 0.5, 2.0)
+    assert (got.idle, got.early, got.throughput) == (0.25, 0.5, 0.5)
+
+
+def test_the_average_of_summaries_is_that_of_each_number() -> None:
+    one, other = (Summary(x, 2 * x, classes=(Summary(3 * x, 0.0),)) for x in (0.2, 0.4))
+    got = Summary.average([one, other])
+    assert (got.in_time, got.goodput, got.classes[0].in_time) == pytest.approx((0.3, 0.6, 0.9))
 
 
 def test_summary_counts_a_drop_as_a_miss_and_a_late_answer_as_wasted() -> None:
