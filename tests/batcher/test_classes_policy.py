@@ -104,7 +104,7 @@ classes = st.lists(
 )
 
 
-@settings(reproducible, max_examples=500)
+@settings(reproducible, max_examples=300)
 @given(waiting=classes, weights=st.lists(st.integers(1, 9), min_size=4, max_size=4), data=st.data())
 def test_whatever_waits_a_batch_of_several_classes_is_sound(
     waiting: list[list[Passenger]], weights: list[int], data: st.DataObject

@@ -203,7 +203,7 @@ class World:
 def test_in_whatever_order_threads_go_on_nothing_is_lost_or_doubled(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seed in range(60 * block, 60 * (block + 1)):
+    for seed in range(40 * block, 40 * (block + 1)):
         with monkeypatch.context() as patch:
             world = World(seed, patch)
             try:

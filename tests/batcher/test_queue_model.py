@@ -163,7 +163,9 @@ class QueueModel(RuleBasedStateMachine):
         self.end(list(work.expired))
         for gone in work.shed:
             assert gone.deadline < math.inf, "who has no deadline is never dropped"
-            assert all(gone.deadline <= request.deadline for request in work.batch if request.level == gone.level)
+            assert all(
+                gone.deadline <= request.deadline for request in work.batch if request.level == gone.level
+            )
         self.end(list(work.shed))
 
     def check_batch(self, work: Work, now: float, busy: bool) -> None:
@@ -260,4 +262,4 @@ class QueueModel(RuleBasedStateMachine):
 
 
 TestQueueModel = QueueModel.TestCase
-TestQueueModel.settings = settings(reproducible, max_examples=250, stateful_step_count=40)
+TestQueueModel.settings = settings(reproducible, max_examples=150, stateful_step_count=40)
