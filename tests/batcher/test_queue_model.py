@@ -21,7 +21,7 @@ from tensorferry.batcher.queue import QueueSizes, RequestQueue, Work
 from tensorferry.batcher.request import State, split_request
 from tensorferry.batcher.testing import VirtualClock
 
-MAX_BATCH, MAX_ROWS, MAX_BYTES = 4, 12, 200
+MAX_BATCH, MAX_ROWS, MAX_BYTES = 4, 12, 320
 SECONDS = 0.5
 # Half a second for every batch, known from the start: its upper bound is 4 % more and a little.
 UPPER = SECONDS * 1.04 + 50e-6
@@ -83,7 +83,7 @@ class QueueModel(RuleBasedStateMachine):
     @rule(
         rows=st.sampled_from([0, 1, 1, 1, 2, 3, 4, 9, 14]),
         width=st.integers(1, 3),
-        ttl=st.sampled_from([0.3, 1.0, 3.0, math.inf, math.inf]),
+        ttl=st.sampled_from([0.3, 3.0, 9.0, math.inf, math.inf]),
         level=st.integers(0, 2),
     )
     def put(self, rows: int, width: int, ttl: float, level: int) -> None:
@@ -146,6 +146,7 @@ class QueueModel(RuleBasedStateMachine):
             assert self.closed
             assert not self.queued
             return
+        assert bool(work.batch) == (work.reason is not None), "a batch that leaves has riders"
         self.check_dropped(work, now, busy)
         if work.batch:
             self.check_batch(work, now, busy)
