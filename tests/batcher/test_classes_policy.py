@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import ClassVar
 
 import pytest
 from batcher.rig import reproducible
@@ -12,7 +11,7 @@ from batcher.test_policy import BUSY, Affine, LaneOf, Passenger, Unknown, dated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorferry.batcher.policy import BatchTimes, Close, Formed, Limits, decide, form_batch
+from tensorferry.batcher.policy import BatchTimes, BucketView, Close, Formed, Limits, decide, form_batch
 from tensorferry.batcher.shares import Shares
 
 MOST = 8
@@ -105,7 +104,7 @@ classes = st.lists(
 )
 
 
-@settings(reproducible, max_examples=500)
+@settings(reproducible, max_examples=300)
 @given(waiting=classes, weights=st.lists(st.integers(1, 9), min_size=4, max_size=4), data=st.data())
 def test_whatever_waits_a_batch_of_several_classes_is_sound(
     waiting: list[list[Passenger]], weights: list[int], data: st.DataObject
@@ -146,7 +145,7 @@ def test_whatever_waits_a_batch_of_several_classes_is_sound(
 )
 def test_the_highest_class_with_credit_leads(credits: list[float], lead: int) -> None:
     class View:
-        lanes: ClassVar = [lane([Passenger()]), lane([Passenger()])]
+        lanes = (lane([Passenger()]), lane([Passenger()]))
         rows = 2
         oldest_arrival = 0.0
         latest_start = math.inf
@@ -168,7 +167,7 @@ def test_the_class_that_leads_chooses_the_bucket() -> None:
             mine = LaneOf([], [Passenger()], due=due)
             self.lanes = [mine if at == level else LaneOf([], []) for at in range(2)]
 
-    buckets: dict[Hashable, View] = {"low": View(1, 1.0), "late": View(0, 9.0), "due": View(0, 5.0)}
+    buckets: dict[Hashable, BucketView] = {"low": View(1, 1.0), "late": View(0, 9.0), "due": View(0, 5.0)}
     close = decide(buckets, 0.0, Limits(MOST, 0.0), False, [1.0, 1.0])
     assert isinstance(close, Close)
     assert (close.key, close.lead) == ("due", 0)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tensorferry.batcher import Request
 from tensorferry.batcher.collate import request_of
 from tensorferry.batcher.policy import Limits
-from tensorferry.batcher.queue import RequestQueue
+from tensorferry.batcher.queue import RequestQueue, Work
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 MAX = 6
@@ -116,3 +116,28 @@ def test_a_busy_kind_does_not_starve_another(make: Make, runner: ScriptedRunner,
     runner.release(3)
     assert result(lonely) == 2
     assert Counter(batch.dtype.name for batch in runner.batches[:3]) == {"float64": 2, "float32": 1}
+
+
+@reproducible
+@given(
+    costs=st.lists(st.integers(1, MAX), min_size=1, max_size=40),
+    devices=st.integers(1, 3),
+    weights=st.sampled_from([(1,), (3, 1)]),
+)
+def test_with_several_devices_and_classes_the_backlog_leaves_in_as_many_batches(
+    costs: list[int], devices: int, weights: tuple[int, ...]
+) -> None:
+    """Property 8: whoever takes them, all that wait leave in no more batches than promised."""
+    queue = RequestQueue(Limits(MAX, 0.0), 10_000, 1 << 30, VirtualClock(), devices=devices, weights=weights)
+    for at, rows_of_one in enumerate(costs):
+        request = request_of(np.zeros((rows_of_one, 1)), Recorder(), one_row=False)
+        request.level = at % len(weights)
+        queue.put([request])
+    batches = 0
+    while queue.sizes().queued:
+        work = queue.poll(batches % devices)
+        assert isinstance(work, Work)
+        queue.finish(work.batch)
+        queue.ran(work.batch, None, device=batches % devices)
+        batches += 1
+    assert batches <= math.ceil(sum(costs) / (MAX - max(costs) + 1))

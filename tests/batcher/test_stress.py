@@ -1,4 +1,7 @@
-"""Many threads, random sizes, cancels, deadlines and failures: nothing is lost, doubled or mixed up."""
+"""Many threads, random sizes, classes, cancels, deadlines and failures: nothing is lost, doubled or mixed up.
+
+Properties 1, 2, 3 and 12 on real threads.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,7 @@ class Caller:
             request = request_of(
                 np.full((rows, 2), tag, dtype), recorder, one_row=False, deadline=time.monotonic() + timeout
             )
+            request.priority = self.random.randint(0, self.batcher.priorities)
             try:
                 self.batcher.enqueue(request)
             except (QueueFull, DeadlineExceeded, BatcherClosed):
@@ -81,15 +85,54 @@ class Caller:
                 assert recorder.kind in KINDS
 
 
-@pytest.mark.parametrize("seed", range(3))
+class Device:
+    """A model function that notices two threads in it at once."""
+
+    def __init__(self) -> None:
+        self.inside = threading.Semaphore(1)
+        self.crowded = False
+
+    def __call__(self, x: Any) -> Any:
+        if not self.inside.acquire(blocking=False):
+            self.crowded = True
+        try:
+            return model_fn(x)
+        finally:
+            self.inside.release()
+
+
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
-    ("delay", "workers", "drain"),
-    [(0.0, 2, True), (0.0, 1, False), (0.001, 2, True), (0.001, 2, False)],
+    ("delay", "devices", "drain", "options"),
+    [
+        pytest.param(0.0, 2, True, {}, id="drain"),
+        pytest.param(0.0, 1, False, {}, id="close"),
+        pytest.param(0.001, 2, True, {}, id="window-drain"),
+        pytest.param(0.001, 2, False, {"preferred_batch_sizes": [2, 4]}, id="window-preferred-close"),
+        pytest.param(0.0, 1, True, {"pipelined": True}, id="pipelined-drain"),
+        pytest.param(0.0, 3, False, {"pipelined": True}, id="pipelined-close"),
+        pytest.param(0.0, 1, True, {"priority_weights": (8, 2, 1), "max_queue_size": 30}, id="classes-drain"),
+        pytest.param(
+            0.0,
+            2,
+            False,
+            {"priority_weights": (4, 1), "max_queue_size": 40, "pipelined": True},
+            id="classes-pipelined-close",
+        ),
+        pytest.param(
+            0.001,
+            2,
+            True,
+            {"priority_weights": (1, 1, 1), "max_queue_size": 30, "pipelined": True},
+            id="all-drain",
+        ),
+    ],
 )
 def test_every_accepted_request_ends_once_with_its_own_outcome(
-    seed: int, delay: float, workers: int, drain: bool
+    seed: int, delay: float, devices: int, drain: bool, options: dict[str, Any]
 ) -> None:
-    batcher = Batcher(model_fn, MAX_BATCH, delay, workers=workers, max_queue_size=2000)
+    functions = [Device() for _ in range(devices)]
+    batcher = Batcher(functions, MAX_BATCH, delay, **{"max_queue_size": 2000, **options})
     half_way = threading.Event()
     callers = [Caller(batcher, number, seed, half_way) for number in range(THREADS)]
     with ThreadPoolExecutor(THREADS) as pool:
@@ -101,6 +144,7 @@ def test_every_accepted_request_ends_once_with_its_own_outcome(
         for future in running:
             future.result(PATIENCE)
     assert batcher.close()
+    assert not any(function.crowded for function in functions), "one thread at a time"
     for caller in callers:
         caller.check()
 

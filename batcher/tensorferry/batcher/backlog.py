@@ -8,6 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 
 from tensorferry.batcher.bucket import Bucket
+from tensorferry.batcher.latency import LatencyModel
 from tensorferry.batcher.policy import Limits, infeasible
 from tensorferry.batcher.profile import BucketStatistics, Profile
 from tensorferry.batcher.request import Request
@@ -35,6 +36,8 @@ class Backlog:
 
     def anchor(self, rows: int, seconds: float) -> None:
         """A warm-up run of so many rows: what every bucket's model of the device starts from."""
+        # What makes no sense is refused here, and not at the first request of each bucket.
+        LatencyModel(self._limits.max_batch_size).anchor(rows, seconds)
         self._anchors.append((rows, seconds))
 
     def profile(self, key: Hashable) -> Profile:
