@@ -11,8 +11,10 @@ from batcher.test_policy import BUSY, Affine, LaneOf, Passenger, Unknown, dated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorferry.batcher.policy import BatchTimes, BucketView, Close, Formed, Limits, decide, form_batch
+from tensorferry.batcher.policy import Close, Limits, decide
+from tensorferry.batcher.riding import Formed, form_batch
 from tensorferry.batcher.shares import Shares
+from tensorferry.batcher.views import BatchTimes, BucketView
 
 MOST = 8
 

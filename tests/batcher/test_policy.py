@@ -11,18 +11,9 @@ from batcher.rig import reproducible
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorferry.batcher.policy import (
-    Close,
-    CloseReason,
-    Demand,
-    Limits,
-    Wait,
-    decide,
-    form_batch,
-    infeasible,
-    riders,
-)
+from tensorferry.batcher.policy import Close, CloseReason, Limits, Wait, decide
 from tensorferry.batcher.profile import Profile
+from tensorferry.batcher.riding import Demand, form_batch, infeasible, riders
 
 
 @dataclass(frozen=True)

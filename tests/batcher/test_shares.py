@@ -9,7 +9,7 @@ from batcher.rig import reproducible
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorferry.batcher.policy import allot
+from tensorferry.batcher.riding import allot
 from tensorferry.batcher.shares import Shares
 
 MOST = 32

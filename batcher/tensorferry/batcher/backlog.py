@@ -9,9 +9,10 @@ from functools import partial
 
 from tensorferry.batcher.bucket import Bucket
 from tensorferry.batcher.latency import LatencyModel
-from tensorferry.batcher.policy import Limits, infeasible
+from tensorferry.batcher.policy import Limits
 from tensorferry.batcher.profile import BucketStatistics, Profile
 from tensorferry.batcher.request import Request
+from tensorferry.batcher.riding import infeasible
 
 # A lane is due when its oldest request has waited for so many full batches, or so many seconds
 # as long as a batch's time is not known; so no bucket and no request without deadline starves.

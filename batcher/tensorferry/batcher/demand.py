@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tensorferry.batcher.policy import Demand
+from tensorferry.batcher.riding import Demand
 
 # With too few the rate is taken for less than it is about as often as for more. Less costs more:
 # batches too small to keep up.

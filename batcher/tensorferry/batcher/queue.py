@@ -13,16 +13,18 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from tensorferry.batcher.admission import Admission
 from tensorferry.batcher.backlog import Backlog
 from tensorferry.batcher.bucket import Bucket
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.demand import DemandMeter
 from tensorferry.batcher.device import Device
-from tensorferry.batcher.errors import BatcherClosed, DeadlineExceeded, QueueFull, RequestTooLarge
-from tensorferry.batcher.policy import Close, CloseReason, Demand, Limits, Wait, decide, form_batch
+from tensorferry.batcher.errors import BatcherClosed
+from tensorferry.batcher.policy import Close, CloseReason, Limits, Wait, decide
 from tensorferry.batcher.profile import BucketStatistics
 from tensorferry.batcher.request import Request, State
 from tensorferry.batcher.returners import Returners, ReturnersStatistics
+from tensorferry.batcher.riding import Demand, form_batch
 from tensorferry.batcher.shares import Shares
 
 
@@ -75,8 +77,6 @@ class RequestQueue:
         returners: Returners | None = None,
     ) -> None:
         self._limits = limits
-        self._max_rows = max_rows
-        self._max_bytes = max_bytes
         self._clock = clock
         self._pipelined = pipelined
         # Guards every field below and the state of every request in here. Nothing is completed,
@@ -90,6 +90,7 @@ class RequestQueue:
         # Nothing is queued and no worker is busy. Waited for by drain; notified by whoever ends it.
         self._all_done = threading.Condition(self._lock)
         self._backlog = Backlog(limits, len(weights), pipelined=pipelined)
+        self._admission = Admission(self._backlog, max_rows, max_bytes, devices)
         self._shares = Shares(weights, limits.max_batch_size)
         self._returners = returners or Returners()
         # By class, of all buckets together: they share the device that must keep up with it.
@@ -107,14 +108,7 @@ class RequestQueue:
 
     def check_size(self, rows: int, nbytes: int) -> None:
         """RequestTooLarge when so many rows or bytes could never be accepted."""
-        if rows > self._max_rows:
-            raise RequestTooLarge(
-                f"the request has {rows} rows; the queue holds {self._max_rows}: send fewer rows at once"
-            )
-        if nbytes > self._max_bytes:
-            raise RequestTooLarge(
-                f"the request has {nbytes} bytes; the queue holds {self._max_bytes}: send less at once"
-            )
+        self._admission.check_size(rows, nbytes)
 
     def anchor(self, rows: int, seconds: float) -> None:
         """A warm-up run of so many rows: what every bucket's latency model starts from.
@@ -142,10 +136,11 @@ class RequestQueue:
             if self._closing:
                 raise BatcherClosed("the batcher is draining or closed and accepts no new requests")
             now = self._clock.now()
-            displaced = self._make_room_locked(first.level, rows, nbytes)
+            displaced = self._admission.make_room(first.level, rows, nbytes, self._held_bytes)
             if first.deadline < math.inf:
+                start = max(now, self._next_start)
                 for request in requests:
-                    self._check_feasible_locked(request, now)
+                    self._admission.check_feasible(request, start, now)
             for request in displaced:
                 self._end_queued_locked(request)
             # First: whether a batch goes on waiting depends on who is back by now.
@@ -160,41 +155,10 @@ class RequestQueue:
                 self._watch_locked(first.deadline)
             return displaced
 
-    def _make_room_locked(self, level: int, rows: int, nbytes: int) -> Sequence[Request]:
-        """Who must go for so many rows of a class to find room; QueueFull when they cannot."""
-        backlog = self._backlog
-        displaced: Sequence[Request] = ()
-        lacking = backlog.rows + rows - self._max_rows
-        if lacking > 0:
-            displaced = backlog.displaceable(level, lacking)
-            if not displaced:
-                self._refuse_locked(f"{backlog.rows} of {self._max_rows} rows wait, the request has {rows}")
-        if self._held_bytes + nbytes > self._max_bytes:
-            held = f"it holds {self._held_bytes} of {self._max_bytes} bytes"
-            self._refuse_locked(f"{held}, the request has {nbytes}")
-        return displaced
-
-    def _refuse_locked(self, why: str) -> None:
-        retry_after = self._drain_time_locked()
-        raise QueueFull(f"the queue is full: {why}; retry in {retry_after:.3f} s", retry_after)
-
     def drain_time(self) -> float:
         """How long the queue as it is takes to drain, in seconds; at least a millisecond."""
         with self._lock:
-            return self._drain_time_locked()
-
-    def _drain_time_locked(self) -> float:
-        return max(0.001, self._backlog.drain_time() / len(self._devices))
-
-    def _check_feasible_locked(self, request: Request, now: float) -> None:
-        start = max(now, self._next_start)
-        needed = self._backlog.profile(request.key).needs(request.cost, now)
-        if request.deadline <= start + needed:
-            left = request.deadline - now
-            raise DeadlineExceeded(
-                f"the deadline is {left * 1e3:.1f} ms away; alone the request would take until "
-                f"{(start + needed - now) * 1e3:.1f} ms from now: allow more time"
-            )
+            return self._admission.drain_time()
 
     def _enqueue_locked(self, request: Request, now: float) -> bool:
         """Puts a request into its bucket; whether a waiting worker must hear of it."""

@@ -1,0 +1,209 @@
+"""Who rides in a batch, and who is dropped: pure functions of the queue and the time.
+
+Requests with deadlines ride in the order of these. When those that wait cannot all make
+theirs, the *rate rule* drops the fewest oldest such that the batch that then fits is large
+enough to keep up with the arrivals. Dropping only what is already lost would be a trap: the
+slack that the oldest has left fits a batch too small to keep up, so the next oldest has no
+more slack, and so on.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from typing import Generic
+
+from tensorferry.batcher.views import BatchTimes, LaneView, R
+
+# More rows than any batch has.
+_UNBOUNDED = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What arrives at a bucket: `rate` in rows a second, `patience` the usual time from arrival to deadline."""
+
+    rate: float
+    patience: float
+
+
+@dataclass(frozen=True, slots=True)
+class Formed(Generic[R]):
+    """Who rides, those of the leading class first, and who is shed; `rows` that ride of each class."""
+
+    batch: list[R]
+    shed: list[R]
+    rows: list[int]
+
+
+def infeasible(requests: Iterable[R], now: float, needs: Callable[[int], float]) -> list[R]:
+    """The requests that cannot make their deadline even if they run alone now; a passed one is one.
+
+    `needs` tells how many seconds so many rows take at most.
+    """
+    return [
+        request
+        for request in requests
+        if request.deadline < math.inf and now + needs(request.cost) >= request.deadline
+    ]
+
+
+def riders(requests: Iterable[R], rows: int) -> list[R]:
+    """The longest run of requests, in their order, of at most that many rows; the first rides always."""
+    batch: list[R] = []
+    for request in requests:
+        if batch and request.cost > rows:
+            break
+        batch.append(request)
+        rows -= request.cost
+    return batch
+
+
+def fitting(requests: Iterable[R], rows: int) -> list[R]:
+    """As `riders`, but nobody rides who does not fit."""
+    batch: list[R] = []
+    for request in requests:
+        if request.cost > rows:
+            break
+        batch.append(request)
+        rows -= request.cost
+    return batch
+
+
+def form_batch(
+    lanes: Sequence[LaneView[R]],
+    lead: int,
+    allotted: Sequence[int],
+    now: float,
+    most: int,
+    times: BatchTimes,
+    demand: Demand,
+) -> Formed[R]:
+    """Who rides and who is shed in a batch of at most `most` rows, of requests none of which is infeasible.
+
+    The class `lead` comes first, and only of it is anybody shed; the rows beyond those `allotted`
+    to it are the others', as many as are allotted to each, and what is left goes to these by rank.
+    """
+    queued = [lane.rows for lane in lanes]
+    first = lanes[lead]
+    room = most if len(lanes) == 1 else max(1, allot(queued, allotted, most)[lead])
+    batch, shed, fits = _lead(first, room, now, times, demand)
+    rows = [0] * len(lanes)
+    rows[lead] = sum([request.cost for request in batch])
+    if len(lanes) > 1:
+        queued[lead] = 0
+        for level, share in enumerate(allot(queued, allotted, min(most, fits) - rows[lead])):
+            share = min(share, fits - sum(rows))
+            if share <= 0:
+                continue
+            riding = _fillers(lanes[level], share, sum(rows), now, times)
+            batch += riding
+            rows[level] += sum(request.cost for request in riding)
+            if riding and riding[0].deadline < math.inf:
+                # Those of lower classes must not make them late.
+                fits = min(fits, times.fit(riding[0].deadline - now))
+    return Formed(batch, shed, rows)
+
+
+def allot(queued: Sequence[int], allotted: Sequence[int], room: int) -> list[int]:
+    """The rows of each class in a batch: those allotted first, then what is left by rank."""
+    rows = [0] * len(queued)
+    for limit in (allotted, queued):
+        for level, waiting in enumerate(queued):
+            more = max(0, min(limit[level], waiting) - rows[level])
+            rows[level] += min(more, max(0, room - sum(rows)))
+    return rows
+
+
+def _fillers(lane: LaneView[R], share: int, taken: int, now: float, times: BatchTimes) -> list[R]:
+    """At most `share` rows that ride along with `taken` others, those that would be late left out."""
+    fillers = _dated_fillers(lane, share, taken, now, times)
+    if fillers:
+        share = min(share, times.fit(fillers[0].deadline - now) - taken)
+        share -= sum(request.cost for request in fillers)
+    return fillers + fitting(lane.patient, share)
+
+
+def _dated_fillers(lane: LaneView[R], share: int, taken: int, now: float, times: BatchTimes) -> list[R]:
+    dated = lane.dated
+    if not dated:
+        return []
+    # The later the deadline, the larger the batch may be: from the first on who has time for as
+    # many as the last has.
+    wanted = min(share, lane.rows, times.fit(dated[-1].deadline - now) - taken)
+    start = bisect_left(dated, wanted, key=lambda request: times.fit(request.deadline - now) - taken)
+    return fitting(islice(dated, start, None), wanted)
+
+
+def _lead(
+    lane: LaneView[R], most: int, now: float, times: BatchTimes, demand: Demand
+) -> tuple[list[R], list[R], int]:
+    """Who rides and who is shed of the class that leads, and how large the batch may be for its deadlines.
+
+    Those without a deadline are never shed, and fill the room that the dated leave. Once the
+    oldest has waited for the lane's `aging` seconds, they come first and get up to half of the room, so
+    that dated traffic cannot starve them.
+    """
+    dated, patient = lane.dated, lane.patient
+    if not dated:
+        return list(patient) if lane.rows <= most else riders(patient, most), [], _UNBOUNDED
+    oldest = next(iter(patient), None)
+    overdue = oldest is not None and oldest.arrival + lane.aging <= now
+    first = riders(patient, max(1, most // 2)) if overdue else []
+    room = most - sum(request.cost for request in first)
+    if first:
+        # The dated have the next batch to lead: those who would be late beside these wait.
+        along = _dated_fillers(lane, room, most - room, now, times)
+        return first + along, [], times.fit(along[0].deadline - now) if along else _UNBOUNDED
+    chosen, shed, fits = _rate_rule(dated, room, now, times, demand)
+    rest = min(room, fits) - sum(request.cost for request in chosen)
+    if oldest is None or oldest.cost > rest:
+        return chosen, shed, fits
+    return chosen + riders(patient, rest), shed, fits
+
+
+def _rate_rule(
+    dated: Sequence[R], room: int, now: float, times: BatchTimes, demand: Demand
+) -> tuple[list[R], list[R], int]:
+    """Riders and shed among the dated, and the rows that the riders' deadlines allow in all."""
+    fits = times.fit(dated[0].deadline - now)
+    wanted = riders(dated, room)
+    if sum(request.cost for request in wanted) <= max(fits, dated[0].cost):
+        return wanted, [], max(fits, dated[0].cost)
+    target = _sustainable_rate(room, times, demand)
+    ends = list(accumulate((request.cost for request in dated), initial=0))
+    best_rate, best = -1.0, (0, 1, 0)
+    # What is not run is not learned: were a slow spell's times believed for ever, small batches
+    # would run for ever that cannot keep up. So now and then one is as large as it can be.
+    explore = times.stale
+    for start in range(len(dated)):
+        if dated[start].cost > room:
+            break
+        fits = max(times.fit(dated[start].deadline - now), dated[start].cost)
+        stop = max(start + 1, bisect_right(ends, ends[start] + min(room, fits)) - 1)
+        rows = ends[stop] - ends[start]
+        rate = rows if explore else rows / max(times.mean(rows), 1e-9)
+        if rate > best_rate:
+            best_rate, best = rate, (start, stop, fits)
+        unlimited = stop == len(dated) or ends[stop + 1] - ends[start] > room
+        if unlimited or (rate >= target and not explore):
+            break
+    start, stop, fits = best
+    return list(dated[start:stop]), list(dated[:start]), fits
+
+
+def _sustainable_rate(room: int, times: BatchTimes, demand: Demand) -> float:
+    """Rows a second that must and can be kept up: the arrivals', or what the patience allows in steady state.
+
+    By the line from one row to a full batch, though the times may be a staircase: whether a size
+    is just before a step or just beyond it says nothing of what can be kept up.
+    """
+    alone, full = times.mean(1), times.mean(room)
+    slope = max((full - alone) / max(room - 1, 1), 1e-12)
+    fixed = max(alone - slope, 0.0)
+    steady = demand.rate * (demand.patience - fixed) / (1 + demand.rate * slope)
+    size = min(max(round(steady), 1), room)
+    return min(demand.rate, size / max(fixed + slope * size, 1e-9))

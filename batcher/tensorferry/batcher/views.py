@@ -1,0 +1,87 @@
+"""What the policy sees of the queue: protocols, so that tests can bring requests and times of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol, TypeVar
+
+
+class Waiting(Protocol):
+    """What the policy sees of a queued request; `Request` is the real one, tests bring their own."""
+
+    @property
+    def cost(self) -> int:
+        """Rows, at least one."""
+
+    @property
+    def arrival(self) -> float:
+        """When it was accepted."""
+
+    @property
+    def deadline(self) -> float:
+        """Absolute; inf for none."""
+
+
+R = TypeVar("R", bound=Waiting)
+R_co = TypeVar("R_co", bound=Waiting, covariant=True)
+
+
+class LaneView(Protocol[R_co]):
+    """What the policy sees of the queued requests of one priority class that may share a batch."""
+
+    @property
+    def dated(self) -> Sequence[R_co]:
+        """Those with a deadline, the earliest first."""
+
+    @property
+    def patient(self) -> Collection[R_co]:
+        """Those without, in order of arrival."""
+
+    @property
+    def rows(self) -> int:
+        """The sum of their costs."""
+
+    @property
+    def due(self) -> float:
+        """When the first must be served at the latest, to be compared with other lanes'; inf when empty."""
+
+    @property
+    def aging(self) -> float:
+        """How long one without a deadline waits before it may go before those with one."""
+
+
+class BucketView(Protocol):
+    """What the policy sees of the queued requests that may share a batch: never empty."""
+
+    @property
+    def lanes(self) -> Sequence[LaneView[Waiting]]:
+        """The requests by priority class, the highest first."""
+
+    @property
+    def rows(self) -> int:
+        """The sum of their costs."""
+
+    @property
+    def oldest_arrival(self) -> float:
+        """The arrival of the one that came first."""
+
+    @property
+    def latest_start(self) -> float:
+        """When its batch must leave at the latest for the earliest deadline to be met; inf for none."""
+
+
+class BatchTimes(Protocol):
+    """How long batches take, in seconds: `Profile` is the real one."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether no large batch has run for so long that what one takes is a guess."""
+
+    def mean(self, rows: int) -> float:
+        """Expected; 0 when nothing is known."""
+
+    def upper(self, rows: int) -> float:
+        """With a margin; 0 when nothing is known."""
+
+    def fit(self, slack: float) -> int:
+        """The most rows whose `upper` is within the slack."""
