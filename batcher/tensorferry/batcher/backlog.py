@@ -20,6 +20,7 @@ _AGING_BATCHES = 8
 _AGING_SECONDS = 1.0
 # What is learned of a bucket is kept for so many of them, the last used.
 _PROFILES = 256
+_FORGET_TRIES = 4
 
 
 class Backlog:
@@ -51,10 +52,19 @@ class Backlog:
             for rows, seconds in self._anchors:
                 profile.anchor(rows, seconds)
             if len(self._profiles) > _PROFILES:
-                self._profiles.popitem(last=False)
+                self._forget_one()
         else:
             self._profiles.move_to_end(key)
         return profile
+
+    def _forget_one(self) -> None:
+        # Not one that is in use: its batches would be learned from, and what is learned lost.
+        for _ in range(_FORGET_TRIES):
+            key = next(iter(self._profiles))
+            if key not in self.buckets:
+                del self._profiles[key]
+                return
+            self._profiles.move_to_end(key)
 
     def add(self, request: Request) -> Bucket:
         """Puts a request into its bucket, and returns that."""

@@ -78,7 +78,8 @@ class Profile:
     ) -> None:
         """A batch of so many rows was run, prepared for `before` seconds, and completed for `after`."""
         rows = min(rows, self._most)
-        self._since_large = 0 if 2 * rows > self._most else self._since_large + 1
+        # Where a large one was tried in vain, not again at once.
+        self._since_large = 0 if 2 * rows > self._most or self.stale else self._since_large + 1
         self.observed = now
         self._upper.clear()
         self.device.observe(rows, device_seconds)

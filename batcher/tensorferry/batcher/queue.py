@@ -102,8 +102,9 @@ class RequestQueue:
         self._busy_workers = 0
         # When the first device can start on what it is given; passed when one is idle.
         self._next_start = -math.inf
-        # Until when an idle worker waits for returners; -inf when none does.
+        # Until when an idle worker waits for returners, and for which device; -inf when none does.
         self._returners_until = -math.inf
+        self._returners_for: Device | None = None
         self._closing = False
 
     def check_size(self, rows: int, nbytes: int) -> None:
@@ -210,7 +211,8 @@ class RequestQueue:
                     self._clock.wait(mine.ready, step.until)
                 finally:
                     mine.waiting -= 1
-                    self._returners_until = -math.inf
+                    if self._returners_for is mine:
+                        self._returners_until, self._returners_for = -math.inf, None
 
     def poll(self, device: int = 0) -> Work | Wait | None:
         """What `take` would do now, without waiting: for those who live in virtual time."""
@@ -233,7 +235,7 @@ class RequestQueue:
             if decision.reason is CloseReason.IDLE and not self._closing:
                 until = self._returners_wait_locked(bucket, now)
                 if until > now and not dead:
-                    self._returners_until = until
+                    self._returners_until, self._returners_for = until, device
                     return Wait(until)
             return self._close_locked(device, decision, now, dead)
         if dead:

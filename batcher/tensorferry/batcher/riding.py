@@ -13,7 +13,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Generic
 
 from tensorferry.batcher.views import BatchTimes, LaneView, R
@@ -171,17 +171,21 @@ def _rate_rule(
     """Riders and shed among the dated, and the rows that the riders' deadlines allow in all."""
     fits = times.fit(dated[0].deadline - now)
     wanted = riders(dated, room)
-    if sum(request.cost for request in wanted) <= max(fits, dated[0].cost):
+    rows = sum([request.cost for request in wanted])
+    if rows <= max(fits, dated[0].cost):
         return wanted, [], max(fits, dated[0].cost)
     target = _sustainable_rate(room, times, demand)
-    ends = list(accumulate((request.cost for request in dated), initial=0))
+    # Where each request's rows end when all ride in their order, as far as the search has come.
+    costs, ends = iter(dated), [0]
     best_rate, best = -1.0, (0, 1, 0)
     # What is not run is not learned: were a slow spell's times believed for ever, small batches
     # would run for ever that cannot keep up. So now and then one is as large as it can be.
-    explore = times.stale
+    explore = times.stale and 2 * rows > room
     for start in range(len(dated)):
         if dated[start].cost > room:
             break
+        while ends[-1] <= ends[start] + room and (request := next(costs, None)) is not None:
+            ends.append(ends[-1] + request.cost)
         fits = max(times.fit(dated[start].deadline - now), dated[start].cost)
         stop = max(start + 1, bisect_right(ends, ends[start] + min(room, fits)) - 1)
         rows = ends[stop] - ends[start]
