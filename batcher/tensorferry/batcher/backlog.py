@@ -135,6 +135,12 @@ class Backlog:
             default=math.inf,
         )
 
+    def dated(self, lowest: int) -> int:
+        """How many requests with a deadline are queued, of a class and those above it."""
+        return sum(
+            [len(lane.dated) for bucket in self.buckets.values() for lane in bucket.lanes[: lowest + 1]]
+        )
+
     def displaceable(self, level: int, rows: int) -> Sequence[Request]:
         """Those of lower classes who make room for so many rows, who would ride last; empty if they cannot."""
         if sum(self.class_rows[level + 1 :]) < rows:

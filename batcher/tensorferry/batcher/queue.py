@@ -297,9 +297,16 @@ class RequestQueue:
         return self._hand_out_locked(work, now)
 
     def _demand_locked(self, lead: int, now: float) -> Demand:
-        """One device's share of what a class and those above it ask for."""
+        """One device's share of what a class and those above it ask for.
+
+        That is what arrives; and after a burst what is left of it, in the time that it has.
+        """
         demands = [meter.demand(now, len(self._devices)) for meter in self._demand[: lead + 1]]
-        return Demand(sum(demand.rate for demand in demands), demands[lead].patience)
+        rate, patience = sum([demand.rate for demand in demands]), demands[lead].patience
+        if patience:
+            waiting = self._backlog.dated(lead) / len(self._devices)
+            rate = max(rate, waiting / patience)
+        return Demand(rate, patience)
 
     def _hand_out_locked(self, work: Work, now: float) -> Work:
         self._busy_workers += 1
