@@ -2,9 +2,10 @@
 
     python benchmarks/overhead.py [--requests 20000] [--rounds 5] [--batches 2000]
 
-Prints the time per request, from building it to its completion, of both threads together, and
-for comparison that of `queue.SimpleQueue` alone (put and get by two threads). Medians of the
-rounds, taken in turn.
+Prints the time per request, from building it to its completion, and for comparison that of
+`queue.SimpleQueue` alone (put and get by two threads). Medians of the rounds, taken in turn: on one
+core, where it is the work of both threads, and on all, where it is mostly the interpreter's lock,
+which a thread that does nothing else but submit hands to and fro.
 
 Then, in runs of their own, for how long the worker holds the queue's lock for each batch of 64
 rows while 64 or 4096 wait; in between as many arrive as were taken. It is wall time: where the
@@ -15,10 +16,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import queue
 import statistics
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -35,10 +39,14 @@ _TENSORS = (Tensor(np.dtype(np.float32), (1, 4), _RAW),)
 
 def batcher_seconds(requests: int, timeout: float) -> tuple[float, float]:
     """Seconds per request through the batcher, and rows of a batch."""
-    done = threading.Semaphore(0)
+    left, done = requests, threading.Event()
 
     def complete(outcome: Outcome) -> None:
-        done.release()
+        # Called on the one worker's thread only.
+        nonlocal left
+        left -= 1
+        if not left:
+            done.set()
 
     def nothing(x: Any) -> Any:
         return x
@@ -50,11 +58,21 @@ def batcher_seconds(requests: int, timeout: float) -> tuple[float, float]:
             batcher.enqueue(
                 Request(_TENSORS, complete, names=None, rows=1, nbytes=16, key=(4,), deadline=deadline)
             )
-        for _ in range(requests):
-            done.acquire()
+        done.wait()
         took = time.perf_counter() - started
         batches = batcher.statistics().batches
     return took / requests, requests / batches
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keeps this thread, and those that it starts, to one of its cores."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def queue_seconds(requests: int) -> float:
@@ -178,6 +196,24 @@ def print_lock_times(batches: int) -> None:
             print(f"  {waiting:5d} waiting, {name:12s} in all {figures[0]}; longest at once {figures[1]}")
 
 
+def print_times(cores: str, requests: int, rounds: int) -> None:
+    """What a request costs, and the rows of a batch."""
+    rows: dict[str, list[float]] = {"bare queue": [], "batcher, no deadlines": [], "batcher, deadlines": []}
+    sizes: list[float] = []
+    for _ in range(rounds):
+        rows["bare queue"].append(queue_seconds(requests))
+        for name, timeout in (("batcher, no deadlines", math.inf), ("batcher, deadlines", 60.0)):
+            seconds, size = batcher_seconds(requests, timeout)
+            rows[name].append(seconds)
+            sizes.append(size)
+    for name, values in rows.items():
+        print(
+            f"{cores:10s} {name:22s} {statistics.median(values) * 1e6:6.2f} us a request "
+            f"(from {min(values) * 1e6:.2f} to {max(values) * 1e6:.2f})"
+        )
+    print(f"{cores:10s} mean batch: {statistics.median(sizes):.1f} rows")
+
+
 def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(
@@ -190,19 +226,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.requests, arguments.rounds, arguments.batches = 4000, 1, 200
-    rows: dict[str, list[float]] = {"bare queue": [], "batcher, no deadlines": [], "batcher, deadlines": []}
-    sizes: list[float] = []
-    for _ in range(arguments.rounds):
-        rows["bare queue"].append(queue_seconds(arguments.requests))
-        for name, timeout in (("batcher, no deadlines", math.inf), ("batcher, deadlines", 60.0)):
-            seconds, size = batcher_seconds(arguments.requests, timeout)
-            rows[name].append(seconds)
-            sizes.append(size)
-    for name, values in rows.items():
-        print(
-            f"{name:22s} {statistics.median(values) * 1e6:6.2f} us a request (from {min(values) * 1e6:.2f} to {max(values) * 1e6:.2f})"
-        )
-    print(f"mean batch: {statistics.median(sizes):.1f} rows")
+    for cores, limit in (("one core", one_core()), ("all cores", nullcontext())):
+        with limit:
+            print_times(cores, arguments.requests, arguments.rounds)
     print_lock_times(arguments.batches)
 
 

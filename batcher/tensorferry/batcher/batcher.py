@@ -276,7 +276,6 @@ class Batcher:
         if request.parts:
             # Its parts hold the tensors and complete it; it must not keep them alive, nor itself.
             request.tensors, request.complete = (), completed_twice
-        self._ledger.accepted()
         if displaced:
             self._completions.shed(
                 displaced, "requests of a higher class find room in the queue", self._queue.drain_time()
@@ -357,7 +356,9 @@ class Batcher:
     def statistics(self) -> BatcherStatistics:
         """Counts since the start and sizes of this moment. Thread-safe."""
         buckets, returners = self._queue.learned()
-        return self._ledger.statistics(self._queue.sizes(), buckets, returners, self._warnings)
+        return self._ledger.statistics(
+            self._queue.accepted, self._queue.sizes(), buckets, returners, self._warnings
+        )
 
     def __enter__(self) -> Batcher:
         return self

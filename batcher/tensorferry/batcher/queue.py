@@ -96,6 +96,7 @@ class RequestQueue:
         # By class, of all buckets together: they share the device that must keep up with it.
         self._demand = [DemandMeter() for _ in weights]
         self._numbers = count(1)
+        self._accepted = 0
         self._running = 0
         self._held_bytes = 0
         # Threads that took work, or the expired, and have not yet run and completed all of it.
@@ -127,21 +128,22 @@ class RequestQueue:
         a device is free, BatcherClosed when the queue closes; then none was accepted. Returns
         requests of lower classes that were dropped to make room: the caller completes them.
         """
-        first = requests[0]
+        first, admission = requests[0], self._admission
         rows, nbytes = first.cost, first.nbytes
         for request in requests[1:]:
             rows += request.cost
             nbytes += request.nbytes
-        self.check_size(rows, nbytes)
+        admission.check_size(rows, nbytes)
         with self._lock:
             if self._closing:
                 raise BatcherClosed("the batcher is draining or closed and accepts no new requests")
             now = self._clock.now()
-            displaced = self._admission.make_room(first.level, rows, nbytes, self._held_bytes)
+            displaced = admission.make_room(first.level, rows, nbytes, self._held_bytes)
             if first.deadline < math.inf:
                 start = max(now, self._next_start)
                 for request in requests:
-                    self._admission.check_feasible(request, start, now)
+                    admission.check_feasible(request, start, now)
+            self._accepted += 1
             for request in displaced:
                 self._end_queued_locked(request)
             # First: whether a batch goes on waiting depends on who is back by now.
@@ -472,6 +474,12 @@ class RequestQueue:
                     return False
                 self._clock.wait(self._all_done, until)
             return True
+
+    @property
+    def accepted(self) -> int:
+        """How many were accepted since the start; the parts of a request count as one."""
+        with self._lock:
+            return self._accepted
 
     def sizes(self) -> QueueSizes:
         """The sizes at this moment."""

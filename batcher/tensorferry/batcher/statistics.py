@@ -87,10 +87,6 @@ class Ledger:
         self._actual_time_sum = 0.0
         self._prediction_error_sum = 0.0
 
-    def accepted(self) -> None:
-        """A request was accepted."""
-        self._count("accepted")
-
     def refused(self, rows: int) -> None:
         """A request of so many rows was not accepted."""
         self._count("refused", rows)
@@ -154,6 +150,7 @@ class Ledger:
 
     def statistics(
         self,
+        accepted: int,
         sizes: QueueSizes,
         buckets: Mapping[Hashable, BucketStatistics],
         returners: ReturnersStatistics,
@@ -163,7 +160,7 @@ class Ledger:
         with self._lock:
             counts = self._counts
             return BatcherStatistics(
-                accepted=counts["accepted"],
+                accepted=accepted,
                 refused=counts["refused"],
                 answered=counts["answered"],
                 failed=counts["failed"],
