@@ -223,13 +223,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each open loop (default: 2)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each open loop (default: 3)")
     parser.add_argument("--deadline-ms", type=float, default=0, help="0: 5 full batches, at least 100 ms")
     parser.add_argument("--max-batch-size", type=int, default=16)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=2048)
-    parser.add_argument("--positions", type=int, default=8, help="of a row, which cost as much as rows")
+    parser.add_argument("--positions", type=int, default=24, help="of a row, which cost as much as rows")
     parser.add_argument("--quick", action="store_true", help="one short round, about 20 s")
     arguments = parser.parse_args()
     if arguments.quick:

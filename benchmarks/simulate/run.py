@@ -22,10 +22,10 @@ from tables import LOADS, Beyond, Goodput, Loads, Overload, Rough, Size, Table
 from tables_classes import Classes, Shares
 from tables_devices import Pipelines, Unequal
 
-FULL = Size(seeds=(1, 2, 3, 4, 5, 6), poisson=12_000, mmpp=24_000, searches=9)
+FULL = Size(seeds=(1, 2, 3, 4), poisson=12_000, mmpp=24_000, searches=9)
 QUICK = Size(seeds=(1,), poisson=4_000, mmpp=8_000, searches=7, loads=(0.5, 0.95))
 # Between the tables' loads, for the plots' lines.
-PLOT_LOADS = tuple(sorted({*LOADS, *(step / 10 for step in range(1, 16))}))
+PLOT_LOADS = tuple(sorted({*LOADS, 0.35, 0.65, 0.7, 0.9, 1.0, 1.5}))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
