@@ -43,10 +43,10 @@ format: $(VENV)/.dev ## let ruff format the code
 gpu-check: $(VENV)/.dev ## on a GPU machine: the end-to-end tests on CUDA, and CUDA against CPU
 	$(BIN)/python tests/gpu_check.py
 
-simulate: $(VENV)/.$(EXTRA) ## the shipping scheduler in virtual time, against its peers (QUICK=1: a minute)
-	@$(BIN)/python benchmarks/closed_loop.py
-	@$(BIN)/python benchmarks/closed_pipeline.py
-	@$(BIN)/python benchmarks/simulate/run.py $(if $(QUICK),--quick)
+simulate: $(if $(QUICK),$(VENV)/.$(EXTRA),$(VENV)/.plots) ## the shipping scheduler in virtual time, against its peers (QUICK=1: two minutes, no plots)
+	@$(BIN)/python benchmarks/closed_loop.py $(if $(QUICK),--seconds 2)
+	@$(BIN)/python benchmarks/closed_pipeline.py $(if $(QUICK),--seconds 2)
+	@$(BIN)/python benchmarks/simulate/run.py $(if $(QUICK),--quick,--plots docs/plots)
 
 bench-overhead: $(VENV)/.$(EXTRA) ## what the scheduler costs per request
 	@$(BIN)/python benchmarks/overhead.py
@@ -95,6 +95,11 @@ $(VENV)/.cpu $(VENV)/.gpu: $(VENV)/.%: requirements/%.lock pyproject.toml | $(VE
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.lock | $(VENV)/.$(EXTRA)
+	@echo "installing $< into $(VENV) ..."
+	@$(PIP) install -q --require-hashes -r $<
+	@touch $@
+
+$(VENV)/.plots: requirements/plots.lock | $(VENV)/.$(EXTRA)
 	@echo "installing $< into $(VENV) ..."
 	@$(PIP) install -q --require-hashes -r $<
 	@touch $@

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compiles the lock files: every package pinned with its hashes, and no address of an index.
-# All three take their versions from one solution, so that what is tested is what runs
+# All take their versions from one solution, so that what is tested is what runs
 # (tritonclient, against which the tests run, holds protobuf below 7).
 set -eu
 cd "$(dirname "$0")"
@@ -10,7 +10,7 @@ compile() {
 }
 all=$(mktemp)
 trap 'rm -f "$all"' EXIT
-compile dev.in cpu.in --output-file "$all"
-for name in cpu gpu dev; do
+compile dev.in cpu.in plots.in --output-file "$all"
+for name in cpu gpu dev plots; do
     compile "$name.in" --constraints "$all" --output-file "$name.lock"
 done
