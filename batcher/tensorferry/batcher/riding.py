@@ -86,11 +86,17 @@ def form_batch(
 
     The class `lead` comes first, and only of it is anybody shed; the rows beyond those `allotted`
     to it are the others', as many as are allotted to each, and what is left goes to these by rank.
+    Where more of the leading class wait than are allotted to it, it makes room for the others' rows:
+    who has no time for a batch with them is shed rather than that the batch leaves without them.
     """
     queued = [lane.rows for lane in lanes]
     first = lanes[lead]
     room = most if len(lanes) == 1 else max(1, allot(queued, allotted, most)[lead])
-    batch, shed, fits = _lead(first, room, now, times, demand)
+    others = min(sum(queued) - queued[lead], most - room) if queued[lead] > room else 0
+    batch, shed, fits = _lead(first, room, now, Beside(times, others) if others else times, demand)
+    if others:
+        earliest = min([request.deadline for request in batch])
+        fits = times.fit(earliest - now) if earliest < math.inf else _UNBOUNDED
     rows = [0] * len(lanes)
     rows[lead] = sum([request.cost for request in batch])
     if len(lanes) > 1:
@@ -106,6 +112,31 @@ def form_batch(
                 # Those of lower classes must not make them late.
                 fits = min(fits, times.fit(riding[0].deadline - now))
     return Formed(batch, shed, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Batch times by the rows of those who ride beside so many `others`. Implements `BatchTimes`."""
+
+    times: BatchTimes
+    others: int
+
+    @property
+    def stale(self) -> bool:
+        """As `times`."""
+        return self.times.stale
+
+    def mean(self, rows: int) -> float:
+        """As `times`, of all together."""
+        return self.times.mean(rows + self.others)
+
+    def upper(self, rows: int) -> float:
+        """As `times`, of all together."""
+        return self.times.upper(rows + self.others)
+
+    def fit(self, slack: float) -> int:
+        """The most rows beside the others."""
+        return self.times.fit(slack) - self.others
 
 
 def allot(queued: Sequence[int], allotted: Sequence[int], room: int) -> list[int]:
