@@ -182,6 +182,20 @@ def test_each_length_is_warmed_up(load: Load, monkeypatch: pytest.MonkeyPatch) -
     assert list(dict.fromkeys(shapes)) == [(1, 4), (2, 4), (1, 8), (2, 8)]
 
 
+def test_what_each_length_costs_is_known_before_its_first_request(load: Load) -> None:
+    model = load(models.masked_mean, max_batch_size=4, **MASKED)
+    buckets = model.batcher.statistics().buckets
+    assert set(buckets) == {((4,), (4,)), ((8,), (8,))}
+    assert all(bucket.device is not None for bucket in buckets.values())
+    registry = ModelRegistry()
+    registry.ready(model)
+    ids = np.ones((1, 3), np.int64)
+    explain = {"explain": pb.InferParameter(bool_param=True)}
+    response = infer(InferenceService(registry), request({"ids": ids, "mask": ids}, parameters=explain))
+    assert response.parameters["predicted_us"].int64_param > 0
+    assert set(model.batcher.statistics().buckets) == set(buckets), "it rode in one of these"
+
+
 @pytest.mark.parametrize(
     ("build", "values", "reason"),
     [

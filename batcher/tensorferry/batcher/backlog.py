@@ -36,8 +36,11 @@ class Backlog:
         self._profiles: OrderedDict[Hashable, Profile] = OrderedDict()
         self._anchors: list[tuple[int, float]] = []
 
-    def anchor(self, rows: int, seconds: float) -> None:
-        """A warm-up run of so many rows: what every bucket's model of the device starts from."""
+    def anchor(self, rows: int, seconds: float, key: Hashable = None) -> None:
+        """A warm-up run of so many rows: what a bucket's model of the device starts from, or every one's."""
+        if key is not None:
+            self.profile(key).anchor(rows, seconds)
+            return
         # What makes no sense is refused here, and not at the first request of each bucket.
         LatencyModel(self._limits.max_batch_size).anchor(rows, seconds)
         self._anchors.append((rows, seconds))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -190,12 +190,13 @@ class Batcher:
         """How many priority classes there are."""
         return self._classes
 
-    def anchor(self, rows: int, seconds: float) -> None:
+    def anchor(self, rows: int, seconds: float, key: Hashable = None) -> None:
         """Tells what a warm-up run of so many rows took: predictions then hold from the first request.
 
-        Only where every request of as many rows costs the same, whatever its shape. Thread-safe.
+        `key` is that of the requests it holds for; None where every request of as many rows costs
+        the same, whatever its shape. Thread-safe.
         """
-        self._queue.anchor(rows, seconds)
+        self._queue.anchor(rows, seconds, key)
 
     def submit(
         self,

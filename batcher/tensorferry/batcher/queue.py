@@ -112,13 +112,13 @@ class RequestQueue:
         """RequestTooLarge when so many rows or bytes could never be accepted."""
         self._admission.check_size(rows, nbytes)
 
-    def anchor(self, rows: int, seconds: float) -> None:
-        """A warm-up run of so many rows: what every bucket's latency model starts from.
+    def anchor(self, rows: int, seconds: float, key: Hashable = None) -> None:
+        """A warm-up run of so many rows: what the latency model of the key's bucket starts from.
 
-        For models whose buckets all cost the same, that is, which have no other axis that varies.
+        Without a key that of every bucket, where they all cost the same.
         """
         with self._lock:
-            self._backlog.anchor(rows, seconds)
+            self._backlog.anchor(rows, seconds, key)
 
     def put(self, requests: Sequence[Request]) -> Sequence[Request]:
         """Accepts the requests, all or none; they are of one class.

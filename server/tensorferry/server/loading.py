@@ -34,8 +34,8 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
         axis, lengths = config.pad_lengths
         ladder = [{axis: length} for length in lengths]
         batching += f", padded along {axis!r} to {', '.join(map(str, lengths))}"
-    for sizes in ladder:
-        warmed = _warm_up(session, max_batch_size, size, sizes)
+    runs = [_warm_up(session, max_batch_size, size, sizes) for sizes in ladder]
+    warmed = runs[-1]
     _log.info(
         "model %s loaded from %s on %s in %.2f s, warmed at batches of %s",
         source.name,
@@ -57,7 +57,13 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
         pipelined=device != "cpu",
         name=source.name,
     )
-    if not varies(session.signature):
+    if padding is not None and size is not None:
+        for sizes, run in zip(ladder, runs, strict=True):
+            inputs = sample(session.signature, 1, size, sizes=sizes)
+            key = tuple(inputs[spec.name].shape[1:] for spec in session.signature.inputs)
+            for rows, seconds in run.items():
+                batcher.anchor(rows, seconds, key)
+    elif not varies(session.signature):
         for rows, seconds in warmed.items():
             batcher.anchor(rows, seconds)
     slo = config.slo or math.inf
