@@ -24,7 +24,7 @@ from tensorferry.batcher.policy import Close, CloseReason, Limits, Wait, decide
 from tensorferry.batcher.profile import BucketStatistics
 from tensorferry.batcher.request import Request, State
 from tensorferry.batcher.returners import Returners, ReturnersStatistics
-from tensorferry.batcher.riding import Demand, form_batch
+from tensorferry.batcher.riding import NO_DEMAND, Demand, form_batch
 from tensorferry.batcher.shares import Shares
 
 
@@ -278,7 +278,8 @@ class RequestQueue:
         # Whoever's turn it was for a batch: who has a share in it and ranks highest must not be
         # one who rides along only if its deadline allows.
         lead = next((level for level, share in enumerate(allotted) if share), close.lead)
-        start, demand = device.starts(now), self._demand_locked(lead, now)
+        start = device.starts(now)
+        demand = self._demand_locked(lead, now) if lanes[lead].dated else NO_DEMAND
         formed = form_batch(lanes, lead, allotted, start, close.rows, profile, demand)
         gone = list(formed.rows)
         for request in formed.shed:

@@ -30,6 +30,9 @@ class Demand:
     patience: float
 
 
+NO_DEMAND = Demand(0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Formed(Generic[R]):
     """Who rides, those of the leading class first, and who is shed; `rows` that ride of each class."""
@@ -53,8 +56,12 @@ def infeasible(requests: Iterable[R], now: float, needs: Callable[[int], float])
 
 def riders(requests: Iterable[R], rows: int) -> list[R]:
     """The longest run of requests, in their order, of at most that many rows; the first rides always."""
+    # Each counts for at least one row. Mostly for just that, and then this is all.
+    head = list(islice(requests, max(1, rows)))
+    if sum([request.cost for request in head]) <= rows:
+        return head
     batch: list[R] = []
-    for request in requests:
+    for request in head:
         if batch and request.cost > rows:
             break
         batch.append(request)
@@ -180,7 +187,7 @@ def _lead(
     """
     dated, patient = lane.dated, lane.patient
     if not dated:
-        return list(patient) if lane.rows <= most else riders(patient, most), [], _UNBOUNDED
+        return riders(patient, most), [], _UNBOUNDED
     oldest = next(iter(patient), None)
     overdue = oldest is not None and oldest.arrival + lane.aging <= now
     first = riders(patient, max(1, most // 2)) if overdue else []
