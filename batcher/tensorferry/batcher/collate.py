@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Sized
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -155,15 +156,14 @@ def split(outputs: Any, requests: Sequence[Request]) -> list[Any]:
     requests were padded, outputs that carry the padded axis are cut back to each one's length.
     ModelOutputError when a part of it does not have the batch's rows, or the padded length.
     """
-    rows = sum(request.rows for request in requests)
-    _check_rows(outputs, rows, "the model function's result")
-    stops: list[int] = []
-    for request in requests:
-        stops.append((stops[-1] if stops else 0) + request.rows)
-    spans = [(stop - request.rows, stop) for request, stop in zip(requests, stops, strict=True)]
+    stops = list(accumulate([request.rows for request in requests]))
+    _check_rows(outputs, stops[-1], "the model function's result")
+    spans = list(pairwise([0, *stops]))
     plan = requests[0].padding
     if plan is None or plan.outputs is None:
-        return [_cut(outputs, start, stop) for start, stop in spans]
+        if isinstance(outputs, Mapping):
+            return [{name: output[start:stop] for name, output in outputs.items()} for start, stop in spans]
+        return [outputs[start:stop] for start, stop in spans]
     _check_padded_outputs(outputs, plan)
     lengths = [request.padding.length for request in requests if request.padding is not None]
     return [
@@ -190,12 +190,6 @@ def _check_rows(outputs: Any, rows: int, what: str) -> None:
         raise ModelOutputError(
             f"{what} is of type {type(outputs).__name__}; return an array with rows on axis 0, or a dict of them"
         )
-
-
-def _cut(outputs: Any, start: int, stop: int) -> Any:
-    if isinstance(outputs, Mapping):
-        return {name: output[start:stop] for name, output in outputs.items()}
-    return outputs[start:stop]
 
 
 def _check_padded_outputs(outputs: Any, plan: PadPlan) -> None:

@@ -28,13 +28,10 @@ class Completions:
 
         An answer counts only before its deadline.
         """
-        now, delays, count = self._clock.now(), 0.0, 0
-        for _, request, _ in answers:
-            if request.deadline > now:
-                delays += request.started - request.arrival
-                count += 1
+        now = self._clock.now()
         # Before anybody hears of it: who has an answer finds it counted.
-        self._ledger.answered(count, delays)
+        delays = [request.started - request.arrival for _, request, _ in answers if request.deadline > now]
+        self._ledger.answered(len(delays), sum(delays))
         for position, request, output in answers:
             if request.deadline > now:
                 delay = request.started - request.arrival
