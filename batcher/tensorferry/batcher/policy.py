@@ -96,15 +96,15 @@ def decide(
 
 def _closes(bucket: BucketView, now: float, limits: Limits, draining: bool) -> tuple[CloseReason | None, int]:
     """Why the bucket's batch may leave now, if it may, and the rows that it then has at most."""
-    most = limits.max_batch_size
-    window_over = now >= min(bucket.oldest_arrival + limits.max_queue_delay, bucket.latest_start)
-    if limits.preferred and not (limits.max_queue_delay > 0 and window_over):
+    most, delay = limits.max_batch_size, limits.max_queue_delay
+    window_over = delay > 0 and now >= min(bucket.oldest_arrival + delay, bucket.latest_start)
+    if limits.preferred and not window_over:
         rows = preferred_rows(_in_order(bucket), limits)
         if rows:
             return CloseReason.PREFERRED, rows
     if bucket.rows >= most:
         return CloseReason.FULL, most
-    if limits.max_queue_delay == 0:
+    if delay == 0:
         return CloseReason.IDLE, most
     if draining:
         return CloseReason.DRAIN, most

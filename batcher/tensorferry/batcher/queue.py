@@ -293,10 +293,11 @@ class RequestQueue:
         self._running += len(formed.batch)
         self._shares.charge(formed.rows, lead, self._backlog.class_rows)
         rows = sum(formed.rows)
+        whole = profile.whole(rows)
         device.preparation = profile.preparation(rows) if self._pipelined else 0.0
-        device.left(now, profile.mean(rows))
+        device.left(now, profile.mean(rows) if self._pipelined else whole)
         self._next_start = min([device.starts(now) for device in self._devices])
-        work = Work(tuple(formed.batch), close.reason, tuple(dead), tuple(formed.shed), profile.whole(rows))
+        work = Work(tuple(formed.batch), close.reason, tuple(dead), tuple(formed.shed), whole)
         return self._hand_out_locked(work, now)
 
     def _demand_locked(self, lead: int, now: float) -> Demand:

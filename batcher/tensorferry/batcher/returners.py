@@ -136,9 +136,13 @@ class Returners:
         seen = sum(1 for count in batches[:_BINS] if count > _LEAST_BATCHES)
         if seen < 2 * _BACKGROUND_BINS:
             return none
+        # Of neighbouring bins the sums are differences of running ones.
+        arrived, lasted = (list(accumulate(counts, initial=0.0)) for counts in (self._arrivals, batches))
         background = min(
-            sum(self._arrivals[at : at + _BACKGROUND_BINS]) / sum(batches[at : at + _BACKGROUND_BINS])
-            for at in range(seen - _BACKGROUND_BINS + 1)
+            [
+                (arrived[at + _BACKGROUND_BINS] - arrived[at]) / (lasted[at + _BACKGROUND_BINS] - lasted[at])
+                for at in range(seen - _BACKGROUND_BINS + 1)
+            ]
         )
         if self._later_seconds > _LEAST_BATCHES * self._horizon:
             # Those that come so late are hardly returns.
