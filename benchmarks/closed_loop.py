@@ -25,9 +25,10 @@ from threading import Condition
 
 from tensorferry.batcher.errors import DeadlineExceeded
 from tensorferry.batcher.policy import Limits, Wait
-from tensorferry.batcher.queue import RequestQueue, Work
+from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.request import Outcome, Request
 from tensorferry.batcher.returners import Returners
+from tensorferry.batcher.work import Work
 
 _ARRIVAL, _DONE, _TIMER = range(3)
 

@@ -18,8 +18,9 @@ from itertools import count
 from threading import Condition
 
 from tensorferry.batcher.policy import Limits, Wait
-from tensorferry.batcher.queue import RequestQueue, Work
+from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.request import Outcome, Request
+from tensorferry.batcher.work import Work
 
 _ARRIVAL, _PREPARED, _DONE, _TIMER = range(4)
 RETURN_SECONDS = 0.0004

@@ -16,8 +16,9 @@ from traces import Trace
 
 from tensorferry.batcher.errors import DeadlineExceeded, QueueFull
 from tensorferry.batcher.policy import Limits, Wait
-from tensorferry.batcher.queue import RequestQueue, Work
+from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.request import Outcome, Request
+from tensorferry.batcher.work import Work
 
 # High enough that only deadlines refuse: without them nothing is shed, as with the peers.
 MAX_ROWS = 1_000_000

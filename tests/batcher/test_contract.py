@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from tensorferry.batcher import Request
 from tensorferry.batcher.collate import request_of
 from tensorferry.batcher.policy import Limits
-from tensorferry.batcher.queue import RequestQueue, Work
+from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+from tensorferry.batcher.work import Work
 
 MAX = 6
 

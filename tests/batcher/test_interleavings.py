@@ -96,7 +96,7 @@ class World:
         assert sum(sizes.class_rows) == sizes.queued_rows
         # A device whose workers are busy completing requests can take no batch; any other must.
         queue = self.batcher._queue
-        free = [device for device in queue._devices if device.idle and device.waiting]
+        free = [device for device in queue._devices.each if device.idle and device.waiting]
         if self.patience is not None:
             free = [device for device in free if not device.unanswered]
         if sizes.queued and free and not self.window:

@@ -13,9 +13,10 @@ from batcher.rig import error, occupy, result
 
 from tensorferry.batcher import BatcherError, DeadlineExceeded, Request
 from tensorferry.batcher.policy import Limits, Wait
-from tensorferry.batcher.queue import RequestQueue, Work
+from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.request import Outcome
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+from tensorferry.batcher.work import Work
 
 MOST, FIXED, PER_ROW = 32, 0.004, 0.0002
 CAPACITY = MOST / (FIXED + PER_ROW * MOST)

@@ -13,9 +13,10 @@ from batcher.rig import PATIENCE, Recorder, enqueue, error, fails_below_zero, re
 from tensorferry.batcher import Batcher, BatcherClosed, Outcome
 from tensorferry.batcher.collate import request_of
 from tensorferry.batcher.policy import Limits, Wait
-from tensorferry.batcher.queue import RequestQueue, Work
+from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.returners import Returners
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+from tensorferry.batcher.work import Work
 
 SECONDS = 10.0
 GUARD = 300e-6
@@ -144,7 +145,7 @@ def test_a_failure_releases_the_device(make: Make, model_fn: Any) -> None:
     assert error(futures[3]) is not None
     for _ in range(20):
         assert [result(batcher.submit(value)) for value in (6.0, 7.0)] == [12, 14]
-    device = batcher._queue._devices[0]
+    device = batcher._queue._devices.each[0]
     assert batcher.drain()
     assert (device.idle, device.unanswered) == (True, 0)
 
@@ -156,7 +157,7 @@ def test_a_failing_join_releases_the_device(make: Make, monkeypatch: pytest.Monk
         assert isinstance(error(batcher.submit(1.0)), ZeroDivisionError)
     assert result(batcher.submit(1.0)) == 1
     assert batcher.drain()
-    assert batcher._queue._devices[0].idle
+    assert batcher._queue._devices.each[0].idle
 
 
 @pytest.mark.parametrize("drain", [True, False])

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from tensorferry.batcher import Batcher, CloseReason
 from tensorferry.batcher.collate import request_of
 from tensorferry.batcher.policy import Limits, Wait, preferred_rows
-from tensorferry.batcher.queue import RequestQueue, Work
+from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+from tensorferry.batcher.work import Work
 
 DELAY = 5.0
 

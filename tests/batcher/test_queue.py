@@ -12,8 +12,9 @@ from batcher.rig import Recorder
 from tensorferry.batcher import BatcherClosed, CloseReason, QueueFull, Request, RequestTooLarge
 from tensorferry.batcher.collate import request_of
 from tensorferry.batcher.policy import Limits
-from tensorferry.batcher.queue import QueueSizes, RequestQueue
+from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.request import State, split_request
+from tensorferry.batcher.statistics import QueueSizes
 from tensorferry.batcher.testing import VirtualClock
 
 EMPTY = QueueSizes(queued=0, queued_rows=0, running=0, held_bytes=0)

@@ -17,9 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tensorferry.batcher import BatcherClosed, DeadlineExceeded, QueueFull, Request, RequestTooLarge
 from tensorferry.batcher.collate import request_of
 from tensorferry.batcher.policy import Limits, Wait
-from tensorferry.batcher.queue import QueueSizes, RequestQueue, Work
+from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.request import State, split_request
+from tensorferry.batcher.statistics import QueueSizes
 from tensorferry.batcher.testing import VirtualClock
+from tensorferry.batcher.work import Work
 
 MAX_BATCH, MAX_ROWS, MAX_BYTES = 4, 12, 320
 SECONDS = 0.5

@@ -26,10 +26,11 @@ from closed_loop import (
 )
 
 from tensorferry.batcher.policy import Limits
-from tensorferry.batcher.queue import RequestQueue, Work
+from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.returners import Returners
 from tensorferry.batcher.testing import VirtualClock
+from tensorferry.batcher.work import Work
 
 SECONDS = 2.0
 

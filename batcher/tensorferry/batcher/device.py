@@ -1,10 +1,11 @@
-"""A device as the queue sees it: what is in flight on it, and when it will be free."""
+"""Devices as the queue sees them: what is in flight on each, when it will be free, whose worker is woken."""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections import deque
+from collections.abc import Callable
 
 # A timed wait wakes up late by a little: better that the next batch is ready too early.
 _GUARD = 300e-6
@@ -59,3 +60,54 @@ class Device:
         """The device has run its batch."""
         self._in_flight.popleft()
         self._free_at = now + sum(self._in_flight)
+
+
+class Devices:
+    """The devices that pull from one queue. Guarded by the queue's lock."""
+
+    __slots__ = ("_next_start", "each")
+
+    def __init__(self, lock: threading.Lock, number: int) -> None:
+        self.each = [Device(lock) for _ in range(number)]
+        # When the first can start on what it is given; long ago while one is idle.
+        self._next_start = -math.inf
+
+    def next_start(self, now: float) -> float:
+        """From when on one of them can start on what it is given."""
+        return max(now, self._next_start)
+
+    def left(self, device: Device, now: float, seconds: float) -> None:
+        """A batch left for one of them that keeps it for so many seconds."""
+        device.left(now, seconds)
+        self._next_start = min([device.starts(now) for device in self.each])
+
+    def released(self, device: Device, now: float) -> None:
+        """One of them has run its batch."""
+        device.released(now)
+        self._next_start = min([device.starts(now) for device in self.each])
+
+    def wake(self, soonest: Callable[[Device], float]) -> None:
+        """Wakes a worker of the one that may take a batch the soonest, of equals the idle."""
+        waiting = [device for device in self.each if device.waiting]
+        if len(waiting) > 1:
+            waiting.sort(key=lambda device: (soonest(device), not device.idle))
+        if waiting:
+            waiting[0].ready.notify()
+
+    def wake_idle(self) -> None:
+        """Wakes a worker of one that could start at once, if one waits there."""
+        for device in self.each:
+            if device.idle and device.waiting:
+                device.ready.notify()
+                return
+
+    def idle_waits(self) -> bool:
+        """Whether a worker waits of one that could start at once."""
+        return any(device.idle and device.waiting for device in self.each)
+
+    def attended(self) -> bool:
+        """Whether a worker waits that is free to look after the queue: it wakes before a deadline is missed.
+
+        One whose device's last batch is yet to be answered may wait for just that.
+        """
+        return any(device.waiting and device.idle and not device.unanswered for device in self.each)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 
 from tensorferry.batcher.admission import Admission
@@ -18,7 +17,7 @@ from tensorferry.batcher.backlog import Backlog
 from tensorferry.batcher.bucket import Bucket
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.demand import DemandMeter
-from tensorferry.batcher.device import Device
+from tensorferry.batcher.device import Device, Devices
 from tensorferry.batcher.errors import BatcherClosed
 from tensorferry.batcher.policy import Close, CloseReason, Limits, Wait, decide
 from tensorferry.batcher.profile import BucketStatistics
@@ -26,33 +25,8 @@ from tensorferry.batcher.request import Request, State
 from tensorferry.batcher.returners import Returners, ReturnersStatistics
 from tensorferry.batcher.riding import NO_DEMAND, Demand, form_batch
 from tensorferry.batcher.shares import Shares
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a worker has to do: complete the expired and the shed, run the batch (which may be empty).
-
-    The expired could not make their deadlines any more; the shed were dropped so that others
-    can. `predicted` is how long the batch should take until it is answered, in seconds; 0 when
-    nothing is known.
-    """
-
-    batch: tuple[Request, ...]
-    reason: CloseReason | None
-    expired: tuple[Request, ...]
-    shed: tuple[Request, ...] = ()
-    predicted: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSizes:
-    """A moment's sizes: requests and rows queued, requests running, bytes held by both; rows queued by class."""
-
-    queued: int
-    queued_rows: int
-    running: int
-    held_bytes: int
-    class_rows: tuple[int, ...] = (0,)
+from tensorferry.batcher.statistics import QueueSizes
+from tensorferry.batcher.work import Work
 
 
 class RequestQueue:
@@ -82,7 +56,7 @@ class RequestQueue:
         # Guards every field below and the state of every request in here. Nothing is completed,
         # run, joined, logged or waited for (but by the conditions) while it is held.
         self._lock = threading.Lock()
-        self._devices = [Device(self._lock) for _ in range(devices)]
+        self._devices = Devices(self._lock, devices)
         # A queued request cannot make its deadline any more, and no idle worker is there to see
         # it. Waited for by whoever takes the expired, until `_expiry_at`.
         self._expiry = threading.Condition(self._lock)
@@ -101,8 +75,6 @@ class RequestQueue:
         self._held_bytes = 0
         # Threads that took work, or the expired, and have not yet run and completed all of it.
         self._busy_workers = 0
-        # When the first device can start on what it is given; passed when one is idle.
-        self._next_start = -math.inf
         # Until when an idle worker waits for returners, and for which device; -inf when none does.
         self._returners_until = -math.inf
         self._returners_for: Device | None = None
@@ -140,7 +112,7 @@ class RequestQueue:
             now = self._clock.now()
             displaced = admission.make_room(first.level, rows, nbytes, self._held_bytes)
             if first.deadline < math.inf:
-                start = max(now, self._next_start)
+                start = self._devices.next_start(now)
                 for request in requests:
                     admission.check_feasible(request, start, now)
             self._accepted += 1
@@ -183,18 +155,8 @@ class RequestQueue:
 
     def _wake_locked(self) -> None:
         """Wakes the worker that may take a batch the soonest, of an idle device if one waits there."""
-        waiting = [device for device in self._devices if device.waiting]
-        if len(waiting) > 1:
-            now = self._clock.now()
-            waiting.sort(key=lambda device: (max(now, self._turn_locked(device, now)), not device.idle))
-        if waiting:
-            waiting[0].ready.notify()
-
-    def _wake_idle_locked(self) -> None:
-        for device in self._devices:
-            if device.idle and device.waiting:
-                device.ready.notify()
-                return
+        now = self._clock.now()
+        self._devices.wake(lambda device: max(now, self._turn_locked(device, now)))
 
     def take(self, device: int = 0) -> Work | None:
         """Waits for work for a device and hands it out; None when the queue is closed and empty.
@@ -203,7 +165,7 @@ class RequestQueue:
         `released` as soon as the device has.
         """
         with self._lock:
-            mine = self._devices[device]
+            mine = self._devices.each[device]
             while True:
                 step = self._poll_locked(mine)
                 if not isinstance(step, Wait):
@@ -219,7 +181,7 @@ class RequestQueue:
     def poll(self, device: int = 0) -> Work | Wait | None:
         """What `take` would do now, without waiting: for those who live in virtual time."""
         with self._lock:
-            return self._poll_locked(self._devices[device])
+            return self._poll_locked(self._devices.each[device])
 
     def _poll_locked(self, device: Device) -> Work | Wait | None:
         now = self._clock.now()
@@ -227,7 +189,7 @@ class RequestQueue:
         if turn > now:
             if self._backlog.requests and not device.idle:
                 # It may have been woken instead of one that can start at once.
-                self._wake_idle_locked()
+                self._devices.wake_idle()
             return Wait(turn if self._backlog.requests else math.inf)
         dead = self._expire_locked(device.starts(now), now)
         self._shares.renew(self._backlog.class_rows)
@@ -253,7 +215,7 @@ class RequestQueue:
         before, nobody knows whether to wait for them. Unless a full batch waits anyway. And a
         device that is busy leaves the batch to one that is not.
         """
-        if not device.idle and any(other.idle and other.waiting for other in self._devices):
+        if not device.idle and self._devices.idle_waits():
             return math.inf
         if device.unanswered and self._returners.expected:
             most = self._limits.max_batch_size
@@ -295,8 +257,7 @@ class RequestQueue:
         rows = sum(formed.rows)
         whole = profile.whole(rows)
         device.preparation = profile.preparation(rows) if self._pipelined else 0.0
-        device.left(now, profile.mean(rows) if self._pipelined else whole)
-        self._next_start = min([device.starts(now) for device in self._devices])
+        self._devices.left(device, now, profile.mean(rows) if self._pipelined else whole)
         work = Work(tuple(formed.batch), close.reason, tuple(dead), tuple(formed.shed), whole)
         return self._hand_out_locked(work, now)
 
@@ -305,10 +266,10 @@ class RequestQueue:
 
         That is what arrives; and after a burst what is left of it, in the time that it has.
         """
-        demands = [meter.demand(now, len(self._devices)) for meter in self._demand[: lead + 1]]
+        demands = [meter.demand(now, len(self._devices.each)) for meter in self._demand[: lead + 1]]
         rate, patience = sum([demand.rate for demand in demands]), demands[lead].patience
         if patience:
-            waiting = self._backlog.dated(lead) / len(self._devices)
+            waiting = self._backlog.dated(lead) / len(self._devices.each)
             rate = max(rate, waiting / patience)
         return Demand(rate, patience)
 
@@ -323,13 +284,9 @@ class RequestQueue:
     def released(self, device: int) -> None:
         """A pipelined device has run its batch, which is yet to be completed."""
         with self._lock:
-            mine = self._devices[device]
-            self._released_locked(mine, self._clock.now())
+            mine = self._devices.each[device]
+            self._devices.released(mine, self._clock.now())
             mine.ready.notify()
-
-    def _released_locked(self, device: Device, now: float) -> None:
-        device.released(now)
-        self._next_start = min([device.starts(now) for device in self._devices])
 
     def ran(
         self,
@@ -350,12 +307,12 @@ class RequestQueue:
             now = self._clock.now()
             self._busy_workers -= 1
             if batch:
-                mine = self._devices[device]
+                mine = self._devices.each[device]
                 mine.unanswered -= 1
                 if self._pipelined:
                     mine.ready.notify()
                 else:
-                    self._released_locked(mine, now)
+                    self._devices.released(mine, now)
                 self._returners.answered(now, len(batch))
             if batch and seconds is not None:
                 rows = sum(request.cost for request in batch)
@@ -371,7 +328,7 @@ class RequestQueue:
         with self._lock:
             while not (self._closing and not self._backlog.requests):
                 now, self._expiry_at = self._clock.now(), math.inf
-                if not self._attended_locked():
+                if not self._devices.attended():
                     if dead := self._expire_locked(now, now):
                         # Not before: were it to end the queue's work, drain would not wait for it.
                         self._busy_workers += 1
@@ -384,16 +341,9 @@ class RequestQueue:
                     self._expiry.wait()
             return None
 
-    def _attended_locked(self) -> bool:
-        """Whether a worker waits that is free to look after the queue: it wakes before a deadline is missed.
-
-        One whose device's last batch is yet to be answered may wait for just that.
-        """
-        return any(device.waiting and device.idle and not device.unanswered for device in self._devices)
-
     def _watch_locked(self, due: float) -> None:
         """Sees to it that somebody looks after the deadlines from `due` on, while no worker is free to."""
-        if due < self._expiry_at and not self._attended_locked():
+        if due < self._expiry_at and not self._devices.attended():
             self._expiry.notify()
 
     def _expire_locked(self, start: float, now: float) -> list[Request]:
@@ -454,7 +404,7 @@ class RequestQueue:
         """Accepts nothing from now on; what is queued still runs. Idempotent."""
         with self._lock:
             self._closing = True
-            for device in self._devices:
+            for device in self._devices.each:
                 device.ready.notify_all()
             self._expiry.notify()
 
@@ -464,7 +414,7 @@ class RequestQueue:
             queued = [request for bucket in self._backlog.buckets.values() for request in bucket]
             for request in queued:
                 self._end_queued_locked(request)
-            for device in self._devices:
+            for device in self._devices.each:
                 device.ready.notify_all()
             return queued
 

@@ -10,9 +10,19 @@ from dataclasses import dataclass
 from tensorferry.batcher.errors import BatcherClosed, Cancelled, DeadlineExceeded, Shed
 from tensorferry.batcher.policy import CloseReason
 from tensorferry.batcher.profile import BucketStatistics
-from tensorferry.batcher.queue import QueueSizes
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.returners import ReturnersStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSizes:
+    """A moment's sizes: requests and rows queued, requests running, bytes held by both; rows queued by class."""
+
+    queued: int
+    queued_rows: int
+    running: int
+    held_bytes: int
+    class_rows: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.collate import join, split
 from tensorferry.batcher.completions import Completions
 from tensorferry.batcher.errors import BatcherError
-from tensorferry.batcher.queue import RequestQueue, Work
+from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.request import BatchInfo, Request
 from tensorferry.batcher.statistics import Ledger
+from tensorferry.batcher.work import Work
 
 _log = logging.getLogger("tensorferry.batcher")
 

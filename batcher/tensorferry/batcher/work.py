@@ -1,0 +1,24 @@
+"""What the queue hands to a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorferry.batcher.policy import CloseReason
+from tensorferry.batcher.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a worker has to do: complete the expired and the shed, run the batch (which may be empty).
+
+    The expired could not make their deadlines any more; the shed were dropped so that others
+    can. `predicted` is how long the batch should take until it is answered, in seconds; 0 when
+    nothing is known.
+    """
+
+    batch: tuple[Request, ...]
+    reason: CloseReason | None
+    expired: tuple[Request, ...]
+    shed: tuple[Request, ...] = ()
+    predicted: float = 0.0
