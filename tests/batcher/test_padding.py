@@ -118,7 +118,7 @@ ARRAYS: dict[str, tuple[Array, Any]] = {
     "bfloat16": (np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16), -2.0),
     "bits of bfloat16": (np.arange(6, dtype=np.uint16).reshape(2, 3), 0x3F80),
     "complex": (np.array([[1 + 2j, 3 - 4j]]), 1j),
-    "datetime": (np.array([["2024-02-29", "NaT"]], dtype="datetime64[s]"), np.datetime64("NaT")),
+    "datetime": (np.array([["2024-02-29", "NaT"]], dtype="datetime64[s]"), np.datetime64("NaT", "s")),
     "strings": (np.array([["a", "bcd", "ü"], ["", "x", "y"]]), "[PAD]"),
     "bytes": (np.array([[b"a", b"b\x00c"]], dtype=object), b""),
     "objects": (np.array([[{"a": 1}, None]], dtype=object), None),
