@@ -55,9 +55,10 @@ class Batcher:
         batch runs is the next batch. A batch may wait a moment, for less than the time of a
         batch of one, for callers that were just answered, if experience says that they come
         back and that it pays. With `max_queue_delay` (seconds) a batch that is not full
-        leaves only when its oldest request has been here for that long. A request of more than `max_batch_size` rows is cut into several batches and
-        answered as one. With `max_batch_size` 0 nothing is batched: each request runs alone,
-        and its arrays need not have rows at all.
+        leaves only when its oldest request has been here for that long. A request of more than
+        `max_batch_size` rows is cut into several batches and answered as one. With
+        `max_batch_size` 0 nothing is batched: each request runs alone, and its arrays need not
+        have rows at all.
 
     When the queue is full
         `max_queue_size` rows wait, or accepted requests hold `max_queue_bytes`: `submit`
@@ -319,6 +320,8 @@ class Batcher:
         while (expired := self._queue.take_expired()) is not None:
             self._completions.expire(expired)
             self._queue.ran((), None)
+            # As a worker does: the thread may wait for hours.
+            del expired
 
     def drain(self, timeout: float | None = None) -> bool:
         """Accepts nothing new and waits until all that was accepted is done.

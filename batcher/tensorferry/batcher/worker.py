@@ -68,11 +68,10 @@ class Worker:
             self._completions.expire(work.expired)
             if work.shed:
                 self._completions.shed(work.shed, "others make their deadlines", self._queue.drain_time())
-            if not work.batch:
-                self._queue.ran((), None, device=device)
-                continue
-            self._ledger.closed(work.reason)
-            times = self._run_guarded(work)
+            times = None
+            if work.batch:
+                self._ledger.closed(work.reason)
+                times = self._run_guarded(work)
             if times is None:
                 self._queue.ran(work.batch, None, device=device)
             else:

@@ -175,7 +175,8 @@ def _warm_up(
 ) -> dict[int, float]:
     """Runs each power of two of rows, and the most, and times it: the first run of a size is slow.
 
-    `size` and `sizes` are of the other dimensions that vary, as in `sample`. Returns the seconds of a run after the first by the rows; it ends at one that fails, as
+    `size` and `sizes` are of the other dimensions that vary, as in `sample`. Returns the seconds of
+    a run after the first by the rows; it ends at one that fails, as
     random rows may, or too many for the memory.
     """
     if size is None:
