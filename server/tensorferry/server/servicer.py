@@ -150,14 +150,15 @@ class Servicer:
             replies.append(reply)
             replied.release()
 
-        call = self._service.infer(data, _deadline_of(context), complete)
+        metadata = context.invocation_metadata()
+        call = self._service.infer(data, _deadline_of(context), complete, metadata)
         # Called when the client leaves or its deadline passes; false if that has happened.
         if not context.add_callback(call.cancel):
             call.cancel()
         replied.acquire()
         (reply,) = replies
         try:
-            return reply.response().SerializeToString()
+            return reply.message()
         except Exception as error:
             _abort(context, status_of(error))
 
@@ -167,7 +168,8 @@ class Servicer:
         The call's metadata chooses: `tensorferry-stream-order: request` (the default) or
         `completion`. An error of one request is a message in the stream, which goes on.
         """
-        order = dict(context.invocation_metadata()).get(STREAM_ORDER, "request")
+        metadata = context.invocation_metadata()
+        order = dict(metadata).get(STREAM_ORDER, "request")
         if order not in ("request", "completion"):
             _abort(
                 context,
@@ -181,6 +183,7 @@ class Servicer:
             _deadline_of(context),
             ordered=order == "request",
             max_in_flight=self._max_in_flight,
+            metadata=metadata,
         )
         with self._lock:
             refused = len(self._streams) >= self._max_streams

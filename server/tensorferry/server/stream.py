@@ -8,13 +8,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.inference import Call, InferenceService, Reply
-from tensorferry.server.status import status_of
-
-# The gRPC code of an error inside a stream, and when to retry, which the message has no fields for.
-STATUS_PARAMETER = "tensorferry_status"
-RETRY_PARAMETER = "tensorferry_retry_after_ms"
+from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
 
 
 class _Slot:
@@ -37,11 +31,18 @@ class ResponseStream:
     """
 
     def __init__(
-        self, service: InferenceService, deadline: float, *, ordered: bool, max_in_flight: int
+        self,
+        service: InferenceService,
+        deadline: float,
+        *,
+        ordered: bool,
+        max_in_flight: int,
+        metadata: Metadata = (),
     ) -> None:
         self._service = service
         self._deadline = deadline
         self._ordered = ordered
+        self._metadata = metadata
         self._max_in_flight = max_in_flight
         # Guards every field below. While it is held no request is submitted or cancelled and
         # no message is read, built or sent.
@@ -70,7 +71,7 @@ class ResponseStream:
         reader.start()
         while (slot := self._next()) is not None:
             if slot.reply is not None:
-                yield _message(slot.reply)
+                yield slot.reply.stream_message()
             with self._lock:
                 self._in_flight -= 1
                 self._room.notify()
@@ -116,7 +117,9 @@ class ResponseStream:
                 return False
             self._in_flight += 1
             self._slots.append(slot)
-        call = self._service.infer(data, self._deadline, lambda reply: self._complete(slot, reply))
+        call = self._service.infer(
+            data, self._deadline, lambda reply: self._complete(slot, reply), self._metadata
+        )
         with self._lock:
             slot.call = call
             left = self._closed
@@ -149,19 +152,3 @@ class ResponseStream:
             self._deliverable.notify()
         for call in calls:
             call.cancel()
-
-
-def _message(reply: Reply) -> bytes:
-    response = pb.ModelStreamInferResponse()
-    try:
-        response.infer_response.CopyFrom(reply.response())
-    except Exception as error:
-        status = status_of(error)
-        response.error_message = status.message
-        response.infer_response.id = reply.request_id
-        response.infer_response.parameters[STATUS_PARAMETER].string_param = status.code.name
-        if status.retry_after is not None:
-            response.infer_response.parameters[RETRY_PARAMETER].int64_param = max(
-                1, round(status.retry_after * 1e3)
-            )
-    return response.SerializeToString()
