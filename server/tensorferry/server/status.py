@@ -64,7 +64,17 @@ class Status:
 
 
 def status_of(error: BaseException) -> Status:
-    """The status of an exception; INTERNAL, and a line in the log, for one that nobody foresaw."""
+    """The status of an exception; INTERNAL, and a line in the log, for one that nobody foresaw.
+
+    Nothing else becomes of it, so its tracebacks go: their frames hold the request and its reply,
+    which holds the exception, and only the garbage collector would ever free all of that.
+    """
+    status = _status_of(error)
+    error.__traceback__ = error.__context__ = None
+    return status
+
+
+def _status_of(error: BaseException) -> Status:
     for kind, code in _CODES:
         if isinstance(error, kind):
             retry_after = error.retry_after if isinstance(error, (QueueFull, Shed)) else None
