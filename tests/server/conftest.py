@@ -6,14 +6,6 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from server.scripted import Door, opened
 
-TRANSPORTS = ("threaded", "lane")
-
-
-@pytest.fixture(params=TRANSPORTS)
-def transport(request: pytest.FixtureRequest) -> str:
-    """Each way in which the server serves ModelInfer and ModelStreamInfer."""
-    return str(request.param)
-
 
 @pytest.fixture
 def door(transport: str) -> Iterator[Door]:
