@@ -53,7 +53,12 @@ class ScriptedService(InferenceService):
         self._waiting: dict[str, Callable[[Reply], None]] = {}
 
     def infer(
-        self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Metadata = ()
+        self,
+        data: bytes,
+        deadline: float,
+        complete: Callable[[Reply], None],
+        metadata: Metadata = (),
+        unattended: Any = None,
     ) -> Call:
         request_id = pb.ModelInferRequest.FromString(data).id
         with self._changed:
@@ -118,14 +123,22 @@ def failure(request_id: str, error: BaseException) -> Reply:
 class OpenStream:
     """A ModelStreamInfer that a test writes to and reads from as it likes."""
 
-    def __init__(self, channel: grpc.Channel, order: str | None = None, timeout: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        order: str | None = None,
+        timeout: float = PATIENCE,
+        metadata: Sequence[tuple[str, str | bytes]] = (),
+    ) -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         method: Any = channel.stream_stream(
             "/inference.GRPCInferenceService/ModelStreamInfer",
             response_deserializer=pb.ModelStreamInferResponse.FromString,
         )
-        metadata = (("tensorferry-stream-order", order),) if order is not None else ()
-        self.call: Any = method(iter(self._requests.get, None), timeout=timeout, metadata=metadata)
+        chosen = [("tensorferry-stream-order", order)] if order is not None else []
+        self.call: Any = method(
+            iter(self._requests.get, None), timeout=timeout, metadata=[*metadata, *chosen]
+        )
 
     def send(self, *request_ids: str) -> None:
         """Sends requests with these ids."""

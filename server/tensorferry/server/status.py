@@ -34,8 +34,9 @@ from tensorferry.server.errors import (
 _log = logging.getLogger("tensorferry.server")
 
 # A message travels in the trailing metadata, of which gRPC drops more than 8 KiB, the status with
-# it; percent-encoded it takes up to three times its bytes. It may quote what the client sent.
-_MAX_MESSAGE_BYTES = 2000
+# it; percent-encoded it takes up to three times its bytes, and where there is a hint when to retry
+# it is there a second time, in base64. It may quote what the client sent.
+_MAX_MESSAGE_BYTES = 1500
 
 _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
