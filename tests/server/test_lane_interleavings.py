@@ -16,7 +16,7 @@ import grpc
 import pytest
 from batcher.interleave import Loom, Strand
 from server.loomed_core import Core, WireCall
-from server.scripted import calls_of_lanes, failure, success
+from server.scripted import calls_of, failure, success
 
 from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
@@ -65,7 +65,12 @@ class LoomedService(InferenceService):
         self.stuck: set[str] = set()
 
     def infer(
-        self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Metadata = ()
+        self,
+        data: bytes,
+        deadline: float,
+        complete: Callable[[Reply], None],
+        metadata: Metadata = (),
+        unattended: Any = None,
     ) -> Call:
         self.core.pause()
         request_id = pb.ModelInferRequest.FromString(data).id
@@ -255,6 +260,9 @@ def test_every_call_ends_once_and_nothing_is_forgotten(hundred: int, monkeypatch
 
 
 def test_no_call_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    World(1, monkeypatch).run()
+    world = World(1, monkeypatch)
+    world.run()
+    lane = world.lane
+    del world
     gc.collect()
-    assert not calls_of_lanes()
+    assert not calls_of(lane)
