@@ -67,7 +67,10 @@ class _Queue(CompletionQueue):  # type: ignore[misc]
         while True:
             now = time.time()
             if now >= self.due:
-                self._overdue(now)
+                try:
+                    self._overdue(now)
+                except Exception:
+                    self._unforeseen()
             event = poll(self.due if deadline is None or self.due < deadline else deadline)
             tag = event.tag
             if type(tag) is MethodType:

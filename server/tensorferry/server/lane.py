@@ -120,8 +120,7 @@ class Lane:
             waiting.popleft()[1].listen()
         self._core.queue.due = waiting[0][0] + _LISTEN_SECONDS if waiting else math.inf
 
-    @staticmethod
-    def _unforeseen() -> None:
+    def _unforeseen(self) -> None:
         _log.exception("unexpected error in the lane; this is a bug in tensorferry.server")
 
 
