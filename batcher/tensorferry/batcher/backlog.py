@@ -119,9 +119,11 @@ class Backlog:
         """Those who cannot make their deadlines any more, even if they ran alone from `start` on."""
         dead: list[Request] = []
         for bucket in self.buckets.values():
-            profile = bucket.profile
+            profile, earliest = bucket.profile, bucket.earliest_deadline
+            if earliest == math.inf:
+                continue
             # The usual case: the earliest has time for a full batch, so all have for their own.
-            if start + profile.needs(self._limits.max_batch_size, now) < bucket.earliest_deadline:
+            if start + profile.needs(self._limits.max_batch_size, now) < earliest:
                 continue
             for lane in bucket.lanes:
                 dead += infeasible(lane.dated, start, partial(profile.needs, now=now))
@@ -129,14 +131,12 @@ class Backlog:
 
     def next_infeasible(self, now: float) -> float:
         """When the first of those queued will not make its deadline any more; inf for never."""
-        return min(
-            (
-                bucket.earliest_deadline - bucket.profile.needs(1, now)
-                for bucket in self.buckets.values()
-                if bucket.earliest_deadline < math.inf
-            ),
-            default=math.inf,
-        )
+        first = math.inf
+        for bucket in self.buckets.values():
+            earliest = bucket.earliest_deadline
+            if earliest < math.inf:
+                first = min(first, earliest - bucket.profile.needs(1, now))
+        return first
 
     def dated(self, lowest: int) -> int:
         """How many requests with a deadline are queued, of a class and those above it."""

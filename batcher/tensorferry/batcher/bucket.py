@@ -15,6 +15,8 @@ from tensorferry.batcher.request import Request
 # A timed wait wakes up late by a little.
 _GUARD = 300e-6
 
+_INF = math.inf
+
 _order = attrgetter("order")
 
 
@@ -44,7 +46,7 @@ class Lane:
     @property
     def oldest_arrival(self) -> float:
         """The arrival of the first that rides; inf when there is none."""
-        dated = self.dated[0].arrival if self.dated else math.inf
+        dated = self.dated[0].arrival if self.dated else _INF
         return min(dated, next(iter(self.patient)).arrival) if self.patient else dated
 
     @property
@@ -55,7 +57,7 @@ class Lane:
 
     def add(self, request: Request) -> None:
         """Puts a request in its place."""
-        if request.deadline == math.inf:
+        if request.deadline == _INF:
             self.patient[request] = None
         elif not self.dated or self.dated[-1].order < request.order:
             self.dated.append(request)
@@ -131,12 +133,16 @@ class Bucket:
     @property
     def oldest_arrival(self) -> float:
         """The earliest arrival of those that ride first in their lanes."""
-        return min(lane.oldest_arrival for lane in self.lanes)
+        return min([lane.oldest_arrival for lane in self.lanes])
 
     @property
     def earliest_deadline(self) -> float:
         """The earliest deadline; inf when no request has one."""
-        return min((lane.dated[0].deadline for lane in self.lanes if lane.dated), default=math.inf)
+        earliest = _INF
+        for lane in self.lanes:
+            if lane.dated:
+                earliest = min(earliest, lane.dated[0].deadline)
+        return earliest
 
     @property
     def latest_start(self) -> float:

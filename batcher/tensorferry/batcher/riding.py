@@ -14,9 +14,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Generic
+from typing import Generic, NamedTuple
 
-from tensorferry.batcher.views import BatchTimes, LaneView, R
+from tensorferry.batcher.views import BatchTimes, LaneView, R, Waiting
 
 # More rows than any batch has.
 _UNBOUNDED = 1 << 62
@@ -33,8 +33,7 @@ class Demand:
 NO_DEMAND = Demand(0.0, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Formed(Generic[R]):
+class Formed(NamedTuple, Generic[R]):
     """Who rides, those of the leading class first, and who is shed; `rows` that ride of each class."""
 
     batch: list[R]
@@ -58,7 +57,7 @@ def riders(requests: Iterable[R], rows: int) -> list[R]:
     """The longest run of requests, in their order, of at most that many rows; the first rides always."""
     # Each counts for at least one row. Mostly for just that, and then this is all.
     head = list(islice(requests, max(1, rows)))
-    if sum([request.cost for request in head]) <= rows:
+    if _rows(head) <= rows:
         return head
     batch: list[R] = []
     for request in head:
@@ -96,29 +95,35 @@ def form_batch(
     Where more of the leading class wait than are allotted to it, it makes room for the others' rows:
     who has no time for a batch with them is shed rather than that the batch leaves without them.
     """
-    queued = [lane.rows for lane in lanes]
     first = lanes[lead]
-    room = most if len(lanes) == 1 else max(1, allot(queued, allotted, most)[lead])
+    if len(lanes) == 1:
+        batch, shed, _ = _lead(first, most, now, times, demand)
+        return Formed(batch, shed, [_rows(batch)])
+    queued = [lane.rows for lane in lanes]
+    room = max(1, allot(queued, allotted, most)[lead])
     others = min(sum(queued) - queued[lead], most - room) if queued[lead] > room else 0
     batch, shed, fits = _lead(first, room, now, Beside(times, others) if others else times, demand)
     if others:
         earliest = min([request.deadline for request in batch])
         fits = times.fit(earliest - now) if earliest < math.inf else _UNBOUNDED
     rows = [0] * len(lanes)
-    rows[lead] = sum([request.cost for request in batch])
-    if len(lanes) > 1:
-        queued[lead] = 0
-        for level, share in enumerate(allot(queued, allotted, min(most, fits) - rows[lead])):
-            share = min(share, fits - sum(rows))
-            if share <= 0:
-                continue
-            riding = _fillers(lanes[level], share, sum(rows), now, times)
-            batch += riding
-            rows[level] += sum(request.cost for request in riding)
-            if riding and riding[0].deadline < math.inf:
-                # Those of lower classes must not make them late.
-                fits = min(fits, times.fit(riding[0].deadline - now))
+    rows[lead] = _rows(batch)
+    queued[lead] = 0
+    for level, share in enumerate(allot(queued, allotted, min(most, fits) - rows[lead])):
+        share = min(share, fits - sum(rows))
+        if share <= 0:
+            continue
+        riding = _fillers(lanes[level], share, sum(rows), now, times)
+        batch += riding
+        rows[level] += _rows(riding)
+        if riding and riding[0].deadline < math.inf:
+            # Those of lower classes must not make them late.
+            fits = min(fits, times.fit(riding[0].deadline - now))
     return Formed(batch, shed, rows)
+
+
+def _rows(requests: Sequence[Waiting]) -> int:
+    return sum([request.cost for request in requests])
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +166,7 @@ def _fillers(lane: LaneView[R], share: int, taken: int, now: float, times: Batch
     fillers = _dated_fillers(lane, share, taken, now, times)
     if fillers:
         share = min(share, times.fit(fillers[0].deadline - now) - taken)
-        share -= sum(request.cost for request in fillers)
+        share -= _rows(fillers)
     return fillers + fitting(lane.patient, share)
 
 
@@ -191,13 +196,13 @@ def _lead(
     oldest = next(iter(patient), None)
     overdue = oldest is not None and oldest.arrival + lane.aging <= now
     first = riders(patient, max(1, most // 2)) if overdue else []
-    room = most - sum(request.cost for request in first)
+    room = most - _rows(first)
     if first:
         # The dated have the next batch to lead: those who would be late beside these wait.
         along = _dated_fillers(lane, room, most - room, now, times)
         return first + along, [], times.fit(along[0].deadline - now) if along else _UNBOUNDED
     chosen, shed, fits = _rate_rule(dated, room, now, times, demand)
-    rest = min(room, fits) - sum(request.cost for request in chosen)
+    rest = min(room, fits) - _rows(chosen)
     if oldest is None or oldest.cost > rest:
         return chosen, shed, fits
     return chosen + riders(patient, rest), shed, fits
@@ -209,7 +214,7 @@ def _rate_rule(
     """Riders and shed among the dated, and the rows that the riders' deadlines allow in all."""
     fits = times.fit(dated[0].deadline - now)
     wanted = riders(dated, room)
-    rows = sum([request.cost for request in wanted])
+    rows = _rows(wanted)
     if rows <= max(fits, dated[0].cost):
         return wanted, [], max(fits, dated[0].cost)
     target = _sustainable_rate(room, times, demand)
