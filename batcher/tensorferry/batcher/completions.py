@@ -23,19 +23,26 @@ class Completions:
         self._clock = clock
         self._name = name
 
-    def answer(self, answers: Sequence[tuple[int, Request, Any]], info: BatchInfo) -> None:
-        """A batch has run: position, request and output of those who are still there.
+    def answer(
+        self, requests: Sequence[Request], positions: Sequence[int], outputs: Sequence[Any], info: BatchInfo
+    ) -> None:
+        """A batch has run: those of its requests that are still there, their places and their outputs.
 
         An answer counts only before its deadline.
         """
         now = self._clock.now()
         # Before anybody hears of it: who has an answer finds it counted.
-        delays = [request.started - request.arrival for _, request, _ in answers if request.deadline > now]
+        delays = [request.started - request.arrival for request in requests if request.deadline > now]
         self._ledger.answered(len(delays), sum(delays))
-        for position, request, output in answers:
+        for request, position, output in zip(requests, positions, outputs, strict=True):
             if request.deadline > now:
                 delay = request.started - request.arrival
-                self._complete(request, Outcome(output, None, info, delay, position, request.level + 1))
+                outcome = Outcome(output, None, info, delay, position, request.level + 1)
+                complete, request.complete = request.complete, completed_twice
+                try:
+                    complete(outcome)
+                except BaseException:
+                    self._raised()
             else:
                 self.fail(request, DeadlineExceeded("the deadline passed while the request's batch ran"))
 
@@ -65,9 +72,12 @@ class Completions:
         try:
             complete(outcome)
         except BaseException:
-            # The caller's own code failed; its neighbours still wait for their completions. Even
-            # SystemExit must not end the worker.
-            _log.exception("the completion of a request of %s raised", self._name)
+            self._raised()
+
+    def _raised(self) -> None:
+        # The caller's own code failed; its neighbours still wait for their completions. Even
+        # SystemExit must not end the worker.
+        _log.exception("the completion of a request of %s raised", self._name)
 
 
 def completed_twice(outcome: Outcome) -> None:
