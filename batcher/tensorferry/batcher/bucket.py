@@ -77,22 +77,26 @@ class Lane:
 
     def remove_all(self, requests: Sequence[Request], rows: int) -> None:
         """Takes several out, of so many rows together; those with a deadline in the order of these."""
-        dated = [request for request in requests if request.deadline < math.inf] if self.dated else []
+        patient = self.patient
+        dated: Sequence[Request] = requests
+        if not self.dated:
+            dated = ()
+        elif patient:
+            dated = [request for request in requests if request.deadline < _INF]
         if dated:
             # Nearly always neighbours: one by one, all behind them would move each time.
             start = bisect_left(self.dated, dated[0].order, key=_order)
             stop = start + len(dated)
-            if self.dated[start:stop] == dated:
+            if self.dated[start:stop] == list(dated):
                 del self.dated[start:stop]
             else:
                 for request in dated:
                     del self.dated[bisect_left(self.dated, request.order, key=_order)]
-        patient = self.patient
         if len(requests) - len(dated) == len(patient):
             patient.clear()
         elif len(dated) < len(requests):
             for request in requests:
-                if request.deadline == math.inf:
+                if request.deadline == _INF:
                     del patient[request]
         self.rows -= rows
 

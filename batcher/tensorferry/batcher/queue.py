@@ -109,13 +109,15 @@ class RequestQueue:
         if len(requests) > 1:
             rows = sum([request.cost for request in requests])
             nbytes = sum([request.nbytes for request in requests])
-        admission.check_size(rows, nbytes)
         displaced: Sequence[Request] = ()
         with self._lock:
+            roomy = admission.has_room(rows, nbytes, self._held_bytes)
+            if not roomy:
+                admission.check_size(rows, nbytes)
             if self._closing:
                 raise BatcherClosed("the batcher is draining or closed and accepts no new requests")
             now = self._clock.now()
-            if not admission.has_room(rows, nbytes, self._held_bytes):
+            if not roomy:
                 displaced = admission.make_room(first.level, rows, nbytes, self._held_bytes)
             if first.deadline < _INF:
                 start = self._devices.next_start(now)

@@ -22,8 +22,7 @@ from tensorferry.batcher.views import BatchTimes, LaneView, R, Waiting
 _UNBOUNDED = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """What arrives at a bucket: `rate` in rows a second, `patience` the usual time from arrival to deadline."""
 
     rate: float
@@ -97,6 +96,10 @@ def form_batch(
     """
     first = lanes[lead]
     if len(lanes) == 1:
+        if not first.dated and len(first.patient) == first.rows:
+            # The usual case: one row each, and nobody has a deadline.
+            batch = list(islice(first.patient, most))
+            return Formed(batch, [], [len(batch)])
         batch, shed, _ = _lead(first, most, now, times, demand)
         return Formed(batch, shed, [_rows(batch)])
     queued = [lane.rows for lane in lanes]
@@ -202,8 +205,10 @@ def _lead(
         along = _dated_fillers(lane, room, most - room, now, times)
         return first + along, [], times.fit(along[0].deadline - now) if along else _UNBOUNDED
     chosen, shed, fits = _rate_rule(dated, room, now, times, demand)
+    if oldest is None:
+        return chosen, shed, fits
     rest = min(room, fits) - _rows(chosen)
-    if oldest is None or oldest.cost > rest:
+    if oldest.cost > rest:
         return chosen, shed, fits
     return chosen + riders(patient, rest), shed, fits
 
@@ -214,9 +219,9 @@ def _rate_rule(
     """Riders and shed among the dated, and the rows that the riders' deadlines allow in all."""
     fits = times.fit(dated[0].deadline - now)
     wanted = riders(dated, room)
-    rows = _rows(wanted)
-    if rows <= max(fits, dated[0].cost):
-        return wanted, [], max(fits, dated[0].cost)
+    least = max(fits, dated[0].cost)
+    if fits >= room or (rows := _rows(wanted)) <= least:
+        return wanted, [], least
     target = _sustainable_rate(room, times, demand)
     # Where each request's rows end when all ride in their order, as far as the search has come.
     costs, ends = iter(dated), [0]
