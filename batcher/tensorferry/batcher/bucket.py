@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 from operator import attrgetter
 
@@ -75,19 +75,19 @@ class Lane:
             del self.dated[bisect_left(self.dated, request.order, key=_order)]
         self.rows -= request.cost
 
-    def remove_all(self, requests: Sequence[Request], rows: int) -> None:
+    def remove_all(self, requests: list[Request], rows: int) -> None:
         """Takes several out, of so many rows together; those with a deadline in the order of these."""
         patient = self.patient
-        dated: Sequence[Request] = requests
+        dated = requests
         if not self.dated:
-            dated = ()
+            dated = []
         elif patient:
             dated = [request for request in requests if request.deadline < _INF]
         if dated:
             # Nearly always neighbours: one by one, all behind them would move each time.
             start = bisect_left(self.dated, dated[0].order, key=_order)
             stop = start + len(dated)
-            if self.dated[start:stop] == list(dated):
+            if self.dated[start:stop] == dated:
                 del self.dated[start:stop]
             else:
                 for request in dated:

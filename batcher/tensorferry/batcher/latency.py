@@ -116,8 +116,9 @@ class LatencyModel:
         expected = table if self._stairs else line
         if expected > 0:
             self._judge(seconds, line, table)
-            clipped = self._clip(rows, seconds, expected)
-            if clipped != seconds:
+            if expected / _CLIP <= seconds <= _CLIP * expected:
+                self._side_run = 0
+            elif (clipped := self._clip(rows, seconds, expected)) != seconds:
                 by_size = min(max(seconds, table / _TABLE_CLIP), _TABLE_CLIP * table)
                 seconds = clipped
         w, s1, s2, sy, s1y = self._sums
@@ -152,10 +153,8 @@ class LatencyModel:
             self._stairs = sum(apart) > _LINE_NEAR * self._table_error * len(apart)
 
     def _clip(self, rows: int, seconds: float, expected: float) -> float:
-        side = (seconds > _CLIP * expected) - (seconds < expected / _CLIP)
-        if side == 0:
-            self._side_run = 0
-            return seconds
+        """What one is taken for that is far off what was expected."""
+        side = 1 if seconds > expected else -1
         self._side_run = self._side_run + side if self._side_run * side > 0 else side
         new = self._observations <= _NEW and self._anchors[0] > 0
         longest = _NEW_SIDE_RUN if new else _SIDE_RUN

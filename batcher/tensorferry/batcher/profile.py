@@ -83,7 +83,8 @@ class Profile:
         """A batch of so many rows was run, prepared for `before` seconds, and completed for `after`."""
         rows = min(rows, self._most)
         # Where a large one was tried in vain, not again at once.
-        self._since_large = 0 if 2 * rows > self._most or self.stale else self._since_large + 1
+        large = 2 * rows > self._most
+        self._since_large = 0 if large or self._since_large >= _STALE_BATCHES else self._since_large + 1
         self.observed = now
         self._upper.clear()
         self._mean.clear()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import count
 
 from tensorferry.batcher.admission import Admission
@@ -23,7 +24,7 @@ from tensorferry.batcher.policy import Close, CloseReason, Limits, Wait, decide
 from tensorferry.batcher.profile import BucketStatistics
 from tensorferry.batcher.request import DONE, QUEUED, RUNNING, Request
 from tensorferry.batcher.returners import Returners, ReturnersStatistics
-from tensorferry.batcher.riding import NO_DEMAND, Demand, form_batch
+from tensorferry.batcher.riding import Demand, form_batch
 from tensorferry.batcher.shares import Shares
 from tensorferry.batcher.statistics import QueueSizes
 from tensorferry.batcher.work import Work
@@ -196,10 +197,10 @@ class RequestQueue:
         now = self._clock.now()
         turn = self._turn_locked(device, now)
         if turn > now:
-            if self._backlog.requests and not device.idle:
+            if self._backlog.rows and not device.idle:
                 # It may have been woken instead of one that can start at once.
                 self._devices.wake_idle()
-            return Wait(turn if self._backlog.requests else math.inf)
+            return Wait(turn if self._backlog.rows else math.inf)
         dead = self._expire_locked(device.starts(now), now)
         self._shares.renew(self._backlog.class_rows)
         decision = decide(self._backlog.buckets, now, self._limits, self._closing, self._shares.credits)
@@ -213,7 +214,7 @@ class RequestQueue:
             return self._close_locked(device, bucket, decision, now, dead)
         if dead:
             return self._hand_out_locked(Work((), None, tuple(dead)), now)
-        if self._closing and not self._backlog.requests:
+        if self._closing and not self._backlog.rows:
             return None
         return decision
 
@@ -251,10 +252,8 @@ class RequestQueue:
             # Whoever's turn it was for a batch: who has a share in it and ranks highest must not be
             # one who rides along only if its deadline allows.
             lead = next((level for level, share in enumerate(allotted) if share), lead)
-        demand = self._demand_locked(lead, now) if lanes[lead].dated else NO_DEMAND
-        batch, shed, riding = form_batch(
-            lanes, lead, allotted, device.starts(now), close.rows, profile, demand
-        )
+        start, demand = device.starts(now), partial(self._demand_locked, lead, now)
+        batch, shed, riding = form_batch(lanes, lead, allotted, start, close.rows, profile, demand)
         gone = riding
         if shed:
             gone = list(riding)
@@ -291,7 +290,7 @@ class RequestQueue:
     def _hand_out_locked(self, work: Work, now: float) -> Work:
         self._busy_workers += 1
         # Another must now wait for what this one leaves behind, be it only for a window's end.
-        if self._backlog.requests:
+        if self._backlog.rows:
             if self._waiting_workers:
                 self._wake_locked(now)
             self._watch_locked(self._backlog.next_infeasible(now))
@@ -342,7 +341,7 @@ class RequestQueue:
         queue is closed and empty.
         """
         with self._lock:
-            while not (self._closing and not self._backlog.requests):
+            while not (self._closing and not self._backlog.rows):
                 now, self._expiry_at = self._clock.now(), math.inf
                 if not self._devices.attended():
                     if dead := self._expire_locked(now, now):
@@ -379,7 +378,7 @@ class RequestQueue:
         self._tell_if_done_locked()
 
     def _tell_if_done_locked(self) -> None:
-        if not self._backlog.requests:
+        if not self._backlog.rows:
             if not self._busy_workers:
                 self._all_done.notify_all()
             if self._closing:
@@ -433,7 +432,7 @@ class RequestQueue:
     def wait_done(self, until: float) -> bool:
         """Waits until nothing is queued and no worker busy, at most to `until`; whether that came about."""
         with self._lock:
-            while self._backlog.requests or self._busy_workers:
+            while self._backlog.rows or self._busy_workers:
                 if self._clock.now() >= until:
                     return False
                 self._clock.wait(self._all_done, until)
@@ -449,7 +448,7 @@ class RequestQueue:
         """The sizes at this moment."""
         with self._lock:
             return QueueSizes(
-                self._backlog.requests,
+                len(self._backlog),
                 self._backlog.rows,
                 self._running,
                 self._held_bytes,

@@ -29,9 +29,6 @@ class Demand(NamedTuple):
     patience: float
 
 
-NO_DEMAND = Demand(0.0, 0.0)
-
-
 class Formed(NamedTuple, Generic[R]):
     """Who rides, those of the leading class first, and who is shed; `rows` that ride of each class."""
 
@@ -85,7 +82,7 @@ def form_batch(
     now: float,
     most: int,
     times: BatchTimes,
-    demand: Demand,
+    demand: Callable[[], Demand],
 ) -> Formed[R]:
     """Who rides and who is shed in a batch of at most `most` rows, of requests none of which is infeasible.
 
@@ -93,15 +90,17 @@ def form_batch(
     to it are the others', as many as are allotted to each, and what is left goes to these by rank.
     Where more of the leading class wait than are allotted to it, it makes room for the others' rows:
     who has no time for a batch with them is shed rather than that the batch leaves without them.
+    `demand` is asked only when not all can make their deadlines.
     """
     first = lanes[lead]
     if len(lanes) == 1:
-        if not first.dated and len(first.patient) == first.rows:
-            # The usual case: one row each, and nobody has a deadline.
+        one_row_each = len(first.dated) + len(first.patient) == first.rows
+        if one_row_each and not first.dated:
+            # The usual case.
             batch = list(islice(first.patient, most))
             return Formed(batch, [], [len(batch)])
         batch, shed, _ = _lead(first, most, now, times, demand)
-        return Formed(batch, shed, [_rows(batch)])
+        return Formed(batch, shed, [len(batch) if one_row_each else _rows(batch)])
     queued = [lane.rows for lane in lanes]
     room = max(1, allot(queued, allotted, most)[lead])
     others = min(sum(queued) - queued[lead], most - room) if queued[lead] > room else 0
@@ -185,7 +184,7 @@ def _dated_fillers(lane: LaneView[R], share: int, taken: int, now: float, times:
 
 
 def _lead(
-    lane: LaneView[R], most: int, now: float, times: BatchTimes, demand: Demand
+    lane: LaneView[R], most: int, now: float, times: BatchTimes, demand: Callable[[], Demand]
 ) -> tuple[list[R], list[R], int]:
     """Who rides and who is shed of the class that leads, and how large the batch may be for its deadlines.
 
@@ -214,7 +213,7 @@ def _lead(
 
 
 def _rate_rule(
-    dated: Sequence[R], room: int, now: float, times: BatchTimes, demand: Demand
+    dated: Sequence[R], room: int, now: float, times: BatchTimes, demand: Callable[[], Demand]
 ) -> tuple[list[R], list[R], int]:
     """Riders and shed among the dated, and the rows that the riders' deadlines allow in all."""
     fits = times.fit(dated[0].deadline - now)
@@ -222,7 +221,7 @@ def _rate_rule(
     least = max(fits, dated[0].cost)
     if fits >= room or (rows := _rows(wanted)) <= least:
         return wanted, [], least
-    target = _sustainable_rate(room, times, demand)
+    target = _sustainable_rate(room, times, demand())
     # Where each request's rows end when all ride in their order, as far as the search has come.
     costs, ends = iter(dated), [0]
     best_rate, best = -1.0, (0, 1, 0)
