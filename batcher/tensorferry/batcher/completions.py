@@ -15,6 +15,8 @@ from tensorferry.batcher.statistics import Ledger
 
 _log = logging.getLogger("tensorferry.batcher")
 
+_new = tuple.__new__
+
 
 class Completions:
     """Ends requests that the queue has handed out as ended. Thread-safe."""
@@ -40,7 +42,8 @@ class Completions:
             requests, positions, outputs, delays, in_time, strict=True
         ):
             if on_time:
-                outcome = Outcome(output, None, info, delay, position, request.level + 1)
+                # As `Outcome(...)`, in half the time.
+                outcome = _new(Outcome, (output, None, info, delay, position, request.level + 1))
                 complete, request.complete = request.complete, completed_twice
                 try:
                     complete(outcome)

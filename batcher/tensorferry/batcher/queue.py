@@ -131,9 +131,12 @@ class RequestQueue:
             self._returners.arrived(now)
             wake = False
             for request in requests:
-                wake = self._enqueue_locked(request, now) or wake
+                bucket = self._enqueue_locked(request, now)
+                # Under load nobody waits, and this is not asked.
+                if self._waiting_workers or self._returners_for is not None:
+                    wake = self._wakes_locked(request, bucket, now) or wake
             self._held_bytes += nbytes
-            if wake and self._waiting_workers:
+            if wake:
                 self._wake_locked(now)
             if first.deadline < self._expiry_at:
                 self._watch_locked(first.deadline)
@@ -144,27 +147,31 @@ class RequestQueue:
         with self._lock:
             return self._admission.drain_time()
 
-    def _enqueue_locked(self, request: Request, now: float) -> bool:
-        """Puts a request into its bucket; whether a waiting worker must hear of it."""
+    def _enqueue_locked(self, request: Request, now: float) -> Bucket:
+        """Puts a request into its bucket, and returns that."""
         request.arrival = now
         request.state = QUEUED
-        deadline, rows = request.deadline, request.cost
+        deadline = request.deadline
         if deadline < _INF:
             request.order = (deadline, next(self._numbers))
-        bucket = self._backlog.add(request)
-        self._demand[request.level].arrived(now, rows, deadline - now)
-        if bucket.rows == rows or bucket.rows >= self._limits.max_batch_size:
+        self._demand[request.level].arrived(now, request.cost, deadline - now)
+        return self._backlog.add(request)
+
+    def _wakes_locked(self, request: Request, bucket: Bucket, now: float) -> bool:
+        """Whether a waiting worker must hear of a request that was put into the bucket."""
+        if bucket.rows == request.cost or bucket.rows >= self._limits.max_batch_size:
             return True
         if self._returners_for is not None:
             # Decided here, where it is known, rather than by waking the worker for each.
             return self._returners_wait_locked(bucket, now) < self._returners_until - 100e-6
         # A worker that waits out a window must hear of an expiry before its end, and of a size
         # at which the window ends.
-        return self._limits.max_queue_delay > 0 and (deadline < _INF or bool(self._limits.preferred))
+        return self._limits.max_queue_delay > 0 and (request.deadline < _INF or bool(self._limits.preferred))
 
     def _wake_locked(self, now: float) -> None:
         """Wakes the worker that may take a batch the soonest, of an idle device if one waits there."""
-        self._devices.wake(lambda device: max(now, self._turn_locked(device, now)))
+        if self._waiting_workers:
+            self._devices.wake(lambda device: max(now, self._turn_locked(device, now)))
 
     def take(self, device: int = 0) -> Work | None:
         """Waits for work for a device and hands it out; None when the queue is closed and empty.
@@ -291,8 +298,7 @@ class RequestQueue:
         self._busy_workers += 1
         # Another must now wait for what this one leaves behind, be it only for a window's end.
         if self._backlog.rows:
-            if self._waiting_workers:
-                self._wake_locked(now)
+            self._wake_locked(now)
             self._watch_locked(self._backlog.next_infeasible(now))
         return work
 
