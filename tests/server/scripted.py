@@ -48,7 +48,12 @@ class ScriptedService(InferenceService):
         self._waiting: dict[str, Callable[[Reply], None]] = {}
 
     def infer(
-        self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Metadata = ()
+        self,
+        data: bytes,
+        deadline: float,
+        complete: Callable[[Reply], None],
+        metadata: Metadata = (),
+        unattended: Any = None,
     ) -> Call:
         request_id = pb.ModelInferRequest.FromString(data).id
         with self._changed:

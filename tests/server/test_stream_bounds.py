@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -194,7 +195,12 @@ def test_closing_again_does_nothing() -> None:
 def test_a_client_that_leaves_while_its_request_is_submitted_withdraws_it(ordered: bool) -> None:
     class Leaving(ScriptedService):
         def infer(
-            self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Metadata = ()
+            self,
+            data: bytes,
+            deadline: float,
+            complete: Callable[[Reply], None],
+            metadata: Metadata = (),
+            unattended: Any = None,
         ) -> Call:
             call = super().infer(data, deadline, complete, metadata)
             stream.close()

@@ -105,42 +105,52 @@ class RequestQueue:
         a device is free, BatcherClosed when the queue closes; then none was accepted. Returns
         requests of lower classes that were dropped to make room: the caller completes them.
         """
+        with self._lock:
+            displaced, wake = self._put_locked(requests)
+            if wake:
+                self._wake_locked(self._clock.now())
+            return displaced
+
+    def put_quietly(self, requests: Sequence[Request]) -> tuple[Sequence[Request], bool]:
+        """As `put`, but wakes no worker: when true is returned, `take_short` must be called soon."""
+        with self._lock:
+            return self._put_locked(requests)
+
+    def _put_locked(self, requests: Sequence[Request]) -> tuple[Sequence[Request], bool]:
+        """Puts the requests into their buckets; whether a waiting worker must hear of it."""
         first, admission = requests[0], self._admission
         rows, nbytes = first.cost, first.nbytes
         if len(requests) > 1:
             rows = sum([request.cost for request in requests])
             nbytes = sum([request.nbytes for request in requests])
         displaced: Sequence[Request] = ()
-        with self._lock:
-            roomy = admission.has_room(rows, nbytes, self._held_bytes)
-            if not roomy:
-                admission.check_size(rows, nbytes)
-            if self._closing:
-                raise BatcherClosed("the batcher is draining or closed and accepts no new requests")
-            now = self._clock.now()
-            if not roomy:
-                displaced = admission.make_room(first.level, rows, nbytes, self._held_bytes)
-            if first.deadline < _INF:
-                start = self._devices.next_start(now)
-                for request in requests:
-                    admission.check_feasible(request, start, now)
-            self._accepted += 1
-            for request in displaced:
-                self._end_queued_locked(request)
-            # First: whether a batch goes on waiting depends on who is back by now.
-            self._returners.arrived(now)
-            wake = False
+        roomy = admission.has_room(rows, nbytes, self._held_bytes)
+        if not roomy:
+            admission.check_size(rows, nbytes)
+        if self._closing:
+            raise BatcherClosed("the batcher is draining or closed and accepts no new requests")
+        now = self._clock.now()
+        if not roomy:
+            displaced = admission.make_room(first.level, rows, nbytes, self._held_bytes)
+        if first.deadline < _INF:
+            start = self._devices.next_start(now)
             for request in requests:
-                bucket = self._enqueue_locked(request, now)
-                # Under load nobody waits, and this is not asked.
-                if self._waiting_workers or self._returners_for is not None:
-                    wake = self._wakes_locked(request, bucket, now) or wake
-            self._held_bytes += nbytes
-            if wake:
-                self._wake_locked(now)
-            if first.deadline < self._expiry_at:
-                self._watch_locked(first.deadline)
-            return displaced
+                admission.check_feasible(request, start, now)
+        self._accepted += 1
+        for request in displaced:
+            self._end_queued_locked(request)
+        # First: whether a batch goes on waiting depends on who is back by now.
+        self._returners.arrived(now)
+        wake = False
+        for request in requests:
+            bucket = self._enqueue_locked(request, now)
+            # Under load nobody waits, and this is not asked.
+            if self._waiting_workers or self._returners_for is not None:
+                wake = self._wakes_locked(request, bucket, now) or wake
+        self._held_bytes += nbytes
+        if first.deadline < self._expiry_at:
+            self._watch_locked(first.deadline)
+        return displaced, wake
 
     def drain_time(self) -> float:
         """How long the queue as it is takes to drain, in seconds; at least a millisecond."""
@@ -195,6 +205,36 @@ class RequestQueue:
                     if self._returners_for is mine:
                         self._returners_until, self._returners_for = -math.inf, None
 
+    def take_short(self, most_seconds: float) -> Work | float:
+        """Work for the one device if its worker waits and the batch should take at most so long.
+
+        Else until when to wait for returners before it is asked again, as a time on the clock;
+        inf when there is nothing to do, or a worker was woken to do it.
+        """
+        with self._lock:
+            mine = self._devices.each[0]
+            if not self._backlog.rows:
+                return _INF
+            own = len(self._devices.each) == 1 and mine.idle and mine.waiting and not self._pipelined
+            if own and not self._limits.max_queue_delay and self._short_locked(most_seconds):
+                step = self._poll_locked(mine)
+                if isinstance(step, Work):
+                    mine.borrowed = bool(step.batch)
+                    return step
+                if isinstance(step, Wait) and step.until < _INF:
+                    return step.until
+            self._wake_locked(self._clock.now())
+            return _INF
+
+    def _short_locked(self, most_seconds: float) -> bool:
+        """Whether any batch that may leave now is known to keep the device for at most so long."""
+        most = self._limits.max_batch_size
+        for bucket in self._backlog.buckets.values():
+            device = bucket.profile.device
+            if not device.known or device.mean(min(bucket.rows, most)) > most_seconds:
+                return False
+        return True
+
     def poll(self, device: int = 0) -> Work | Wait | None:
         """What `take` would do now, without waiting: for those who live in virtual time."""
         with self._lock:
@@ -234,6 +274,8 @@ class RequestQueue:
         """
         if not device.idle and self._devices.idle_waits():
             return math.inf
+        if device.borrowed:
+            return _INF
         if device.unanswered and self._returners.expected:
             most = self._limits.max_batch_size
             if all(bucket.rows < most for bucket in self._backlog.buckets.values()):
@@ -329,6 +371,7 @@ class RequestQueue:
             self._busy_workers -= 1
             if batch:
                 mine = self._devices.each[device]
+                mine.borrowed = False
                 mine.unanswered -= 1
                 if self._pipelined:
                     mine.ready.notify()

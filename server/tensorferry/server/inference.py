@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from tensorferry.batcher import Outcome, Tensor
+from tensorferry.batcher import Batcher, Outcome, Tensor
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.codec import decode, parse
 from tensorferry.server.errors import ModelFailedError, NotReadyError
@@ -85,11 +85,15 @@ class _Queued(Call):
         self._metadata = metadata
         self._complete = complete
 
-    def enqueue(self, tensors: tuple[Tensor, ...], deadline: float) -> None:
+    def enqueue(self, tensors: tuple[Tensor, ...], deadline: float, unattended: set[Batcher] | None) -> None:
         """Hands the request to its model's batcher, which may refuse it by an error."""
         form = self._form
+        batcher = form.model.batcher
         self._request = form.request(tensors, self.completed, deadline)
-        form.model.batcher.enqueue(self._request)
+        if unattended is None:
+            batcher.enqueue(self._request)
+        elif batcher.enqueue_quietly(self._request):
+            unattended.add(batcher)
 
     def cancel(self) -> None:
         self._form.model.batcher.cancel(self._request)
@@ -131,12 +135,18 @@ class InferenceService:
         return self._draining.is_set()
 
     def infer(
-        self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Metadata = ()
+        self,
+        data: bytes,
+        deadline: float,
+        complete: Callable[[Reply], None],
+        metadata: Metadata = (),
+        unattended: set[Batcher] | None = None,
     ) -> Call:
         """Serves one ModelInferRequest; `complete` is called exactly once, perhaps before this returns.
 
         `deadline` is on the clock of `time.monotonic`, inf for none; `metadata` is that of the
-        call. Never blocks, never raises for what the client sent: errors arrive in the reply.
+        call. Who gives `unattended` promises to `attend` to the batchers that are added to it, soon.
+        Never blocks, never raises for what the client sent: errors arrive in the reply.
         """
         now = time.monotonic()
         request_id = ""
@@ -158,7 +168,7 @@ class InferenceService:
                 decoded = decode(request, model.name, model.signature, model.batched)
                 form, tensors = self._forms.add(data, request, model, decoded, generation), decoded.tensors
             queued = _Queued(form, request_id, id_field, metadata, complete)
-            queued.enqueue(tensors, min(deadline, now + form.timeout))
+            queued.enqueue(tensors, min(deadline, now + form.timeout), unattended)
         except Exception as error:
             complete(_failed(request_id, error))
             return _OVER

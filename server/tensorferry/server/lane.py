@@ -19,10 +19,12 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 
+from tensorferry.batcher import Batcher
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server import grpc_core
 from tensorferry.server.inference import Call, InferenceService, Reply
@@ -40,6 +42,10 @@ _STANDING_STREAMS = 8
 
 _LISTEN_SECONDS = 0.02
 
+# A batch that keeps the device no longer than this is run by the thread that polls: to wake a worker
+# for it would take about as long, and the two would fight for the interpreter.
+_SHORT_SECONDS = 200e-6
+
 # A deadline that is farther away than a year is none.
 _LONGEST_SECONDS = 365 * 86400.0
 
@@ -54,13 +60,13 @@ class Lane:
     def __init__(
         self, server: grpc.Server, service: InferenceService, *, max_streams: int, max_in_flight: int
     ) -> None:
-        self.service = service
+        self._service = service
         self.max_in_flight = max_in_flight
         self._max_streams = max_streams
         self._core = grpc_core.Server(server)
         self._core.register(UNARY)
         self._core.register(STREAM)
-        self._core.queue.prepare(self._listen_to_old, self._unforeseen)
+        self._core.queue.prepare(self._overdue, self._unforeseen)
         # Guards _streams, and `replied` and `listening` of every unary call. Nothing is started or
         # called while it is held.
         self.lock = threading.Lock()
@@ -68,6 +74,10 @@ class Lane:
         # The calls that wait for their replies, with the time since when, oldest first; some have
         # theirs by now. The polling thread's own.
         self._waiting: deque[tuple[float, UnaryCall]] = deque()
+        # Likewise: batchers that were given requests since the last look, and when to look again at
+        # those that wait for callers to come back (seconds since the epoch).
+        self._unattended: set[Batcher] = set()
+        self._again: dict[Batcher, float] = {}
 
     def start(self) -> None:
         """Asks for calls. After the server was started."""
@@ -92,13 +102,13 @@ class Lane:
         if not event.success:
             return
         self._core.request(STREAM, self._stream_arrived)
-        stream = StreamCall(self.service, event, deadline_of(event), self._forget, self.max_in_flight)
+        stream = StreamCall(self.infer, event, deadline_of(event), self._forget, self.max_in_flight)
         with self.lock:
             full = len(self._streams) >= self._max_streams
             if not full:
                 self._streams.add(stream)
         stream.start(self._max_streams if full else None)
-        if self.service.draining:
+        if self._service.draining:
             # It came too late for `begin_drain` to find it.
             stream.drain()
 
@@ -106,19 +116,34 @@ class Lane:
         with self.lock:
             self._streams.discard(stream)
 
+    def infer(self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Any) -> Call:
+        """As the service's. On the polling thread, which attends to the batcher when nothing else is there."""
+        call = self._service.infer(data, deadline, complete, metadata, self._unattended)
+        if self._unattended:
+            self._core.queue.due = 0.0
+        return call
+
     def wait(self, call: UnaryCall) -> None:
         """The call is yet to be answered. On the polling thread."""
         now = time.time()
-        if not self._waiting:
-            self._core.queue.due = now + _LISTEN_SECONDS
         self._waiting.append((now, call))
+        self._core.queue.due = min(self._core.queue.due, now + _LISTEN_SECONDS)
 
-    def _listen_to_old(self, now: float) -> None:
-        """Learns of the calls that have waited for long whether their clients leave."""
+    def _overdue(self, now: float) -> float:
+        for batcher, when in list(self._again.items()):
+            if when <= now:
+                del self._again[batcher]
+                self._unattended.add(batcher)
+        while self._unattended:
+            batcher = self._unattended.pop()
+            again = batcher.attend(_SHORT_SECONDS)
+            if again < math.inf:
+                self._again[batcher] = time.time() + again - time.monotonic()
         waiting = self._waiting
-        while waiting and (waiting[0][0] <= now - _LISTEN_SECONDS or waiting[0][1].replied):
+        while waiting and (waiting[0][1].replied or waiting[0][0] <= now - _LISTEN_SECONDS):
             waiting.popleft()[1].listen()
-        self._core.queue.due = waiting[0][0] + _LISTEN_SECONDS if waiting else math.inf
+        listen_at = waiting[0][0] + _LISTEN_SECONDS if waiting else math.inf
+        return min([listen_at, *self._again.values()])
 
     @staticmethod
     def _unforeseen() -> None:
@@ -147,7 +172,7 @@ class UnaryCall:
             message = f"{UNARY} requires exactly one request message"
             self._send(*_failure(Status(grpc.StatusCode.UNIMPLEMENTED, message)))
             return
-        self._handle = self._lane.service.infer(data, self._deadline, self.reply, self._metadata)
+        self._handle = self._lane.infer(data, self._deadline, self.reply, self._metadata)
         if not self.replied:
             self._lane.wait(self)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from tensorferry.server import grpc_core
 from tensorferry.server.errors import NotReadyError
-from tensorferry.server.inference import InferenceService, Reply
+from tensorferry.server.inference import Call, Reply
 from tensorferry.server.status import Status, status_of
 from tensorferry.server.stream import Deliveries, Slot, order_of, too_many_streams
+
+# Bytes, deadline, completion and metadata, as `InferenceService.infer` takes them.
+Infer: TypeAlias = Callable[[bytes, float, Callable[[Reply], None], Any], Call]
 
 
 class StreamCall:
@@ -24,13 +27,13 @@ class StreamCall:
 
     def __init__(
         self,
-        service: InferenceService,
+        infer: Infer,
         event: Any,
         deadline: float,
         forget: Callable[[StreamCall], None],
         max_in_flight: int,
     ) -> None:
-        self._service = service
+        self._infer = infer
         self._call = event.call
         self._metadata = event.invocation_metadata
         self._deadline = deadline
@@ -84,7 +87,7 @@ class StreamCall:
             return
         if read_on:
             self._read()
-        slot.call = self._service.infer(data, self._deadline, partial(self._complete, slot), self._metadata)
+        slot.call = self._infer(data, self._deadline, partial(self._complete, slot), self._metadata)
 
     def _complete(self, slot: Slot, reply: Reply) -> None:
         with self._lock:
