@@ -22,7 +22,7 @@ from serving.servers import LANE, MAX_BATCH_SIZE, OURS, Server, servers
 from serving.workloads import WORKLOADS, Workload
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
-_START_SECONDS = 90
+_START_SECONDS = 60
 _RAW_SECONDS = 0.6
 # Other processes of the machine used so much of a core: measured again, and the quieter counts.
 _NOISY_CORES = 0.3
@@ -56,30 +56,30 @@ class Bench:
             else:
                 self._visit(servers()[visit.server], visit, number)
         except (VisitError, LoadError) as error:
-            self.failures.append(
-                {"round": number, "server": visit.server, "model": visit.model, "reason": str(error)}
-            )
-            print(f"FAILED {visit.server}, {visit.model}: {error}", flush=True)
+            self._failed(visit, number, str(error))
 
     def _visit(self, server: Server, visit: Visit, number: int) -> None:
-        first = visit.cells[0].workload
-        with self.started(server, first) as (serving, seconds):
-            for cell in visit.cells:
-                # One cell's failure leaves the others.
-                try:
-                    row = self._cell(server, serving, cell, number)
-                except LoadError as error:
-                    if serving.ended() is not None:
-                        raise
-                    reason = f"{cell.pattern}, {cell.in_flight} in flight: {error}"
-                    self.failures.append(
-                        {"round": number, "server": server.name, "model": visit.model, "reason": reason}
-                    )
-                    print(f"FAILED {server.name}, {visit.model}, {reason}", flush=True)
-                    continue
-                row["start_seconds"] = round(seconds, 2)
-                self.rows.append(row)
-                print(_line(row), flush=True)
+        left = list(visit.cells)
+        while left:
+            with self.started(server, left[0].workload) as (serving, seconds):
+                # One cell's failure leaves the others; a server that it has ended is started again.
+                while left and serving.ended() is None:
+                    cell = left.pop(0)
+                    try:
+                        row = self._cell(server, serving, cell, number)
+                    except LoadError as error:
+                        ended = "" if serving.ended() is None else f" (exit status {serving.ended()})"
+                        self._failed(visit, number, f"{_asked(cell)}: {error}{ended}")
+                        continue
+                    row["start_seconds"] = round(seconds, 2)
+                    self.rows.append(row)
+                    print(_line(row), flush=True)
+
+    def _failed(self, visit: Visit, number: int, reason: str) -> None:
+        self.failures.append(
+            {"round": number, "server": visit.server, "model": visit.model, "reason": reason}
+        )
+        print(f"FAILED {visit.server}, {visit.model}: {reason}", flush=True)
 
     @contextmanager
     def started(self, server: Server, workload: Workload, *options: str) -> Iterator[tuple[Running, float]]:
@@ -203,7 +203,7 @@ class Bench:
         }
 
     def _measured(self, serving: Running, load: Load) -> Row:
-        snapshots: list[tuple[float, float, float, tuple[int, int]]] = []
+        snapshots: list[tuple[float, float, tuple[float, float], tuple[int, int]]] = []
 
         def snapshot() -> None:
             pids.extend(serving.pids())
@@ -213,17 +213,17 @@ class Bench:
         measured: Measured = run_load(self.program, load, snapshot, core=self.cores.load)
         if not snapshots:
             raise LoadError("it did not begin to measure")
-        began, cpu, busy, batches = snapshots[0]
+        began, cpu, (busy, stolen), batches = snapshots[0]
         seconds = time.monotonic() - began
         used = cpu_seconds(pids) - cpu
-        busy = busy_seconds() - busy
+        busy, stolen = (after - before for after, before in zip(busy_seconds(), (busy, stolen), strict=True))
         rows, runs = (after - before for after, before in zip(serving.batches(), batches, strict=True))
         row = asdict(measured)
         row.update(
             cpu_us_per_answer=round(1e6 * used / (measured.rate * seconds), 2),
             server_cores=round(used / seconds, 3),
             load_cores=round(measured.cpu_seconds / seconds, 3),
-            other_cores=round(max(0.0, (busy - used - measured.cpu_seconds) / seconds), 3),
+            other_cores=round(max(0.0, (busy - used - measured.cpu_seconds + stolen) / seconds), 3),
             memory_mib=round(memory_mib(pids), 1),
         )
         row["mean_rows"] = round(rows / runs, 2) if runs else measured.mean_rows
@@ -266,6 +266,11 @@ class Bench:
             row = {"round": number, "server": RAW, "workload": workload.name, **json.loads(line)}
             self.rows.append(row)
             print(f"{RAW:20s} {workload.name:11s} batches of {row['rows']:3d}: {row['rate']:9.0f}/s", flush=True)
+
+
+def _asked(cell: Cell) -> str:
+    load = f"{cell.share:.0%} load" if cell.share else f"{cell.in_flight} in flight"
+    return f"{cell.workload.name}, {cell.pattern}, {load}"
 
 
 def _line(row: Row) -> str:

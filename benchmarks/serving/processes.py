@@ -108,12 +108,12 @@ def cpu_seconds(pids: Sequence[int]) -> float:
     return ticks / _TICK
 
 
-def busy_seconds() -> float:
-    """The processor time that the whole machine has used."""
-    user, nice, system, _idle, _wait, irq, softirq, *_ = map(
+def busy_seconds() -> tuple[float, float]:
+    """The processor time that the whole machine has used, and that its host has withheld."""
+    user, nice, system, _idle, _wait, irq, softirq, stolen, *_ = map(
         int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     )
-    return (user + nice + system + irq + softirq) / _TICK
+    return (user + nice + system + irq + softirq) / _TICK, stolen / _TICK
 
 
 def memory_mib(pids: Sequence[int], field: str = "Pss") -> float:

@@ -19,7 +19,7 @@ ECHO_THREADS, ECHO_STREAM_THREADS = 8, 160
 
 LANE, THREADED = "tensorferry lane", "tensorferry threaded"
 ECHO, ECHO_STREAMS, ECHO_ASYNCIO = "threaded echo", "threaded echo, a thread per stream", "asyncio echo"
-TRITON, TRITON_WINDOW, MOSEC = "Triton", "Triton, 2 ms window", "mosec"
+TRITON, TRITON_WINDOW, MOSEC = "Triton", "Triton 2 ms window", "mosec"
 MLSERVER, LITSERVE, BENTOML, RAY, PYTRITON = "MLServer", "LitServe", "BentoML", "Ray Serve", "PyTriton"
 OURS = (LANE, THREADED)
 SLOW_PEERS = (MLSERVER, BENTOML, LITSERVE, RAY, PYTRITON)
