@@ -86,7 +86,9 @@ class Bench:
         """A server that has given a right answer, and after how many seconds; VisitError when it does not."""
         port = self._ports.take()
         model = workload.path(self.cache)
-        python = self.cache / "peers" / server.peer / "bin" / "python" if server.peer else Path(sys.executable)
+        python = (
+            self.cache / "peers" / server.peer / "bin" / "python" if server.peer else Path(sys.executable)
+        )
         command = [*server.command(python, workload, model, port), *options]
         began = time.monotonic()
         with running(
@@ -232,9 +234,7 @@ class Bench:
     def _capacity(self, server: Server, cell: Cell, number: int) -> float:
         """The most that this server has answered in a closed loop in this round."""
         rates = [
-            row["rate"]
-            for row in self.of(number, server.name, cell.workload.name)
-            if row["pattern"] == UNARY
+            row["rate"] for row in self.of(number, server.name, cell.workload.name) if row["pattern"] == UNARY
         ]
         if not rates:
             raise LoadError("its capacity is not known")
@@ -265,7 +265,9 @@ class Bench:
         for line in done.stdout.splitlines():
             row = {"round": number, "server": RAW, "workload": workload.name, **json.loads(line)}
             self.rows.append(row)
-            print(f"{RAW:20s} {workload.name:11s} batches of {row['rows']:3d}: {row['rate']:9.0f}/s", flush=True)
+            print(
+                f"{RAW:20s} {workload.name:11s} batches of {row['rows']:3d}: {row['rate']:9.0f}/s", flush=True
+            )
 
 
 def _asked(cell: Cell) -> str:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -55,7 +56,7 @@ def after_streams(serving: Running, streams: int) -> Iterator[tuple[int, float]]
     message = grpc_message(TINY, TINY.row())
     for point in range(1, _POINTS + 1):
         with grpc.insecure_channel(f"{HOST}:{serving.port}") as channel:
-            call = channel.stream_stream(STREAM_PATH)
+            call: Any = channel.stream_stream(STREAM_PATH)
             for number in range(streams // _POINTS):
                 stream = call(iter([message] * 4), timeout=30)
                 if number % 2:

@@ -66,7 +66,9 @@ def _lines(panel: Any, rows: Sequence[Row], points: Sequence[tuple[float, dict[s
         shown = [(at, value) for at, value in found if value is not None]
         if shown:
             places, values = zip(*shown, strict=True)
-            panel.plot(places, values, style, color=color, label=name, linewidth=1.3, marker=".", markersize=4)
+            panel.plot(
+                places, values, style, color=color, label=name, linewidth=1.3, marker=".", markersize=4
+            )
 
 
 def _tiny(path: Path, rows: Sequence[Row]) -> Path:
@@ -90,17 +92,28 @@ def _models(path: Path, rows: Sequence[Row]) -> Path:
     for panel, workload in zip(panels, ("mlp", "transformer"), strict=False):
         bars = [(name, middle(rows, name, workload, UNARY, 32, "rate")) for name in COLORS]
         shown = sorted(((value, name) for name, value in bars if value is not None))
-        panel.barh([name for _, name in shown], [value for value, _ in shown], color=[COLORS[n][0] for _, n in shown])
-        full = [row["rate"] for row in rows if row["server"] == RAW and (row["workload"], row["rows"]) == (workload, 32)]
+        panel.barh(
+            [name for _, name in shown], [value for value, _ in shown], color=[COLORS[n][0] for _, n in shown]
+        )
+        full = [
+            row["rate"]
+            for row in rows
+            if row["server"] == RAW and (row["workload"], row["rows"]) == (workload, 32)
+        ]
         if full:
             panel.axvline(sorted(full)[len(full) // 2], color="black", linestyle=":", linewidth=1)
         panel.set(title=f"{workload}, 32 in flight", xlabel="calls/s (dotted: raw ONNX Runtime)")
     sizes = [
-        (size.width * 4, {"workload": size.name, "pattern": UNARY, "in_flight": SIZES_IN_FLIGHT, "field": "rate"})
+        (
+            size.width * 4,
+            {"workload": size.name, "pattern": UNARY, "in_flight": SIZES_IN_FLIGHT, "field": "rate"},
+        )
         for size in SIZES
     ]
     _lines(panels[2], rows, sizes)
-    panels[2].set(title="Identity, 8 in flight", xlabel="bytes each way", ylabel="calls/s", xscale="log", yscale="log")
+    panels[2].set(
+        title="Identity, 8 in flight", xlabel="bytes each way", ylabel="calls/s", xscale="log", yscale="log"
+    )
     return _save(figure, panels[2], path)
 
 
@@ -108,7 +121,10 @@ def _open(path: Path, rows: Sequence[Row]) -> Path:
     figure, panels = _panels(3)
     for panel, workload in zip(panels, ("tiny", "mlp", "transformer"), strict=True):
         asked = [
-            (share, {"workload": workload, "pattern": OPEN, "in_flight": 0, "field": "p99_ms", "share": share})
+            (
+                share,
+                {"workload": workload, "pattern": OPEN, "in_flight": 0, "field": "p99_ms", "share": share},
+            )
             for share in SHARES
         ]
         _lines(panel, rows, asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+from typing import Any
 
 import grpc
 import numpy as np
@@ -43,9 +44,7 @@ def ask(server: Server, workload: Workload, port: int, *, stream: bool) -> Outpu
         connection = http.client.HTTPConnection(HOST, port, timeout=_SECONDS)
         try:
             body = server.http.encode(workload.row())
-            connection.request(
-                "POST", server.http_path, body, {"Content-Type": server.http.content_type}
-            )
+            connection.request("POST", server.http_path, body, {"Content-Type": server.http.content_type})
             response = connection.getresponse()
             answer = response.read()
         finally:
@@ -56,9 +55,9 @@ def ask(server: Server, workload: Workload, port: int, *, stream: bool) -> Outpu
     message = grpc_message(workload, workload.row())
     with grpc.insecure_channel(f"{HOST}:{port}", options=_OPTIONS) as channel:
         if not stream:
-            answer = channel.unary_unary(UNARY_PATH)(message, timeout=_SECONDS)
-            return grpc_output(pb.ModelInferResponse.FromString(answer))
-        call = channel.stream_stream(STREAM_PATH)
+            infer: Any = channel.unary_unary(UNARY_PATH)
+            return grpc_output(pb.ModelInferResponse.FromString(infer(message, timeout=_SECONDS)))
+        call: Any = channel.stream_stream(STREAM_PATH)
         for answer in call(iter([message]), timeout=_SECONDS):
             said = pb.ModelStreamInferResponse.FromString(answer)
             if said.error_message:

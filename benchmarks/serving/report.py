@@ -2,7 +2,8 @@
 
 python -m serving.report [--results FILE] [--docs FOLDER]
 
-What people have written around the generated part stays as it is.
+What people have written around the generated part stays as it is. A page that is not there yet
+gets the generated part alone.
 """
 
 from __future__ import annotations
@@ -15,24 +16,14 @@ from typing import Any
 
 from serving import plots, tables
 from serving.plan import RAW
+from serving.ratios import Row
 from serving.run import cache_folder
-from serving.servers import ECHO_THREADS, LANE, MAX_BATCH_SIZE
+from serving.servers import ECHO_THREADS, LANE, MAX_BATCH_SIZE, servers
 from serving.workloads import WORKLOADS
 
 BEGIN = "<!-- made by `make bench`: change benchmarks/serving/report.py instead -->"
 END = "<!-- end of what `make bench` made -->"
-
-NEW_PAGE = f"""# Performance
-
-What the server itself costs and how it stands beside others, measured on one machine in one run.
-
-{BEGIN}
-{END}
-
-## On a GPU
-
-Not measured yet.
-"""
+EMPTY_PAGE = f"# Performance\n\n{BEGIN}\n{END}\n"
 
 METHOD = f"""## Method
 
@@ -64,7 +55,7 @@ machine is small and shared: absolute figures of different pages do not compare.
 
 def generated(results: Mapping[str, Any]) -> str:
     """The part between the markers."""
-    rows: Sequence[tables.Row] = results["measurements"]
+    rows: Sequence[Row] = results["measurements"]
     parts = [
         _where(results),
         "## What must be shown\n\nOf tensorferry over its lane, on one core.\n\n" + tables.ratios(rows),
@@ -76,7 +67,8 @@ def generated(results: Mapping[str, Any]) -> str:
             parts.append(_model(rows, name))
     parts += [
         "![the larger models, and sizes of messages](plots/serving_models.svg)",
-        "## Sizes of messages\n\nIdentity, 8 calls in flight, calls/s by the bytes each way.\n\n" + tables.sizes(rows),
+        "## Sizes of messages\n\nIdentity, 8 calls in flight, calls/s by the bytes each way.\n\n"
+        + tables.sizes(rows),
         "## Open loop\n\nAt shares of the most that each server itself answered in a closed loop of the round.\n\n"
         + tables.open_loop(rows),
         "![99th percentile of the latency against load](plots/serving_open.svg)",
@@ -89,22 +81,23 @@ def generated(results: Mapping[str, Any]) -> str:
 def _where(results: Mapping[str, Any]) -> str:
     machine = results["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    known = servers()
+    measured = {known[row["server"]].peer for row in results["measurements"] if row["server"] in known}
     peers = [
-        words.split()[0].replace("==", " ")
-        for name, words in machine["peers"].items()
-        if any(row["server"] for row in results["measurements"])
+        words.split()[0].replace("==", " ") for name, words in machine["peers"].items() if name in measured
     ]
-    lane = "" if results["transports"] else f" (`{LANE}` is the threaded transport: this version has no other.)"
+    lane = (
+        "" if results["transports"] else f" (`{LANE}` is the threaded transport: this version has no other.)"
+    )
+    rounds = f"{results['rounds']} round{'s' if results['rounds'] > 1 else ''}"
     return (
-        f"{results['date']}, `{results['command']}`, {results['rounds']} rounds in {results['minutes']:g} minutes, "
+        f"{results['date']}, `{results['command']}`, {rounds} in {results['minutes']:g} minutes, "
         f"on {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}, "
-        f"Python {machine['python']}; {versions}"
-        + (f"; {', '.join(peers)}" if peers else "")
-        + f".{lane}"
+        f"Python {machine['python']}; {versions}" + (f"; {', '.join(peers)}" if peers else "") + f".{lane}"
     )
 
 
-def _model(rows: Sequence[tables.Row], name: str) -> str:
+def _model(rows: Sequence[Row], name: str) -> str:
     parts = [f"## {name.capitalize()}\n\n{WORKLOADS[name].meaning}. Unary calls/s.", tables.unary(rows, name)]
     if any(row["server"] == RAW and row["workload"] == name for row in rows):
         parts.append(tables.ceiling(rows, name))
@@ -145,7 +138,7 @@ def main() -> None:
     results = json.loads(arguments.results.read_text())
     page = arguments.docs / "performance.md"
     arguments.docs.mkdir(parents=True, exist_ok=True)
-    page.write_text(replaced(page.read_text() if page.exists() else NEW_PAGE, generated(results)))
+    page.write_text(replaced(page.read_text() if page.exists() else EMPTY_PAGE, generated(results)))
     for path in (page, *plots.write(arguments.docs / "plots", results["measurements"])):
         print(f"wrote {path}")
 

@@ -112,12 +112,8 @@ def servers() -> Mapping[str, Server]:
         Server(TRITON, _module("triton_peer"), "triton", streams=True, window_ms=0),
         Server(TRITON_WINDOW, _module("triton_peer"), "triton", streams=True),
         Server(MOSEC, _mosec, "mosec", MSGPACK, "/inference"),
-        Server(
-            MLSERVER, _module("mlserver_peer"), "mlserver", windows_ms={"mlp": 10, "transformer": 30}
-        ),
-        Server(
-            LITSERVE, _module("litserve_peer"), "litserve", JSON, "/predict", windows_ms={"mlp": 10}
-        ),
+        Server(MLSERVER, _module("mlserver_peer"), "mlserver", windows_ms={"mlp": 10, "transformer": 30}),
+        Server(LITSERVE, _module("litserve_peer"), "litserve", JSON, "/predict", windows_ms={"mlp": 10}),
         Server(BENTOML, _bentoml, "bentoml", JSON_ROWS, "/predict"),
         Server(RAY, _module("ray_peer"), "ray", RAW),
         Server(PYTRITON, _module("pytriton_peer"), "triton"),

@@ -15,7 +15,13 @@ ABSENT = "–"
 
 
 def middle(
-    rows: Sequence[Row], server: str, workload: str, pattern: str, in_flight: int, field: str, share: float = 0.0
+    rows: Sequence[Row],
+    server: str,
+    workload: str,
+    pattern: str,
+    in_flight: int,
+    field: str,
+    share: float = 0.0,
 ) -> float | None:
     """The median over the rounds of one figure, or None when it was not measured."""
     wanted = (server, workload, pattern, in_flight, share)
@@ -60,7 +66,9 @@ def _names(rows: Sequence[Row], workload: str, pattern: str) -> list[str]:
 
 def unary(rows: Sequence[Row], workload: str) -> str:
     """Calls a second, latencies, CPU time, batches and memory of each server."""
-    measured = {row["in_flight"] for row in rows if row["workload"] == workload and row.get("pattern") == UNARY}
+    measured = {
+        row["in_flight"] for row in rows if row["workload"] == workload and row.get("pattern") == UNARY
+    }
     columns = [callers for callers in UNARY_IN_FLIGHT if callers in measured]
     lines = []
     for name in _names(rows, workload, UNARY):
@@ -101,7 +109,8 @@ def ceiling(rows: Sequence[Row], workload: str) -> str:
     raw = [row for row in rows if row["server"] == RAW and row["workload"] == workload]
     sizes = sorted({row["rows"] for row in raw})
     figures = (
-        f"{median(row['rate'] for row in raw if row['rows'] == size):,.0f} in batches of {size}" for size in sizes
+        f"{median(row['rate'] for row in raw if row['rows'] == size):,.0f} in batches of {size}"
+        for size in sizes
     )
     return "Raw ONNX Runtime in a loop on the same core, rows/s: " + ", ".join(figures) + "."
 
@@ -112,7 +121,10 @@ def streams(rows: Sequence[Row], workload: str) -> str:
     shown = [(p, c) for p, c in shown if any(_is(row, workload, p, c) for row in rows)]
     names = dict.fromkeys([*_names(rows, workload, ONE_STREAM), *_names(rows, workload, STREAMS)])
     lines = [
-        [name, *(number(middle(rows, name, workload, pattern, callers, "rate")) for pattern, callers in shown)]
+        [
+            name,
+            *(number(middle(rows, name, workload, pattern, callers, "rate")) for pattern, callers in shown),
+        ]
         for name in names
     ]
     header = [
@@ -143,7 +155,9 @@ def open_loop(rows: Sequence[Row]) -> str:
         for name in _names(rows, workload, OPEN):
             cells = [name, workload]
             for share in SHARES:
-                figures = [middle(rows, name, workload, OPEN, 0, f, share) for f in ("offered", "p50_ms", "p99_ms")]
+                figures = [
+                    middle(rows, name, workload, OPEN, 0, f, share) for f in ("offered", "p50_ms", "p99_ms")
+                ]
                 cells.append(
                     f"{number(figures[0])}/s: {number(figures[1], 2)} / {number(figures[2], 2)}"
                     if figures[0] is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,7 +27,7 @@ class _Graph:
         self.half = weights.constant("half", np.float32(0.5))
         self.one = weights.constant("one", np.float32(1))
 
-    def add(self, op: str, *inputs: str, output: str = "", **attributes: object) -> str:
+    def add(self, op: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         output = output or f"{op}{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, list(inputs), [output], **attributes))
         return output

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def build_identity(weights: Weights) -> onnx.GraphProto:
 def build_dense(sizes: tuple[int, ...], weights: Weights) -> onnx.GraphProto:
     """Dense layers of these sizes, with ReLU after each but the last, or after the only one."""
     nodes, last = [], "x"
-    for at, (width, outputs) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for at, (width, outputs) in enumerate(pairwise(sizes)):
         inputs = [last, weights.normal(f"w{at}", (width, outputs)), weights.normal(f"b{at}", (outputs,))]
         nodes.append(helper.make_node("Gemm", inputs, [last := f"dense{at}"]))
         if at < len(sizes) - 2 or at == 0:

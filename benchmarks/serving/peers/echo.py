@@ -32,9 +32,7 @@ _ZEROS = bytes(4 * _OUTPUT_WIDTHS.get(settings.MODEL_NAME, 0))
 def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
     """What a server would send."""
     raw = _ZEROS or request.raw_input_contents[0]
-    response = pb.ModelInferResponse(
-        model_name=request.model_name, id=request.id, raw_output_contents=[raw]
-    )
+    response = pb.ModelInferResponse(model_name=request.model_name, id=request.id, raw_output_contents=[raw])
     response.outputs.add(name="y", datatype="FP32", shape=[1, len(raw) // 4])
     return response
 

@@ -52,7 +52,8 @@ if __name__ == "__main__":
         log_to_driver=False,
     )
     serve.start(http_options=HTTPOptions(host=HOST, port=PORT), logging_config=LOGGING)
-    serve.run(Model.bind())
+    deployment: Any = Model
+    serve.run(deployment.bind())
     signal.signal(signal.SIGTERM, stop)
     while True:
         signal.pause()

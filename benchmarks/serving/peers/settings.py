@@ -34,7 +34,7 @@ FOLDER = Path(_said("FOLDER", "."))
 
 def session_options() -> Any:
     """Those of our server on one core: one thread, which does not spin."""
-    import onnxruntime  # type: ignore[import-untyped, unused-ignore]
+    import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
