@@ -67,7 +67,7 @@ bench: $(LOAD) $(VENV)/.dev $(if $(QUICK),,$(VENV)/.plots) ## against bare gRPC,
 bench-peers: ## install the other servers that `make bench` compares with (minutes, 3 GB, Python 3.11)
 	@benchmarks/serving/install_peers.sh
 
-bench-report: $(VENV)/.plots ## make docs/performance.md and its plots again from the last `make bench`
+bench-report: $(VENV)/.dev $(VENV)/.plots ## make docs/performance.md and its plots again from the last `make bench`
 	@$(SERVING).report
 
 bench-memory: $(LOAD) $(VENV)/.dev ## memory over a million calls and ten thousand dropped streams (QUICK=1: a tenth)
