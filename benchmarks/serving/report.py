@@ -25,6 +25,13 @@ BEGIN = "<!-- made by `make bench`: change benchmarks/serving/report.py instead 
 END = "<!-- end of what `make bench` made -->"
 EMPTY_PAGE = f"# Performance\n\n{BEGIN}\n{END}\n"
 
+TITLES = {
+    "tiny": "The tiny model",
+    "null": "A model that does nothing",
+    "mlp": "The MLP",
+    "transformer": "The transformer",
+}
+
 METHOD = f"""## Method
 
 - One core is the server's, with all its processes and threads, and another the load's. Every
@@ -62,7 +69,7 @@ def generated(results: Mapping[str, Any]) -> str:
         METHOD,
         "![calls a second and latency of the tiny model](plots/serving.svg)",
     ]
-    for name in ("tiny", "null", "mlp", "transformer"):
+    for name in TITLES:
         if any(row["workload"] == name for row in rows):
             parts.append(_model(rows, name))
     parts += [
@@ -98,7 +105,7 @@ def _where(results: Mapping[str, Any]) -> str:
 
 
 def _model(rows: Sequence[Row], name: str) -> str:
-    parts = [f"## {name.capitalize()}\n\n{WORKLOADS[name].meaning}. Unary calls/s.", tables.unary(rows, name)]
+    parts = [f"## {TITLES[name]}\n\n{WORKLOADS[name].meaning}. Unary calls/s.", tables.unary(rows, name)]
     if any(row["server"] == RAW and row["workload"] == name for row in rows):
         parts.append(tables.ceiling(rows, name))
     if any(row["workload"] == name and "stream" in row.get("pattern", "") for row in rows):

@@ -87,10 +87,10 @@ class Workload:
 
 
 NULL = Workload("null", "identity", 16, "Identity of 16 floats")
-TINY = Workload("tiny", "tiny", TINY_SIZES[0], "one dense layer, 16 to 4")
-MLP = Workload("mlp", "mlp", MLP_SIZES[0], "dense layers " + "-".join(map(str, MLP_SIZES)))
+TINY = Workload("tiny", "tiny", TINY_SIZES[0], "One dense layer, 16 to 4")
+MLP = Workload("mlp", "mlp", MLP_SIZES[0], "Dense layers " + "-".join(map(str, MLP_SIZES)))
 TRANSFORMER = Workload(
-    "transformer", "transformer", SEQUENCE, "sentence encoder: 6 layers, hidden 384, sequence 32"
+    "transformer", "transformer", SEQUENCE, "Sentence encoder: 6 layers, hidden 384, sequence 32"
 )
 SIZES = tuple(
     Workload(name, "identity", size // 4, f"Identity of {size:,} bytes")

@@ -199,6 +199,8 @@ static void message_ended(struct call *call) {
     size_t size = message_length(call->prefix);
     if (!ok)
         tally_message("%.*s", (int)call->head_length, (const char *)call->head);
+    else if (size < options.least_bytes)
+        tally_message("a message of %zu bytes", size);
     if (!id || id + ID_LENGTH > call->head + call->head_length)
         fail("lost count: a message on a stream has no id of ours (%zu bytes)", size);
     int message = atoi((const char *)id + 1);

@@ -60,7 +60,7 @@ void tally_message(const char *format, ...) {
     vsnprintf(last_message, sizeof last_message, format, arguments);
     va_end(arguments);
     for (char *at = last_message; *at; at++) /* it goes into JSON */
-        if (*at == '"' || *at == '\\' || *at < ' ')
+        if (*at == '"' || *at == '\\' || *at < ' ' || (unsigned char)*at > '~')
             *at = ' ';
 }
 
