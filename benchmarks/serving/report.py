@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,8 @@ def _trouble(results: Mapping[str, Any]) -> str:
     if results["missing"]:
         lines.append(f"Not installed, so not measured: {', '.join(results['missing'])}.")
     for failure in results["failures"]:
-        reason = " ".join(failure["reason"].split())[:200]
+        # Without the folders of this machine.
+        reason = re.sub(r"(?:/[\w.@+-]+)+/", "", " ".join(failure["reason"].split()))[:200]
         lines.append(f"- Round {failure['round'] + 1}, {failure['server']} failed: {reason}")
     return "\n\n".join(lines)
 

@@ -66,7 +66,7 @@ def results() -> dict[str, Any]:
         },
         "measurements": rows(),
         "missing": ["Ray Serve"],
-        "failures": [{"round": 1, "server": "Triton", "model": "tiny", "reason": "it\nended"}],
+        "failures": [{"round": 1, "server": "Triton", "model": "tiny", "reason": "it\nended: /a/b/c.py said no"}],
     }
 
 
@@ -96,7 +96,7 @@ def test_the_page_says_where_and_what_failed_and_what_is_missing() -> None:
     )
     assert "1,000,000 in batches of 32" in page
     assert "Not installed, so not measured: Ray Serve." in page
-    assert "Round 2, Triton failed: it ended" in page
+    assert "Round 2, Triton failed: it ended: c.py said no" in page
     assert "mosec" not in page.splitlines()[0]  # installed, not measured
 
 
