@@ -3,7 +3,7 @@
     python -m serving.run --load PROGRAM [--quick] [--rounds N] [--only SERVER,...]
 
 One core is the server's and another the load's. Each round measures every server once. The
-results go to results.json (of --quick: quick.json) in the cache, after every round;
+results go to results.json (of --quick: quick.json) in the cache as they come;
 `serving.report` makes the page of them.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from serving.machine import describe
 from serving.measure import Bench
-from serving.plan import RAW, full_round, quick_round
+from serving.plan import RAW, Visit, full_round, quick_round
 from serving.processes import Cores
 from serving.ratios import table
 from serving.servers import OURS, servers, transports
@@ -72,6 +72,12 @@ def main() -> None:
         "measurements": bench.rows,
         "failures": bench.failures,
     }
+    path = cache / "results" / ("quick.json" if arguments.quick else "results.json")
+
+    def wanted(visit: Visit) -> bool:
+        chosen = (not only or visit.server in only) and (not models or visit.model in models)
+        return chosen and visit.server not in missing
+
     began, longest = time.monotonic(), 0.0
     for number in range(rounds):
         at = time.monotonic()
@@ -79,14 +85,12 @@ def main() -> None:
             print(f"no time for another round: {number} of {rounds} are done")
             break
         print(f"--- round {number + 1} of {rounds}", flush=True)
-        for visit in quick_round(number) if arguments.quick else full_round(number):
-            if visit.server in missing or (only and visit.server not in only):
-                continue
-            if not models or visit.model in models:
-                bench.visit(visit, number)
+        results["rounds"] = number + 1
+        for visit in filter(wanted, quick_round(number) if arguments.quick else full_round(number)):
+            bench.visit(visit, number)
+            results["minutes"] = round((time.monotonic() - began) / 60, 1)
+            save(results, path)
         longest = max(longest, time.monotonic() - at)
-        results.update(rounds=number + 1, minutes=round((time.monotonic() - began) / 60, 1))
-        save(results, cache / "results" / ("quick.json" if arguments.quick else "results.json"))
     print(table(bench.rows))
     if bench.failures:
         print(f"{len(bench.failures)} measurements failed, see above")

@@ -66,7 +66,9 @@ def results() -> dict[str, Any]:
         },
         "measurements": rows(),
         "missing": ["Ray Serve"],
-        "failures": [{"round": 1, "server": "Triton", "model": "tiny", "reason": "it\nended: /a/b/c.py said no"}],
+        "failures": [
+            {"round": 1, "server": "Triton", "model": "tiny", "reason": "it\nended: /a/b/c.py said no"}
+        ],
     }
 
 

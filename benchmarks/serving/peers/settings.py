@@ -77,4 +77,7 @@ class Engine:
         now = time.monotonic()
         if now - self._written > _WRITE_SECONDS:
             self._written = now
-            (FOLDER / f"batches.{os.getpid()}").write_text(f"{self._rows} {self._batches}")
+            # All at once: it is read meanwhile.
+            part = FOLDER / f"part.{os.getpid()}"
+            part.write_text(f"{self._rows} {self._batches}")
+            part.rename(FOLDER / f"batches.{os.getpid()}")
