@@ -70,9 +70,14 @@ class Replies:
         return self.all[0]
 
 
+def response_of(reply: Reply) -> pb.ModelInferResponse:
+    """The response that a reply serialises; what went wrong is raised."""
+    return pb.ModelInferResponse.FromString(reply.message())
+
+
 def infer(service: InferenceService, message: pb.ModelInferRequest | bytes) -> pb.ModelInferResponse:
     """The response to a request; what went wrong is raised."""
     replies = Replies()
     data = message if isinstance(message, bytes) else message.SerializeToString()
     service.infer(data, math.inf, replies)
-    return replies.first().response()
+    return response_of(replies.first())

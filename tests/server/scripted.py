@@ -15,7 +15,7 @@ from server.rig import PATIENCE
 from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
-from tensorferry.server.inference import Call, InferenceService, Reply
+from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.servicer import Servicer
 
@@ -43,14 +43,18 @@ class ScriptedService(InferenceService):
         self._changed = threading.Condition()
         self.received: list[str] = []
         self.deadlines: dict[str, float] = {}
+        self.metadata: dict[str, Metadata] = {}
         self.cancelled: list[str] = []
         self._waiting: dict[str, Callable[[Reply], None]] = {}
 
-    def infer(self, data: bytes, deadline: float, complete: Callable[[Reply], None]) -> Call:
+    def infer(
+        self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Metadata = ()
+    ) -> Call:
         request_id = pb.ModelInferRequest.FromString(data).id
         with self._changed:
             self.received.append(request_id)
             self.deadlines[request_id] = deadline
+            self.metadata[request_id] = metadata
             if self.answer_at_once is None:
                 self._waiting[request_id] = complete
             self._changed.notify_all()
@@ -95,14 +99,12 @@ class ScriptedService(InferenceService):
 
 
 def success(request_id: str, nbytes: int = 0) -> Reply:
-    return Reply(
-        request_id,
-        lambda: pb.ModelInferResponse(id=request_id, model_name="m", raw_output_contents=[bytes(nbytes)]),
-    )
+    response = pb.ModelInferResponse(id=request_id, model_name="m", raw_output_contents=[bytes(nbytes)])
+    return Reply(request_id, lambda: [response.SerializeToString()])
 
 
 def failure(request_id: str, error: BaseException) -> Reply:
-    def build() -> pb.ModelInferResponse:
+    def build() -> list[bytes]:
         raise error
 
     return Reply(request_id, build)

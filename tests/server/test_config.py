@@ -26,6 +26,7 @@ BY_FLAG = {option.flag: option for option in OPTIONS}
 GOOD: dict[str, list[tuple[str, Any]]] = {
     "host": [("0.0.0.0", "0.0.0.0"), ("::1", "::1"), ("some-host.example", "some-host.example")],
     "port": [("0", 0), ("65535", 65535), ("9000", 9000)],
+    "transport": [("auto", "auto"), ("lane", "lane"), ("Threaded", "threaded")],
     "device": [("cpu", "cpu"), ("cuda", "cuda"), ("cuda:12", "cuda:12")],
     "max-batch-size": [("0", 0), ("1048576", 1 << 20), ("8", 8)],
     "batching": [("trust", "trust"), ("PROVE", "prove"), ("prove", "prove")],
@@ -55,6 +56,7 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
 BAD: dict[str, list[str]] = {
     "host": ["", "a b", "a/b", "a,b", "http://a"],
     "port": ["", "-1", "65536", "80.0", "http"],
+    "transport": ["", "fast", "async"],
     "device": ["", "gpu", "cuda:", "cuda:-1", "cuda:1234", "CPU", "cuda:0\n"],
     "max-batch-size": ["", "-1", "1048577", "many", "1.5"],
     "batching": ["", "off", "true"],

@@ -77,8 +77,8 @@ def test_strings_that_are_not_utf8(typed: bool) -> None:
 
 
 def test_without_raw_contents_a_request_is_typed() -> None:
-    assert held(good(typed=True)).typed
-    assert not held(good()).typed
+    assert held(good(typed=True)).wanted.typed
+    assert not held(good()).wanted.typed
     assert held(good(typed=True)).tensors == held(good()).tensors
 
 
@@ -266,11 +266,11 @@ def test_malformed_bytes_elements() -> None:
 
 def test_outputs_are_the_models_unless_some_are_named() -> None:
     message = good()
-    assert held(message).outputs == MODEL.outputs
+    assert held(message).wanted.outputs == MODEL.outputs
     message.outputs.add(name="z")
-    assert held(message).outputs == MODEL.outputs[1:]
+    assert held(message).wanted.outputs == MODEL.outputs[1:]
     message.outputs.add(name="y")
-    assert [output.name for output in held(message).outputs] == ["z", "y"]
+    assert [output.name for output in held(message).wanted.outputs] == ["z", "y"]
 
 
 @pytest.mark.parametrize(

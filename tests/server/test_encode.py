@@ -12,6 +12,7 @@ from tensorferry.batcher import BatchInfo, CloseReason, Outcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, decode_contents, decode_raw
 from tensorferry.server.codec import decode, encode
+from tensorferry.server.responses import ResponseForm, id_field_of
 
 SPECS = {
     "y": spec("y", "FP32", "batch", 3),
@@ -43,8 +44,15 @@ def response(
         message.outputs.add(name=name)
     made = signature(spec("x", "FP32", "batch", 3), outputs=tuple(SPECS[name] for name in outputs))
     decoded = decode(message, "m", made, True)
-    encoded = encode(message, "4", decoded, Outcome(arrays, None, **(outcome or {"batch": BATCH})))
-    return pb.ModelInferResponse.FromString(encoded.SerializeToString())
+    made_of = Outcome(arrays, None, **(outcome or {"batch": BATCH}))
+    form = ResponseForm(message.model_name, "4", decoded.wanted)
+    answer = pb.ModelInferResponse()
+    for _ in range(2):  # the second time from what is remembered
+        answer = pb.ModelInferResponse.FromString(b"".join(form.pieces(id_field_of(message.id), made_of)))
+        plain = encode(message.model_name, "4", decoded.wanted, made_of)
+        plain.id = message.id
+        assert answer == plain
+    return answer
 
 
 def arrays_of(answer: pb.ModelInferResponse) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from server import models
-from server.rig import Replies, fp32, reproducible, request
+from server.rig import Replies, fp32, reproducible, request, response_of
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
@@ -49,7 +49,7 @@ class Fuzzed:
         self.completions.append(replies)
         self.service.infer(data, math.inf, replies)
         try:
-            return replies.first().response()
+            return response_of(replies.first())
         except Exception as error:
             failure = error
         code = status_of(failure).code

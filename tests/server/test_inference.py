@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from server.rig import Array, Replies, fp32, infer, request, signature, spec
+from server.rig import Array, Replies, fp32, infer, request, response_of, signature, spec
 
 from tensorferry.batcher import (
     Batcher,
@@ -72,7 +72,7 @@ def y(response: pb.ModelInferResponse) -> Any:
 
 def error_of(replies: Replies) -> BaseException:
     with pytest.raises(Exception) as caught:  # noqa: PT011
-        replies.first().response()
+        response_of(replies.first())
     return caught.value
 
 
@@ -82,11 +82,11 @@ def test_requests_ride_together_and_each_gets_its_own(serve: Serve, runner: Scri
     runner.await_batches(1)
     riders = [submit(service, fp32(1, 2) + tag, id=str(tag))[1] for tag in range(5)]
     runner.open()
-    assert y(first.first().response()) == [[0, 2]]
+    assert y(response_of(first.first())) == [[0, 2]]
     for tag, replies in enumerate(riders):
         reply = replies.first()
         assert reply.request_id == str(tag)
-        assert (reply.response().id, y(reply.response())) == (str(tag), [[2 * tag, 2 + 2 * tag]])
+        assert (response_of(reply).id, y(response_of(reply))) == (str(tag), [[2 * tag, 2 + 2 * tag]])
     assert [batch["x"].shape[0] for batch in runner.batches] == [1, 5]
 
 
@@ -111,7 +111,7 @@ def test_a_model_that_is_not_batched_gets_each_request_alone(serve: Serve, runne
     service = serve(runner, 0)
     replies = [submit(service, fp32(rows, 2))[1] for rows in (2, 3)]
     runner.open()
-    assert [y(each.first().response()) for each in replies] == [(fp32(r, 2) * 2).tolist() for r in (2, 3)]
+    assert [y(response_of(each.first())) for each in replies] == [(fp32(r, 2) * 2).tolist() for r in (2, 3)]
     assert [batch["x"].shape for batch in runner.batches] == [(2, 2), (3, 2)]
 
 
@@ -152,7 +152,7 @@ def test_a_cancelled_request_never_runs_and_its_neighbours_do(serve: Serve, runn
     running.cancel()
     assert isinstance(error_of(first), Cancelled)
     runner.open()
-    assert [y(calls[tag][1].first().response()) for tag in (0, 2)] == [[[0]], [[4]]]
+    assert [y(response_of(calls[tag][1].first())) for tag in (0, 2)] == [[[0]], [[4]]]
     assert runner.batches[1]["x"].tolist() == [[0], [2]]
     for call, replies in calls:
         call.cancel()
@@ -175,7 +175,7 @@ def test_a_full_queue_refuses_and_says_when_to_retry(serve: Serve, runner: Scrip
     assert (status_of(error).retry_after or 0) > 0
     assert isinstance(error_of(submit(service, fp32(3, 1))[1]), RequestTooLarge)
     runner.open()
-    assert y(waiting.first().response()) == [[0], [2]]
+    assert y(response_of(waiting.first())) == [[0], [2]]
 
 
 def test_the_queue_is_bounded_in_bytes_of_messages(serve: Serve, runner: ScriptedRunner) -> None:
@@ -185,7 +185,7 @@ def test_the_queue_is_bounded_in_bytes_of_messages(serve: Serve, runner: Scripte
     assert isinstance(error_of(replies[2]), QueueFull)
     runner.open()
     for each in replies[:2]:
-        each.first().response()
+        response_of(each.first())
 
 
 def test_rows_without_columns_cost_a_client_nothing_and_must_not_cost_the_server_more(serve: Serve) -> None:
@@ -218,7 +218,7 @@ def test_a_timeout_of_0_is_none_and_later_ones_change_nothing(serve: Serve, runn
     runner.open()
     service = serve(runner, slo=60.0)
     for parameters in (microseconds(0), microseconds(60_000_000), {}):
-        assert submit(service, fp32(1, 1), parameters=parameters)[1].first().response()
+        assert response_of(submit(service, fp32(1, 1), parameters=parameters)[1].first())
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_a_high_class_rides_first(serve: Serve, runner: ScriptedRunner) -> None:
     high = [submit(service, fp32(1, 1) + 20, parameters=priority(1))[1] for _ in range(3)]
     runner.open()
     for replies in (running, *low, *high):
-        assert replies.first().response()
+        assert response_of(replies.first())
     assert runner.batches[1]["x"].ravel().tolist() == [20, 20, 20, 10]
 
 
@@ -293,7 +293,7 @@ def test_a_draining_server_refuses_and_finishes_what_it_accepted(
     assert isinstance(error, NotReadyError)
     assert "shutting down" in str(error)
     runner.open()
-    assert y(accepted.first().response()) == [[0]]
+    assert y(response_of(accepted.first())) == [[0]]
 
 
 def test_a_closed_batcher_is_unavailable(serve: Serve) -> None:
@@ -316,8 +316,8 @@ def test_the_row_that_fails_gets_its_error_and_its_neighbours_their_results(
     runner.await_batches(1)
     replies = [submit(service, np.full((1, 1), x, np.float32), id=f"id{x}")[1] for x in (1, -1, 2)]
     runner.open()
-    first.first().response()
-    assert [y(replies[at].first().response()) for at in (0, 2)] == [[[1]], [[2]]]
+    response_of(first.first())
+    assert [y(response_of(replies[at].first())) for at in (0, 2)] == [[[1]], [[2]]]
     error = error_of(replies[1])
     assert "secret" not in str(error)
     assert status_of(error).message == "the model failed on this request: why"

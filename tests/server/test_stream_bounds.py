@@ -11,7 +11,7 @@ from server.rig import PATIENCE
 from server.scripted import Door, OpenStream, ScriptedService, success
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.inference import Call, Reply
+from tensorferry.server.inference import Call, Metadata, Reply
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.stream import ResponseStream
 
@@ -193,8 +193,10 @@ def test_closing_again_does_nothing() -> None:
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_client_that_leaves_while_its_request_is_submitted_withdraws_it(ordered: bool) -> None:
     class Leaving(ScriptedService):
-        def infer(self, data: bytes, deadline: float, complete: Callable[[Reply], None]) -> Call:
-            call = super().infer(data, deadline, complete)
+        def infer(
+            self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Metadata = ()
+        ) -> Call:
+            call = super().infer(data, deadline, complete, metadata)
             stream.close()
             return call
 

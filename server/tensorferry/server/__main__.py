@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
+from tensorferry.server import environment
+
 # Loaded by name, when asked for: the client's commands then need no server packages, and
 # server and client stay strangers to each other.
 _COMMANDS = {
@@ -38,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(wrong + _usage(), file=sys.stderr)
         return 2
     module, function, _ = _COMMANDS[arguments[0]]
+    if arguments[0] == "serve":
+        environment.prepare()
     try:
         command = getattr(import_module(module), function)
     except ModuleNotFoundError as error:

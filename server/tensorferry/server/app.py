@@ -6,6 +6,7 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import grpc
 from google.protobuf import descriptor_pool
@@ -21,11 +22,16 @@ from tensorferry.server.models import ModelRegistry
 from tensorferry.server.servicer import Servicer
 from tensorferry.server.session import choose_device
 
+if TYPE_CHECKING:
+    from tensorferry.server.lane import Lane
+
 _log = logging.getLogger("tensorferry.server")
 
 # A call of the threaded servicer keeps a thread; threads are made as calls need them.
 HANDLER_THREADS = 512
 MAX_STREAMS = HANDLER_THREADS // 2
+# In the lane, an open stream costs some kilobytes.
+MAX_STREAMS_OF_LANE = 10_000
 MAX_IN_FLIGHT_PER_STREAM = 64
 
 # Time for the last responses to leave once nothing is in flight any more.
@@ -71,6 +77,12 @@ class App:
         self._set_health("", serving=False)
         for source in config.models:
             self._set_health(source.name, serving=False)
+        self._lane: Lane | None = None
+
+    @property
+    def transport(self) -> str:
+        """What serves ModelInfer and ModelStreamInfer: lane or threaded."""
+        return "threaded" if self._lane is None else "lane"
 
     @property
     def address(self) -> str:
@@ -79,7 +91,8 @@ class App:
         return f"[{host}]:{self.port}" if ":" in host and not host.startswith("[") else f"{host}:{self.port}"
 
     def start(self) -> None:
-        """Listens and answers; not ready yet. StartError when the address cannot be had."""
+        """Listens and answers; not ready yet. StartError when the address or the lane cannot be had."""
+        self._lane = self._attach_lane()
         self.port = self.config.port
         try:
             self.port = self._server.add_insecure_port(self.address)
@@ -89,6 +102,30 @@ class App:
                 "choose others by --host and --port (0 picks a free port)"
             ) from None
         self._server.start()
+        if self._lane is not None:
+            self._lane.start()
+
+    def _attach_lane(self) -> Lane | None:
+        if self.config.transport == "threaded":
+            return None
+        try:
+            # Here, since the import itself fails with a grpcio that lacks what it uses.
+            from tensorferry.server.lane import Lane
+            from tensorferry.server.lane_proof import prove
+
+            prove()
+            return Lane(
+                self._server,
+                self._service,
+                max_streams=MAX_STREAMS_OF_LANE,
+                max_in_flight=MAX_IN_FLIGHT_PER_STREAM,
+            )
+        except Exception as error:
+            reason = f"the lane does not work with grpcio {grpc.__version__}: {error!r}"
+            if self.config.transport == "lane":
+                raise StartError(f"--transport is lane, but {reason}; use auto or threaded") from error
+            _log.warning("%s; requests go through the threaded servicer, which is slower", reason)
+            return None
 
     def load(self) -> None:
         """Loads every model; afterwards the server is ready. StartError names the first that fails."""
@@ -108,6 +145,8 @@ class App:
         # Health last: whoever has read that it turned finds the door closed.
         self._service.begin_drain()
         self._servicer.begin_drain()
+        if self._lane is not None:
+            self._lane.begin_drain()
         self._health.enter_graceful_shutdown()
         done = True
         for model in self.registry.models():

@@ -131,6 +131,7 @@ def _announce(app: App) -> None:
         line = {
             "message": "ready",
             "address": app.address,
+            "transport": app.transport,
             "models": [
                 {"name": m.name, "version": m.version, "signature": str(m.signature), "batching": m.batching}
                 for m in models

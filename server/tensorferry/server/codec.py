@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,25 +40,32 @@ _Message = TypeVar("_Message", bound=Message)
 _Wire = pb.ModelInferRequest.InferInputTensor
 
 
+class Wanted(NamedTuple):
+    """What a response has to look like: the outputs asked for, whether they travel in typed contents,
+    and whether the batch is described.
+    """
+
+    outputs: tuple[TensorSpec, ...]
+    typed: bool
+    explain: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A request's tensors in the model's order, and what the response has to look like.
+    """A request's tensors in the model's order, and what goes with them.
 
     `rows` is the size of axis 0 (1 for a model that is not batched), `key` what requests of
-    one batch have in common, `outputs` the outputs asked for, `typed` whether they travel in
-    typed contents, `explain` whether the batch is described, `timeout` the seconds that the
-    request itself allows (inf: it does not say), `priority` the class that it names (0: none).
+    one batch have in common, `timeout` the seconds that the request itself allows (inf: it does
+    not say), `priority` the class that it names (0: none).
     """
 
     tensors: tuple[Tensor, ...]
     rows: int
     key: Hashable
     nbytes: int
-    outputs: tuple[TensorSpec, ...]
-    typed: bool
-    explain: bool
     timeout: float
     priority: int
+    wanted: Wanted
 
 
 def parse(data: bytes, kind: type[_Message]) -> _Message:
@@ -100,12 +107,14 @@ def decode(request: pb.ModelInferRequest, model: str, signature: Signature, batc
         tensors=tuple(tensors),
         rows=rows,
         key=tuple(tensor.shape[1:] for tensor in tensors),
-        nbytes=_nbytes(request),
-        outputs=_requested_outputs(request, model, signature),
-        typed=raws is None,
-        explain=EXPLAIN in request.parameters and request.parameters[EXPLAIN].bool_param,
+        nbytes=request.ByteSize(),
         timeout=(_natural(request, TIMEOUT, "of microseconds") or math.inf) / 1e6,
         priority=_natural(request, PRIORITY, "from 1, the highest class"),
+        wanted=Wanted(
+            _requested_outputs(request, model, signature),
+            typed=raws is None,
+            explain=EXPLAIN in request.parameters and request.parameters[EXPLAIN].bool_param,
+        ),
     )
 
 
@@ -212,10 +221,6 @@ def _natural(request: pb.ModelInferRequest, name: str, what: str) -> int:
     return value
 
 
-def _nbytes(request: pb.ModelInferRequest) -> int:
-    return request.ByteSize()
-
-
 def _requested_outputs(
     request: pb.ModelInferRequest, model: str, signature: Signature
 ) -> tuple[TensorSpec, ...]:
@@ -241,18 +246,16 @@ def _requested_outputs(
     return tuple(wanted.values())
 
 
-def encode(
-    request: pb.ModelInferRequest, version: str, decoded: Decoded, outcome: Outcome
-) -> pb.ModelInferResponse:
-    """The response to a request whose outcome is an answer.
+def encode(model: str, version: str, wanted: Wanted, outcome: Outcome) -> pb.ModelInferResponse:
+    """The response, without its id, to a request whose outcome is an answer.
 
     Typed contents are answered with typed contents where every output's datatype has them,
     else with raw ones.
     """
     outputs: Mapping[str, npt.NDArray[Any]] = outcome.outputs
-    response = pb.ModelInferResponse(model_name=request.model_name, model_version=version, id=request.id)
-    typed = decoded.typed and all(spec.datatype.contents for spec in decoded.outputs)
-    for spec in decoded.outputs:
+    response = pb.ModelInferResponse(model_name=model, model_version=version)
+    typed = wanted.typed and all(spec.datatype.contents for spec in wanted.outputs)
+    for spec in wanted.outputs:
         array = outputs[spec.name]
         tensor = response.outputs.add(name=spec.name, datatype=spec.datatype.name, shape=array.shape)
         if typed:
@@ -261,7 +264,7 @@ def encode(
             response.raw_output_contents.append(
                 encode_raw(array) if spec.datatype.size == 0 else array.tobytes()
             )
-    if decoded.explain and outcome.batch is not None:
+    if wanted.explain and outcome.batch is not None:
         _explain(response, outcome.batch, outcome)
     return response
 

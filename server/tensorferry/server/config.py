@@ -40,6 +40,7 @@ class ServerConfig:
     models: tuple[ModelSource, ...]
     host: str = "127.0.0.1"
     port: int = 8001
+    transport: str = "auto"
     device: str = "auto"
     max_batch_size: int = 32
     batching: str = "prove"
@@ -165,6 +166,13 @@ OPTIONS: tuple[Option, ...] = (
         _integer(0, 65535),
         "an integer from 0 to 65535",
         "port; 0 picks a free one and prints it",
+    ),
+    Option(
+        "transport",
+        "transport",
+        _one_of("auto", "lane", "threaded"),
+        "auto, lane or threaded",
+        "how ModelInfer and ModelStreamInfer are served; auto takes the fast lane if it works with this grpcio",
     ),
     Option(
         "device",

@@ -5,37 +5,90 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tensorferry.batcher import Batcher, Outcome, Request
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.codec import Decoded, decode, encode, parse
+from tensorferry.server.codec import decode, parse
 from tensorferry.server.errors import ModelFailedError, NotReadyError
-from tensorferry.server.models import Model, ModelRegistry
+from tensorferry.server.forms import Form, FormCache
+from tensorferry.server.models import ModelRegistry
+from tensorferry.server.responses import Piece, id_field_of, stream_error, stream_response
+from tensorferry.server.status import status_of
 
 _log = logging.getLogger("tensorferry.server")
 
+# What a call brought along with its message: names in lower case, text or bytes (names in -bin).
+Metadata = Sequence[tuple[str, str | bytes]]
+
+# By which an operator finds a request's trace (W3C Trace Context).
+_TRACE = "traceparent"
+
 
 class Reply(NamedTuple):
-    """What became of one ModelInfer. Whoever sends the response builds it, by calling `response`.
-
-    So the batcher's worker does not build them for everyone while the device waits.
-    """
+    """What became of one ModelInfer. Whoever sends the response builds it, by one of the methods."""
 
     request_id: str
-    build: Callable[[], pb.ModelInferResponse]
+    build: Callable[[], Sequence[Piece]]
 
-    def response(self) -> pb.ModelInferResponse:
-        """The response, or what went wrong, raised."""
-        return self.build()
+    def message(self) -> bytes:
+        """The serialised ModelInferResponse; or what went wrong, raised."""
+        return b"".join(self.build())
+
+    def stream_message(self) -> bytes:
+        """The serialised ModelStreamInferResponse, which says what went wrong; never raises."""
+        try:
+            return b"".join(stream_response(self.build()))
+        except Exception as error:
+            return stream_error(self.request_id, status_of(error))
 
 
 def _failed(request_id: str, error: BaseException) -> Reply:
-    def build() -> pb.ModelInferResponse:
+    def build() -> Sequence[Piece]:
         raise error
 
     return Reply(request_id, build)
+
+
+class _Answering:
+    """The completion of a queued request: makes a reply of the outcome."""
+
+    __slots__ = ("_complete", "_form", "_id_field", "_metadata", "_outcome", "_request_id")
+
+    def __init__(
+        self,
+        form: Form,
+        request_id: str,
+        id_field: bytes,
+        metadata: Metadata,
+        complete: Callable[[Reply], None],
+    ) -> None:
+        self._form = form
+        self._request_id = request_id
+        self._id_field = id_field
+        self._metadata = metadata
+        self._complete = complete
+
+    def __call__(self, outcome: Outcome) -> None:
+        error = outcome.error
+        if error is None:
+            self._outcome = outcome
+            self._complete(Reply(self._request_id, self._pieces))
+            return
+        if isinstance(error, ModelFailedError):
+            trace = [str(value) for name, value in self._metadata if name == _TRACE]
+            _log.warning(
+                "model %s failed on request %r%s: %s",
+                self._form.model.name,
+                self._request_id,
+                f" ({_TRACE} {trace[0]})" if trace else "",
+                error.__cause__,
+            )
+        self._complete(_failed(self._request_id, error))
+
+    def _pieces(self) -> Sequence[Piece]:
+        return self._form.response.pieces(self._id_field, self._outcome)
 
 
 class Call:
@@ -58,6 +111,7 @@ class InferenceService:
 
     def __init__(self, registry: ModelRegistry) -> None:
         self._registry = registry
+        self._forms = FormCache()
         self._draining = threading.Event()
 
     def begin_drain(self) -> None:
@@ -69,64 +123,38 @@ class InferenceService:
         """Whether the server accepts no more requests."""
         return self._draining.is_set()
 
-    def infer(self, data: bytes, deadline: float, complete: Callable[[Reply], None]) -> Call:
+    def infer(
+        self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Metadata = ()
+    ) -> Call:
         """Serves one ModelInferRequest; `complete` is called exactly once, perhaps before this returns.
 
-        `deadline` is on the clock of `time.monotonic`, inf for none. Never blocks, never
-        raises for what the client sent: errors arrive in the reply.
+        `deadline` is on the clock of `time.monotonic`, inf for none; `metadata` is that of the
+        call. Never blocks, never raises for what the client sent: errors arrive in the reply.
         """
         now = time.monotonic()
-        request = pb.ModelInferRequest()
+        request_id = ""
         try:
-            request = parse(data, pb.ModelInferRequest)
-            if self.draining:
+            # Before the look-ups: what they find may be stale by the time that it is remembered.
+            generation = self._registry.generation
+            found = self._forms.find(data, generation)
+            if found is not None:
+                form, request_id, id_field, tensors = found
+            else:
+                request = parse(data, pb.ModelInferRequest)
+                request_id, id_field = request.id, id_field_of(request.id)
+            if self._draining.is_set():
                 raise NotReadyError(
                     "the server is shutting down and has stopped accepting new requests; retry elsewhere"
                 )
-            model = self._registry.get(request.model_name, request.model_version)
-            decoded = decode(request, model.name, model.signature, model.batched)
-            deadline = min(deadline, now + min(decoded.timeout, model.slo))
-            queued = self._request(request, model, decoded, deadline, complete)
-            model.batcher.enqueue(queued)
+            if found is None:
+                model = self._registry.get(request.model_name, request.model_version)
+                decoded = decode(request, model.name, model.signature, model.batched)
+                form, tensors = self._forms.add(data, request, model, decoded, generation), decoded.tensors
+            answering = _Answering(form, request_id, id_field, metadata, complete)
+            queued = form.request(tensors, answering, min(deadline, now + form.timeout))
+            batcher = form.model.batcher
+            batcher.enqueue(queued)
         except Exception as error:
-            complete(_failed(request.id, error))
+            complete(_failed(request_id, error))
             return Call()
-        return Call(model.batcher, queued)
-
-    @staticmethod
-    def _request(
-        request: pb.ModelInferRequest,
-        model: Model,
-        decoded: Decoded,
-        deadline: float,
-        complete: Callable[[Reply], None],
-    ) -> Request:
-        # The tensors hold their bytes; a second copy need not wait in the queue.
-        request.ClearField("raw_input_contents")
-        request.ClearField("inputs")
-
-        def completed(outcome: Outcome) -> None:
-            if isinstance(outcome.error, ModelFailedError):
-                cause = outcome.error.__cause__
-                _log.warning("model %s failed on request %r: %s", model.name, request.id, cause)
-            if outcome.error is not None:
-                complete(_failed(request.id, outcome.error))
-            else:
-                complete(Reply(request.id, lambda: encode(request, model.version, decoded, outcome)))
-
-        names = tuple(spec.name for spec in model.signature.inputs)
-        plan = None
-        if model.padding is not None:
-            plan = model.padding.plan(names, [(tensor.dtype, tensor.shape) for tensor in decoded.tensors])
-        return Request(
-            decoded.tensors,
-            completed,
-            names=names,
-            rows=decoded.rows,
-            nbytes=decoded.nbytes if plan is None else decoded.nbytes + plan.added_bytes,
-            key=decoded.key if plan is None else plan.shapes,
-            deadline=deadline,
-            # As in Triton: a class that there is not is the default.
-            priority=decoded.priority if decoded.priority <= model.batcher.priorities else 0,
-            padding=plan,
-        )
+        return Call(batcher, queued)

@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
 import grpc
-from google.protobuf import duration_pb2
-from google.rpc import error_details_pb2, status_pb2
-from grpc_status import rpc_status
 
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
@@ -22,11 +19,10 @@ from tensorferry.server.codec import parse
 from tensorferry.server.errors import InvalidRequestError, NotReadyError, ServerError, UnsupportedError
 from tensorferry.server.inference import InferenceService, Reply
 from tensorferry.server.models import ModelRegistry, ModelState
-from tensorferry.server.status import Status, status_of
-from tensorferry.server.stream import ResponseStream
+from tensorferry.server.status import Status, status_of, trailing_metadata
+from tensorferry.server.stream import ResponseStream, order_of, too_many_streams
 
 PLATFORM = "onnxruntime_onnx"
-STREAM_ORDER = "tensorferry-stream-order"
 
 # A deadline that is farther away than a year is none.
 _LONGEST_SECONDS = 365 * 86400.0
@@ -150,14 +146,15 @@ class Servicer:
             replies.append(reply)
             replied.release()
 
-        call = self._service.infer(data, _deadline_of(context), complete)
+        metadata = context.invocation_metadata()
+        call = self._service.infer(data, _deadline_of(context), complete, metadata)
         # Called when the client leaves or its deadline passes; false if that has happened.
         if not context.add_callback(call.cancel):
             call.cancel()
         replied.acquire()
         (reply,) = replies
         try:
-            return reply.response().SerializeToString()
+            return reply.message()
         except Exception as error:
             _abort(context, status_of(error))
 
@@ -167,34 +164,23 @@ class Servicer:
         The call's metadata chooses: `tensorferry-stream-order: request` (the default) or
         `completion`. An error of one request is a message in the stream, which goes on.
         """
-        order = dict(context.invocation_metadata()).get(STREAM_ORDER, "request")
-        if order not in ("request", "completion"):
-            _abort(
-                context,
-                Status(
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    f"metadata {STREAM_ORDER} is {order!r}; it must be 'request' or 'completion'",
-                ),
-            )
+        metadata = context.invocation_metadata()
+        order = order_of(metadata)
+        if isinstance(order, Status):
+            _abort(context, order)
         stream = ResponseStream(
             self._service,
             _deadline_of(context),
-            ordered=order == "request",
+            ordered=order,
             max_in_flight=self._max_in_flight,
+            metadata=metadata,
         )
         with self._lock:
             refused = len(self._streams) >= self._max_streams
             if not refused:
                 self._streams.add(stream)
         if refused:
-            _abort(
-                context,
-                Status(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED,
-                    f"{self._max_streams} streams are open, which is the most this server keeps; close one, or send "
-                    "several requests in one stream",
-                ),
-            )
+            _abort(context, too_many_streams(self._max_streams))
         try:
             if not context.add_callback(stream.close):
                 stream.close()
@@ -246,16 +232,5 @@ def _not_implemented(name: str) -> Callable[[Any], _Message]:
 
 
 def _abort(context: grpc.ServicerContext, status: Status) -> NoReturn:
-    if status.retry_after is not None:
-        context.set_trailing_metadata(_retry_metadata(status, status.retry_after))
+    context.set_trailing_metadata(trailing_metadata(status))
     context.abort(status.code, status.message)
-
-
-def _retry_metadata(status: Status, retry_after: float) -> tuple[tuple[str, str | bytes], ...]:
-    """When to retry, as google.rpc.RetryInfo and as what holds back grpc's own retries."""
-    delay = duration_pb2.Duration()
-    delay.FromNanoseconds(round(retry_after * 1e9))
-    rich = status_pb2.Status(code=status.code.value[0], message=status.message)
-    rich.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
-    pushback = ("grpc-retry-pushback-ms", str(max(1, round(retry_after * 1e3))))
-    return (*rpc_status.to_status(rich).trailing_metadata, pushback)

@@ -9,6 +9,9 @@ import logging
 from dataclasses import dataclass
 
 import grpc
+from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
 
 from tensorferry.batcher import (
     BatcherClosed,
@@ -68,6 +71,18 @@ def status_of(error: BaseException) -> Status:
             return Status(code, _shortened(str(error)), retry_after)
     _log.error("unexpected error while serving a request", exc_info=error)
     return Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
+
+
+def trailing_metadata(status: Status) -> tuple[tuple[str, str | bytes], ...]:
+    """When to retry, as google.rpc.RetryInfo and as what holds back grpc's own retries; else nothing."""
+    if status.retry_after is None:
+        return ()
+    delay = duration_pb2.Duration()
+    delay.FromNanoseconds(round(status.retry_after * 1e9))
+    rich = status_pb2.Status(code=status.code.value[0], message=status.message)
+    rich.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    pushback = ("grpc-retry-pushback-ms", str(max(1, round(status.retry_after * 1e3))))
+    return (*rpc_status.to_status(rich).trailing_metadata, pushback)
 
 
 def _shortened(message: str) -> str:

@@ -1,4 +1,4 @@
-"""One open ModelStreamInfer of the threaded servicer: requests in, responses out, both bounded."""
+"""One open ModelStreamInfer: the order of its responses, and how the threaded servicer serves it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,78 @@ from collections.abc import Iterator
 
 import grpc
 
-from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.inference import Call, InferenceService, Reply
-from tensorferry.server.status import status_of
+from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
+from tensorferry.server.status import Status
 
-# The gRPC code of an error inside a stream, and when to retry, which the message has no fields for.
-STATUS_PARAMETER = "tensorferry_status"
-RETRY_PARAMETER = "tensorferry_retry_after_ms"
+# The name in a call's metadata by which it chooses the order of its responses.
+STREAM_ORDER = "tensorferry-stream-order"
 
 
-class _Slot:
-    """A request's place in the stream, until its response is sent. Guarded by the stream's lock."""
+def order_of(metadata: Metadata) -> bool | Status:
+    """Whether the call wants its responses in request order; or the status where it says neither."""
+    order = dict(metadata).get(STREAM_ORDER, "request")
+    if order in ("request", "completion"):
+        return order == "request"
+    message = f"metadata {STREAM_ORDER} is {order!r}; it must be 'request' or 'completion'"
+    return Status(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+def too_many_streams(most: int) -> Status:
+    """What a stream is told that is one too many."""
+    return Status(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        f"{most} streams are open, which is the most this server keeps; close one, or send several requests in one "
+        "stream",
+    )
+
+
+class Slot:
+    """A request's place in a stream, until its response is sent."""
 
     __slots__ = ("call", "reply")
 
     def __init__(self) -> None:
         self.call: Call | None = None
         self.reply: Reply | None = None
+
+
+class Deliveries:
+    """Which response of a stream may be sent next. Not thread-safe: its owner's lock guards it."""
+
+    def __init__(self, *, ordered: bool) -> None:
+        self._ordered = ordered
+        self._slots: deque[Slot] = deque()  # in request order, those whose response is not yet taken
+        self._done: deque[Slot] = deque()  # in the order of completion, likewise; only if not ordered
+
+    def add(self) -> Slot:
+        """A place for the request that was read last."""
+        slot = Slot()
+        self._slots.append(slot)
+        return slot
+
+    def done(self, slot: Slot, reply: Reply) -> None:
+        """The request has its reply."""
+        slot.reply = reply
+        if not self._ordered:
+            self._slots.remove(slot)
+            self._done.append(slot)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a response that may be sent."""
+        if self._ordered:
+            return bool(self._slots) and self._slots[0].reply is not None
+        return bool(self._done)
+
+    def pop(self) -> Reply | None:
+        """Takes the next response that may be sent; None when there is none now."""
+        if not self.ready:
+            return None
+        return (self._slots if self._ordered else self._done).popleft().reply
+
+    def calls(self) -> list[Call]:
+        """The calls that were not answered yet, or whose response was not taken."""
+        return [slot.call for slot in self._slots if slot.call is not None]
 
 
 class ResponseStream:
@@ -37,11 +92,17 @@ class ResponseStream:
     """
 
     def __init__(
-        self, service: InferenceService, deadline: float, *, ordered: bool, max_in_flight: int
+        self,
+        service: InferenceService,
+        deadline: float,
+        *,
+        ordered: bool,
+        max_in_flight: int,
+        metadata: Metadata = (),
     ) -> None:
         self._service = service
         self._deadline = deadline
-        self._ordered = ordered
+        self._metadata = metadata
         self._max_in_flight = max_in_flight
         # Guards every field below. While it is held no request is submitted or cancelled and
         # no message is read, built or sent.
@@ -50,8 +111,7 @@ class ResponseStream:
         self._room = threading.Condition(self._lock)
         # Waited for by the handler: a response may be sent, or none will come any more.
         self._deliverable = threading.Condition(self._lock)
-        self._slots: deque[_Slot] = deque()  # in request order, those whose response is not yet taken
-        self._done: deque[_Slot] = deque()  # in the order of completion, likewise; only if not ordered
+        self._deliveries = Deliveries(ordered=ordered)
         self._in_flight = 0
         self._reading = True
         self._closed = False
@@ -68,9 +128,8 @@ class ResponseStream:
         """The responses, serialised, until the client has finished or left, or the server drains."""
         reader = threading.Thread(target=self._read, args=(messages,), name="stream-reader", daemon=True)
         reader.start()
-        while (slot := self._next()) is not None:
-            if slot.reply is not None:
-                yield _message(slot.reply)
+        while (reply := self._next()) is not None:
+            yield reply.stream_message()
             with self._lock:
                 self._in_flight -= 1
                 self._room.notify()
@@ -79,16 +138,14 @@ class ResponseStream:
         if not reader_ends_alone:
             reader.join()
 
-    def _next(self) -> _Slot | None:
+    def _next(self) -> Reply | None:
         """The next response to send; None when there will be none."""
         with self._lock:
             while True:
                 if self._closed:
                     return None
-                if self._ordered and self._slots and self._slots[0].reply is not None:
-                    return self._slots.popleft()
-                if self._done:
-                    return self._done.popleft()
+                if (reply := self._deliveries.pop()) is not None:
+                    return reply
                 if self._in_flight == 0 and (self._draining or not self._reading):
                     self._ended_by_drain = self._reading
                     return None
@@ -108,15 +165,16 @@ class ResponseStream:
                 self._deliverable.notify()
 
     def _submit(self, data: bytes) -> bool:
-        slot = _Slot()
         with self._lock:
             while self._in_flight >= self._max_in_flight and not self._closed:
                 self._room.wait()
             if self._closed:
                 return False
             self._in_flight += 1
-            self._slots.append(slot)
-        call = self._service.infer(data, self._deadline, lambda reply: self._complete(slot, reply))
+            slot = self._deliveries.add()
+        call = self._service.infer(
+            data, self._deadline, lambda reply: self._complete(slot, reply), self._metadata
+        )
         with self._lock:
             slot.call = call
             left = self._closed
@@ -124,12 +182,9 @@ class ResponseStream:
             call.cancel()
         return True
 
-    def _complete(self, slot: _Slot, reply: Reply) -> None:
+    def _complete(self, slot: Slot, reply: Reply) -> None:
         with self._lock:
-            slot.reply = reply
-            if not self._ordered:
-                self._slots.remove(slot)
-                self._done.append(slot)
+            self._deliveries.done(slot, reply)
             self._deliverable.notify()
 
     def drain(self) -> None:
@@ -144,24 +199,8 @@ class ResponseStream:
             if self._closed:
                 return
             self._closed = True
-            calls = [slot.call for slot in self._slots if slot.call is not None]
+            calls = self._deliveries.calls()
             self._room.notify()
             self._deliverable.notify()
         for call in calls:
             call.cancel()
-
-
-def _message(reply: Reply) -> bytes:
-    response = pb.ModelStreamInferResponse()
-    try:
-        response.infer_response.CopyFrom(reply.response())
-    except Exception as error:
-        status = status_of(error)
-        response.error_message = status.message
-        response.infer_response.id = reply.request_id
-        response.infer_response.parameters[STATUS_PARAMETER].string_param = status.code.name
-        if status.retry_after is not None:
-            response.infer_response.parameters[RETRY_PARAMETER].int64_param = max(
-                1, round(status.retry_after * 1e3)
-            )
-    return response.SerializeToString()

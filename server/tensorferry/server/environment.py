@@ -1,0 +1,16 @@
+"""What grpc's core reads from the environment when it is loaded."""
+
+from __future__ import annotations
+
+import os
+
+# Without it, since grpcio 1.66 or so, a pool of core's threads reads sockets and hands every event over to
+# the one that polls; on one core that costs a third of all calls.
+_LISTENER = "event_engine_listener"
+
+
+def prepare() -> None:
+    """Lets the thread that polls read the sockets too. Before grpc is imported; what the user says stands."""
+    experiments = os.environ.get("GRPC_EXPERIMENTS", "")
+    if _LISTENER not in experiments:
+        os.environ["GRPC_EXPERIMENTS"] = ",".join(filter(None, [experiments, f"-{_LISTENER}"]))

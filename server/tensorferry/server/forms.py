@@ -1,0 +1,246 @@
+"""Request forms: what was read and checked once for all requests that differ in values and id only.
+
+Most callers send the same request again and again: the bytes around the tensors' values, and around
+the id, are the same each time. A protobuf message with other bytes in a length-delimited field of the
+same length parses to the same message but for that field, so nothing else need be parsed or checked
+again, and values need not be copied out of the message. Whatever does not match byte for byte goes
+the long way, through `codec.decode`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorferry.batcher import Outcome, PadPlan, Request, Tensor
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.codec import Decoded
+from tensorferry.server.models import Model
+from tensorferry.server.responses import ResponseForm
+
+# Bounds on what is remembered, and on the fields of a message that is looked into: a message of
+# very many fields is not worth it, and would keep the thread that reads for long.
+_MOST_SIZES = 256
+_MOST_OF_A_SIZE = 8
+_MOST_FIELDS = 128
+
+# Below this, a copy of the values costs less than a view that keeps the message alive.
+_VIEW_BYTES = 16 * 1024
+
+_ID_FIELD = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["id"].number
+_RAW_FIELD = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Everything about a request but its values, id and deadline."""
+
+    model: Model
+    names: tuple[str, ...]
+    rows: int
+    nbytes: int
+    key: Hashable
+    priority: int
+    timeout: float
+    plan: PadPlan | None
+    response: ResponseForm
+
+    def request(
+        self, tensors: tuple[Tensor, ...], completed: Callable[[Outcome], None], deadline: float
+    ) -> Request:
+        """A request for the batcher."""
+        return Request(
+            tensors,
+            completed,
+            names=self.names,
+            rows=self.rows,
+            nbytes=self.nbytes,
+            key=self.key,
+            deadline=deadline,
+            priority=self.priority,
+            padding=self.plan,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where in a message the id and the raw contents are, and the bytes around them.
+
+    Spans are (start, stop) in bytes. `id_field` includes the field's tag and length; it and `id`
+    are empty spans where the message has no id.
+    """
+
+    fixed: tuple[tuple[int, bytes], ...]
+    id_field: tuple[int, int]
+    id: tuple[int, int]
+    raws: tuple[tuple[int, int], ...]
+
+
+class Found(NamedTuple):
+    """A message's form, and what is its own: the id, its serialised field, and the tensors."""
+
+    form: Form
+    request_id: str
+    id_field: bytes
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A form with its layout; `tensors` says for each of the model's inputs what it is and where."""
+
+    form: Form
+    layout: Layout
+    tensors: tuple[tuple[np.dtype[Any], tuple[int, ...], int, int], ...]
+
+    def read(self, data: bytes) -> Found | None:
+        """What is in a message of the layout's size; None when it is another one."""
+        layout = self.layout
+        for start, fixed in layout.fixed:
+            if not data.startswith(fixed, start):
+                return None
+        start, stop = layout.id
+        try:
+            request_id = data[start:stop].decode()
+        except UnicodeDecodeError:
+            # No protobuf message: whoever parses it says so.
+            return None
+        start, stop = layout.id_field
+        values = data if len(data) < _VIEW_BYTES else memoryview(data)
+        tensors = tuple([Tensor(dtype, shape, values[at:end]) for dtype, shape, at, end in self.tensors])
+        return Found(self.form, request_id, data[start:stop], tensors)
+
+
+class FormCache:
+    """What is remembered of late: forms, found by a message's bytes, and response forms. Thread-safe.
+
+    All is of a registry's `generation`: when a model comes or goes, it is forgotten.
+    """
+
+    def __init__(self) -> None:
+        # Guards changes. What is found by a size is a tuple that is replaced: looking needs no lock.
+        self._lock = threading.Lock()
+        self._generation = -1
+        self._by_size: dict[int, tuple[_Known, ...]] = {}
+        self._responses: dict[Hashable, ResponseForm] = {}
+
+    def find(self, data: bytes, generation: int) -> Found | None:
+        """What is in a message of a form that is known; None when it is of none."""
+        if generation != self._generation:
+            return None
+        for known in self._by_size.get(len(data), ()):
+            if (found := known.read(data)) is not None:
+                return found
+        return None
+
+    def add(
+        self,
+        data: bytes,
+        request: pb.ModelInferRequest,
+        model: Model,
+        decoded: Decoded,
+        generation: int,
+    ) -> Form:
+        """The form of a request that was decoded, remembered where others may match it."""
+        wanted = decoded.wanted
+        wants = (model.name, model.version, tuple([spec.name for spec in wanted.outputs]), *wanted[1:])
+        with self._lock:
+            full = len(self._by_size) >= _MOST_SIZES or len(self._responses) >= _MOST_SIZES
+            if generation != self._generation or full:
+                # Replaced, not emptied: who looks meanwhile must not find forms of another generation.
+                self._by_size, self._responses = {}, {}
+                self._generation = generation
+            response = self._responses.get(wants)
+            if response is None:
+                response = self._responses[wants] = ResponseForm(model.name, model.version, wanted)
+            form = _form_of(model, decoded, response)
+            known = _known(data, request, model, decoded, form)
+            if known is not None:
+                others = self._by_size.get(len(data), ())
+                self._by_size[len(data)] = (known, *others[: _MOST_OF_A_SIZE - 1])
+        return form
+
+
+def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:
+    names = tuple([spec.name for spec in model.signature.inputs])
+    plan = None
+    if model.padding is not None:
+        plan = model.padding.plan(names, [(tensor.dtype, tensor.shape) for tensor in decoded.tensors])
+    return Form(
+        model,
+        names,
+        rows=decoded.rows,
+        nbytes=decoded.nbytes if plan is None else decoded.nbytes + plan.added_bytes,
+        key=decoded.key if plan is None else plan.shapes,
+        # As in Triton: a class that there is not is the default.
+        priority=decoded.priority if decoded.priority <= model.batcher.priorities else 0,
+        timeout=min(decoded.timeout, model.slo),
+        plan=plan,
+        response=response,
+    )
+
+
+def _known(
+    data: bytes, request: pb.ModelInferRequest, model: Model, decoded: Decoded, form: Form
+) -> _Known | None:
+    """The form with its layout; None where no other message can be known by it."""
+    inputs = model.signature.inputs
+    # Typed contents and strings are values that would be among the fixed bytes.
+    if decoded.wanted.typed or not all(spec.datatype.size for spec in inputs):
+        return None
+    layout = layout_of(data)
+    if layout is None:
+        return None
+    raws = dict(zip([tensor.name for tensor in request.inputs], layout.raws, strict=True))
+    tensors = [
+        (tensor.dtype, tensor.shape, *raws[spec.name])
+        for spec, tensor in zip(inputs, decoded.tensors, strict=True)
+    ]
+    return _Known(form, layout, tuple(tensors))
+
+
+def layout_of(data: bytes) -> Layout | None:
+    """The layout of a serialised ModelInferRequest; None where it is not as every library writes it."""
+    identity = id_field = (0, 0)
+    raws: list[tuple[int, int]] = []
+    fixed: list[tuple[int, bytes]] = []
+    position = since = 0
+    for _ in range(_MOST_FIELDS):
+        if position >= len(data):
+            fixed.append((since, data[since:]))
+            return Layout(tuple(fixed), id_field, identity, tuple(raws))
+        start = position
+        tag, position = _varint(data, position)
+        length, after = _varint(data, position)
+        # Every field of the message is length-delimited.
+        if tag & 7 != 2 or after + length > len(data):
+            return None
+        position = after + length
+        if tag >> 3 == _ID_FIELD:
+            if identity != (0, 0):
+                return None
+            id_field, identity = (start, position), (after, position)
+        elif tag >> 3 == _RAW_FIELD:
+            raws.append((after, position))
+        else:
+            continue
+        fixed.append((since, data[since:after]))
+        since = position
+    return None
+
+
+def _varint(data: Sequence[int], position: int) -> tuple[int, int]:
+    """The number that begins here, and where it ends; beyond the end of the data when that does."""
+    value = shift = 0
+    while position < len(data) and shift < 64:
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+        shift += 7
+    return 0, len(data) + 1

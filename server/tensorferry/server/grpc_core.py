@@ -1,0 +1,110 @@
+"""What the lane uses of grpcio that is not public: all of it, and only here.
+
+`lane_proof` shows at start that it is there and works; nothing else of the server depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import grpc
+
+try:
+    from grpc._cython.cygrpc import (
+        CompletionQueue,
+        ReceiveCloseOnServerOperation,
+        ReceiveMessageOperation,
+        SendInitialMetadataOperation,
+        SendMessageOperation,
+        SendStatusFromServerOperation,
+    )
+except ImportError as error:  # pragma: no cover - of a grpcio that is yet to come
+    raise LookupError(f"grpcio {grpc.__version__} has changed: {error}") from error
+
+from tensorferry.server.status import Status, trailing_metadata
+
+__all__ = [
+    "ReceiveCloseOnServerOperation",
+    "ReceiveMessageOperation",
+    "SendMessageOperation",
+    "Server",
+]
+
+# Operations without contents of their own, which batches may share.
+SEND_INITIAL_METADATA = SendInitialMetadataOperation((), 0)
+SEND_OK = SendStatusFromServerOperation((), 0, b"", 0)
+
+
+def send_status(status: Status) -> Any:
+    """The operation that ends a call with a status other than OK."""
+    return SendStatusFromServerOperation(
+        trailing_metadata(status), status.code.value[0], status.message.encode(), 0
+    )
+
+
+class _Queue(CompletionQueue):  # type: ignore[misc]
+    """A completion queue that handles the lane's events on the thread that polls it.
+
+    That is the one thread of grpcio's server: with a second queue and a thread of its own, each
+    would often do the other's input and output, and wake it. grpcio's own tags are strings and
+    functions, the lane's are bound methods; so nothing of the lane ever reaches grpcio.
+    """
+
+    def prepare(self, overdue: Callable[[float], None], unforeseen: Callable[[], None]) -> None:
+        """What is called when it is `due`, with the time; and within the handling of an exception."""
+        self._overdue = overdue
+        self._unforeseen = unforeseen
+        # In seconds since the epoch. Set on the polling thread only.
+        self.due = math.inf
+
+    def poll(self, deadline: float | None = None) -> Any:
+        """The next event that is grpcio's own, or the time-out."""
+        poll = super().poll
+        while True:
+            now = time.time()
+            if now >= self.due:
+                self._overdue(now)
+            event = poll(self.due if deadline is None or self.due < deadline else deadline)
+            tag = event.tag
+            if type(tag) is MethodType:
+                try:
+                    tag(event)
+                except Exception:
+                    # It would end the thread that serves everyone.
+                    self._unforeseen()
+            elif tag is not None or (deadline is not None and time.time() >= deadline):
+                return event
+            # An event may be the last that holds a call that has ended.
+            del event, tag
+
+
+class Server:
+    """The core server behind a public `grpc.server` that has not been started.
+
+    `methods` are taken from grpcio: their calls come to `take` as events, `standing` of each at
+    a time are asked for.
+    """
+
+    def __init__(self, server: grpc.Server) -> None:
+        state = server._state  # type: ignore[attr-defined]
+        self._core = state.server
+        self.queue = _Queue()
+        self._core.register_completion_queue(self.queue)
+        # The thread that grpcio starts polls this one; the one that it made stays empty.
+        state.completion_queue = self.queue
+
+    def register(self, method: str) -> None:
+        """Takes a method from grpcio. Before the server is started."""
+        self._core.register_method(method)
+
+    def request(self, method: str, tag: Callable[[Any], None]) -> None:
+        """Asks for one call of the method. Once the server stops it does nothing, or the event has no success."""
+        try:
+            self._core.request_registered_call(self.queue, self.queue, method, tag)
+        except ValueError:
+            # So it says that it is shutting down.
+            pass

@@ -1,0 +1,127 @@
+"""Proves at start, on a server of its own, that the lane works with the grpcio that is installed.
+
+grpcio may change what `grpc_core` uses in any release. So every kind of operation goes to and fro
+once before the lane serves anybody.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from tensorferry.server.errors import NotFoundError
+from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
+from tensorferry.server.lane import STREAM, UNARY, Lane
+from tensorferry.server.models import ModelRegistry
+from tensorferry.server.responses import stream_response
+
+_HELD = b"held until the client leaves"
+_NAME = "x-tensorferry-proof"
+
+# Anything that takes longer than this does not work: a bound, not a delay.
+_SECONDS = 10.0
+
+
+class _HeldCall(Call):
+    __slots__ = ("cancelled",)
+
+    def __init__(self, cancelled: threading.Event) -> None:
+        super().__init__()
+        self.cancelled = cancelled
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+class _Echo(InferenceService):
+    """Answers with what it got, on a thread of its own; keeps one request until its client leaves."""
+
+    def __init__(self, threads: ThreadPoolExecutor) -> None:
+        super().__init__(ModelRegistry())
+        self._threads = threads
+        self.held = threading.Event()
+        self.left = threading.Event()
+
+    def infer(
+        self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Metadata = ()
+    ) -> Call:
+        if data == _HELD:
+            self.held.set()
+            return _HeldCall(self.left)
+
+        def build() -> list[bytes]:
+            value = dict(metadata).get(_NAME)
+            remaining = deadline - time.monotonic()
+            if value is None or not 0 < remaining < 2 * _SECONDS:
+                raise NotFoundError(f"{value!r}, {remaining}")
+            return [data]
+
+        self._threads.submit(complete, Reply("", build))
+        return Call()
+
+
+def prove() -> None:
+    """Raises, whatever is at fault, unless calls, statuses, streams and cancels go through the lane."""
+    with (
+        ThreadPoolExecutor(2, thread_name_prefix="lane-proof") as threads,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        server = grpc.server(threads)
+        echo = _Echo(threads)
+        lane = Lane(server, echo, max_streams=1, max_in_flight=2)
+        address = f"unix:{folder}/proof"
+        server.add_insecure_port(address)
+        server.start()
+        try:
+            lane.start()
+            with grpc.insecure_channel(address) as channel:
+                _try_calls(channel)
+                _try_stream(channel)
+                _try_leaving(channel, echo)
+        finally:
+            stopped = server.stop(None).wait(_SECONDS)
+        _check(stopped, "the server to stop", None)
+
+
+def _try_calls(channel: grpc.Channel) -> None:
+    method: Any = channel.unary_unary(UNARY)
+    _check(method(b"one", timeout=_SECONDS, metadata=((_NAME, "1"),)) == b"one", "an answer", None)
+    try:
+        method(b"one", timeout=_SECONDS)
+    except grpc.RpcError as error:
+        status: Any = error
+        _check(status.code() is grpc.StatusCode.NOT_FOUND, "the status NOT_FOUND", status)
+        _check("None" in status.details(), "the status's message", status)
+    else:
+        _check(False, "a status", None)
+
+
+def _try_stream(channel: grpc.Channel) -> None:
+    messages = [bytes([number]) for number in range(5)]
+
+    def requests() -> Iterator[bytes]:
+        yield from messages
+
+    method: Any = channel.stream_stream(STREAM)
+    answers = list(method(requests(), timeout=_SECONDS, metadata=((_NAME, "1"),)))
+    expected = [b"".join(stream_response([message])) for message in messages]
+    _check(answers == expected, f"the stream {expected}", answers)
+
+
+def _try_leaving(channel: grpc.Channel, echo: _Echo) -> None:
+    method: Any = channel.unary_unary(UNARY)
+    call = method.future(_HELD, timeout=_SECONDS)
+    _check(echo.held.wait(_SECONDS), "a request", None)
+    call.cancel()
+    _check(echo.left.wait(_SECONDS), "to hear of a client that left", None)
+
+
+def _check(holds: bool, expected: str, got: object) -> None:
+    if not holds:
+        raise LookupError(f"expected {expected}, got {got!r}")

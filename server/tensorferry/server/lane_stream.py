@@ -1,0 +1,154 @@
+"""One open ModelStreamInfer of the lane: one read and one write outstanding at a time, both bounded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tensorferry.server import grpc_core
+from tensorferry.server.errors import NotReadyError
+from tensorferry.server.inference import InferenceService, Reply
+from tensorferry.server.status import Status, status_of
+from tensorferry.server.stream import Deliveries, Slot, order_of, too_many_streams
+
+
+class StreamCall:
+    """Reads requests and sends responses as events allow. Its events come on one polling thread.
+
+    At most `max_in_flight` requests are between being read and having their response sent; then
+    no more is read, HTTP/2's flow control stops the client, and one that does not read its
+    responses cannot make memory grow. Replies may come on any thread.
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        event: Any,
+        deadline: float,
+        forget: Callable[[StreamCall], None],
+        max_in_flight: int,
+    ) -> None:
+        self._service = service
+        self._call = event.call
+        self._metadata = event.invocation_metadata
+        self._deadline = deadline
+        self._forget = forget
+        self._max_in_flight = max_in_flight
+        # Guards every field below. While it is held no operation is started, no request is
+        # submitted or cancelled, and no message is built.
+        self._lock = threading.Lock()
+        self._deliveries = Deliveries(ordered=True)
+        self._in_flight = 0
+        self._reading = False
+        self._half_closed = False
+        self._sending = False
+        self._begun = False
+        self._draining = False
+        # Its status is sent, or the client is gone: nothing more is sent.
+        self._ended = False
+
+    def start(self, full: int | None) -> None:
+        """Begins to read; or ends at once where the call asks for what cannot be, or `full` streams are open."""
+        self._call.start_server_batch((grpc_core.ReceiveCloseOnServerOperation(0),), self.closed)
+        refusal = too_many_streams(full) if full is not None else None
+        order = order_of(self._metadata)
+        if isinstance(order, Status):
+            refusal = order
+        else:
+            self._deliveries = Deliveries(ordered=order)
+        if refusal is not None:
+            self._end(refusal)
+        else:
+            self._reading = True
+            self._read()
+
+    def _read(self) -> None:
+        self._call.start_server_batch((grpc_core.ReceiveMessageOperation(0),), self.received)
+
+    def received(self, event: Any) -> None:
+        """A message is there; or there will be no more."""
+        data = event.batch_operations[0].message()
+        with self._lock:
+            self._reading = False
+            if data is None:
+                self._half_closed = True
+            else:
+                slot = self._deliveries.add()
+                self._in_flight += 1
+                self._reading = self._in_flight < self._max_in_flight
+            read_on = self._reading
+        if data is None:
+            self._send_next()
+            return
+        if read_on:
+            self._read()
+        slot.call = self._service.infer(data, self._deadline, partial(self._complete, slot), self._metadata)
+
+    def _complete(self, slot: Slot, reply: Reply) -> None:
+        with self._lock:
+            self._deliveries.done(slot, reply)
+        self._send_next()
+
+    def _send_next(self) -> None:
+        """Sends a response that may be sent, or the status after the last."""
+        status = None
+        with self._lock:
+            if self._sending or self._ended:
+                return
+            reply = self._deliveries.pop()
+            if reply is not None:
+                self._sending = True
+            elif self._in_flight == 0 and (self._half_closed or self._draining):
+                if not self._half_closed:
+                    status = status_of(NotReadyError("the server is shutting down; open a stream elsewhere"))
+            else:
+                return
+            first, self._begun = not self._begun, self._begun or reply is not None
+        if reply is None:
+            self._end(status)
+            return
+        operation = grpc_core.SendMessageOperation(reply.stream_message(), 0)
+        operations = (grpc_core.SEND_INITIAL_METADATA, operation) if first else (operation,)
+        self._call.start_server_batch(operations, self.sent)
+
+    def sent(self, event: Any) -> None:
+        """A response is on its way, or the client is gone, which `closed` tells as well."""
+        with self._lock:
+            self._sending = False
+            self._in_flight -= 1
+            read_on = not (self._reading or self._half_closed or self._ended)
+            self._reading = self._reading or read_on
+        if read_on:
+            self._read()
+        if event.success:
+            self._send_next()
+
+    def _end(self, status: Status | None) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            begun = self._begun
+        operation = grpc_core.SEND_OK if status is None else grpc_core.send_status(status)
+        operations = (operation,) if begun else (grpc_core.SEND_INITIAL_METADATA, operation)
+        self._call.start_server_batch(operations, self.finished)
+
+    def finished(self, event: Any) -> None:
+        """The status is on its way; `closed` follows."""
+
+    def drain(self) -> None:
+        """Ends the stream once every request that was read is answered."""
+        with self._lock:
+            self._draining = True
+        self._send_next()
+
+    def closed(self, event: Any) -> None:
+        """The call is over; if the client has left, what is in flight is withdrawn."""
+        with self._lock:
+            self._ended = True
+            calls = self._deliveries.calls()
+        self._forget(self)
+        for call in calls:
+            call.cancel()

@@ -1,0 +1,110 @@
+"""Response bytes: the static parts of a ModelInferResponse are built once, the rest is put between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorferry.batcher import Outcome
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.codec import Wanted, encode
+from tensorferry.server.status import Status
+
+# A piece of a serialised message: bytes, or an array in row-major order whose bytes are meant.
+Piece = Any
+
+# The gRPC code of an error inside a stream, and when to retry, which the message has no fields for.
+STATUS_PARAMETER = "tensorferry_status"
+RETRY_PARAMETER = "tensorferry_retry_after_ms"
+
+_RAW_TAG = pb.ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number << 3 | 2
+_RESPONSE_TAG = pb.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2
+_ID_TAG = pb.ModelInferResponse.DESCRIPTOR.fields_by_name["id"].number << 3 | 2
+
+# Shapes of outputs differ in their rows, mostly: a bound for the models where they differ in more.
+_MOST_SHAPES = 64
+
+
+class ResponseForm:
+    """Builds the responses of a model version to requests that want the same. Thread-safe.
+
+    Raw contents are put between bytes that were serialised once for each shape. Typed contents,
+    strings and an explained batch go through protobuf.
+    """
+
+    def __init__(self, model: str, version: str, wanted: Wanted) -> None:
+        self._model = model
+        self._version = version
+        self._wanted = wanted
+        self._names = tuple([spec.name for spec in wanted.outputs])
+        strings = any(spec.datatype.size == 0 for spec in wanted.outputs)
+        self._through_protobuf = wanted.typed or wanted.explain or strings
+        self._head = pb.ModelInferResponse(model_name=model, model_version=version).SerializeToString()
+        # Replaced by equal values at worst, so it needs no lock.
+        self._fixed: dict[tuple[tuple[int, ...], ...], tuple[bytes, ...]] = {}
+
+    def pieces(self, id_field: bytes, outcome: Outcome) -> Sequence[Piece]:
+        """The serialised response in pieces; `id_field` is the serialised field of the id, b"" for none."""
+        if self._through_protobuf:
+            message = encode(self._model, self._version, self._wanted, outcome)
+            # In whatever order: a reader of protobuf takes the fields as they come.
+            return message.SerializeToString(), id_field
+        outputs = outcome.outputs
+        arrays = [outputs[name] for name in self._names]
+        shapes = tuple([array.shape for array in arrays])
+        fixed = self._fixed.get(shapes)
+        if fixed is None:
+            fixed = self._remember(shapes, arrays)
+        pieces: list[Piece] = [self._head, id_field]
+        for before, array in zip(fixed, arrays, strict=True):
+            pieces.append(before)
+            pieces.append(array if array.flags.c_contiguous else array.tobytes())
+        return pieces
+
+    def _remember(
+        self, shapes: tuple[tuple[int, ...], ...], arrays: Sequence[np.ndarray[Any, Any]]
+    ) -> tuple[bytes, ...]:
+        described = pb.ModelInferResponse()
+        for spec, shape in zip(self._wanted.outputs, shapes, strict=True):
+            described.outputs.add(name=spec.name, datatype=spec.datatype.name, shape=shape)
+        starts = [bytes([_RAW_TAG]) + varint(array.nbytes) for array in arrays]
+        fixed = (described.SerializeToString() + starts[0], *starts[1:]) if starts else ()
+        if len(self._fixed) >= _MOST_SHAPES:
+            self._fixed.clear()
+        self._fixed[shapes] = fixed
+        return fixed
+
+
+def stream_response(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """The pieces of a ModelStreamInferResponse with this response."""
+    size = sum([piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in pieces])
+    return (bytes([_RESPONSE_TAG]) + varint(size), *pieces)
+
+
+def stream_error(request_id: str, status: Status) -> bytes:
+    """A serialised ModelStreamInferResponse that says what went wrong."""
+    response = pb.ModelStreamInferResponse(error_message=status.message)
+    response.infer_response.id = request_id
+    parameters = response.infer_response.parameters
+    parameters[STATUS_PARAMETER].string_param = status.code.name
+    if status.retry_after is not None:
+        parameters[RETRY_PARAMETER].int64_param = max(1, round(status.retry_after * 1e3))
+    return response.SerializeToString()
+
+
+def id_field_of(request_id: str) -> bytes:
+    """The serialised field of an id; b"" for none."""
+    text = request_id.encode()
+    return bytes([_ID_TAG]) + varint(len(text)) + text if text else b""
+
+
+def varint(value: int) -> bytes:
+    """A number of at least 0 as protobuf writes it."""
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
