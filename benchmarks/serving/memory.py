@@ -25,7 +25,7 @@ from serving.measure import Bench
 from serving.plan import UNARY, Cell
 from serving.processes import Cores, Running, memory_mib
 from serving.run import cache_folder
-from serving.servers import HOST, LANE, OURS, THREADED, servers, transports
+from serving.servers import HOST, LANE, OURS, servers
 from serving.workloads import TINY, write_models
 
 _CALLS, _STREAMS, _POINTS, _CALLERS = 1_000_000, 10_000, 10, 64
@@ -79,7 +79,7 @@ def main() -> None:
     bench = Bench(cache, arguments.load.resolve(), cores)
     part = 10 if arguments.quick else 1
     flat = True
-    for name in OURS if transports() else (THREADED,):
+    for name in OURS:
         for what in ("calls", "streams"):
             with bench.started(servers()[name], TINY) as (serving, _):
                 print(f"{name}: {memory_mib(serving.pids(), 'Rss'):.1f} MiB at the start", flush=True)

@@ -19,7 +19,7 @@ from serving import plots, tables
 from serving.plan import RAW
 from serving.ratios import Row
 from serving.run import cache_folder
-from serving.servers import ECHO_THREADS, LANE, MAX_BATCH_SIZE, servers
+from serving.servers import ECHO_THREADS, MAX_BATCH_SIZE, servers
 from serving.workloads import WORKLOADS
 
 BEGIN = "<!-- made by `make bench`: change benchmarks/serving/report.py instead -->"
@@ -94,14 +94,11 @@ def _where(results: Mapping[str, Any]) -> str:
     peers = [
         words.split()[0].replace("==", " ") for name, words in machine["peers"].items() if name in measured
     ]
-    lane = (
-        "" if results["transports"] else f" (`{LANE}` is the threaded transport: this version has no other.)"
-    )
     rounds = f"{results['rounds']} round{'s' if results['rounds'] > 1 else ''}"
     return (
         f"{results['date']}, `{results['command']}`, {rounds} in {results['minutes']:g} minutes, "
         f"on {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}, "
-        f"Python {machine['python']}; {versions}" + (f"; {', '.join(peers)}" if peers else "") + f".{lane}"
+        f"Python {machine['python']}; {versions}" + (f"; {', '.join(peers)}" if peers else "") + "."
     )
 
 

@@ -23,7 +23,7 @@ from serving.measure import Bench
 from serving.plan import RAW, Visit, full_round, quick_round
 from serving.processes import Cores
 from serving.ratios import table
-from serving.servers import OURS, servers, transports
+from serving.servers import OURS, servers
 from serving.workloads import write_models
 
 _ROUNDS, _MINUTES = 5, 38.0
@@ -67,7 +67,6 @@ def main() -> None:
         "command": "make bench" + (" QUICK=1" if arguments.quick else ""),
         "cores": {"server": cores.server, "load": cores.load},
         "machine": describe(cache),
-        "transports": transports(),
         "missing": missing,
         "measurements": bench.rows,
         "failures": bench.failures,

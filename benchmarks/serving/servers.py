@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,16 +48,13 @@ class Server:
         return self.windows_ms.get(workload.model, self.window_ms)
 
 
-def _ours(*options: str) -> Command:
+def _ours(transport: str) -> Command:
     def command(python: Path, workload: Workload, model: Path, port: int) -> Sequence[str]:
         serve = ["-m", "tensorferry.server", "serve", f"{workload.model}={model}", "--host", HOST]
-        return [str(python), *serve, "--port", str(port), "--device", "cpu", *_said(*options)]
+        options = ["--port", str(port), "--device", "cpu", "--max-batch-size", str(MAX_BATCH_SIZE)]
+        return [str(python), *serve, *options, "--transport", transport, "--log-level", "warning"]
 
     return command
-
-
-def _said(*options: str) -> Sequence[str]:
-    return ["--max-batch-size", str(MAX_BATCH_SIZE), "--log-level", "warning", *options]
 
 
 def _module(name: str, *words: str) -> Command:
@@ -87,25 +81,12 @@ def _mosec(python: Path, workload: Workload, model: Path, port: int) -> Sequence
     ]
 
 
-@functools.cache
-def transports() -> bool:
-    """Whether `tensorferry serve` knows --transport."""
-    said = subprocess.run(
-        [sys.executable, "-m", "tensorferry.server", "serve", "--help"], capture_output=True, text=True
-    )
-    return "--transport" in said.stdout
-
-
-def _transport(name: str) -> Sequence[str]:
-    return ["--transport", name] if transports() else []
-
-
 def servers() -> Mapping[str, Server]:
     """All of them, by name."""
     echo = str(ECHO_THREADS), str(ECHO_STREAM_THREADS)
     all_servers = (
-        Server(LANE, _ours(*_transport("lane")), streams=True),
-        Server(THREADED, _ours(*_transport("threaded")), streams=True),
+        Server(LANE, _ours("lane"), streams=True),
+        Server(THREADED, _ours("threaded"), streams=True),
         Server(ECHO, _module("echo", "threaded", echo[0]), streams=True),
         Server(ECHO_STREAMS, _module("echo", "threaded", echo[1]), streams=True),
         Server(ECHO_ASYNCIO, _module("echo", "asyncio"), streams=True),

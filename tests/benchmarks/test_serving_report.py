@@ -54,7 +54,6 @@ def results() -> dict[str, Any]:
         "command": "make bench",
         "rounds": 3,
         "minutes": 30.0,
-        "transports": True,
         "machine": {
             "processor": "a processor",
             "cores": 2,
