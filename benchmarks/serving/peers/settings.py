@@ -29,7 +29,8 @@ MODEL_NAME = MODEL_PATH.stem
 PORT = int(_said("PORT", "9001"))
 WINDOW_MS = float(_said("WINDOW_MS", "2"))
 MAX_BATCH_SIZE = int(_said("MAX_BATCH_SIZE", "32"))
-FOLDER = Path(_said("FOLDER", "."))
+FOLDER = Path(_said("FOLDER", ""))
+COUNTED = bool(_said("FOLDER", ""))
 
 
 def session_options() -> Any:
@@ -44,7 +45,7 @@ def session_options() -> Any:
 
 
 class Engine:
-    """ONNX Runtime with the model, which counts its batches into a file of FOLDER."""
+    """ONNX Runtime with the model, which counts its batches into a file of FOLDER, if it was given one."""
 
     def __init__(self, path: Path = MODEL_PATH) -> None:
         import onnxruntime
@@ -75,7 +76,7 @@ class Engine:
         self._rows += rows
         self._batches += 1
         now = time.monotonic()
-        if now - self._written > _WRITE_SECONDS:
+        if COUNTED and now - self._written > _WRITE_SECONDS:
             self._written = now
             # All at once: it is read meanwhile.
             part = FOLDER / f"part.{os.getpid()}"
