@@ -15,7 +15,7 @@ MAX_BATCH_SIZE = 32
 ECHO_THREADS, ECHO_STREAM_THREADS = 8, 160
 
 LANE, THREADED = "tensorferry lane", "tensorferry threaded"
-ECHO, ECHO_STREAMS, ECHO_ASYNCIO = "threaded echo", "threaded echo, a thread per stream", "asyncio echo"
+ECHO, ECHO_STREAMS, ECHO_ASYNCIO = "threaded echo", "threaded echo with a thread per stream", "asyncio echo"
 TRITON, TRITON_WINDOW, MOSEC = "Triton", "Triton 2 ms window", "mosec"
 MLSERVER, LITSERVE, BENTOML, RAY, PYTRITON = "MLServer", "LitServe", "BentoML", "Ray Serve", "PyTriton"
 OURS = (LANE, THREADED)
