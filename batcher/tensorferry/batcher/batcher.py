@@ -260,7 +260,7 @@ class Batcher:
             )
         request.level = (request.priority or self._default_priority) - 1
         # Written so that it refuses NaN, which no comparison would ever expire.
-        if not request.deadline > self._clock.now():
+        if request.deadline != math.inf and not request.deadline > self._clock.now():
             self._ledger.refused(request.cost)
             raise DeadlineExceeded("the deadline had passed before the request was enqueued")
         complete = request.complete

@@ -44,11 +44,11 @@ class Device:
 
     def starts(self, now: float) -> float:
         """The time from which on a batch that leaves now is on its way without waiting."""
-        return max(now, self.free_at(now) - self.preparation)
+        return max(now, self._free_at - self.preparation) if self._in_flight else now
 
     def turn(self, now: float) -> float:
         """When the next batch should leave, to be prepared just in time."""
-        return now if self.idle else self.free_at(now) - self.preparation - _GUARD
+        return self.free_at(now) - self.preparation - _GUARD if self._in_flight else now
 
     def left(self, now: float, seconds: float) -> None:
         """A batch left that keeps the device for so many seconds."""

@@ -106,7 +106,7 @@ class Worker:
         if self._instance.pipelined and batch is work.batch:
             self._queue.released(self._instance.index)
         compute_time = times.ended - times.started
-        rows = sum(request.rows for request in batch)
+        rows = sum([request.rows for request in batch])
         if error is not None:
             self._ledger.ran(len(batch), rows, compute_time, failed=True)
             if len(batch) == 1:
@@ -122,15 +122,13 @@ class Worker:
         info = BatchInfo(number, len(batch), rows, compute_time, work.reason, work.predicted, padded_length)
         if padded_length is not None:
             self._ledger.padded(batch, padded_length)
-        alive = set(map(id, self._queue.finish(batch)))
-        self._completions.answer(
-            [
-                (position, request, output)
-                for position, (request, output) in enumerate(zip(batch, outputs, strict=True))
-                if id(request) in alive
-            ],
-            info,
-        )
+        alive = self._queue.finish(batch)
+        positions: Sequence[int] = range(len(batch))
+        if len(alive) < len(batch):
+            still_there = set(map(id, alive))
+            positions = [position for position, request in enumerate(batch) if id(request) in still_there]
+            outputs = [outputs[position] for position in positions]
+        self._completions.answer(alive, positions, outputs, info)
         return times
 
     def _execute(self, batch: Sequence[Request]) -> tuple[Sequence[Any], BaseException | None, _Times]:

@@ -64,15 +64,11 @@ class ModelRegistry:
     """Models by name and version. Every method is thread-safe."""
 
     def __init__(self) -> None:
-        # Guards _entries and changes of _generation. Held for look-ups and replacements only; models are loaded and closed outside.
+        # Guards _entries and changes of generation. Held for look-ups and replacements only; models are loaded and closed outside.
         self._lock = threading.Lock()
         self._entries: dict[str, dict[str, Entry]] = {}
-        self._generation = 0
-
-    @property
-    def generation(self) -> int:
-        """A number that grows whenever a version's entry changes: what was looked up before is then stale."""
-        return self._generation
+        # Grows whenever an entry changes: what was looked up before is then stale.
+        self.generation = 0
 
     def loading(self, name: str, version: str) -> None:
         """Announces a version that is being loaded."""
@@ -89,7 +85,7 @@ class ModelRegistry:
     def _put(self, entry: Entry) -> None:
         with self._lock:
             self._entries.setdefault(entry.name, {})[entry.version] = entry
-            self._generation += 1
+            self.generation += 1
 
     def get(self, name: str, version: str = "") -> Model:
         """The model that serves this name and version ("" for the latest).
