@@ -31,6 +31,11 @@ from tensorferry.batcher.work import Work
 
 _INF = math.inf
 
+# Some models' time depends on their inputs' values. After a batch that kept the device for this long,
+# in seconds, none is expected to be short for a while, whatever is usual.
+_LONG_SECONDS = 0.02
+_UNSTEADY_SECONDS = 60.0
+
 
 class RequestQueue:
     """The requests that were accepted and are not done. Every method is thread-safe.
@@ -83,6 +88,8 @@ class RequestQueue:
         # Until when an idle worker waits for returners, and for which device; -inf when none does.
         self._returners_until = -math.inf
         self._returners_for: Device | None = None
+        # A batch took much longer than any short one: until then workers run them all.
+        self._unsteady_until = -_INF
         self._closing = False
 
     def check_size(self, rows: int, nbytes: int) -> None:
@@ -216,7 +223,8 @@ class RequestQueue:
             if not self._backlog.rows:
                 return _INF
             own = len(self._devices.each) == 1 and mine.idle and mine.waiting and not self._pipelined
-            if own and not self._limits.max_queue_delay and self._short_locked(most_seconds):
+            steady = not self._limits.max_queue_delay and self._clock.now() >= self._unsteady_until
+            if own and steady and self._short_locked(most_seconds):
                 step = self._poll_locked(mine)
                 if isinstance(step, Work):
                     mine.borrowed = bool(step.batch)
@@ -378,6 +386,8 @@ class RequestQueue:
                 else:
                     self._devices.released(mine, now)
                 self._returners.answered(now, len(batch))
+            if seconds is not None and seconds > _LONG_SECONDS:
+                self._unsteady_until = now + _UNSTEADY_SECONDS
             if batch and seconds is not None:
                 rows = sum([request.cost for request in batch])
                 self._backlog.profile(batch[0].key).observe(now, rows, seconds, before, after)

@@ -90,7 +90,7 @@ class _Queued(Call):
         form = self._form
         batcher = form.model.batcher
         self._request = form.request(tensors, self.completed, deadline)
-        if unattended is None:
+        if unattended is None or not form.model.steady:
             batcher.enqueue(self._request)
         elif batcher.enqueue_quietly(self._request):
             unattended.add(batcher)
