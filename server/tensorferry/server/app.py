@@ -67,6 +67,8 @@ class App:
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", config.max_message_bytes),
+                # What core counts for its own debugging service, which is not served.
+                ("grpc.enable_channelz", 0),
                 # Calls that wait to be taken in: beyond it core itself ends them, as CANCELLED.
                 ("grpc.server.max_pending_requests", _MOST_PENDING),
                 ("grpc.server.max_pending_requests_hard_limit", 2 * _MOST_PENDING),
