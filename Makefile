@@ -14,9 +14,12 @@ PROTOC_VENV := $(VENV)/protoc
 PROTOS := protos/tensorferry/protos
 GRPCURL := v1.9.3
 UV := 0.13.8
+SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
+# The load generator of `make bench`.
+LOAD := $(VENV)/load
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test lint format simulate bench-overhead bench-overload bench-closed protos protos-check locks tools train gpu-check clean
+.PHONY: help run demo test lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory protos protos-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +59,19 @@ bench-overload: $(VENV)/.dev ## a real server under up to 3 times its capacity (
 
 bench-closed: $(VENV)/.dev ## callers in closed loops against a real server (QUICK=1: 20 s)
 	@$(BIN)/python benchmarks/closed_server.py $(if $(QUICK),--quick)
+
+bench: $(LOAD) $(VENV)/.dev $(if $(QUICK),,$(VENV)/.plots) ## against bare gRPC, raw ONNX Runtime and other servers; writes docs/performance.md (40 minutes; QUICK=1: ours only, one minute, no page)
+	@$(SERVING).run --load $(LOAD) $(if $(QUICK),--quick)
+	@$(if $(QUICK),,$(SERVING).report)
+
+bench-peers: ## install the other servers that `make bench` compares with (minutes, 3 GB, Python 3.11)
+	@benchmarks/serving/install_peers.sh
+
+bench-report: $(VENV)/.dev $(VENV)/.plots ## make docs/performance.md and its plots again from the last `make bench`
+	@$(SERVING).report
+
+bench-memory: $(LOAD) $(VENV)/.dev ## memory over a million calls and ten thousand dropped streams (QUICK=1: a tenth)
+	@$(SERVING).memory --load $(LOAD) $(if $(QUICK),--quick)
 
 protos: $(PROTOC_VENV)/.done ## regenerate the code from the .proto files
 	$(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos $(PROTOS)/*.proto
@@ -103,6 +119,12 @@ $(VENV)/.plots: requirements/plots.lock | $(VENV)/.$(EXTRA)
 	@echo "installing $< into $(VENV) ..."
 	@$(PIP) install -q --require-hashes -r $<
 	@touch $@
+
+$(LOAD): $(wildcard benchmarks/serving/generator/*.[ch]) | $(VENV)/.python
+	@echo '#include <nghttp2/nghttp2.h>' | $(CC) -E -x c - >/dev/null 2>&1 || { \
+		echo "the load generator needs a C compiler and nghttp2: apt-get install gcc libnghttp2-dev" \
+			"(Debian, Ubuntu) or dnf install gcc libnghttp2-devel (Fedora)" >&2; exit 1; }
+	$(CC) -O2 -std=gnu11 -Wall -Wextra -o $@ $(filter %.c,$^) -lnghttp2 -lm
 
 $(PROTOC_VENV)/.done: | $(VENV)/.python
 	$(PYTHON) -m venv $(PROTOC_VENV)

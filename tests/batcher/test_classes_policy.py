@@ -32,7 +32,7 @@ def form(
     most: int = MOST,
     times: BatchTimes | None = None,
 ) -> Formed[Passenger]:
-    formed = form_batch(lanes, lead, allotted, 0.0, most, times or Affine(), BUSY)
+    formed = form_batch(lanes, lead, allotted, 0.0, most, times or Affine(), lambda: BUSY)
     assert sum(formed.rows) == sum(passenger.cost for passenger in formed.batch)
     return formed
 

@@ -211,7 +211,7 @@ def form(
     demand: Demand = BUSY,
     aging: float = 1000.0,
 ) -> tuple[list[Passenger], list[Passenger]]:
-    formed = form_batch([LaneOf(dated, patient, aging)], 0, [most], now, most, Affine(), demand)
+    formed = form_batch([LaneOf(dated, patient, aging)], 0, [most], now, most, Affine(), lambda: demand)
     assert formed.rows == [sum(passenger.cost for passenger in formed.batch)]
     return formed.batch, formed.shed
 
@@ -247,7 +247,7 @@ def test_a_slow_spell_that_is_over_is_forgotten_though_only_small_batches_keep_t
         times.observe(0.0, 16, slowdown * 0.0845)
     backlog = dated(*[0.02 + 0.48 * at / 250 for at in range(250)])
     for _ in range(200):
-        formed = form_batch([LaneOf(backlog, [])], 0, [16], 0.0, 16, times, Demand(520.0, 0.5))
+        formed = form_batch([LaneOf(backlog, [])], 0, [16], 0.0, 16, times, lambda: Demand(520.0, 0.5))
         (rows,) = formed.rows
         times.observe(0.0, rows, 0.0045 + 0.005 * rows)
     assert rows == 16

@@ -87,9 +87,9 @@ class Core:
     def poll(self, lane: Lane, over: Callable[[], bool]) -> None:
         """Hands events out until everything is over and no event is left; calls wait for long at times."""
         while True:
-            self.loom.wait(lambda: bool(self.events or lane._waiting) or over())
-            if lane._waiting and (not self.events or self.random.random() < 0.1):
-                lane._listen_to_old(math.inf)
+            self.loom.wait(lambda: bool(self.events) or lane._listen_at < math.inf or over())
+            if lane._listen_at < math.inf and (not self.events or self.random.random() < 0.1):
+                lane._overdue(lane._listen_at)
             elif self.events:
                 tag, event = self.events.pop(self.random.randrange(len(self.events)))
                 tag(event)

@@ -218,7 +218,7 @@ class Door:
         """From now on calls go to another service."""
         self.servicer._service = service
         if self.lane is not None:
-            self.lane.service = service
+            self.lane._service = service
 
     def be_real(self) -> None:
         """From now on there is a service that parses and decodes, over the same registry."""

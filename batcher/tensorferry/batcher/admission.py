@@ -29,6 +29,10 @@ class Admission:
                 f"the request has {nbytes} bytes; the queue holds {self._max_bytes}: send less at once"
             )
 
+    def has_room(self, rows: int, nbytes: int, held_bytes: int) -> bool:
+        """Whether so many rows find room and displace nobody, where all that are not done hold `held_bytes`."""
+        return self._backlog.rows + rows <= self._max_rows and held_bytes + nbytes <= self._max_bytes
+
     def make_room(self, level: int, rows: int, nbytes: int, held_bytes: int) -> Sequence[Request]:
         """Who must go for so many rows of a class to find room; QueueFull when they cannot.
 

@@ -30,11 +30,14 @@ class Backlog:
         self._limits = limits
         self._pipelined = pipelined
         self.buckets: dict[Hashable, Bucket] = {}
-        self.requests = 0
+        # As each request counts for at least one, it is 0 only when nothing is queued.
         self.rows = 0
         self.class_rows = [0] * classes
         self._profiles: OrderedDict[Hashable, Profile] = OrderedDict()
         self._anchors: list[tuple[int, float]] = []
+
+    def __len__(self) -> int:
+        return sum([len(bucket) for bucket in self.buckets.values()])
 
     def anchor(self, rows: int, seconds: float, key: Hashable = None) -> None:
         """A warm-up run of so many rows: what a bucket's model of the device starts from, or every one's."""
@@ -80,7 +83,6 @@ class Backlog:
         bucket.lanes[request.level].add(request)
         rows = request.cost
         bucket.rows += rows
-        self.requests += 1
         self.rows += rows
         self.class_rows[request.level] += rows
         return bucket
@@ -89,9 +91,9 @@ class Backlog:
         """Takes a request out."""
         bucket = self.buckets[request.key]
         bucket.lanes[request.level].remove(request)
-        self._removed(bucket, request.key, request.level, 1, request.cost)
+        self._removed(bucket, request.key, request.level, request.cost)
 
-    def remove_all(self, key: Hashable, requests: Sequence[Request], rows: Sequence[int]) -> None:
+    def remove_all(self, key: Hashable, requests: list[Request], rows: Sequence[int]) -> None:
         """Takes requests of one bucket out, of so many rows of each class.
 
         Those of a class with deadlines are in the order of these.
@@ -105,13 +107,12 @@ class Backlog:
                     else [request for request in requests if request.level == level]
                 )
                 lane.remove_all(of_class, rows[level])
-                self._removed(bucket, key, level, len(of_class), rows[level])
+                self._removed(bucket, key, level, rows[level])
 
-    def _removed(self, bucket: Bucket, key: Hashable, level: int, requests: int, rows: int) -> None:
+    def _removed(self, bucket: Bucket, key: Hashable, level: int, rows: int) -> None:
         bucket.rows -= rows
         if not bucket.rows:
             del self.buckets[key]
-        self.requests -= requests
         self.rows -= rows
         self.class_rows[level] -= rows
 
@@ -119,9 +120,11 @@ class Backlog:
         """Those who cannot make their deadlines any more, even if they ran alone from `start` on."""
         dead: list[Request] = []
         for bucket in self.buckets.values():
-            profile = bucket.profile
+            profile, earliest = bucket.profile, bucket.earliest_deadline
+            if earliest == math.inf:
+                continue
             # The usual case: the earliest has time for a full batch, so all have for their own.
-            if start + profile.needs(self._limits.max_batch_size, now) < bucket.earliest_deadline:
+            if start + profile.needs(self._limits.max_batch_size, now) < earliest:
                 continue
             for lane in bucket.lanes:
                 dead += infeasible(lane.dated, start, partial(profile.needs, now=now))
@@ -129,14 +132,12 @@ class Backlog:
 
     def next_infeasible(self, now: float) -> float:
         """When the first of those queued will not make its deadline any more; inf for never."""
-        return min(
-            (
-                bucket.earliest_deadline - bucket.profile.needs(1, now)
-                for bucket in self.buckets.values()
-                if bucket.earliest_deadline < math.inf
-            ),
-            default=math.inf,
-        )
+        first = math.inf
+        for bucket in self.buckets.values():
+            earliest = bucket.earliest_deadline
+            if earliest < math.inf:
+                first = min(first, earliest - bucket.profile.needs(1, now))
+        return first
 
     def dated(self, lowest: int) -> int:
         """How many requests with a deadline are queued, of a class and those above it."""

@@ -174,6 +174,7 @@ class Batcher:
             Instance(index, function, batched=self._batched, pipelined=pipelined)
             for index, function in enumerate(functions)
         ]
+        self._attendant = self._worker(instances[0])
         runs: list[tuple[str, Callable[[], None]]] = [
             (f"{name}-worker-{number}", self._worker(instance).run)
             for number, instance in enumerate(instances * (2 if pipelined else 1))
@@ -253,6 +254,28 @@ class Batcher:
         The form for servers: no future, no thread waits. Raises as `submit` does, and
         `complete` is then never called. Thread-safe; never blocks.
         """
+        self._accept(request, quietly=False)
+
+    def enqueue_quietly(self, request: Request) -> bool:
+        """As `enqueue`, but wakes no worker: when true is returned, the caller must call `attend` soon.
+
+        For a thread that takes requests in from elsewhere: it hands all that are there to the
+        batcher first, and then runs what is short itself, rather than wake a worker for it.
+        """
+        return self._accept(request, quietly=True)
+
+    def attend(self, most_seconds: float) -> float:
+        """Sees to it that batches leave whose requests were enqueued quietly.
+
+        Those that should keep the device for at most `most_seconds` run on the calling thread, and
+        complete their requests there; for others a worker is woken. Returns when to call again, on
+        the batcher's clock: inf, or until when to wait for callers that come back. Thread-safe.
+        """
+        return self._attendant.attend(most_seconds)
+
+    def _accept(self, request: Request, *, quietly: bool) -> bool:
+        """Accepts a request; whether `attend` must be called, when it is accepted quietly."""
+        wake = False
         if not 0 <= request.priority <= self._classes:
             self._ledger.refused(request.cost)
             raise InvalidRequest(
@@ -260,7 +283,7 @@ class Batcher:
             )
         request.level = (request.priority or self._default_priority) - 1
         # Written so that it refuses NaN, which no comparison would ever expire.
-        if not request.deadline > self._clock.now():
+        if request.deadline != math.inf and not request.deadline > self._clock.now():
             self._ledger.refused(request.cost)
             raise DeadlineExceeded("the deadline had passed before the request was enqueued")
         complete = request.complete
@@ -269,8 +292,12 @@ class Batcher:
             self._check_size(request)
             request.complete = self._withdraw_rest(request)
             request.parts = split_request(request, self._limits.max_batch_size)
+        queued = request.parts or (request,)
         try:
-            displaced = self._queue.put(request.parts or (request,))
+            if quietly:
+                displaced, wake = self._queue.put_quietly(queued)
+            else:
+                displaced = self._queue.put(queued)
         except BatcherError:
             request.complete, request.parts = complete, ()
             self._ledger.refused(request.cost)
@@ -282,6 +309,7 @@ class Batcher:
             self._completions.shed(
                 displaced, "requests of a higher class find room in the queue", self._queue.drain_time()
             )
+        return wake
 
     def _check_size(self, request: Request) -> None:
         try:

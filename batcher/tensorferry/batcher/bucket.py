@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 from operator import attrgetter
 
@@ -14,6 +14,8 @@ from tensorferry.batcher.request import Request
 
 # A timed wait wakes up late by a little.
 _GUARD = 300e-6
+
+_INF = math.inf
 
 _order = attrgetter("order")
 
@@ -44,7 +46,7 @@ class Lane:
     @property
     def oldest_arrival(self) -> float:
         """The arrival of the first that rides; inf when there is none."""
-        dated = self.dated[0].arrival if self.dated else math.inf
+        dated = self.dated[0].arrival if self.dated else _INF
         return min(dated, next(iter(self.patient)).arrival) if self.patient else dated
 
     @property
@@ -55,7 +57,7 @@ class Lane:
 
     def add(self, request: Request) -> None:
         """Puts a request in its place."""
-        if request.deadline == math.inf:
+        if request.deadline == _INF:
             self.patient[request] = None
         elif not self.dated or self.dated[-1].order < request.order:
             self.dated.append(request)
@@ -73,9 +75,14 @@ class Lane:
             del self.dated[bisect_left(self.dated, request.order, key=_order)]
         self.rows -= request.cost
 
-    def remove_all(self, requests: Sequence[Request], rows: int) -> None:
+    def remove_all(self, requests: list[Request], rows: int) -> None:
         """Takes several out, of so many rows together; those with a deadline in the order of these."""
-        dated = [request for request in requests if request.deadline < math.inf] if self.dated else []
+        patient = self.patient
+        dated = requests
+        if not self.dated:
+            dated = []
+        elif patient:
+            dated = [request for request in requests if request.deadline < _INF]
         if dated:
             # Nearly always neighbours: one by one, all behind them would move each time.
             start = bisect_left(self.dated, dated[0].order, key=_order)
@@ -85,12 +92,11 @@ class Lane:
             else:
                 for request in dated:
                     del self.dated[bisect_left(self.dated, request.order, key=_order)]
-        patient = self.patient
         if len(requests) - len(dated) == len(patient):
             patient.clear()
         elif len(dated) < len(requests):
             for request in requests:
-                if request.deadline == math.inf:
+                if request.deadline == _INF:
                     del patient[request]
         self.rows -= rows
 
@@ -131,12 +137,16 @@ class Bucket:
     @property
     def oldest_arrival(self) -> float:
         """The earliest arrival of those that ride first in their lanes."""
-        return min(lane.oldest_arrival for lane in self.lanes)
+        return min([lane.oldest_arrival for lane in self.lanes])
 
     @property
     def earliest_deadline(self) -> float:
         """The earliest deadline; inf when no request has one."""
-        return min((lane.dated[0].deadline for lane in self.lanes if lane.dated), default=math.inf)
+        earliest = _INF
+        for lane in self.lanes:
+            if lane.dated:
+                earliest = min(earliest, lane.dated[0].deadline)
+        return earliest
 
     @property
     def latest_start(self) -> float:

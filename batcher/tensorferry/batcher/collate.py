@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -86,44 +86,38 @@ def join(requests: Sequence[Request]) -> Any:
     request that holds `bytes` is not copied, and its arrays are read-only.
     """
     names, plan = requests[0].names, requests[0].padding
+    rows = sum([request.rows for request in requests])
     arrays = [
-        _join_tensors([request.tensors[i] for request in requests])
+        _join_tensors([request.tensors[i] for request in requests], rows)
         if plan is None or (pad := plan.pads[i]) is None
-        else _join_padded([request.tensors[i] for request in requests], plan.padded_length, *pad)
+        else _join_padded([request.tensors[i] for request in requests], rows, plan.padded_length, *pad)
         for i in range(len(requests[0].tensors))
     ]
     return arrays[0] if names is None else dict(zip(names, arrays, strict=True))
 
 
-def _join_tensors(tensors: Sequence[Tensor]) -> Array:
+def _join_tensors(tensors: Sequence[Tensor], rows: int) -> Array:
     first = tensors[0]
     if first.dtype.hasobject:
         return np.concatenate([tensor.data for tensor in tensors]) if tensors[1:] else first.data.copy()
     # Bytes cannot be written to, so one request's need no copy; a caller's array does.
     alone = len(tensors) == 1 and isinstance(first.data, bytes)
     joined = first.data if alone else bytearray().join([tensor.data for tensor in tensors])
-    shape = (
-        first.shape if len(tensors) == 1 else (sum(tensor.shape[0] for tensor in tensors), *first.shape[1:])
-    )
+    shape = first.shape if len(tensors) == 1 else (rows, *first.shape[1:])
     return np.frombuffer(joined, np.uint8).view(first.dtype).reshape(shape)
 
 
-def _join_padded(tensors: Sequence[Tensor], length: int, axis: int, value: Array) -> Array:
+def _join_padded(tensors: Sequence[Tensor], rows: int, length: int, axis: int, value: Array) -> Array:
     if all(tensor.shape[axis] == length for tensor in tensors):
-        return _join_tensors(tensors)
+        return _join_tensors(tensors, rows)
     first = tensors[0]
-    shape = (
-        sum(tensor.shape[0] for tensor in tensors),
-        *first.shape[1:axis],
-        length,
-        *first.shape[axis + 1 :],
-    )
+    shape = (rows, *first.shape[1:axis], length, *first.shape[axis + 1 :])
     if first.dtype.hasobject:
         joined = np.full(shape, value, first.dtype)
         start = 0
         for tensor in tensors:
-            rows = joined[start : start + tensor.shape[0]]
-            rows[_up_to(axis, tensor.shape[axis])] = tensor.data
+            part = joined[start : start + tensor.shape[0]]
+            part[_up_to(axis, tensor.shape[axis])] = tensor.data
             start += tensor.shape[0]
         return joined
     # As bytes, a row is so many runs of elements, each of which is followed by its padding.
@@ -156,20 +150,36 @@ def split(outputs: Any, requests: Sequence[Request]) -> list[Any]:
     requests were padded, outputs that carry the padded axis are cut back to each one's length.
     ModelOutputError when a part of it does not have the batch's rows, or the padded length.
     """
-    stops = list(accumulate([request.rows for request in requests]))
-    _check_rows(outputs, stops[-1], "the model function's result")
-    spans = list(pairwise([0, *stops]))
+    sizes = [request.rows for request in requests]
+    _check_rows(outputs, sum(sizes), "the model function's result")
     plan = requests[0].padding
     if plan is None or plan.outputs is None:
-        if isinstance(outputs, Mapping):
-            return [{name: output[start:stop] for name, output in outputs.items()} for start, stop in spans]
-        return [outputs[start:stop] for start, stop in spans]
+        if not isinstance(outputs, Mapping):
+            return _cut(outputs, sizes)
+        answers: list[dict[str, Any]] = [{} for _ in requests]
+        for name, output in outputs.items():
+            for answer, part in zip(answers, _cut(output, sizes), strict=True):
+                answer[name] = part
+        return answers
     _check_padded_outputs(outputs, plan)
     lengths = [request.padding.length for request in requests if request.padding is not None]
     return [
         _cut_padded(outputs, start, stop, plan.outputs, length)
-        for (start, stop), length in zip(spans, lengths, strict=True)
+        for (start, stop), length in zip(_spans(sizes), lengths, strict=True)
     ]
+
+
+def _spans(sizes: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """From where to where each goes when so many rows follow so many."""
+    return pairwise(accumulate(sizes, initial=0))
+
+
+def _cut(output: Any, sizes: Sequence[int]) -> list[Any]:
+    """An output's rows, so many for each."""
+    if type(output) is np.ndarray and sizes.count(1) == len(sizes):
+        # As what follows, but that numpy itself goes from row to row.
+        return list(output[:, np.newaxis])
+    return [output[start:stop] for start, stop in _spans(sizes)]
 
 
 def _check_rows(outputs: Any, rows: int, what: str) -> None:
@@ -222,7 +232,7 @@ def _check_length(output: Any, axis: int, length: int, what: str) -> None:
 
 
 def _cut_padded(outputs: Any, start: int, stop: int, axes: Mapping[str, int] | int, length: int) -> Any:
-    """As `_cut`, and without what padding added."""
+    """The rows from `start` to `stop`, without what padding added."""
     if isinstance(axes, int):
         return _cut_length(outputs[start:stop], axes, length)
     return {

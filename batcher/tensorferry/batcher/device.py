@@ -19,12 +19,14 @@ class Device:
     completed by one worker while the device runs another's: two in flight at most.
     """
 
-    __slots__ = ("_free_at", "_in_flight", "preparation", "ready", "unanswered", "waiting")
+    __slots__ = ("_free_at", "_in_flight", "borrowed", "preparation", "ready", "unanswered", "waiting")
 
     def __init__(self, lock: threading.Lock) -> None:
         # A batch may leave for this device. Waited for by its workers, `waiting` of them.
         self.ready = threading.Condition(lock)
         self.waiting = 0
+        # Somebody else runs a batch in the stead of its worker, which waits meanwhile.
+        self.borrowed = False
         # Batches that left and whose requests are not all completed.
         self.unanswered = 0
         # How long the last batch was expected to be prepared by the host, in seconds.
@@ -44,11 +46,11 @@ class Device:
 
     def starts(self, now: float) -> float:
         """The time from which on a batch that leaves now is on its way without waiting."""
-        return max(now, self.free_at(now) - self.preparation)
+        return max(now, self._free_at - self.preparation) if self._in_flight else now
 
     def turn(self, now: float) -> float:
         """When the next batch should leave, to be prepared just in time."""
-        return now if self.idle else self.free_at(now) - self.preparation - _GUARD
+        return self.free_at(now) - self.preparation - _GUARD if self._in_flight else now
 
     def left(self, now: float, seconds: float) -> None:
         """A batch left that keeps the device for so many seconds."""

@@ -112,14 +112,15 @@ class LatencyModel:
             return
         self._observations += 1
         by_size = seconds
-        if self._sizes and (expected := self.mean(rows)) > 0:
-            line, table = self._alpha + self._beta * rows, self._table(rows)
+        line, table = self._alpha + self._beta * rows, self._table(rows) if self._sizes else 0.0
+        expected = table if self._stairs else line
+        if expected > 0:
             self._judge(seconds, line, table)
-            by_size = min(max(seconds, table / _TABLE_CLIP), _TABLE_CLIP * table)
-            clipped = self._clip(rows, seconds, expected)
-            if clipped == seconds:
-                by_size = seconds
-            seconds = clipped
+            if expected / _CLIP <= seconds <= _CLIP * expected:
+                self._side_run = 0
+            elif (clipped := self._clip(rows, seconds, expected)) != seconds:
+                by_size = min(max(seconds, table / _TABLE_CLIP), _TABLE_CLIP * table)
+                seconds = clipped
         w, s1, s2, sy, s1y = self._sums
         self._sums = (
             w * _DECAY + 1.0,
@@ -152,10 +153,8 @@ class LatencyModel:
             self._stairs = sum(apart) > _LINE_NEAR * self._table_error * len(apart)
 
     def _clip(self, rows: int, seconds: float, expected: float) -> float:
-        side = (seconds > _CLIP * expected) - (seconds < expected / _CLIP)
-        if side == 0:
-            self._side_run = 0
-            return seconds
+        """What one is taken for that is far off what was expected."""
+        side = 1 if seconds > expected else -1
         self._side_run = self._side_run + side if self._side_run * side > 0 else side
         new = self._observations <= _NEW and self._anchors[0] > 0
         longest = _NEW_SIDE_RUN if new else _SIDE_RUN
@@ -194,11 +193,12 @@ class LatencyModel:
         self._seen = {
             size: (mean, max(weight * _FADE, _LEAST), at) for size, (mean, weight, at) in self._seen.items()
         }
-        ends = {size: (self._alpha + self._beta * size, _LEAST) for size in (1, self._most)}
-        self._sizes = sorted(ends | self._seen)
+        ends = {size: (self._alpha + self._beta * size, _LEAST, 0) for size in (1, self._most)}
+        known = ends | self._seen
+        self._sizes = sorted(known)
         pools: list[tuple[float, float, int]] = []
         for size in self._sizes:
-            mean, weight = self._seen[size][:2] if size in self._seen else ends[size]
+            mean, weight, _ = known[size]
             count = 1
             while pools and pools[-1][0] >= mean:
                 above, other, more = pools.pop()

@@ -11,6 +11,7 @@ import enum
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tensorferry.batcher.views import BucketView, Waiting
 
@@ -46,8 +47,7 @@ def unreachable(limits: Limits, max_queue_rows: int) -> Iterator[str]:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(NamedTuple):
     """Form a batch from this bucket now, of at most so many rows, which the class `lead` leads."""
 
     key: Hashable
@@ -56,8 +56,7 @@ class Close:
     lead: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """Nothing leaves before `until` (inf: before something arrives)."""
 
     until: float
@@ -85,6 +84,9 @@ def decide(
         if reason is None:
             until = min(until, bucket.oldest_arrival + limits.max_queue_delay, bucket.latest_start)
             continue
+        if len(buckets) == 1 == len(bucket.lanes):
+            # The usual case: there is nothing to choose from.
+            return Close(key, reason, rows)
         for level, lane in enumerate(bucket.lanes):
             if not lane.rows:
                 continue

@@ -39,6 +39,7 @@ class Profile:
 
     __slots__ = (
         "_host_batches",
+        "_mean",
         "_most",
         "_pipelined",
         "_preparation",
@@ -60,12 +61,15 @@ class Profile:
         self.observed = -math.inf
         # Batches since one of more than half of the most rows.
         self._since_large = 0
-        # What `upper` gave since the last observation: every request with a deadline asks.
+        # What `upper` and `mean` gave since the last observation: every request with a deadline asks
+        # for the one, every arrival for the other while a batch waits for returners.
         self._upper: dict[int, float] = {}
+        self._mean: dict[int, float] = {}
 
     def anchor(self, rows: int, seconds: float) -> None:
         """A warm-up run of so many rows."""
         self._upper.clear()
+        self._mean.clear()
         self.device.anchor(rows, seconds)
 
     @property
@@ -79,9 +83,11 @@ class Profile:
         """A batch of so many rows was run, prepared for `before` seconds, and completed for `after`."""
         rows = min(rows, self._most)
         # Where a large one was tried in vain, not again at once.
-        self._since_large = 0 if 2 * rows > self._most or self.stale else self._since_large + 1
+        large = 2 * rows > self._most
+        self._since_large = 0 if large or self._since_large >= _STALE_BATCHES else self._since_large + 1
         self.observed = now
         self._upper.clear()
+        self._mean.clear()
         self.device.observe(rows, device_seconds)
         if host_seconds := before + after:
             self._host_batches += 1
@@ -100,8 +106,13 @@ class Profile:
 
     def mean(self, rows: int) -> float:
         """By how much a batch keeps the next one waiting; 0 when nothing is known. For rates."""
-        device = self.device.mean(rows)
-        return device if self._pipelined else device + self.host.mean(rows)
+        seconds = self._mean.get(rows)
+        if seconds is None:
+            seconds = self.device.mean(rows)
+            if not self._pipelined:
+                seconds += self.host.mean(rows)
+            self._mean[rows] = seconds
+        return seconds
 
     def whole(self, rows: int) -> float:
         """The expected time from a batch's leaving to its answers, on an idle device; 0 when nothing is known."""

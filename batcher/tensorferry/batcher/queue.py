@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import count
 
 from tensorferry.batcher.admission import Admission
@@ -21,12 +22,19 @@ from tensorferry.batcher.device import Device, Devices
 from tensorferry.batcher.errors import BatcherClosed
 from tensorferry.batcher.policy import Close, CloseReason, Limits, Wait, decide
 from tensorferry.batcher.profile import BucketStatistics
-from tensorferry.batcher.request import Request, State
+from tensorferry.batcher.request import DONE, QUEUED, RUNNING, Request
 from tensorferry.batcher.returners import Returners, ReturnersStatistics
-from tensorferry.batcher.riding import NO_DEMAND, Demand, form_batch
+from tensorferry.batcher.riding import Demand, form_batch
 from tensorferry.batcher.shares import Shares
 from tensorferry.batcher.statistics import QueueSizes
 from tensorferry.batcher.work import Work
+
+_INF = math.inf
+
+# Some models' time depends on their inputs' values. After a batch that kept the device for this long,
+# in seconds, none is expected to be short for a while, whatever is usual.
+_LONG_SECONDS = 0.02
+_UNSTEADY_SECONDS = 60.0
 
 
 class RequestQueue:
@@ -75,9 +83,13 @@ class RequestQueue:
         self._held_bytes = 0
         # Threads that took work, or the expired, and have not yet run and completed all of it.
         self._busy_workers = 0
+        # Threads that wait for work.
+        self._waiting_workers = 0
         # Until when an idle worker waits for returners, and for which device; -inf when none does.
         self._returners_until = -math.inf
         self._returners_for: Device | None = None
+        # A batch took much longer than any short one: until then workers run them all.
+        self._unsteady_until = -_INF
         self._closing = False
 
     def check_size(self, rows: int, nbytes: int) -> None:
@@ -100,63 +112,83 @@ class RequestQueue:
         a device is free, BatcherClosed when the queue closes; then none was accepted. Returns
         requests of lower classes that were dropped to make room: the caller completes them.
         """
+        with self._lock:
+            displaced, wake = self._put_locked(requests)
+            if wake:
+                self._wake_locked(self._clock.now())
+            return displaced
+
+    def put_quietly(self, requests: Sequence[Request]) -> tuple[Sequence[Request], bool]:
+        """As `put`, but wakes no worker: when true is returned, `take_short` must be called soon."""
+        with self._lock:
+            return self._put_locked(requests)
+
+    def _put_locked(self, requests: Sequence[Request]) -> tuple[Sequence[Request], bool]:
+        """Puts the requests into their buckets; whether a waiting worker must hear of it."""
         first, admission = requests[0], self._admission
         rows, nbytes = first.cost, first.nbytes
-        for request in requests[1:]:
-            rows += request.cost
-            nbytes += request.nbytes
-        admission.check_size(rows, nbytes)
-        with self._lock:
-            if self._closing:
-                raise BatcherClosed("the batcher is draining or closed and accepts no new requests")
-            now = self._clock.now()
+        if len(requests) > 1:
+            rows = sum([request.cost for request in requests])
+            nbytes = sum([request.nbytes for request in requests])
+        displaced: Sequence[Request] = ()
+        roomy = admission.has_room(rows, nbytes, self._held_bytes)
+        if not roomy:
+            admission.check_size(rows, nbytes)
+        if self._closing:
+            raise BatcherClosed("the batcher is draining or closed and accepts no new requests")
+        now = self._clock.now()
+        if not roomy:
             displaced = admission.make_room(first.level, rows, nbytes, self._held_bytes)
-            if first.deadline < math.inf:
-                start = self._devices.next_start(now)
-                for request in requests:
-                    admission.check_feasible(request, start, now)
-            self._accepted += 1
-            for request in displaced:
-                self._end_queued_locked(request)
-            # First: whether a batch goes on waiting depends on who is back by now.
-            self._returners.arrived(now)
-            wake = False
+        if first.deadline < _INF:
+            start = self._devices.next_start(now)
             for request in requests:
-                wake = self._enqueue_locked(request, now) or wake
-            self._held_bytes += nbytes
-            if wake:
-                self._wake_locked()
-            if first.deadline < self._expiry_at:
-                self._watch_locked(first.deadline)
-            return displaced
+                admission.check_feasible(request, start, now)
+        self._accepted += 1
+        for request in displaced:
+            self._end_queued_locked(request)
+        # First: whether a batch goes on waiting depends on who is back by now.
+        self._returners.arrived(now)
+        wake = False
+        for request in requests:
+            bucket = self._enqueue_locked(request, now)
+            # Under load nobody waits, and this is not asked.
+            if self._waiting_workers or self._returners_for is not None:
+                wake = self._wakes_locked(request, bucket, now) or wake
+        self._held_bytes += nbytes
+        if first.deadline < self._expiry_at:
+            self._watch_locked(first.deadline)
+        return displaced, wake
 
     def drain_time(self) -> float:
         """How long the queue as it is takes to drain, in seconds; at least a millisecond."""
         with self._lock:
             return self._admission.drain_time()
 
-    def _enqueue_locked(self, request: Request, now: float) -> bool:
-        """Puts a request into its bucket; whether a waiting worker must hear of it."""
+    def _enqueue_locked(self, request: Request, now: float) -> Bucket:
+        """Puts a request into its bucket, and returns that."""
         request.arrival = now
-        request.state = State.QUEUED
-        request.order = (request.deadline, next(self._numbers))
-        bucket = self._backlog.add(request)
-        self._demand[request.level].arrived(now, request.cost, request.deadline - now)
+        request.state = QUEUED
+        deadline = request.deadline
+        if deadline < _INF:
+            request.order = (deadline, next(self._numbers))
+        self._demand[request.level].arrived(now, request.cost, deadline - now)
+        return self._backlog.add(request)
+
+    def _wakes_locked(self, request: Request, bucket: Bucket, now: float) -> bool:
+        """Whether a waiting worker must hear of a request that was put into the bucket."""
         if bucket.rows == request.cost or bucket.rows >= self._limits.max_batch_size:
             return True
-        if self._returners_until > -math.inf:
+        if self._returners_for is not None:
             # Decided here, where it is known, rather than by waking the worker for each.
             return self._returners_wait_locked(bucket, now) < self._returners_until - 100e-6
         # A worker that waits out a window must hear of an expiry before its end, and of a size
         # at which the window ends.
-        return self._limits.max_queue_delay > 0 and (
-            request.deadline < math.inf or bool(self._limits.preferred)
-        )
+        return self._limits.max_queue_delay > 0 and (request.deadline < _INF or bool(self._limits.preferred))
 
-    def _wake_locked(self) -> None:
+    def _wake_locked(self, now: float) -> None:
         """Wakes the worker that may take a batch the soonest, of an idle device if one waits there."""
-        now = self._clock.now()
-        self._devices.wake(lambda device: max(now, self._turn_locked(device, now)))
+        if self._waiting_workers:
+            self._devices.wake(lambda device: max(now, self._turn_locked(device, now)))
 
     def take(self, device: int = 0) -> Work | None:
         """Waits for work for a device and hands it out; None when the queue is closed and empty.
@@ -171,12 +203,45 @@ class RequestQueue:
                 if not isinstance(step, Wait):
                     return step
                 mine.waiting += 1
+                self._waiting_workers += 1
                 try:
                     self._clock.wait(mine.ready, step.until)
                 finally:
                     mine.waiting -= 1
+                    self._waiting_workers -= 1
                     if self._returners_for is mine:
                         self._returners_until, self._returners_for = -math.inf, None
+
+    def take_short(self, most_seconds: float) -> Work | float:
+        """Work for the one device if its worker waits and the batch should take at most so long.
+
+        Else until when to wait for returners before it is asked again, as a time on the clock;
+        inf when there is nothing to do, or a worker was woken to do it.
+        """
+        with self._lock:
+            mine = self._devices.each[0]
+            if not self._backlog.rows:
+                return _INF
+            own = len(self._devices.each) == 1 and mine.idle and mine.waiting and not self._pipelined
+            steady = not self._limits.max_queue_delay and self._clock.now() >= self._unsteady_until
+            if own and steady and self._short_locked(most_seconds):
+                step = self._poll_locked(mine)
+                if isinstance(step, Work):
+                    mine.borrowed = bool(step.batch)
+                    return step
+                if isinstance(step, Wait) and step.until < _INF:
+                    return step.until
+            self._wake_locked(self._clock.now())
+            return _INF
+
+    def _short_locked(self, most_seconds: float) -> bool:
+        """Whether any batch that may leave now is known to keep the device for at most so long."""
+        most = self._limits.max_batch_size
+        for bucket in self._backlog.buckets.values():
+            device = bucket.profile.device
+            if not device.known or device.mean(min(bucket.rows, most)) > most_seconds:
+                return False
+        return True
 
     def poll(self, device: int = 0) -> Work | Wait | None:
         """What `take` would do now, without waiting: for those who live in virtual time."""
@@ -187,10 +252,10 @@ class RequestQueue:
         now = self._clock.now()
         turn = self._turn_locked(device, now)
         if turn > now:
-            if self._backlog.requests and not device.idle:
+            if self._backlog.rows and not device.idle:
                 # It may have been woken instead of one that can start at once.
                 self._devices.wake_idle()
-            return Wait(turn if self._backlog.requests else math.inf)
+            return Wait(turn if self._backlog.rows else math.inf)
         dead = self._expire_locked(device.starts(now), now)
         self._shares.renew(self._backlog.class_rows)
         decision = decide(self._backlog.buckets, now, self._limits, self._closing, self._shares.credits)
@@ -201,10 +266,10 @@ class RequestQueue:
                 if until > now and not dead:
                     self._returners_until, self._returners_for = until, device
                     return Wait(until)
-            return self._close_locked(device, decision, now, dead)
+            return self._close_locked(device, bucket, decision, now, dead)
         if dead:
             return self._hand_out_locked(Work((), None, tuple(dead)), now)
-        if self._closing and not self._backlog.requests:
+        if self._closing and not self._backlog.rows:
             return None
         return decision
 
@@ -217,6 +282,8 @@ class RequestQueue:
         """
         if not device.idle and self._devices.idle_waits():
             return math.inf
+        if device.borrowed:
+            return _INF
         if device.unanswered and self._returners.expected:
             most = self._limits.max_batch_size
             if all(bucket.rows < most for bucket in self._backlog.buckets.values()):
@@ -232,33 +299,37 @@ class RequestQueue:
         until = self._returners.wait_until(now, len(bucket), profile.mean, room)
         return min(until, bucket.latest_start)
 
-    def _close_locked(self, device: Device, close: Close, now: float, dead: Sequence[Request]) -> Work:
-        bucket = self._backlog.buckets[close.key]
-        profile = bucket.profile
-        lanes = bucket.lanes
-        allotted = self._shares.allot([lane.rows for lane in lanes], self._backlog.class_rows, close.rows)
-        # Whoever's turn it was for a batch: who has a share in it and ranks highest must not be
-        # one who rides along only if its deadline allows.
-        lead = next((level for level, share in enumerate(allotted) if share), close.lead)
-        start = device.starts(now)
-        demand = self._demand_locked(lead, now) if lanes[lead].dated else NO_DEMAND
-        formed = form_batch(lanes, lead, allotted, start, close.rows, profile, demand)
-        gone = list(formed.rows)
-        for request in formed.shed:
-            gone[lead] += request.cost
-        self._backlog.remove_all(close.key, formed.shed + formed.batch if formed.shed else formed.batch, gone)
-        for request in formed.shed:
+    def _close_locked(
+        self, device: Device, bucket: Bucket, close: Close, now: float, dead: Sequence[Request]
+    ) -> Work:
+        profile, lanes = bucket.profile, bucket.lanes
+        lead, allotted = close.lead, [close.rows]
+        if len(lanes) > 1:
+            allotted = self._shares.allot([lane.rows for lane in lanes], self._backlog.class_rows, close.rows)
+            # Whoever's turn it was for a batch: who has a share in it and ranks highest must not be
+            # one who rides along only if its deadline allows.
+            lead = next((level for level, share in enumerate(allotted) if share), lead)
+        start, demand = device.starts(now), partial(self._demand_locked, lead, now)
+        batch, shed, riding = form_batch(lanes, lead, allotted, start, close.rows, profile, demand)
+        gone = riding
+        if shed:
+            gone = list(riding)
+            gone[lead] += sum([request.cost for request in shed])
+        self._backlog.remove_all(close.key, shed + batch if shed else batch, gone)
+        for request in shed:
             self._done_locked(request)
-        for request in formed.batch:
-            request.state = State.RUNNING
+        for request in batch:
+            request.state = RUNNING
             request.started = now
-        self._running += len(formed.batch)
-        self._shares.charge(formed.rows, lead, self._backlog.class_rows)
-        rows = sum(formed.rows)
+        self._running += len(batch)
+        self._shares.charge(riding, lead, self._backlog.class_rows)
+        rows = sum(riding)
         whole = profile.whole(rows)
-        device.preparation = profile.preparation(rows) if self._pipelined else 0.0
-        self._devices.left(device, now, profile.mean(rows) if self._pipelined else whole)
-        work = Work(tuple(formed.batch), close.reason, tuple(dead), tuple(formed.shed), whole)
+        keeps = whole
+        if self._pipelined:
+            device.preparation, keeps = profile.preparation(rows), profile.mean(rows)
+        self._devices.left(device, now, keeps)
+        work = Work(tuple(batch), close.reason, tuple(dead), tuple(shed), whole)
         return self._hand_out_locked(work, now)
 
     def _demand_locked(self, lead: int, now: float) -> Demand:
@@ -276,8 +347,8 @@ class RequestQueue:
     def _hand_out_locked(self, work: Work, now: float) -> Work:
         self._busy_workers += 1
         # Another must now wait for what this one leaves behind, be it only for a window's end.
-        if self._backlog.requests:
-            self._wake_locked()
+        if self._backlog.rows:
+            self._wake_locked(now)
             self._watch_locked(self._backlog.next_infeasible(now))
         return work
 
@@ -308,14 +379,17 @@ class RequestQueue:
             self._busy_workers -= 1
             if batch:
                 mine = self._devices.each[device]
+                mine.borrowed = False
                 mine.unanswered -= 1
                 if self._pipelined:
                     mine.ready.notify()
                 else:
                     self._devices.released(mine, now)
                 self._returners.answered(now, len(batch))
+            if seconds is not None and seconds > _LONG_SECONDS:
+                self._unsteady_until = now + _UNSTEADY_SECONDS
             if batch and seconds is not None:
-                rows = sum(request.cost for request in batch)
+                rows = sum([request.cost for request in batch])
                 self._backlog.profile(batch[0].key).observe(now, rows, seconds, before, after)
             self._tell_if_done_locked()
 
@@ -326,7 +400,7 @@ class RequestQueue:
         queue is closed and empty.
         """
         with self._lock:
-            while not (self._closing and not self._backlog.requests):
+            while not (self._closing and not self._backlog.rows):
                 now, self._expiry_at = self._clock.now(), math.inf
                 if not self._devices.attended():
                     if dead := self._expire_locked(now, now):
@@ -358,12 +432,12 @@ class RequestQueue:
         self._done_locked(request)
 
     def _done_locked(self, request: Request) -> None:
-        request.state = State.DONE
+        request.state = DONE
         self._held_bytes -= request.nbytes
         self._tell_if_done_locked()
 
     def _tell_if_done_locked(self) -> None:
-        if not self._backlog.requests:
+        if not self._backlog.rows:
             if not self._busy_workers:
                 self._all_done.notify_all()
             if self._closing:
@@ -372,28 +446,24 @@ class RequestQueue:
     def still_running(self, requests: Iterable[Request]) -> list[Request]:
         """Those of a batch's requests that nobody has cancelled since it left."""
         with self._lock:
-            return [request for request in requests if request.state is State.RUNNING]
+            return [request for request in requests if request.state is RUNNING]
 
     def finish(self, requests: Iterable[Request]) -> list[Request]:
         """Ends running requests; returns those that were still alive, which the caller completes."""
         with self._lock:
-            alive, running, done = [], State.RUNNING, State.DONE
-            nbytes = 0
-            for request in requests:
-                if request.state is running:
-                    request.state = done
-                    nbytes += request.nbytes
-                    alive.append(request)
-            self._held_bytes -= nbytes
+            alive = [request for request in requests if request.state is RUNNING]
+            for request in alive:
+                request.state = DONE
+            self._held_bytes -= sum([request.nbytes for request in alive])
             self._running -= len(alive)
             return alive
 
     def cancel(self, request: Request) -> bool:
         """Ends a request that is queued or running; True when the caller is to complete it."""
         with self._lock:
-            if request.state is State.QUEUED:
+            if request.state is QUEUED:
                 self._end_queued_locked(request)
-            elif request.state is State.RUNNING:
+            elif request.state is RUNNING:
                 self._running -= 1
                 self._done_locked(request)
             else:
@@ -421,7 +491,7 @@ class RequestQueue:
     def wait_done(self, until: float) -> bool:
         """Waits until nothing is queued and no worker busy, at most to `until`; whether that came about."""
         with self._lock:
-            while self._backlog.requests or self._busy_workers:
+            while self._backlog.rows or self._busy_workers:
                 if self._clock.now() >= until:
                     return False
                 self._clock.wait(self._all_done, until)
@@ -437,7 +507,7 @@ class RequestQueue:
         """The sizes at this moment."""
         with self._lock:
             return QueueSizes(
-                self._backlog.requests,
+                len(self._backlog),
                 self._backlog.rows,
                 self._running,
                 self._held_bytes,

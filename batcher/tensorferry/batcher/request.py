@@ -40,6 +40,14 @@ class State(enum.Enum):
     DONE = "done"
 
 
+# For what is done for each request: to look a member up costs more than to assign it.
+NEW, QUEUED, RUNNING, DONE = State
+
+# Any constant: to make a new one costs time for each request.
+_NAN = math.nan
+_UNORDERED = (math.inf, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
     """The batch that a request rode in; times in seconds.
@@ -135,11 +143,11 @@ class Request:
         # The class counted from 0, once the default is known.
         self.level = 0
         self.padding = padding
-        self.arrival = math.nan
-        # By deadline, and among equal ones by arrival.
-        self.order = (deadline, 0)
-        self.started = math.nan
-        self.state = State.NEW
+        self.arrival = _NAN
+        # Of those with a deadline, once queued: by that, and among equal ones by arrival.
+        self.order: tuple[float, int] = _UNORDERED
+        self.started = _NAN
+        self.state = NEW
         self.parts: tuple[Request, ...] = ()
 
 

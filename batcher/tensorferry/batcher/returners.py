@@ -133,21 +133,30 @@ class Returners:
     def _learned_shares(self, callers: list[float], batches: list[float]) -> list[float]:
         """The share of the answered that comes back in each bin; zeros when too few do."""
         none = [0.0] * _BINS
-        seen = sum(1 for count in batches[:_BINS] if count > _LEAST_BATCHES)
+        seen = sum([count > _LEAST_BATCHES for count in batches[:_BINS]])
         if seen < 2 * _BACKGROUND_BINS:
             return none
         # Of neighbouring bins the sums are differences of running ones.
         arrived, lasted = (list(accumulate(counts, initial=0.0)) for counts in (self._arrivals, batches))
         background = min(
             [
-                (arrived[at + _BACKGROUND_BINS] - arrived[at]) / (lasted[at + _BACKGROUND_BINS] - lasted[at])
-                for at in range(seen - _BACKGROUND_BINS + 1)
+                (arrived_end - arrived_start) / (lasted_end - lasted_start)
+                for arrived_start, arrived_end, lasted_start, lasted_end in zip(
+                    arrived,
+                    arrived[_BACKGROUND_BINS : seen + 1],
+                    lasted,
+                    lasted[_BACKGROUND_BINS:],
+                    strict=False,
+                )
             ]
         )
         if self._later_seconds > _LEAST_BATCHES * self._horizon:
             # Those that come so late are hardly returns.
             background = min(background, self._later / self._later_seconds * self._width)
-        shares = [max(0.0, self._arrivals[at] - background * batches[at]) / callers[at] for at in range(seen)]
+        shares = [
+            max(0.0, arrivals - background * count) / answered
+            for arrivals, count, answered in zip(self._arrivals, batches[:seen], callers, strict=False)
+        ]
         return shares + none[seen:] if sum(shares) >= _LEAST_SHARE else none
 
     def wait_until(self, now: float, queued: int, batch_time: Callable[[int], float], room: int) -> float:

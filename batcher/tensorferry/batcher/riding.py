@@ -14,27 +14,22 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Generic
+from typing import Generic, NamedTuple
 
-from tensorferry.batcher.views import BatchTimes, LaneView, R
+from tensorferry.batcher.views import BatchTimes, LaneView, R, Waiting
 
 # More rows than any batch has.
 _UNBOUNDED = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """What arrives at a bucket: `rate` in rows a second, `patience` the usual time from arrival to deadline."""
 
     rate: float
     patience: float
 
 
-NO_DEMAND = Demand(0.0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Formed(Generic[R]):
+class Formed(NamedTuple, Generic[R]):
     """Who rides, those of the leading class first, and who is shed; `rows` that ride of each class."""
 
     batch: list[R]
@@ -58,7 +53,7 @@ def riders(requests: Iterable[R], rows: int) -> list[R]:
     """The longest run of requests, in their order, of at most that many rows; the first rides always."""
     # Each counts for at least one row. Mostly for just that, and then this is all.
     head = list(islice(requests, max(1, rows)))
-    if sum([request.cost for request in head]) <= rows:
+    if _rows(head) <= rows:
         return head
     batch: list[R] = []
     for request in head:
@@ -87,7 +82,7 @@ def form_batch(
     now: float,
     most: int,
     times: BatchTimes,
-    demand: Demand,
+    demand: Callable[[], Demand],
 ) -> Formed[R]:
     """Who rides and who is shed in a batch of at most `most` rows, of requests none of which is infeasible.
 
@@ -95,30 +90,42 @@ def form_batch(
     to it are the others', as many as are allotted to each, and what is left goes to these by rank.
     Where more of the leading class wait than are allotted to it, it makes room for the others' rows:
     who has no time for a batch with them is shed rather than that the batch leaves without them.
+    `demand` is asked only when not all can make their deadlines.
     """
-    queued = [lane.rows for lane in lanes]
     first = lanes[lead]
-    room = most if len(lanes) == 1 else max(1, allot(queued, allotted, most)[lead])
+    if len(lanes) == 1:
+        one_row_each = len(first.dated) + len(first.patient) == first.rows
+        if one_row_each and not first.dated:
+            # The usual case.
+            batch = list(islice(first.patient, most))
+            return Formed(batch, [], [len(batch)])
+        batch, shed, _ = _lead(first, most, now, times, demand)
+        return Formed(batch, shed, [len(batch) if one_row_each else _rows(batch)])
+    queued = [lane.rows for lane in lanes]
+    room = max(1, allot(queued, allotted, most)[lead])
     others = min(sum(queued) - queued[lead], most - room) if queued[lead] > room else 0
     batch, shed, fits = _lead(first, room, now, Beside(times, others) if others else times, demand)
     if others:
         earliest = min([request.deadline for request in batch])
         fits = times.fit(earliest - now) if earliest < math.inf else _UNBOUNDED
     rows = [0] * len(lanes)
-    rows[lead] = sum([request.cost for request in batch])
-    if len(lanes) > 1:
-        queued[lead] = 0
-        for level, share in enumerate(allot(queued, allotted, min(most, fits) - rows[lead])):
-            share = min(share, fits - sum(rows))
-            if share <= 0:
-                continue
-            riding = _fillers(lanes[level], share, sum(rows), now, times)
-            batch += riding
-            rows[level] += sum(request.cost for request in riding)
-            if riding and riding[0].deadline < math.inf:
-                # Those of lower classes must not make them late.
-                fits = min(fits, times.fit(riding[0].deadline - now))
+    rows[lead] = _rows(batch)
+    queued[lead] = 0
+    for level, share in enumerate(allot(queued, allotted, min(most, fits) - rows[lead])):
+        share = min(share, fits - sum(rows))
+        if share <= 0:
+            continue
+        riding = _fillers(lanes[level], share, sum(rows), now, times)
+        batch += riding
+        rows[level] += _rows(riding)
+        if riding and riding[0].deadline < math.inf:
+            # Those of lower classes must not make them late.
+            fits = min(fits, times.fit(riding[0].deadline - now))
     return Formed(batch, shed, rows)
+
+
+def _rows(requests: Sequence[Waiting]) -> int:
+    return sum([request.cost for request in requests])
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +168,7 @@ def _fillers(lane: LaneView[R], share: int, taken: int, now: float, times: Batch
     fillers = _dated_fillers(lane, share, taken, now, times)
     if fillers:
         share = min(share, times.fit(fillers[0].deadline - now) - taken)
-        share -= sum(request.cost for request in fillers)
+        share -= _rows(fillers)
     return fillers + fitting(lane.patient, share)
 
 
@@ -177,7 +184,7 @@ def _dated_fillers(lane: LaneView[R], share: int, taken: int, now: float, times:
 
 
 def _lead(
-    lane: LaneView[R], most: int, now: float, times: BatchTimes, demand: Demand
+    lane: LaneView[R], most: int, now: float, times: BatchTimes, demand: Callable[[], Demand]
 ) -> tuple[list[R], list[R], int]:
     """Who rides and who is shed of the class that leads, and how large the batch may be for its deadlines.
 
@@ -191,28 +198,30 @@ def _lead(
     oldest = next(iter(patient), None)
     overdue = oldest is not None and oldest.arrival + lane.aging <= now
     first = riders(patient, max(1, most // 2)) if overdue else []
-    room = most - sum(request.cost for request in first)
+    room = most - _rows(first)
     if first:
         # The dated have the next batch to lead: those who would be late beside these wait.
         along = _dated_fillers(lane, room, most - room, now, times)
         return first + along, [], times.fit(along[0].deadline - now) if along else _UNBOUNDED
     chosen, shed, fits = _rate_rule(dated, room, now, times, demand)
-    rest = min(room, fits) - sum(request.cost for request in chosen)
-    if oldest is None or oldest.cost > rest:
+    if oldest is None:
+        return chosen, shed, fits
+    rest = min(room, fits) - _rows(chosen)
+    if oldest.cost > rest:
         return chosen, shed, fits
     return chosen + riders(patient, rest), shed, fits
 
 
 def _rate_rule(
-    dated: Sequence[R], room: int, now: float, times: BatchTimes, demand: Demand
+    dated: Sequence[R], room: int, now: float, times: BatchTimes, demand: Callable[[], Demand]
 ) -> tuple[list[R], list[R], int]:
     """Riders and shed among the dated, and the rows that the riders' deadlines allow in all."""
     fits = times.fit(dated[0].deadline - now)
     wanted = riders(dated, room)
-    rows = sum([request.cost for request in wanted])
-    if rows <= max(fits, dated[0].cost):
-        return wanted, [], max(fits, dated[0].cost)
-    target = _sustainable_rate(room, times, demand)
+    least = max(fits, dated[0].cost)
+    if fits >= room or (rows := _rows(wanted)) <= least:
+        return wanted, [], least
+    target = _sustainable_rate(room, times, demand())
     # Where each request's rows end when all ride in their order, as far as the search has come.
     costs, ends = iter(dated), [0]
     best_rate, best = -1.0, (0, 1, 0)

@@ -75,6 +75,9 @@ class Shares:
         Who led pays for all of its rows, the others for those that they had credit for: what they
         filled beyond was spare room.
         """
+        if len(rows) == 1:
+            # Nobody shares with it.
+            return
         for level, count in enumerate(rows):
             credit = math.ceil(max(self.credits[level], 0.0))
             self.credits[level] -= count if level == lead else min(count, credit)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tensorferry.batcher.policy import CloseReason
 from tensorferry.batcher.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What a worker has to do: complete the expired and the shed, run the batch (which may be empty).
 
     The expired could not make their deadlines any more; the shed were dropped so that others

@@ -62,25 +62,36 @@ class Worker:
 
     def run(self) -> None:
         """Takes work until there is none."""
-        device = self._instance.index
-        while (work := self._queue.take(device)) is not None:
-            taken = self._clock.now()
-            self._completions.expire(work.expired)
-            if work.shed:
-                self._completions.shed(work.shed, "others make their deadlines", self._queue.drain_time())
-            times = None
-            if work.batch:
-                self._ledger.closed(work.reason)
-                times = self._run_guarded(work)
-            if times is None:
-                self._queue.ran(work.batch, None, device=device)
-            else:
-                before, after = times.ready - taken, self._clock.now() - times.ended
-                if work.predicted:
-                    self._ledger.predicted(work.predicted, before + times.ended - times.started + after)
-                self._queue.ran(work.batch, times.ended - times.started, before, after, device=device)
+        while (work := self._queue.take(self._instance.index)) is not None:
+            self._carry_out(work)
             # A worker idles for hours with its last batch in hand otherwise.
             del work
+
+    def attend(self, most_seconds: float) -> float:
+        """Carries out, on the calling thread, what may leave now and should take at most so long.
+
+        Returns as `RequestQueue.take_short` does: when to attend again.
+        """
+        while not isinstance(work := self._queue.take_short(most_seconds), float):
+            self._carry_out(work)
+        return work
+
+    def _carry_out(self, work: Work) -> None:
+        device, taken = self._instance.index, self._clock.now()
+        self._completions.expire(work.expired)
+        if work.shed:
+            self._completions.shed(work.shed, "others make their deadlines", self._queue.drain_time())
+        times = None
+        if work.batch:
+            self._ledger.closed(work.reason)
+            times = self._run_guarded(work)
+        if times is None:
+            self._queue.ran(work.batch, None, device=device)
+        else:
+            before, after = times.ready - taken, self._clock.now() - times.ended
+            if work.predicted:
+                self._ledger.predicted(work.predicted, before + times.ended - times.started + after)
+            self._queue.ran(work.batch, times.ended - times.started, before, after, device=device)
 
     def _run_guarded(self, work: Work) -> _Times | None:
         """Runs and completes a batch; None if it did not go as others will."""
@@ -106,7 +117,7 @@ class Worker:
         if self._instance.pipelined and batch is work.batch:
             self._queue.released(self._instance.index)
         compute_time = times.ended - times.started
-        rows = sum(request.rows for request in batch)
+        rows = sum([request.rows for request in batch])
         if error is not None:
             self._ledger.ran(len(batch), rows, compute_time, failed=True)
             if len(batch) == 1:
@@ -122,15 +133,13 @@ class Worker:
         info = BatchInfo(number, len(batch), rows, compute_time, work.reason, work.predicted, padded_length)
         if padded_length is not None:
             self._ledger.padded(batch, padded_length)
-        alive = set(map(id, self._queue.finish(batch)))
-        self._completions.answer(
-            [
-                (position, request, output)
-                for position, (request, output) in enumerate(zip(batch, outputs, strict=True))
-                if id(request) in alive
-            ],
-            info,
-        )
+        alive = self._queue.finish(batch)
+        positions: Sequence[int] = range(len(batch))
+        if len(alive) < len(batch):
+            still_there = set(map(id, alive))
+            positions = [position for position, request in enumerate(batch) if id(request) in still_there]
+            outputs = [outputs[position] for position in positions]
+        self._completions.answer(alive, positions, outputs, info)
         return times
 
     def _execute(self, batch: Sequence[Request]) -> tuple[Sequence[Any], BaseException | None, _Times]:

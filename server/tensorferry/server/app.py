@@ -34,6 +34,8 @@ MAX_STREAMS = HANDLER_THREADS // 2
 MAX_STREAMS_OF_LANE = 10_000
 MAX_IN_FLIGHT_PER_STREAM = 64
 
+_MOST_PENDING = 8192
+
 # Time for the last responses to leave once nothing is in flight any more.
 _GOODBYE_SECONDS = 1.0
 
@@ -65,6 +67,11 @@ class App:
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", config.max_message_bytes),
+                # What core counts for its own debugging service, which is not served.
+                ("grpc.enable_channelz", 0),
+                # Calls that wait to be taken in: beyond it core itself ends them, as CANCELLED.
+                ("grpc.server.max_pending_requests", _MOST_PENDING),
+                ("grpc.server.max_pending_requests_hard_limit", 2 * _MOST_PENDING),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
             ],

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -80,13 +80,8 @@ class Layout:
     raws: tuple[tuple[int, int], ...]
 
 
-class Found(NamedTuple):
-    """A message's form, and what is its own: the id, its serialised field, and the tensors."""
-
-    form: Form
-    request_id: str
-    id_field: bytes
-    tensors: tuple[Tensor, ...]
+# A message's form, and what is its own: the id, its serialised field, and the tensors.
+Found: TypeAlias = tuple[Form, str, bytes, tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +107,7 @@ class _Known:
         start, stop = layout.id_field
         values = data if len(data) < _VIEW_BYTES else memoryview(data)
         tensors = tuple([Tensor(dtype, shape, values[at:end]) for dtype, shape, at, end in self.tensors])
-        return Found(self.form, request_id, data[start:stop], tensors)
+        return self.form, request_id, data[start:stop], tensors
 
 
 class FormCache:

@@ -38,6 +38,13 @@ __all__ = [
 SEND_INITIAL_METADATA = SendInitialMetadataOperation((), 0)
 SEND_OK = SendStatusFromServerOperation((), 0, b"", 0)
 
+# How many events are handled in a row before it is looked what else is due.
+_MOST_EVENTS = 128
+# Core looks at one connection in each poll, and may find there what is no event: only after several in a
+# row without one is nothing there.
+_EMPTY_POLLS = 3
+_AFTER_A_BUG_SECONDS = 1.0
+
 
 def send_status(status: Status) -> Any:
     """The operation that ends a call with a status other than OK."""
@@ -54,35 +61,49 @@ class _Queue(CompletionQueue):  # type: ignore[misc]
     functions, the lane's are bound methods; so nothing of the lane ever reaches grpcio.
     """
 
-    def prepare(self, overdue: Callable[[float], None], unforeseen: Callable[[], None]) -> None:
-        """What is called when it is `due`, with the time; and within the handling of an exception."""
+    def prepare(self, overdue: Callable[[float], float], unforeseen: Callable[[], None]) -> None:
+        """`overdue` is called with the time when it is `due`, and returns when it is due again.
+
+        `unforeseen` is called within the handling of an exception.
+        """
         self._overdue = overdue
         self._unforeseen = unforeseen
-        # In seconds since the epoch. Set on the polling thread only.
+        # In seconds since the epoch, changed on the polling thread only. What is there already is
+        # handled before, though not more than `_MOST_EVENTS`.
         self.due = math.inf
 
     def poll(self, deadline: float | None = None) -> Any:
         """The next event that is grpcio's own, or the time-out."""
         poll = super().poll
+        handled = empty = 0
+        event = tag = None
         while True:
-            now = time.time()
-            if now >= self.due:
-                try:
-                    self._overdue(now)
-                except Exception:
-                    self._unforeseen()
+            # Let go first: an event may be the last that holds a call that has ended.
+            event = tag = None
             event = poll(self.due if deadline is None or self.due < deadline else deadline)
             tag = event.tag
-            if type(tag) is MethodType:
-                try:
+            try:
+                if type(tag) is MethodType:
                     tag(event)
-                except Exception:
-                    # It would end the thread that serves everyone.
-                    self._unforeseen()
-            elif tag is not None or (deadline is not None and time.time() >= deadline):
+                    handled += 1
+                    empty = 0
+                    if handled < _MOST_EVENTS:
+                        continue
+                elif tag is None and handled and empty < _EMPTY_POLLS:
+                    empty += 1
+                    continue
+                handled = empty = 0
+                now = time.time()
+                if now >= self.due:
+                    self.due = now + _AFTER_A_BUG_SECONDS
+                    self.due = self._overdue(now)
+            except Exception:
+                # It would end the thread that serves everyone.
+                self._unforeseen()
+            if type(tag) is not MethodType and (
+                tag is not None or (deadline is not None and now >= deadline)
+            ):
                 return event
-            # An event may be the last that holds a call that has ended.
-            del event, tag
 
 
 class Server:

@@ -6,9 +6,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-from tensorferry.batcher import Batcher, Outcome, Request
+from tensorferry.batcher import Batcher, Outcome, Tensor
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.codec import decode, parse
 from tensorferry.server.errors import ModelFailedError, NotReadyError
@@ -26,20 +25,27 @@ Metadata = Sequence[tuple[str, str | bytes]]
 _TRACE = "traceparent"
 
 
-class Reply(NamedTuple):
+class Reply:
     """What became of one ModelInfer. Whoever sends the response builds it, by one of the methods."""
 
-    request_id: str
-    build: Callable[[], Sequence[Piece]]
+    __slots__ = ("_build", "request_id")
+
+    def __init__(self, request_id: str, build: Callable[[], Sequence[Piece]]) -> None:
+        self.request_id = request_id
+        self._build = build
+
+    def pieces(self) -> Sequence[Piece]:
+        """The serialised ModelInferResponse, in pieces; or what went wrong, raised."""
+        return self._build()
 
     def message(self) -> bytes:
         """The serialised ModelInferResponse; or what went wrong, raised."""
-        return b"".join(self.build())
+        return b"".join(self.pieces())
 
     def stream_message(self) -> bytes:
         """The serialised ModelStreamInferResponse, which says what went wrong; never raises."""
         try:
-            return b"".join(stream_response(self.build()))
+            return b"".join(stream_response(self.pieces()))
         except Exception as error:
             return stream_error(self.request_id, status_of(error))
 
@@ -51,10 +57,23 @@ def _failed(request_id: str, error: BaseException) -> Reply:
     return Reply(request_id, build)
 
 
-class _Answering:
-    """The completion of a queued request: makes a reply of the outcome."""
+class Call:
+    """One request in flight. `cancel` may be called at any time, from any thread, repeatedly."""
 
-    __slots__ = ("_complete", "_form", "_id_field", "_metadata", "_outcome", "_request_id")
+    __slots__ = ()
+
+    def cancel(self) -> None:
+        """Withdraws the request if it is not done; its completion is then called with the reason."""
+
+
+# Of a request that was answered at once.
+_OVER = Call()
+
+
+class _Queued(Call, Reply):
+    """A request that the batcher has, and the reply to it once there is an outcome: one object for all."""
+
+    __slots__ = ("_complete", "_form", "_id_field", "_metadata", "_outcome", "_request")
 
     def __init__(
         self,
@@ -65,45 +84,43 @@ class _Answering:
         complete: Callable[[Reply], None],
     ) -> None:
         self._form = form
-        self._request_id = request_id
+        self.request_id = request_id
         self._id_field = id_field
         self._metadata = metadata
         self._complete = complete
 
-    def __call__(self, outcome: Outcome) -> None:
-        error = outcome.error
-        if error is None:
-            self._outcome = outcome
-            self._complete(Reply(self._request_id, self._pieces))
-            return
-        if isinstance(error, ModelFailedError):
+    def enqueue(self, tensors: tuple[Tensor, ...], deadline: float, unattended: set[Batcher] | None) -> None:
+        """Hands the request to its model's batcher, which may refuse it by an error."""
+        form = self._form
+        model = form.model
+        self._request = form.request(tensors, self.completed, deadline)
+        if unattended is None or not model.steady:
+            model.batcher.enqueue(self._request)
+        elif model.batcher.enqueue_quietly(self._request):
+            unattended.add(model.batcher)
+
+    def cancel(self) -> None:
+        self._form.model.batcher.cancel(self._request)
+
+    def completed(self, outcome: Outcome) -> None:
+        """What the batcher calls, once."""
+        self._outcome = outcome
+        if isinstance(outcome.error, ModelFailedError):
             trace = [str(value) for name, value in self._metadata if name == _TRACE]
             _log.warning(
                 "model %s failed on request %r%s: %s",
                 self._form.model.name,
-                self._request_id,
+                self.request_id,
                 f" ({_TRACE} {trace[0]})" if trace else "",
-                error.__cause__,
+                outcome.error.__cause__,
             )
-        self._complete(_failed(self._request_id, error))
+        self._complete(self)
 
-    def _pieces(self) -> Sequence[Piece]:
-        return self._form.response.pieces(self._id_field, self._outcome)
-
-
-class Call:
-    """One request in flight. `cancel` may be called at any time, from any thread, repeatedly."""
-
-    __slots__ = ("_batcher", "_request")
-
-    def __init__(self, batcher: Batcher | None = None, request: Request | None = None) -> None:
-        self._batcher = batcher
-        self._request = request
-
-    def cancel(self) -> None:
-        """Withdraws the request if it is not done; its completion is then called with the reason."""
-        if self._batcher is not None and self._request is not None:
-            self._batcher.cancel(self._request)
+    def pieces(self) -> Sequence[Piece]:
+        outcome = self._outcome
+        if outcome.error is not None:
+            raise outcome.error
+        return self._form.response.pieces(self._id_field, outcome)
 
 
 class InferenceService:
@@ -124,12 +141,18 @@ class InferenceService:
         return self._draining.is_set()
 
     def infer(
-        self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Metadata = ()
+        self,
+        data: bytes,
+        deadline: float,
+        complete: Callable[[Reply], None],
+        metadata: Metadata = (),
+        unattended: set[Batcher] | None = None,
     ) -> Call:
         """Serves one ModelInferRequest; `complete` is called exactly once, perhaps before this returns.
 
         `deadline` is on the clock of `time.monotonic`, inf for none; `metadata` is that of the
-        call. Never blocks, never raises for what the client sent: errors arrive in the reply.
+        call. Who gives `unattended` promises to `attend` to the batchers that are added to it, soon.
+        Never blocks, never raises for what the client sent: errors arrive in the reply.
         """
         now = time.monotonic()
         request_id = ""
@@ -150,11 +173,9 @@ class InferenceService:
                 model = self._registry.get(request.model_name, request.model_version)
                 decoded = decode(request, model.name, model.signature, model.batched)
                 form, tensors = self._forms.add(data, request, model, decoded, generation), decoded.tensors
-            answering = _Answering(form, request_id, id_field, metadata, complete)
-            queued = form.request(tensors, answering, min(deadline, now + form.timeout))
-            batcher = form.model.batcher
-            batcher.enqueue(queued)
+            queued = _Queued(form, request_id, id_field, metadata, complete)
+            queued.enqueue(tensors, min(deadline, now + form.timeout), unattended)
         except Exception as error:
             complete(_failed(request_id, error))
-            return Call()
-        return Call(batcher, queued)
+            return _OVER
+        return queued

@@ -9,7 +9,8 @@ metadata, message and status. The second is started by whoever completes the req
 waits for an answer.
 
 Whether the client has left costs a third batch to learn, so it is asked only for a call that has
-waited for `_LISTEN_SECONDS`; one that is answered sooner would hardly have been cancelled.
+waited for `_LISTEN_SECONDS`, or up to twice that; one that is answered sooner would hardly have been
+cancelled.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import logging
 import math
 import threading
 import time
-from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 
+from tensorferry.batcher import Batcher
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server import grpc_core
 from tensorferry.server.inference import Call, InferenceService, Reply
@@ -38,10 +40,14 @@ STREAM = f"/{SERVICE_NAME}/ModelStreamInfer"
 _STANDING_UNARY = 64
 _STANDING_STREAMS = 8
 
-_LISTEN_SECONDS = 0.02
+_LISTEN_SECONDS = 0.01
 
-# A deadline that is farther away than a year is none.
-_LONGEST_SECONDS = 365 * 86400.0
+# A batch that keeps the device no longer than this is run by the thread that polls: to wake a worker
+# for it would take about as long, and the two would fight for the interpreter.
+_SHORT_SECONDS = 200e-6
+
+# Core gives the end of its clock's range, in seconds since the epoch, to a call without a deadline.
+_NEVER = 1e11
 
 
 class Lane:
@@ -54,20 +60,26 @@ class Lane:
     def __init__(
         self, server: grpc.Server, service: InferenceService, *, max_streams: int, max_in_flight: int
     ) -> None:
-        self.service = service
+        self._service = service
         self.max_in_flight = max_in_flight
         self._max_streams = max_streams
         self._core = grpc_core.Server(server)
         self._core.register(UNARY)
         self._core.register(STREAM)
-        self._core.queue.prepare(self._listen_to_old, self._unforeseen)
+        self._core.queue.prepare(self._overdue, self._unforeseen)
         # Guards _streams, and `replied` and `listening` of every unary call. Nothing is started or
         # called while it is held.
         self.lock = threading.Lock()
         self._streams: set[StreamCall] = set()
-        # The calls that wait for their replies, with the time since when, oldest first; some have
-        # theirs by now. The polling thread's own.
-        self._waiting: deque[tuple[float, UnaryCall]] = deque()
+        # Calls that had to wait for their replies, of the last `_LISTEN_SECONDS` and of those before;
+        # most have theirs by now. The polling thread's own.
+        self._waiting: list[UnaryCall] = []
+        self._waiting_long: list[UnaryCall] = []
+        self._listen_at = math.inf
+        # Likewise: batchers that were given requests since the last look, and when to look again at
+        # those that wait for callers to come back (seconds since the epoch).
+        self._unattended: set[Batcher] = set()
+        self._again: dict[Batcher, float] = {}
 
     def start(self) -> None:
         """Asks for calls. After the server was started."""
@@ -92,13 +104,13 @@ class Lane:
         if not event.success:
             return
         self._core.request(STREAM, self._stream_arrived)
-        stream = StreamCall(self.service, event, deadline_of(event), self._forget, self.max_in_flight)
+        stream = StreamCall(self.infer, event, deadline_of(event), self._forget, self.max_in_flight)
         with self.lock:
             full = len(self._streams) >= self._max_streams
             if not full:
                 self._streams.add(stream)
         stream.start(self._max_streams if full else None)
-        if self.service.draining:
+        if self._service.draining:
             # It came too late for `begin_drain` to find it.
             stream.drain()
 
@@ -106,19 +118,36 @@ class Lane:
         with self.lock:
             self._streams.discard(stream)
 
+    def infer(self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Any) -> Call:
+        """As the service's. On the polling thread, which attends to the batcher when nothing else is there."""
+        call = self._service.infer(data, deadline, complete, metadata, self._unattended)
+        if self._unattended:
+            self._core.queue.due = 0.0
+        return call
+
     def wait(self, call: UnaryCall) -> None:
         """The call is yet to be answered. On the polling thread."""
-        now = time.time()
-        if not self._waiting:
-            self._core.queue.due = now + _LISTEN_SECONDS
-        self._waiting.append((now, call))
+        self._waiting.append(call)
+        if self._listen_at == math.inf:
+            self._listen_at = time.time() + _LISTEN_SECONDS
+            self._core.queue.due = min(self._core.queue.due, self._listen_at)
 
-    def _listen_to_old(self, now: float) -> None:
-        """Learns of the calls that have waited for long whether their clients leave."""
-        waiting = self._waiting
-        while waiting and (waiting[0][0] <= now - _LISTEN_SECONDS or waiting[0][1].replied):
-            waiting.popleft()[1].listen()
-        self._core.queue.due = waiting[0][0] + _LISTEN_SECONDS if waiting else math.inf
+    def _overdue(self, now: float) -> float:
+        for batcher, when in list(self._again.items()):
+            if when <= now:
+                del self._again[batcher]
+                self._unattended.add(batcher)
+        while self._unattended:
+            batcher = self._unattended.pop()
+            again = batcher.attend(_SHORT_SECONDS)
+            if again < math.inf:
+                self._again[batcher] = time.time() + again - time.monotonic()
+        if now >= self._listen_at:
+            for call in self._waiting_long:
+                call.listen()
+            self._waiting_long, self._waiting = self._waiting, []
+            self._listen_at = now + _LISTEN_SECONDS if self._waiting_long else math.inf
+        return min([self._listen_at, *self._again.values()])
 
     def _unforeseen(self) -> None:
         _log.exception("unexpected error in the lane; this is a bug in tensorferry.server")
@@ -144,26 +173,23 @@ class UnaryCall:
         if data is None:
             # The client left, or sent what core has refused already: then this reaches nobody.
             message = f"{UNARY} requires exactly one request message"
-            self._send(*_failure(Status(grpc.StatusCode.UNIMPLEMENTED, message)))
+            status = Status(grpc.StatusCode.UNIMPLEMENTED, message)
+            self._send((grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(status)))
             return
-        self._handle = self._lane.service.infer(data, self._deadline, self.reply, self._metadata)
+        self._handle = self._lane.infer(data, self._deadline, self.reply, self._metadata)
         if not self.replied:
             self._lane.wait(self)
 
     def reply(self, reply: Reply) -> None:
         """Sends the response or the status. Called once, on any thread."""
         try:
-            message = reply.message()
+            message = grpc_core.SendMessageOperation(reply.message(), 0)
         except Exception as error:
-            self._send(*_failure(status_of(error)))
+            self._send((grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(status_of(error))))
         else:
-            self._send(
-                grpc_core.SEND_INITIAL_METADATA,
-                grpc_core.SendMessageOperation(message, 0),
-                grpc_core.SEND_OK,
-            )
+            self._send((grpc_core.SEND_INITIAL_METADATA, message, grpc_core.SEND_OK))
 
-    def _send(self, *operations: Any) -> None:
+    def _send(self, operations: tuple[Any, ...]) -> None:
         with self._lane.lock:
             self.replied = True
             listening = self.listening
@@ -174,6 +200,8 @@ class UnaryCall:
 
     def ended(self, event: Any) -> None:
         """The response is on its way, or the client is not there any more."""
+        # The call itself is kept until it is seen not to wait; its outputs need not be.
+        self._handle = None
 
     def listen(self) -> None:
         """From now on the call hears of it when its client leaves, or has left."""
@@ -189,11 +217,9 @@ class UnaryCall:
             self._handle.cancel()
 
 
-def _failure(status: Status) -> tuple[Any, ...]:
-    return (grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(status))
-
-
 def deadline_of(event: Any) -> float:
     """The deadline of a call that arrived, on the clock of `time.monotonic`; inf for none."""
-    remaining: float = event.call_details.deadline - time.time()
-    return time.monotonic() + remaining if remaining < _LONGEST_SECONDS else math.inf
+    deadline: float = event.call_details.deadline
+    if deadline > _NEVER:
+        return math.inf
+    return time.monotonic() + deadline - time.time()

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from tensorferry.batcher import Batcher
 from tensorferry.server.errors import NotFoundError
 from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
 from tensorferry.server.lane import STREAM, UNARY, Lane
@@ -50,7 +51,12 @@ class _Echo(InferenceService):
         self.left = threading.Event()
 
     def infer(
-        self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Metadata = ()
+        self,
+        data: bytes,
+        deadline: float,
+        complete: Callable[[Reply], None],
+        metadata: Metadata = (),
+        unattended: set[Batcher] | None = None,
     ) -> Call:
         if data == _HELD:
             self.held.set()

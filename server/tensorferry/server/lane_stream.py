@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from tensorferry.server import grpc_core
-from tensorferry.server.inference import InferenceService, Reply
+from tensorferry.server.inference import Call, Reply
 from tensorferry.server.status import Status
 from tensorferry.server.stream import SHUTTING_DOWN, Deliveries, Slot, order_of, too_many_streams
+
+# Bytes, deadline, completion and metadata, as `InferenceService.infer` takes them.
+Infer: TypeAlias = Callable[[bytes, float, Callable[[Reply], None], Any], Call]
 
 
 class StreamCall:
@@ -23,13 +26,13 @@ class StreamCall:
 
     def __init__(
         self,
-        service: InferenceService,
+        infer: Infer,
         event: Any,
         deadline: float,
         forget: Callable[[StreamCall], None],
         max_in_flight: int,
     ) -> None:
-        self._service = service
+        self._infer = infer
         self._call = event.call
         self._metadata = event.invocation_metadata
         self._deadline = deadline
@@ -92,7 +95,7 @@ class StreamCall:
             return
         if read_on:
             self._read()
-        slot.call = self._service.infer(data, self._deadline, partial(self._complete, slot), self._metadata)
+        slot.call = self._infer(data, self._deadline, partial(self._complete, slot), self._metadata)
 
     def _complete(self, slot: Slot, reply: Reply) -> None:
         with self._lock:

@@ -30,6 +30,8 @@ class Model:
 
     `slo` is the time in seconds that every request has at most, inf for no such limit.
     `padding` says how requests of different lengths share a batch; None when they do not.
+    `steady` says that a batch's time depends on its shape alone, so that what took little will
+    take little again.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Model:
     batcher: Batcher
     slo: float = math.inf
     padding: Padding | None = None
+    steady: bool = False
 
     @property
     def batched(self) -> bool:
@@ -64,15 +67,11 @@ class ModelRegistry:
     """Models by name and version. Every method is thread-safe."""
 
     def __init__(self) -> None:
-        # Guards _entries and changes of _generation. Held for look-ups and replacements only; models are loaded and closed outside.
+        # Guards _entries and changes of generation. Held for look-ups and replacements only; models are loaded and closed outside.
         self._lock = threading.Lock()
         self._entries: dict[str, dict[str, Entry]] = {}
-        self._generation = 0
-
-    @property
-    def generation(self) -> int:
-        """A number that grows whenever a version's entry changes: what was looked up before is then stale."""
-        return self._generation
+        # Grows whenever an entry changes: what was looked up before is then stale.
+        self.generation = 0
 
     def loading(self, name: str, version: str) -> None:
         """Announces a version that is being loaded."""
@@ -89,7 +88,7 @@ class ModelRegistry:
     def _put(self, entry: Entry) -> None:
         with self._lock:
             self._entries.setdefault(entry.name, {})[entry.version] = entry
-            self._generation += 1
+            self.generation += 1
 
     def get(self, name: str, version: str = "") -> Model:
         """The model that serves this name and version ("" for the latest).

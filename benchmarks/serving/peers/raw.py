@@ -1,0 +1,39 @@
+"""The compute ceiling: ONNX Runtime in a loop, in this process, without a server.
+
+python -m serving.peers.raw SECONDS ROWS [ROWS ...]      one line of JSON for each batch size
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import numpy as np
+
+from serving.peers.settings import Engine
+
+
+def measure(engine: Engine, width: int, rows: int, seconds: float) -> dict[str, float]:
+    """Rows a second in batches of so many rows, and the seconds of a batch."""
+    batch = np.ones((rows, width), engine.dtype)
+    for _ in range(3):
+        engine.run(batch)
+    runs, began = 0, time.perf_counter()
+    while (took := time.perf_counter() - began) < seconds:
+        engine.run(batch)
+        runs += 1
+    return {"rows": rows, "rate": runs * rows / took, "batch_seconds": took / runs}
+
+
+def main() -> None:
+    """Prints the lines."""
+    engine = Engine()
+    width = engine.input.shape[1]
+    for rows in sys.argv[2:]:
+        line = measure(engine, width if isinstance(width, int) else 16, int(rows), float(sys.argv[1]))
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

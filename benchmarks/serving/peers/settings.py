@@ -1,0 +1,84 @@
+"""What every peer is told, and the engine that each of them runs: the same session everywhere.
+
+Peers live in environments of their own: this imports nothing of tensorferry.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+HOST = "127.0.0.1"
+_WRITE_SECONDS = 0.2
+
+Array = npt.NDArray[Any]
+
+
+def _said(name: str, default: str) -> str:
+    return os.environ.get(f"SERVING_BENCH_{name}", default)
+
+
+MODEL_PATH = Path(_said("MODEL", "model.onnx"))
+MODEL_NAME = MODEL_PATH.stem
+PORT = int(_said("PORT", "9001"))
+WINDOW_MS = float(_said("WINDOW_MS", "2"))
+MAX_BATCH_SIZE = int(_said("MAX_BATCH_SIZE", "32"))
+FOLDER = Path(_said("FOLDER", ""))
+COUNTED = bool(_said("FOLDER", ""))
+
+
+def session_options() -> Any:
+    """Those of our server on one core: one thread, which does not spin."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+class Engine:
+    """ONNX Runtime with the model, which counts its batches into a file of FOLDER, if it was given one."""
+
+    def __init__(self, path: Path = MODEL_PATH) -> None:
+        import onnxruntime
+
+        self._session = onnxruntime.InferenceSession(
+            str(path), session_options(), providers=["CPUExecutionProvider"]
+        )
+        self.input = self._session.get_inputs()[0]
+        self.output = self._session.get_outputs()[0]
+        self.dtype = np.dtype(np.int64 if "int64" in self.input.type else np.float32)
+        self._rows = self._batches = 0
+        self._written = time.monotonic()
+
+    def run(self, rows: Array) -> Array:
+        """One batch, rows on axis 0."""
+        self._count(len(rows))
+        return np.asarray(self._session.run([self.output.name], {self.input.name: rows})[0])
+
+    def run_bytes(self, rows: Sequence[bytes]) -> list[bytes]:
+        """One batch of rows as they came, and each row's output."""
+        return [row.tobytes() for row in self.run(self.array(b"".join(rows), len(rows)))]
+
+    def array(self, raw: bytes, rows: int) -> Array:
+        """So many rows of input."""
+        return np.frombuffer(raw, self.dtype).reshape(rows, -1)
+
+    def _count(self, rows: int) -> None:
+        self._rows += rows
+        self._batches += 1
+        now = time.monotonic()
+        if COUNTED and now - self._written > _WRITE_SECONDS:
+            self._written = now
+            # All at once: it is read meanwhile.
+            part = FOLDER / f"part.{os.getpid()}"
+            part.write_text(f"{self._rows} {self._batches}")
+            part.rename(FOLDER / f"batches.{os.getpid()}")

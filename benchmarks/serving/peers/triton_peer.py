@@ -1,0 +1,71 @@
+"""Triton: the tritonserver binary in PyTriton's wheel, run directly, with its Python backend.
+
+The wheel has no onnxruntime backend: the model runs in a Python stub process behind Triton's
+C++ gRPC front-end and dynamic batcher. Becomes tritonserver by exec.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytriton
+
+from serving.peers.settings import FOLDER, HOST, MAX_BATCH_SIZE, MODEL_NAME, PORT, WINDOW_MS, Engine
+
+_DATATYPES = {"int64": "TYPE_INT64", "float32": "TYPE_FP32"}
+_BATCHING = f"dynamic_batching {{ max_queue_delay_microseconds: {WINDOW_MS * 1000:.0f} }}"
+
+
+def configuration(engine: Engine) -> str:
+    """Of the model, as config.pbtxt."""
+
+    def width(shape: list[object]) -> object:
+        return shape[1] if isinstance(shape[1], int) else -1
+
+    return f"""
+name: "{MODEL_NAME}"
+backend: "python"
+max_batch_size: {MAX_BATCH_SIZE}
+input [{{ name: "{engine.input.name}" data_type: {_DATATYPES[engine.dtype.name]} dims: {width(engine.input.shape)} }}]
+output [{{ name: "{engine.output.name}" data_type: TYPE_FP32 dims: {width(engine.output.shape)} }}]
+instance_group [{{ kind: KIND_CPU count: 1 }}]
+{_BATCHING}
+"""
+
+
+def main() -> None:
+    """Lays out the model repository and the backends, and becomes the server."""
+    triton = Path(pytriton.__file__).with_name("tritonserver")
+    repository, backends = FOLDER / "repository", FOLDER / "backends"
+    model = repository / MODEL_NAME
+    (model / "1").mkdir(parents=True)
+    shutil.copy(Path(__file__).with_name("triton_model.py"), model / "1" / "model.py")
+    (model / "config.pbtxt").write_text(configuration(Engine()))
+    shutil.copytree(triton / "backends", backends)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = backends / "python" / "triton_python_backend_stub"
+    shutil.copy(triton / "python_backend_stubs" / version / stub.name, stub)
+    stub.chmod(0o755)
+    libraries = Path(pytriton.__file__).parents[1] / "nvidia_pytriton.libs"
+    # The stub must load the libpython of this interpreter, whose standard library it uses.
+    os.environ["LD_LIBRARY_PATH"] = f"{sys.base_prefix}/lib:{libraries}"
+    # It ignores PYTHONPATH: triton_model.py reads this.
+    os.environ["SERVING_BENCH_PATHS"] = os.pathsep.join(sys.path)
+    options = {
+        "model-repository": repository,
+        "backend-directory": backends,
+        "grpc-address": HOST,
+        "grpc-port": PORT,
+        "http-address": HOST,
+        "http-port": PORT + 1,
+        "allow-metrics": "false",
+    }
+    words = [f"--{name}={value}" for name, value in options.items()]
+    os.execv(triton / "bin" / "tritonserver", ["tritonserver", *words])
+
+
+if __name__ == "__main__":
+    main()

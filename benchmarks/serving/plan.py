@@ -1,0 +1,166 @@
+"""What is measured: which servers, with which models, patterns and loads, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from serving.servers import (
+    ECHO,
+    ECHO_ASYNCIO,
+    ECHO_STREAMS,
+    LANE,
+    MOSEC,
+    OURS,
+    SLOW_PEERS,
+    THREADED,
+    TRITON,
+    TRITON_WINDOW,
+)
+from serving.workloads import MLP, NULL, SIZES, TINY, TRANSFORMER, Workload
+
+UNARY, ONE_STREAM, STREAMS, OPEN = "unary", "one stream", "streams", "open"
+RAW = "raw ONNX Runtime"
+SHARES = (0.2, 0.5, 0.8)
+RAW_ROWS = (1, 8, 32)
+SIZES_IN_FLIGHT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One measurement of a server: seconds of warm-up and of measuring.
+
+    `share` of the server's own capacity is what an open loop offers. `explain` asks for a second,
+    short load whose answers tell the mean batch.
+    """
+
+    workload: Workload
+    pattern: str
+    in_flight: int
+    seconds: float
+    warm_up: float
+    share: float = 0.0
+    explain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A server is started with one model, asked, and stopped. Of RAW, the cells are empty."""
+
+    server: str
+    model: str
+    cells: Sequence[Cell]
+
+
+# Seconds of warm-up and of measuring: a batch of the transformer takes about 0.15 s.
+_TIMES = {TINY.name: (0.5, 1.5), NULL.name: (0.5, 1.5), MLP.name: (0.6, 1.8), TRANSFORMER.name: (1.0, 4.0)}
+_OPEN_SECONDS = {TINY.name: 2.5, MLP.name: 3.0, TRANSFORMER.name: 6.0}
+
+
+def _closed(workload: Workload, pattern: str, *in_flight: int) -> list[Cell]:
+    warm_up, seconds = _TIMES[workload.name]
+    told = workload is not NULL
+    return [
+        Cell(workload, pattern, callers, seconds, warm_up, explain=told and pattern == UNARY and callers > 1)
+        for callers in in_flight
+    ]
+
+
+def _open(workload: Workload) -> list[Cell]:
+    return [Cell(workload, OPEN, 0, _OPEN_SECONDS[workload.name], 0.5, share) for share in SHARES]
+
+
+def _sizes() -> list[Cell]:
+    return [Cell(size, UNARY, SIZES_IN_FLIGHT, 1.0, 0.3) for size in SIZES]
+
+
+def _tiny(peers: Sequence[str]) -> Iterator[Visit]:
+    both = [*_closed(TINY, ONE_STREAM, 32, 128), *_closed(TINY, STREAMS, 32, 128)]
+    unary = _closed(TINY, UNARY, 1, 8, 32, 128, 256)
+    yield Visit(LANE, TINY.model, [*unary, *both, *_open(TINY)])
+    yield Visit(ECHO, TINY.model, [*unary, *_closed(TINY, ONE_STREAM, 32, 128)])
+    yield Visit(ECHO_STREAMS, TINY.model, _closed(TINY, STREAMS, 32, 128))
+    yield Visit(TRITON, TINY.model, [*unary, *both, *_open(TINY)])
+    yield Visit(MOSEC, TINY.model, unary)
+    yield Visit(THREADED, TINY.model, [*unary, *both, *_open(TINY)])
+    yield Visit(ECHO_ASYNCIO, TINY.model, [*unary, *both])
+    for peer in (TRITON_WINDOW, *peers):
+        yield Visit(peer, TINY.model, _closed(TINY, UNARY, 1, 32, 128))
+
+
+def _identity() -> Iterator[Visit]:
+    null = [
+        *_closed(NULL, UNARY, 1, 32, 128),
+        *_closed(NULL, ONE_STREAM, 32),
+        *_closed(NULL, STREAMS, 32),
+    ]
+    for name in OURS:
+        yield Visit(name, NULL.model, [*null, *_sizes()])
+    for name in (ECHO, TRITON):
+        yield Visit(name, NULL.model, _sizes())
+
+
+def _computing(workload: Workload, in_flight: Sequence[int], peers: Sequence[str]) -> Iterator[Visit]:
+    unary = _closed(workload, UNARY, *in_flight)
+    streams = [*_closed(workload, ONE_STREAM, 32), *_closed(workload, STREAMS, 32)]
+    yield Visit(LANE, workload.model, [*unary, *streams, *_open(workload)])
+    yield Visit(RAW, workload.model, [])
+    yield Visit(MOSEC, workload.model, unary)
+    yield Visit(TRITON, workload.model, [*unary, *(_open(workload) if workload is MLP else [])])
+    yield Visit(THREADED, workload.model, [*unary, *streams])
+    if workload is MLP:
+        yield Visit(TRITON_WINDOW, workload.model, unary)
+    for peer in peers:
+        yield Visit(peer, workload.model, _closed(workload, UNARY, 32))
+
+
+def full_round(number: int) -> list[Visit]:
+    """One round; every other one is the other way round, so that a slow drift favours nobody.
+
+    The peers that are far behind are measured with the larger models in the first round only.
+    """
+    slow = SLOW_PEERS if number == 0 else ()
+    groups = [
+        list(_tiny(SLOW_PEERS)),
+        list(_identity()),
+        list(_computing(MLP, (1, 32, 128), slow)),
+        list(_computing(TRANSFORMER, (1, 32), slow)),
+    ]
+    if number % 2:
+        groups = [_turned(group) for group in groups]
+    return [visit for group in groups for visit in group]
+
+
+def _turned(group: Sequence[Visit]) -> list[Visit]:
+    """Backwards, but raw ONNX Runtime stays behind the lane, whose mean batch it must know."""
+    turned = [visit for visit in reversed(group) if visit.server != RAW]
+    for visit in group:
+        if visit.server == RAW:
+            lane = next(at for at, other in enumerate(turned) if other.server == LANE)
+            turned.insert(lane + 1, visit)
+    return turned
+
+
+def quick_round(number: int) -> list[Visit]:
+    """A minute and a half: ours, bare gRPC and raw ONNX Runtime."""
+    both = [*_closed(TINY, ONE_STREAM, 32), *_closed(TINY, STREAMS, 32)]
+    unary = _closed(TINY, UNARY, 1, 32, 128)
+    visits = [
+        Visit(LANE, TINY.model, [*unary, *both]),
+        Visit(ECHO, TINY.model, [*unary, *_closed(TINY, ONE_STREAM, 32)]),
+        Visit(ECHO_STREAMS, TINY.model, _closed(TINY, STREAMS, 32)),
+        Visit(THREADED, TINY.model, [*unary, *both]),
+        Visit(ECHO_ASYNCIO, TINY.model, _closed(TINY, UNARY, 32)),
+    ]
+    for workload in (MLP, TRANSFORMER):
+        half = next(cell for cell in _open(workload) if cell.share == 0.5)
+        visits += [
+            Visit(LANE, workload.model, [*_closed(workload, UNARY, 32), half]),
+            Visit(RAW, workload.model, []),
+        ]
+    return [_shortened(visit) for visit in visits]
+
+
+def _shortened(visit: Visit) -> Visit:
+    cells = [replace(cell, seconds=cell.seconds * 0.6, warm_up=cell.warm_up * 0.6) for cell in visit.cells]
+    return Visit(visit.server, visit.model, cells)

@@ -1,0 +1,76 @@
+"""One request, and whether its answer is right in value: before anything is measured."""
+
+from __future__ import annotations
+
+import http.client
+from typing import Any
+
+import grpc
+import numpy as np
+import onnxruntime
+
+from serving.encodings import Output, grpc_message, grpc_output
+from serving.load import STREAM_PATH, UNARY_PATH
+from serving.peers.settings import session_options
+from serving.servers import ECHO, ECHO_ASYNCIO, ECHO_STREAMS, HOST, Server
+from serving.workloads import Workload
+from tensorferry.protos import inference_pb2 as pb
+
+_SECONDS = 20
+_OPTIONS = (
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+)
+# Float32 summed in another order.
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-4
+
+
+class WrongAnswer(Exception):
+    """What a server said is not what the model says."""
+
+
+def expected_output(workload: Workload, model: str) -> Output:
+    """What the model says of the row that is sent, without a server."""
+    session = onnxruntime.InferenceSession(model, session_options(), providers=["CPUExecutionProvider"])
+    output: Output = session.run(None, {workload.input_name: workload.row()})[0][0]
+    return output
+
+
+def ask(server: Server, workload: Workload, port: int, *, stream: bool) -> Output:
+    """The answer of a server to one request; raises whatever its client raises."""
+    if server.http is not None:
+        connection = http.client.HTTPConnection(HOST, port, timeout=_SECONDS)
+        try:
+            body = server.http.encode(workload.row())
+            connection.request("POST", server.http_path, body, {"Content-Type": server.http.content_type})
+            response = connection.getresponse()
+            answer = response.read()
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise WrongAnswer(f"HTTP status {response.status}: {answer[:200]!r}")
+        return server.http.decode(answer)
+    message = grpc_message(workload, workload.row())
+    with grpc.insecure_channel(f"{HOST}:{port}", options=_OPTIONS) as channel:
+        if not stream:
+            infer: Any = channel.unary_unary(UNARY_PATH)
+            return grpc_output(pb.ModelInferResponse.FromString(infer(message, timeout=_SECONDS)))
+        call: Any = channel.stream_stream(STREAM_PATH)
+        for answer in call(iter([message]), timeout=_SECONDS):
+            said = pb.ModelStreamInferResponse.FromString(answer)
+            if said.error_message:
+                raise WrongAnswer(said.error_message)
+            return grpc_output(said.infer_response)
+    raise WrongAnswer("the stream ended without an answer")
+
+
+def check(server: Server, workload: Workload, port: int, expected: Output, *, stream: bool) -> None:
+    """WrongAnswer when it is not as expected; of a bare echo only the size can be right."""
+    got = ask(server, workload, port, stream=stream)
+    if got.shape != expected.shape:
+        raise WrongAnswer(f"an output of {got.size} values, not of {expected.size}")
+    bare = server.name in (ECHO, ECHO_STREAMS, ECHO_ASYNCIO)
+    if not bare and not np.allclose(got, expected, _RELATIVE, _ABSOLUTE):
+        raise WrongAnswer(f"off by {np.abs(got - expected).max():.2g} from ONNX Runtime's answer")

@@ -1,0 +1,175 @@
+"""A server's processes on a core of their own: started, watched, and all of them ended.
+
+Every process of a server is found by a variable of its environment, which its children inherit.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_TAG = "SERVING_BENCH_TAG"
+_TICK = os.sysconf("SC_CLK_TCK")
+_STOP_SECONDS = 10
+_FIRST_PORT, _PORTS_OF_A_SERVER = 19100, 3
+_LOG_TAIL = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Where servers and load run."""
+
+    server: int
+    load: int
+
+    @classmethod
+    def split(cls) -> Cores:
+        """The first core for the server and the last for the load; the same where there is only one."""
+        allowed = sorted(os.sched_getaffinity(0))
+        return cls(allowed[0], allowed[-1])
+
+
+class Ports:
+    """Free ports, some in a row for each server; never the same soon again."""
+
+    def __init__(self) -> None:
+        self._next = _FIRST_PORT
+
+    def take(self) -> int:
+        """The first of them."""
+        while True:
+            first = self._next
+            self._next = _FIRST_PORT + (self._next + _PORTS_OF_A_SERVER - _FIRST_PORT) % 3000
+            if all(_is_free(first + offset) for offset in range(_PORTS_OF_A_SERVER)):
+                return first
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that was started, with the folder that it may write into."""
+
+    process: subprocess.Popen[bytes]
+    tag: bytes
+    port: int
+    folder: Path
+
+    def pids(self) -> list[int]:
+        """Of all its processes."""
+        found = []
+        for entry in os.listdir("/proc"):
+            with suppress(OSError):
+                if entry.isdigit() and self.tag in Path("/proc", entry, "environ").read_bytes():
+                    found.append(int(entry))
+        return found
+
+    def ended(self) -> int | None:
+        """The exit status of the process that was started, once it has one."""
+        return self.process.poll()
+
+    def log(self) -> str:
+        """The end of what it said."""
+        return (self.folder / "log").read_text(errors="replace")[-_LOG_TAIL:]
+
+    def batches(self) -> tuple[int, int]:
+        """Rows and batches that a peer has counted."""
+        rows = batches = 0
+        for file in self.folder.glob("batches.*"):
+            with suppress(OSError, ValueError):
+                some = file.read_text().split()
+                rows, batches = rows + int(some[0]), batches + int(some[1])
+        return rows, batches
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """The processor time that these have used, with the children that they waited for."""
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / _TICK
+
+
+def busy_seconds() -> tuple[float, float]:
+    """The processor time that the whole machine has used, and that its host has withheld."""
+    user, nice, system, _idle, _wait, irq, softirq, stolen, *_ = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    )
+    return (user + nice + system + irq + softirq) / _TICK, stolen / _TICK
+
+
+def memory_mib(pids: Sequence[int], field: str = "Pss") -> float:
+    """The memory of these in MiB: Pss shares out what several map, Rss does not."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith(f"{field}:"):
+                    total += int(line.split()[1])
+    return total / 1024
+
+
+@contextmanager
+def running(
+    command: Sequence[str], environment: Mapping[str, str], cwd: Path, core: int, port: int
+) -> Iterator[Running]:
+    """Runs a server on a core until the block ends; then none of its processes is left."""
+    # Short: sockets have their names below it.
+    folder = Path(tempfile.mkdtemp(prefix="tf-"))
+    tag = f"{os.getpid()}-{folder.name}"
+    variables = {**environment, _TAG: tag, "SERVING_BENCH_FOLDER": str(folder)}
+    allowed = os.sched_getaffinity(0)
+    with (folder / "log").open("wb") as log:
+        os.sched_setaffinity(0, {core})  # it inherits this
+        try:
+            process = subprocess.Popen(
+                command,
+                env=variables,
+                cwd=cwd,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            os.sched_setaffinity(0, allowed)
+        server = Running(process, f"{_TAG}={tag}\0".encode(), port, folder)
+        try:
+            yield server
+        finally:
+            _end(server)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end(server: Running) -> None:
+    with suppress(ProcessLookupError):
+        server.process.terminate()
+    until = time.monotonic() + _STOP_SECONDS
+    while server.pids() and time.monotonic() < until:
+        server.process.poll()
+        time.sleep(0.05)
+    while left := server.pids():
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        server.process.poll()
+        time.sleep(0.05)
+    server.process.wait()
