@@ -347,7 +347,7 @@ class Batcher:
     def _expire(self) -> None:
         while (expired := self._queue.take_expired()) is not None:
             self._completions.expire(expired)
-            self._queue.ran((), None)
+            self._queue.expired_completed()
             # As a worker does: the thread may wait for hours.
             del expired
 
