@@ -36,6 +36,11 @@ _IDLE = CloseReason.IDLE
 
 _new = tuple.__new__
 
+# Some models' time depends on their inputs' values. After a batch that kept the device for this long,
+# in seconds, none is expected to be short for a while, whatever is usual.
+_LONG_SECONDS = 0.02
+_UNSTEADY_SECONDS = 60.0
+
 
 class RequestQueue:
     """The requests that were accepted and are not done. Every method is thread-safe.
@@ -93,6 +98,8 @@ class RequestQueue:
         self._lends = devices == 1 and not pipelined and not limits.max_queue_delay
         # Threads that wait for `_all_done`.
         self._drainers = 0
+        # A batch took much longer than any short one: until then workers run them all.
+        self._unsteady_until = -_INF
         self._closing = False
 
     def check_size(self, rows: int, nbytes: int) -> None:
@@ -225,7 +232,8 @@ class RequestQueue:
             if not self._backlog.rows:
                 return _INF
             mine = self._devices.each[0]
-            if self._lends and mine.idle and mine.waiting and self._short_locked(most_seconds):
+            own = self._lends and mine.idle and mine.waiting and self._clock.now() >= self._unsteady_until
+            if own and self._short_locked(most_seconds):
                 step = self._poll_locked(mine)
                 if isinstance(step, Work):
                     mine.borrowed = bool(step.batch)
@@ -393,6 +401,8 @@ class RequestQueue:
                     self._devices.released(mine, now)
                 self._returners.answered(now, len(batch))
                 if seconds is not None:
+                    if seconds > _LONG_SECONDS:
+                        self._unsteady_until = now + _UNSTEADY_SECONDS
                     rows = sum([request.cost for request in batch])
                     self._backlog.profile(batch[0].key).observe(now, rows, seconds, before, after)
             self._tell_if_done_locked()

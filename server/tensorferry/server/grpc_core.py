@@ -40,6 +40,9 @@ SEND_OK = SendStatusFromServerOperation((), 0, b"", 0)
 
 # How many events are handled in a row before it is looked what else is due.
 _MOST_EVENTS = 128
+# Core looks at one connection in each poll, and may find there what is no event: only after several in a
+# row without one is nothing there.
+_EMPTY_POLLS = 3
 _AFTER_A_BUG_SECONDS = 1.0
 
 
@@ -72,7 +75,7 @@ class _Queue(CompletionQueue):  # type: ignore[misc]
     def poll(self, deadline: float | None = None) -> Any:
         """The next event that is grpcio's own, or the time-out."""
         poll = super().poll
-        handled = 0
+        handled = empty = 0
         event = tag = None
         while True:
             # Let go first: an event may be the last that holds a call that has ended.
@@ -83,9 +86,13 @@ class _Queue(CompletionQueue):  # type: ignore[misc]
                 if type(tag) is MethodType:
                     tag(event)
                     handled += 1
+                    empty = 0
                     if handled < _MOST_EVENTS:
                         continue
-                handled = 0
+                elif tag is None and handled and empty < _EMPTY_POLLS:
+                    empty += 1
+                    continue
+                handled = empty = 0
                 now = time.time()
                 if now >= self.due:
                     self.due = now + _AFTER_A_BUG_SECONDS

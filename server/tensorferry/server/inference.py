@@ -34,14 +34,18 @@ class Reply:
         self.request_id = request_id
         self._build = build
 
+    def pieces(self) -> Sequence[Piece]:
+        """The serialised ModelInferResponse, in pieces; or what went wrong, raised."""
+        return self._build()
+
     def message(self) -> bytes:
         """The serialised ModelInferResponse; or what went wrong, raised."""
-        return b"".join(self._build())
+        return b"".join(self.pieces())
 
     def stream_message(self) -> bytes:
         """The serialised ModelStreamInferResponse, which says what went wrong; never raises."""
         try:
-            return b"".join(stream_response(self._build()))
+            return b"".join(stream_response(self.pieces()))
         except Exception as error:
             return stream_error(self.request_id, status_of(error))
 
@@ -66,10 +70,10 @@ class Call:
 _OVER = Call()
 
 
-class _Queued(Call):
-    """A request that the batcher has; what it calls with the outcome, of which this makes a reply."""
+class _Queued(Call, Reply):
+    """A request that the batcher has, and the reply to it once there is an outcome: one object for all."""
 
-    __slots__ = ("_complete", "_form", "_id_field", "_metadata", "_request", "_request_id")
+    __slots__ = ("_complete", "_form", "_id_field", "_metadata", "_outcome", "_request")
 
     def __init__(
         self,
@@ -80,7 +84,7 @@ class _Queued(Call):
         complete: Callable[[Reply], None],
     ) -> None:
         self._form = form
-        self._request_id = request_id
+        self.request_id = request_id
         self._id_field = id_field
         self._metadata = metadata
         self._complete = complete
@@ -88,33 +92,35 @@ class _Queued(Call):
     def enqueue(self, tensors: tuple[Tensor, ...], deadline: float, unattended: set[Batcher] | None) -> None:
         """Hands the request to its model's batcher, which may refuse it by an error."""
         form = self._form
-        batcher = form.model.batcher
+        model = form.model
         self._request = form.request(tensors, self.completed, deadline)
-        if unattended is None:
-            batcher.enqueue(self._request)
-        elif batcher.enqueue_quietly(self._request):
-            unattended.add(batcher)
+        if unattended is None or not model.steady:
+            model.batcher.enqueue(self._request)
+        elif model.batcher.enqueue_quietly(self._request):
+            unattended.add(model.batcher)
 
     def cancel(self) -> None:
         self._form.model.batcher.cancel(self._request)
 
     def completed(self, outcome: Outcome) -> None:
         """What the batcher calls, once."""
-        error = outcome.error
-        if error is None:
-            response, id_field = self._form.response, self._id_field
-            self._complete(Reply(self._request_id, lambda: response.pieces(id_field, outcome)))
-            return
-        if isinstance(error, ModelFailedError):
+        self._outcome = outcome
+        if isinstance(outcome.error, ModelFailedError):
             trace = [str(value) for name, value in self._metadata if name == _TRACE]
             _log.warning(
                 "model %s failed on request %r%s: %s",
                 self._form.model.name,
-                self._request_id,
+                self.request_id,
                 f" ({_TRACE} {trace[0]})" if trace else "",
-                error.__cause__,
+                outcome.error.__cause__,
             )
-        self._complete(_failed(self._request_id, error))
+        self._complete(self)
+
+    def pieces(self) -> Sequence[Piece]:
+        outcome = self._outcome
+        if outcome.error is not None:
+            raise outcome.error
+        return self._form.response.pieces(self._id_field, outcome)
 
 
 class InferenceService:

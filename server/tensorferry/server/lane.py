@@ -9,7 +9,8 @@ metadata, message and status. The second is started by whoever completes the req
 waits for an answer.
 
 Whether the client has left costs a third batch to learn, so it is asked only for a call that has
-waited for `_LISTEN_SECONDS`; one that is answered sooner would hardly have been cancelled.
+waited for `_LISTEN_SECONDS`, or up to twice that; one that is answered sooner would hardly have been
+cancelled.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -40,14 +40,14 @@ STREAM = f"/{SERVICE_NAME}/ModelStreamInfer"
 _STANDING_UNARY = 64
 _STANDING_STREAMS = 8
 
-_LISTEN_SECONDS = 0.02
+_LISTEN_SECONDS = 0.01
 
 # A batch that keeps the device no longer than this is run by the thread that polls: to wake a worker
 # for it would take about as long, and the two would fight for the interpreter.
 _SHORT_SECONDS = 200e-6
 
-# A deadline that is farther away than a year is none.
-_LONGEST_SECONDS = 365 * 86400.0
+# Core gives the end of its clock's range, in seconds since the epoch, to a call without a deadline.
+_NEVER = 1e11
 
 
 class Lane:
@@ -71,9 +71,11 @@ class Lane:
         # called while it is held.
         self.lock = threading.Lock()
         self._streams: set[StreamCall] = set()
-        # The calls that wait for their replies, with the time since when, oldest first; some have
-        # theirs by now. The polling thread's own.
-        self._waiting: deque[tuple[float, UnaryCall]] = deque()
+        # Calls that had to wait for their replies, of the last `_LISTEN_SECONDS` and of those before;
+        # most have theirs by now. The polling thread's own.
+        self._waiting: list[UnaryCall] = []
+        self._waiting_long: list[UnaryCall] = []
+        self._listen_at = math.inf
         # Likewise: batchers that were given requests since the last look, and when to look again at
         # those that wait for callers to come back (seconds since the epoch).
         self._unattended: set[Batcher] = set()
@@ -125,9 +127,10 @@ class Lane:
 
     def wait(self, call: UnaryCall) -> None:
         """The call is yet to be answered. On the polling thread."""
-        now = time.time()
-        self._waiting.append((now, call))
-        self._core.queue.due = min(self._core.queue.due, now + _LISTEN_SECONDS)
+        self._waiting.append(call)
+        if self._listen_at == math.inf:
+            self._listen_at = time.time() + _LISTEN_SECONDS
+            self._core.queue.due = min(self._core.queue.due, self._listen_at)
 
     def _overdue(self, now: float) -> float:
         for batcher, when in list(self._again.items()):
@@ -139,11 +142,12 @@ class Lane:
             again = batcher.attend(_SHORT_SECONDS)
             if again < math.inf:
                 self._again[batcher] = time.time() + again - time.monotonic()
-        waiting = self._waiting
-        while waiting and (waiting[0][1].replied or waiting[0][0] <= now - _LISTEN_SECONDS):
-            waiting.popleft()[1].listen()
-        listen_at = waiting[0][0] + _LISTEN_SECONDS if waiting else math.inf
-        return min([listen_at, *self._again.values()])
+        if now >= self._listen_at:
+            for call in self._waiting_long:
+                call.listen()
+            self._waiting_long, self._waiting = self._waiting, []
+            self._listen_at = now + _LISTEN_SECONDS if self._waiting_long else math.inf
+        return min([self._listen_at, *self._again.values()])
 
     @staticmethod
     def _unforeseen() -> None:
@@ -170,7 +174,8 @@ class UnaryCall:
         if data is None:
             # The client left, or sent what core has refused already: then this reaches nobody.
             message = f"{UNARY} requires exactly one request message"
-            self._send(*_failure(Status(grpc.StatusCode.UNIMPLEMENTED, message)))
+            status = Status(grpc.StatusCode.UNIMPLEMENTED, message)
+            self._send((grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(status)))
             return
         self._handle = self._lane.infer(data, self._deadline, self.reply, self._metadata)
         if not self.replied:
@@ -179,17 +184,13 @@ class UnaryCall:
     def reply(self, reply: Reply) -> None:
         """Sends the response or the status. Called once, on any thread."""
         try:
-            message = reply.message()
+            message = grpc_core.SendMessageOperation(reply.message(), 0)
         except Exception as error:
-            self._send(*_failure(status_of(error)))
+            self._send((grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(status_of(error))))
         else:
-            self._send(
-                grpc_core.SEND_INITIAL_METADATA,
-                grpc_core.SendMessageOperation(message, 0),
-                grpc_core.SEND_OK,
-            )
+            self._send((grpc_core.SEND_INITIAL_METADATA, message, grpc_core.SEND_OK))
 
-    def _send(self, *operations: Any) -> None:
+    def _send(self, operations: tuple[Any, ...]) -> None:
         with self._lane.lock:
             self.replied = True
             listening = self.listening
@@ -200,6 +201,8 @@ class UnaryCall:
 
     def ended(self, event: Any) -> None:
         """The response is on its way, or the client is not there any more."""
+        # The call itself is kept until it is seen not to wait; its outputs need not be.
+        self._handle = None
 
     def listen(self) -> None:
         """From now on the call hears of it when its client leaves, or has left."""
@@ -215,11 +218,9 @@ class UnaryCall:
             self._handle.cancel()
 
 
-def _failure(status: Status) -> tuple[Any, ...]:
-    return (grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(status))
-
-
 def deadline_of(event: Any) -> float:
     """The deadline of a call that arrived, on the clock of `time.monotonic`; inf for none."""
-    remaining: float = event.call_details.deadline - time.time()
-    return time.monotonic() + remaining if remaining < _LONGEST_SECONDS else math.inf
+    deadline: float = event.call_details.deadline
+    if deadline > _NEVER:
+        return math.inf
+    return time.monotonic() + deadline - time.time()

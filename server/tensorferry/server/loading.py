@@ -16,6 +16,7 @@ from tensorferry.server.padding import padding_of, prove_padding
 from tensorferry.server.proof import prove, sample, varies, working_size
 from tensorferry.server.session import Session
 from tensorferry.server.signature import Signature
+from tensorferry.server.steady import is_steady
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -68,7 +69,17 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
             batcher.anchor(rows, seconds)
     slo = config.slo or math.inf
     _warn_of_unreachable_batches(source.name, session.signature, max_batch_size, warmed, slo, config)
-    return Model(source.name, VERSION, session.signature, max_batch_size, batching, batcher, slo, padding)
+    return Model(
+        source.name,
+        VERSION,
+        session.signature,
+        max_batch_size,
+        batching,
+        batcher,
+        slo,
+        padding,
+        steady=device == "cpu" and is_steady(source.path),
+    )
 
 
 def _warn_of_unreachable_batches(
