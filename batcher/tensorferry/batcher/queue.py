@@ -393,7 +393,11 @@ class RequestQueue:
             if batch:
                 now = self._clock.now()
                 mine = self._devices.each[device]
-                mine.borrowed = False
+                if mine.borrowed:
+                    mine.borrowed = False
+                    if self._closing:
+                        # Its workers wait for what they have not run themselves, and may end now.
+                        mine.ready.notify_all()
                 mine.unanswered -= 1
                 if self._pipelined:
                     mine.ready.notify()

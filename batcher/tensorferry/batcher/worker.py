@@ -62,6 +62,8 @@ class Worker:
         self._ledger = ledger
         self._clock = clock
         self._name = name
+        # Threads that carry out work here, though they are not the worker's.
+        self._attending: set[threading.Thread] = set()
 
     def run(self) -> None:
         """Takes work until there is none."""
@@ -75,10 +77,27 @@ class Worker:
 
         Returns as `RequestQueue.take_short` does: when to attend again.
         """
-        while not isinstance(work := self._queue.take_short(most_seconds), float):
-            if not self._carry_out(work):
-                return math.inf
-        return work
+        work = self._queue.take_short(most_seconds)
+        if isinstance(work, float):
+            return work
+        thread = threading.current_thread()
+        # A completion, too, may call this.
+        nested = thread in self._attending
+        self._attending.add(thread)
+        try:
+            while not isinstance(work, float):
+                if not self._carry_out(work):
+                    return math.inf
+                work = self._queue.take_short(most_seconds)
+            return work
+        finally:
+            if not nested:
+                self._attending.discard(thread)
+
+    @property
+    def attended(self) -> bool:
+        """Whether the calling thread is inside `attend` and carries out work."""
+        return threading.current_thread() in self._attending
 
     def _carry_out(self, work: Work) -> bool:
         """Completes what the work holds; whether anything is queued after it."""
