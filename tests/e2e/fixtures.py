@@ -10,13 +10,19 @@ from e2e.server import ServerProcess
 Serve = Callable[..., ServerProcess]
 
 
+@pytest.fixture(scope="module", params=["threaded", "lane"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """Each way in which the server serves ModelInfer and ModelStreamInfer."""
+    return str(request.param)
+
+
 @pytest.fixture
-def serve() -> Iterator[Serve]:
+def serve(transport: str) -> Iterator[Serve]:
     """Starts servers; at the end each must stop by SIGTERM with code 0 and no error in its log."""
     started: list[ServerProcess] = []
 
     def start(*arguments: str | Path) -> ServerProcess:
-        server = ServerProcess.start(*arguments)
+        server = ServerProcess.start(*arguments, transport=transport)
         started.append(server)
         return server
 

@@ -38,10 +38,11 @@ class ServerProcess:
     log: list[str] = field(default_factory=list)
 
     @classmethod
-    def start(cls, *arguments: str | Path) -> ServerProcess:
-        """Starts `tensorferry serve` and waits until it is ready."""
+    def start(cls, *arguments: str | Path, transport: str) -> ServerProcess:
+        """Starts `tensorferry serve` and waits until it is ready, and serves as it was told."""
+        always = ("--transport", transport, "--host", "127.0.0.1", "--port", "0", "--log-format", "json")
         process = subprocess.Popen(
-            command("serve", *arguments, "--host", "127.0.0.1", "--port", "0", "--log-format", "json"),
+            command("serve", *arguments, *always),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -55,7 +56,11 @@ class ServerProcess:
         line = process.stdout.readline()
         if not line:
             raise AssertionError(f"the server did not start: exit {process.wait()}, {log}")
-        return cls(process, json.loads(line), log)
+        server = cls(process, json.loads(line), log)
+        if server.ready["transport"] != transport:
+            server.stop()
+            raise AssertionError(f"{server.ready['transport']} serves, not {transport}: {log}")
+        return server
 
     @property
     def address(self) -> str:

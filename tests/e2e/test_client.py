@@ -25,8 +25,8 @@ from tensorferry.client import (
 
 
 @pytest.fixture(scope="module")
-def server(probe_model: Path, digits_model: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess.start(f"digits={digits_model}", probe_model)
+def server(transport: str, probe_model: Path, digits_model: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess.start(f"digits={digits_model}", probe_model, transport=transport)
     yield server
     assert server.stop() == 0
     assert not server.errors()

@@ -8,13 +8,13 @@ from server.scripted import Door, opened
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    """A servicer with a scripted service, reached over gRPC; leaves no thread behind."""
-    yield from opened()
+def door(transport: str) -> Iterator[Door]:
+    """A scripted service, reached over gRPC by either transport; leaves no thread and no call behind."""
+    yield from opened(transport)
 
 
 @pytest.fixture
-def open_door() -> Iterator[Callable[..., Door]]:
-    """The same, with limits of the test's own."""
+def open_door(transport: str) -> Iterator[Callable[..., Door]]:
+    """The same, with limits and listeners of the test's own."""
     with ExitStack() as stack:
-        yield lambda **limits: stack.enter_context(contextmanager(opened)(**limits))
+        yield lambda **options: stack.enter_context(contextmanager(opened)(transport, **options))

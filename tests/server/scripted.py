@@ -1,13 +1,16 @@
-"""A service whose requests a test answers, behind a real gRPC server in this process."""
+"""A service whose requests a test answers, behind a real gRPC server in this process, over either transport."""
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
-from collections.abc import Callable, Iterator
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from server.rig import PATIENCE
@@ -16,6 +19,8 @@ from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
+from tensorferry.server.lane import Lane, UnaryCall
+from tensorferry.server.lane_stream import StreamCall
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.servicer import Servicer
 
@@ -118,14 +123,22 @@ def failure(request_id: str, error: BaseException) -> Reply:
 class OpenStream:
     """A ModelStreamInfer that a test writes to and reads from as it likes."""
 
-    def __init__(self, channel: grpc.Channel, order: str | None = None, timeout: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        order: str | None = None,
+        timeout: float = PATIENCE,
+        metadata: Sequence[tuple[str, str | bytes]] = (),
+    ) -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         method: Any = channel.stream_stream(
             "/inference.GRPCInferenceService/ModelStreamInfer",
             response_deserializer=pb.ModelStreamInferResponse.FromString,
         )
-        metadata = (("tensorferry-stream-order", order),) if order is not None else ()
-        self.call: Any = method(iter(self._requests.get, None), timeout=timeout, metadata=metadata)
+        chosen = [("tensorferry-stream-order", order)] if order is not None else []
+        self.call: Any = method(
+            iter(self._requests.get, None), timeout=timeout, metadata=[*metadata, *chosen]
+        )
 
     def send(self, *request_ids: str) -> None:
         """Sends requests with these ids."""
@@ -166,12 +179,29 @@ class OpenStream:
         self.call.cancel()
 
 
+class _BesideTheLane(Servicer):
+    """What a lane leaves to the servicer: everything but the two methods, which must not reach it."""
+
+    def model_infer(self, data: bytes, context: grpc.ServicerContext) -> NoReturn:
+        raise AssertionError("ModelInfer did not go through the lane")
+
+    def model_stream_infer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
+        raise AssertionError("ModelStreamInfer did not go through the lane")
+
+
+def _listen(server: grpc.Server) -> str:
+    return f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+
+
 @dataclass
 class Door:
-    """A servicer with its service and a channel to it."""
+    """A transport with its service and a channel to it; `lane` is None where the servicer serves all."""
 
     service: ScriptedService
     servicer: Servicer
+    lane: Lane | None
+    server: grpc.Server
+    address: str
     channel: grpc.Channel
     registry: ModelRegistry
     _streams: list[OpenStream] = field(default_factory=list)
@@ -184,9 +214,21 @@ class Door:
         self._streams.append(OpenStream(self.channel, *args, **options))
         return self._streams[-1]
 
+    def serve_by(self, service: InferenceService) -> None:
+        """From now on calls go to another service."""
+        self.servicer._service = service
+        if self.lane is not None:
+            self.lane._service = service
+
     def be_real(self) -> None:
-        """From now on the servicer has a service that parses and decodes, over the same registry."""
-        self.servicer._service = InferenceService(self.registry)
+        """From now on there is a service that parses and decodes, over the same registry."""
+        self.serve_by(InferenceService(self.registry))
+
+    def drain_streams(self) -> None:
+        """Ends open streams, as the server does when it drains."""
+        self.servicer.begin_drain()
+        if self.lane is not None:
+            self.lane.begin_drain()
 
     def unary(self, method: str) -> Any:
         """A method that takes and gives bytes."""
@@ -197,30 +239,72 @@ class Door:
         return self.stub.ModelInfer.future(pb.ModelInferRequest(id=request_id), **options)
 
 
-def opened(*, max_streams: int = 100, max_in_flight: int = 64) -> Iterator[Door]:
-    """A door, and afterwards the proof that no thread of it is left."""
+def opened(
+    transport: str,
+    *,
+    max_streams: int = 100,
+    max_in_flight: int = 64,
+    options: Sequence[tuple[str, Any]] = (),
+    listen: Callable[[grpc.Server], str] = _listen,
+    dial: Callable[[str], grpc.Channel] = grpc.insecure_channel,
+    stopped_by_test: bool = False,
+) -> Iterator[Door]:
+    """A door, and afterwards the proof that no thread and nothing of the lane is left.
+
+    Where the test stops the server that is not so: events that core has in hand when grpcio's
+    thread ends are lost, with the calls that they belong to.
+    """
     before = set(threading.enumerate())
     registry = ModelRegistry()
     service = ScriptedService(registry)
-    servicer = Servicer(
-        service, registry, version="1.2.3", max_streams=max_streams, max_in_flight=max_in_flight
-    )
+    limits = {"max_streams": max_streams, "max_in_flight": max_in_flight}
+    by_lane = transport == "lane"
+    kind = _BesideTheLane if by_lane else Servicer
+    servicer = kind(service, registry, version="1.2.3", **limits)
     threads = ThreadPoolExecutor(32, thread_name_prefix="handler")
-    server = grpc.server(threads, options=[("grpc.so_reuseport", 0)])
+    server = grpc.server(threads, options=[("grpc.so_reuseport", 0), *options])
     server.add_generic_rpc_handlers((servicer.handler(),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    lane = Lane(server, service, **limits) if by_lane else None
+    address = listen(server)
     server.start()
-    channel = grpc.insecure_channel(f"127.0.0.1:{port}")
-    door = Door(service, servicer, channel, registry)
+    if lane is not None:
+        lane.start()
+    door = Door(service, servicer, lane, server, address, dial(address), registry)
     try:
         yield door
     finally:
         for stream in door._streams:
             stream.cancel()
             stream.half_close()
-        channel.close()
+        door.channel.close()
+        if lane is not None and not stopped_by_test:
+            await_no_calls(lane)
         assert server.stop(None).wait(PATIENCE)
         threads.shutdown(wait=True)
     for thread in set(threading.enumerate()) - before:
         thread.join(PATIENCE)
         assert not thread.is_alive(), f"{thread.name} is left behind"
+    if lane is not None and not stopped_by_test:
+        left = weakref.ref(lane)
+        door.lane = lane = None
+        door.server = server = None  # type: ignore[assignment]
+        gc.collect()
+        assert left() is None, "the lane is left behind, perhaps with one of its events"
+
+
+def calls_of(lane: Lane) -> list[UnaryCall | StreamCall]:
+    """All calls of the lane that there are in this process, ended or not."""
+    calls: list[UnaryCall | StreamCall] = []
+    for thing in gc.get_objects():
+        if (type(thing) is UnaryCall and thing._lane is lane) or (
+            type(thing) is StreamCall and getattr(thing._forget, "__self__", None) is lane
+        ):
+            calls.append(thing)
+    return calls
+
+
+def await_no_calls(lane: Lane) -> None:
+    """Returns when the last call is gone, with no help of the garbage collector."""
+    bound = time.monotonic() + PATIENCE
+    while calls_of(lane):
+        assert time.monotonic() < bound, "a call is left behind"

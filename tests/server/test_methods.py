@@ -159,7 +159,9 @@ def test_the_index_has_every_version_and_its_state(door: Door) -> None:
     assert index(ready=True) == [("b", "1", "READY")]
 
 
-def test_a_bug_in_a_method_shows_nothing_of_itself(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_a_method_shows_nothing_of_itself(
+    door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken() -> Any:
         raise RuntimeError("a secret")
 
@@ -167,3 +169,5 @@ def test_a_bug_in_a_method_shows_nothing_of_itself(door: Door, monkeypatch: pyte
     error = refused(door, "RepositoryIndex", pb.RepositoryIndexRequest())
     assert error.code() is grpc.StatusCode.INTERNAL
     assert error.details() == "internal error; the server's log has the details"
+    assert "a secret" in caplog.text
+    caplog.clear()  # its frames hold the server

@@ -50,13 +50,15 @@ def test_an_error_is_the_calls_status(door: Door, error: Exception, code: str) -
     assert not status.trailing_metadata()
 
 
-def test_an_unforeseen_error_shows_nothing_of_itself(door: Door) -> None:
+def test_an_unforeseen_error_shows_nothing_of_itself(door: Door, caplog: pytest.LogCaptureFixture) -> None:
     call = door.infer("1")
     door.service.await_received(1)
     door.service.fail("1", RuntimeError("a secret"))
     status = failed(call)
     assert status.code() is grpc.StatusCode.INTERNAL
     assert status.details() == "internal error; the server's log has the details"
+    assert "a secret" in caplog.text
+    caplog.clear()  # its frames hold the call
 
 
 @pytest.mark.parametrize(("seconds", "pushback"), [(0.25, "250"), (0.0001, "1"), (3.0, "3000")])

@@ -14,7 +14,7 @@ from tensorferry.server.errors import InvalidRequestError
 def refuse_all(door: Door) -> None:
     """As the service does while the server drains."""
     door.service.begin_drain()
-    door.servicer.begin_drain()
+    door.drain_streams()
 
 
 @pytest.mark.parametrize("order", [None, "request"])
@@ -88,7 +88,7 @@ def test_a_refusal_in_a_stream_says_when_to_retry(door: Door) -> None:
     assert parameters["tensorferry_retry_after_ms"].int64_param == 250
 
 
-def test_an_unforeseen_error_shows_nothing_of_itself(door: Door) -> None:
+def test_an_unforeseen_error_shows_nothing_of_itself(door: Door, caplog: pytest.LogCaptureFixture) -> None:
     stream = door.stream()
     stream.send("1")
     door.service.await_received(1)
@@ -96,6 +96,8 @@ def test_an_unforeseen_error_shows_nothing_of_itself(door: Door) -> None:
     failed = stream.read()
     assert failed.error_message == "internal error; the server's log has the details"
     assert failed.infer_response.parameters["tensorferry_status"].string_param == "INTERNAL"
+    assert "a secret" in caplog.text
+    caplog.clear()  # its frames hold the call
 
 
 @pytest.mark.parametrize("order", ["request", "completion"])

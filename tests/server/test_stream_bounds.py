@@ -111,7 +111,7 @@ def test_a_drain_while_the_limit_holds_a_client_back(open_door: OpenDoor) -> Non
     stream.send("1", "2")
     door.service.await_received(1)
     door.service.answer_at_once = success
-    door.servicer.begin_drain()
+    door.drain_streams()
     door.service.answer("1")
     got: list[str] = []
     with pytest.raises(grpc.RpcError) as ended:

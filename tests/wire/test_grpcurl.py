@@ -24,9 +24,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def server(digits_model: Path) -> Iterator[ServerProcess]:
+def server(transport: str, digits_model: Path) -> Iterator[ServerProcess]:
     assert GRPCURL is not None, "CI needs grpcurl: make tools"
-    server = ServerProcess.start(f"digits={digits_model}")
+    server = ServerProcess.start(f"digits={digits_model}", transport=transport)
     yield server
     assert server.stop() == 0
 

@@ -37,12 +37,14 @@ DATATYPES: dict[str, tuple[int, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def server(model_dir: Path, digits_model: Path, probe_model: Path) -> Iterator[ServerProcess]:
+def server(transport: str, model_dir: Path, digits_model: Path, probe_model: Path) -> Iterator[ServerProcess]:
     echoes = [
         f"echo-{name}={models.echo(model_dir / f'echo-{name}.onnx', element)}"
         for name, (element, _) in DATATYPES.items()
     ]
-    server = ServerProcess.start(f"digits={digits_model}", probe_model, *echoes, "--priority-weights", "8,1")
+    server = ServerProcess.start(
+        f"digits={digits_model}", probe_model, *echoes, "--priority-weights", "8,1", transport=transport
+    )
     yield server
     assert server.stop() == 0
     assert not server.errors(), "".join(server.log)

@@ -149,8 +149,7 @@ class Lane:
             self._listen_at = now + _LISTEN_SECONDS if self._waiting_long else math.inf
         return min([self._listen_at, *self._again.values()])
 
-    @staticmethod
-    def _unforeseen() -> None:
+    def _unforeseen(self) -> None:
         _log.exception("unexpected error in the lane; this is a bug in tensorferry.server")
 
 

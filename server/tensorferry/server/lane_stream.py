@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from tensorferry.server import grpc_core
-from tensorferry.server.errors import NotReadyError
 from tensorferry.server.inference import Call, Reply
-from tensorferry.server.status import Status, status_of
-from tensorferry.server.stream import Deliveries, Slot, order_of, too_many_streams
+from tensorferry.server.status import Status
+from tensorferry.server.stream import SHUTTING_DOWN, Deliveries, Slot, order_of, too_many_streams
 
 # Bytes, deadline, completion and metadata, as `InferenceService.infer` takes them.
 Infer: TypeAlias = Callable[[bytes, float, Callable[[Reply], None], Any], Call]
@@ -49,7 +48,7 @@ class StreamCall:
         self._sending = False
         self._begun = False
         self._draining = False
-        # Its status is sent, or the client is gone: nothing more is sent.
+        # Its status is being sent, or the client is gone: nothing more is sent, or submitted.
         self._ended = False
 
     def start(self, full: int | None) -> None:
@@ -59,13 +58,19 @@ class StreamCall:
         order = order_of(self._metadata)
         if isinstance(order, Status):
             refusal = order
-        else:
-            self._deliveries = Deliveries(ordered=order)
-        if refusal is not None:
-            self._end(refusal)
-        else:
-            self._reading = True
+        with self._lock:
+            # A drain may have ended it by now.
+            if self._ended:
+                return
+            if refusal is None:
+                self._deliveries = Deliveries(ordered=order is True)
+                self._reading = True
+            else:
+                self._ended = True
+        if refusal is None:
             self._read()
+        else:
+            self._send_status(refusal, first=True)
 
     def _read(self) -> None:
         self._call.start_server_batch((grpc_core.ReceiveMessageOperation(0),), self.received)
@@ -77,6 +82,9 @@ class StreamCall:
             self._reading = False
             if data is None:
                 self._half_closed = True
+            elif self._ended:
+                # Nobody waits for an answer any more.
+                return
             else:
                 slot = self._deliveries.add()
                 self._in_flight += 1
@@ -96,7 +104,6 @@ class StreamCall:
 
     def _send_next(self) -> None:
         """Sends a response that may be sent, or the status after the last."""
-        status = None
         with self._lock:
             if self._sending or self._ended:
                 return
@@ -104,13 +111,13 @@ class StreamCall:
             if reply is not None:
                 self._sending = True
             elif self._in_flight == 0 and (self._half_closed or self._draining):
-                if not self._half_closed:
-                    status = status_of(NotReadyError("the server is shutting down; open a stream elsewhere"))
+                self._ended = True
             else:
                 return
-            first, self._begun = not self._begun, self._begun or reply is not None
+            drained = not self._half_closed
+            first, self._begun = not self._begun, True
         if reply is None:
-            self._end(status)
+            self._send_status(SHUTTING_DOWN if drained else None, first)
             return
         operation = grpc_core.SendMessageOperation(reply.stream_message(), 0)
         operations = (grpc_core.SEND_INITIAL_METADATA, operation) if first else (operation,)
@@ -128,14 +135,9 @@ class StreamCall:
         if event.success:
             self._send_next()
 
-    def _end(self, status: Status | None) -> None:
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = True
-            begun = self._begun
+    def _send_status(self, status: Status | None, first: bool) -> None:
         operation = grpc_core.SEND_OK if status is None else grpc_core.send_status(status)
-        operations = (operation,) if begun else (grpc_core.SEND_INITIAL_METADATA, operation)
+        operations = (grpc_core.SEND_INITIAL_METADATA, operation) if first else (operation,)
         self._call.start_server_batch(operations, self.finished)
 
     def finished(self, event: Any) -> None:

@@ -16,11 +16,11 @@ import grpc
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.codec import parse
-from tensorferry.server.errors import InvalidRequestError, NotReadyError, ServerError, UnsupportedError
+from tensorferry.server.errors import InvalidRequestError, ServerError, UnsupportedError
 from tensorferry.server.inference import InferenceService, Reply
 from tensorferry.server.models import ModelRegistry, ModelState
 from tensorferry.server.status import Status, status_of, trailing_metadata
-from tensorferry.server.stream import ResponseStream, order_of, too_many_streams
+from tensorferry.server.stream import SHUTTING_DOWN, ResponseStream, order_of, too_many_streams
 
 PLATFORM = "onnxruntime_onnx"
 
@@ -193,7 +193,7 @@ class Servicer:
             with self._lock:
                 self._streams.discard(stream)
         if stream.ended_by_drain:
-            _abort(context, status_of(NotReadyError("the server is shutting down; open a stream elsewhere")))
+            _abort(context, SHUTTING_DOWN)
 
     def begin_drain(self) -> None:
         """Open streams end, with UNAVAILABLE, once what they accepted is answered."""

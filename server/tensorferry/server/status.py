@@ -34,8 +34,9 @@ from tensorferry.server.errors import (
 _log = logging.getLogger("tensorferry.server")
 
 # A message travels in the trailing metadata, of which gRPC drops more than 8 KiB, the status with
-# it; percent-encoded it takes up to three times its bytes. It may quote what the client sent.
-_MAX_MESSAGE_BYTES = 2000
+# it; percent-encoded it takes up to three times its bytes, and where there is a hint when to retry
+# it is there a second time, in base64. It may quote what the client sent.
+_MAX_MESSAGE_BYTES = 1500
 
 _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -64,7 +65,17 @@ class Status:
 
 
 def status_of(error: BaseException) -> Status:
-    """The status of an exception; INTERNAL, and a line in the log, for one that nobody foresaw."""
+    """The status of an exception; INTERNAL, and a line in the log, for one that nobody foresaw.
+
+    Nothing else becomes of it, so its tracebacks go: their frames hold the request and its reply,
+    which holds the exception, and only the garbage collector would ever free all of that.
+    """
+    status = _status_of(error)
+    error.__traceback__ = error.__context__ = None
+    return status
+
+
+def _status_of(error: BaseException) -> Status:
     for kind, code in _CODES:
         if isinstance(error, kind):
             retry_after = error.retry_after if isinstance(error, (QueueFull, Shed)) else None

@@ -14,6 +14,9 @@ from tensorferry.server.status import Status
 # The name in a call's metadata by which it chooses the order of its responses.
 STREAM_ORDER = "tensorferry-stream-order"
 
+# What a stream is told that a drain ends.
+SHUTTING_DOWN = Status(grpc.StatusCode.UNAVAILABLE, "the server is shutting down; open a stream elsewhere")
+
 
 def order_of(metadata: Metadata) -> bool | Status:
     """Whether the call wants its responses in request order; or the status where it says neither."""

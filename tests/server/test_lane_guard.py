@@ -1,0 +1,294 @@
+"""When grpcio's internals are not what the lane needs, the server says so and serves without it.
+
+Each sabotage stands for a release of grpcio that has changed. `auto` then serves threaded, `lane`
+does not start, `threaded` never looks.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from e2e.server import environment
+from server import models
+from server.rig import PATIENCE, fp32, request
+from server.scripted import Door, success
+
+import tensorferry.server as package
+from tensorferry.protos import inference_pb2_grpc
+from tensorferry.server import grpc_core, lane, lane_proof
+from tensorferry.server.app import App
+from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.lane import UnaryCall
+from tensorferry.server.lane_stream import StreamCall
+
+Sabotage = Callable[[pytest.MonkeyPatch], None]
+Make = Callable[[str], App]
+
+CYGRPC = "grpc._cython.cygrpc"
+# What the lane takes from there.
+NAMES = [
+    alias.name
+    for node in ast.walk(ast.parse(Path(grpc_core.__file__).read_text()))
+    if isinstance(node, ast.ImportFrom) and node.module == CYGRPC
+    for alias in node.names
+]
+
+
+def _raise(*args: Any, **options: Any) -> Any:
+    raise TypeError("this takes something else now")
+
+
+def _without(name: str) -> Sabotage:
+    """The lane is imported anew, and the name is not there."""
+
+    def sabotage(monkeypatch: pytest.MonkeyPatch) -> None:
+        lacking = ModuleType(CYGRPC)
+        for other in NAMES:
+            if other != name:
+                setattr(lacking, other, getattr(sys.modules[CYGRPC], other))
+        monkeypatch.setitem(sys.modules, CYGRPC, lacking)
+        for module in ("grpc_core", "lane", "lane_stream", "lane_proof"):
+            monkeypatch.delitem(sys.modules, f"tensorferry.server.{module}")
+            monkeypatch.delattr(package, module)
+
+    return sabotage
+
+
+def _public_server(**has: Any) -> Sabotage:
+    """The public server has other attributes."""
+
+    def sabotage(monkeypatch: pytest.MonkeyPatch) -> None:
+        look = grpc_core.Server.__init__
+        server: Any = SimpleNamespace(**has)
+        monkeypatch.setattr(grpc_core.Server, "__init__", lambda self, public: look(self, server))
+
+    return sabotage
+
+
+def _no_registration(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = SimpleNamespace(register_completion_queue=lambda queue: None)
+    _public_server(_state=SimpleNamespace(server=core))(monkeypatch)
+
+
+def _no_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for never comes."""
+    monkeypatch.setattr(lane_proof, "_SECONDS", 0.2)
+    monkeypatch.setattr(grpc_core.Server, "request", lambda self, method, tag: None)
+
+
+def _wrong_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    send = grpc_core.SendMessageOperation
+    monkeypatch.setattr(grpc_core, "SendMessageOperation", lambda data, flags: send(data + b"?", flags))
+
+
+def _status_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_core, "send_status", lambda status: grpc_core.SEND_OK)
+
+
+def _batches_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_core, "ReceiveMessageOperation", _raise)
+
+
+def _deaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody hears that a client has left."""
+    monkeypatch.setattr(lane_proof, "_SECONDS", 0.2)
+    monkeypatch.setattr(UnaryCall, "closed", lambda self, event: None)
+
+
+def _mute_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_proof, "_SECONDS", 0.2)
+    monkeypatch.setattr(StreamCall, "received", lambda self, event: None)
+
+
+def _no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorferry.server.lane.deadline_of", lambda event: float("inf"))
+
+
+SABOTAGES: dict[str, tuple[Sabotage, str]] = {
+    **{f"no {name}": (_without(name), f"cannot import name '{name}'") for name in NAMES},
+    "no _state": (_public_server(), "no attribute '_state'"),
+    "no register_method": (_no_registration, "no attribute 'register_method'"),
+    "no events": (_no_events, "a call ended with DEADLINE_EXCEEDED"),
+    "wrong bytes": (_wrong_bytes, "expected an answer"),
+    "status lost": (_status_lost, "expected a status"),
+    "batches refused": (_batches_refused, "this takes something else now"),
+    "deaf": (_deaf, "expected to hear of a client that left"),
+    "mute streams": (_mute_streams, "a call ended with DEADLINE_EXCEEDED"),
+    "no deadline": (_no_deadline, "a call ended with NOT_FOUND"),
+}
+sabotages = pytest.mark.parametrize(("sabotage", "reason"), SABOTAGES.values(), ids=SABOTAGES)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes servers with the model `m`; no thread of one that was stopped is left."""
+    path = models.twice(tmp_path / "m.onnx")
+    before = set(threading.enumerate())
+    apps: list[App] = []
+
+    def make_app(transport: str) -> App:
+        config = ServerConfig((ModelSource("m", path),), port=0, device="cpu", transport=transport)
+        apps.append(App(config))
+        return apps[-1]
+
+    yield make_app
+    for app in apps:
+        app.stop()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), f"{thread.name} is left behind"
+
+
+def serves(app: App) -> None:
+    app.load()
+    with grpc.insecure_channel(app.address) as channel:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        response = stub.ModelInfer(request({"x": fp32(2, 3)}), timeout=PATIENCE)
+        assert response.raw_output_contents[0] == (fp32(2, 3) * 2).tobytes()
+        (streamed,) = stub.ModelStreamInfer(iter([request({"x": fp32(2, 3)})]), timeout=PATIENCE)
+        assert streamed.infer_response == response
+
+
+def test_what_it_works_with_is_proved(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    app = make("auto")
+    app.start()
+    assert app.transport == "lane"
+    assert not [record for record in caplog.records if record.name.startswith("tensorferry")]
+    serves(app)
+
+
+@sabotages
+def test_auto_serves_threaded_and_says_why_in_one_line(
+    sabotage: Sabotage,
+    reason: str,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = make("auto")
+    with monkeypatch.context() as patch:
+        sabotage(patch)
+        app.start()
+    assert app.transport == "threaded"
+    (line,) = [
+        record.getMessage() for record in caplog.records if record.name.startswith("tensorferry.server")
+    ]
+    assert f"the lane does not work with grpcio {grpc.__version__}: " in line
+    assert reason in line
+    assert line.endswith("; requests go through the threaded servicer, which is slower")
+    assert "\n" not in line
+    serves(app)
+
+
+@sabotages
+def test_lane_does_not_start_without_the_lane(
+    sabotage: Sabotage, reason: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make("lane")
+    with monkeypatch.context() as patch:
+        sabotage(patch)
+        with pytest.raises(StartError, match="--transport is lane, but the lane does not work") as refused:
+            app.start()
+    assert reason in str(refused.value)
+
+
+def test_threaded_never_looks(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_core.Server, "__init__", _raise)
+    monkeypatch.setattr(lane_proof, "prove", _raise)
+    app = make("threaded")
+    app.start()
+    assert app.transport == "threaded"
+    serves(app)
+
+
+_SCRIPT = """
+import sys
+from tensorferry.server.__main__ import main
+if "threaded" in sys.argv:
+    sys.modules["grpc._cython.cygrpc.never"] = None
+else:
+    from tensorferry.server import grpc_core
+    send = grpc_core.SendMessageOperation
+    grpc_core.SendMessageOperation = lambda data, flags: send(data + b"?", flags)
+code = main(sys.argv[1:])
+touched = [name for name in sys.modules if name in ("tensorferry.server.lane", "tensorferry.server.grpc_core")]
+if "threaded" in sys.argv and touched:
+    sys.exit(f"touched: {touched}")
+sys.exit(code)
+"""
+
+
+def _process(transport: str, model: Path) -> subprocess.Popen[str]:
+    arguments = ["serve", f"m={model}", "--port", "0", "--log-format", "json", "--transport", transport]
+    return subprocess.Popen(
+        [sys.executable, "-c", _SCRIPT, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+
+
+@pytest.mark.parametrize("transport", ["auto", "threaded"])
+def test_a_process_without_the_lane_serves(transport: str, tmp_path: Path) -> None:
+    with _process(transport, models.twice(tmp_path / "m.onnx")) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["transport"] == "threaded"
+        process.send_signal(signal.SIGTERM)
+        log = process.stderr.read()
+        assert process.wait(PATIENCE) == 0, log
+    assert log.count("lane does not work") == (1 if transport == "auto" else 0)
+
+
+def test_a_process_that_must_have_the_lane_exits_with_1(tmp_path: Path) -> None:
+    with _process("lane", models.twice(tmp_path / "m.onnx")) as process:
+        out, log = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (1, "")
+    (line,) = [line for line in log.splitlines() if "lane" in line]
+    assert line.startswith("tensorferry serve: --transport is lane, but the lane does not work with grpcio")
+    assert line.endswith("use auto or threaded")
+
+
+@pytest.mark.parametrize("transport", ["lane"], scope="module")  # the other has no such thread
+@pytest.mark.parametrize("where", ["a call that comes", "a message", "a stream's message", "the time"])
+def test_a_bug_in_an_event_does_not_end_the_thread_that_serves(
+    door: Door, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unary call that it concerns is cancelled, a stream is its client's to leave; all others are served."""
+    door.service.answer_at_once = success
+    assert door.lane is not None
+    logged: list[str] = []
+    # A record that is kept would keep the call.
+    monkeypatch.setattr(lane._log, "exception", logged.append)
+    with monkeypatch.context() as patch:
+        if where == "the time":
+            # Due when the next event has been handled.
+            patch.setattr(door.lane._core.queue, "_overdue", _raise, raising=False)
+            door.lane._core.queue.due = 0.0
+            door.infer("1").result(PATIENCE)
+        elif where == "a stream's message":
+            patch.setattr(StreamCall, "received", _raise)
+            stream = door.stream()
+            stream.send("1")
+            while not logged:
+                pass
+            stream.cancel()
+            assert stream.end().code() is grpc.StatusCode.CANCELLED
+        else:
+            patch.setattr(UnaryCall, "received" if where == "a message" else "__init__", _raise)
+            assert door.infer("1").exception(PATIENCE).code() is grpc.StatusCode.CANCELLED
+    assert door.infer("2").result(PATIENCE).id == "2"
+    assert set(logged) == {"unexpected error in the lane; this is a bug in tensorferry.server"}
