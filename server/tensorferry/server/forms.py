@@ -27,6 +27,8 @@ from tensorferry.server.responses import ResponseForm
 _MOST_SIZES = 256
 _MOST_OF_A_SIZE = 8
 _MOST_FIELDS = 128
+# What a message says beside values and id is kept; a client may say a lot, of each size something else.
+_MOST_FIXED_BYTES = 8 * 1024
 
 # Below this, a copy of the values costs less than a view that keeps the message alive.
 _VIEW_BYTES = 16 * 1024
@@ -145,10 +147,13 @@ class FormCache:
         wants = (model.name, model.version, tuple([spec.name for spec in wanted.outputs]), *wanted[1:])
         with self._lock:
             full = len(self._by_size) >= _MOST_SIZES or len(self._responses) >= _MOST_SIZES
-            if generation != self._generation or full:
+            if generation > self._generation or (full and generation == self._generation):
                 # Replaced, not emptied: who looks meanwhile must not find forms of another generation.
                 self._by_size, self._responses = {}, {}
                 self._generation = generation
+            if generation < self._generation:
+                # Looked up before a model came or went: for this request, and to be forgotten.
+                return _form_of(model, decoded, ResponseForm(model.name, model.version, wanted))
             response = self._responses.get(wants)
             if response is None:
                 response = self._responses[wants] = ResponseForm(model.name, model.version, wanted)
@@ -188,7 +193,7 @@ def _known(
     if decoded.wanted.typed or not all(spec.datatype.size for spec in inputs):
         return None
     layout = layout_of(data)
-    if layout is None:
+    if layout is None or sum([len(fixed) for _, fixed in layout.fixed]) > _MOST_FIXED_BYTES:
         return None
     raws = dict(zip([tensor.name for tensor in request.inputs], layout.raws, strict=True))
     tensors = [
