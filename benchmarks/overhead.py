@@ -7,7 +7,9 @@ Prints the time per request, from building it to its completion, and for compari
 core, where it is the work of both threads, and on all, where it is mostly the interpreter's lock,
 which a thread that does nothing else but submit hands to and fro.
 
-Then, in runs of their own, for how long the worker holds the queue's lock for each batch of 64
+Then what one request costs whose batch the thread that brought it runs itself, alone or with 31 others.
+
+At last, in runs of their own, for how long the worker holds the queue's lock for each batch of 64
 rows while 64 or 4096 wait; in between as many arrive as were taken. It is wall time: where the
 system takes the core from the thread while it holds the lock, that counts.
 """
@@ -62,6 +64,21 @@ def batcher_seconds(requests: int, timeout: float) -> tuple[float, float]:
         took = time.perf_counter() - started
         batches = batcher.statistics().batches
     return took / requests, requests / batches
+
+
+def attended_seconds(requests: int, at_once: int) -> float:
+    """Seconds per request on one thread that enqueues so many at once and runs their batch itself."""
+    with Batcher(lambda x: x, 64) as batcher:
+        for rows in (1, 64):
+            batcher.anchor(rows, 1e-5)
+        started = time.perf_counter()
+        for _ in range(requests // at_once):
+            for _ in range(at_once):
+                batcher.enqueue_quietly(
+                    Request(_TENSORS, _ignore, names=None, rows=1, nbytes=16, key=(4,), deadline=math.inf)
+                )
+            batcher.attend(1.0)
+        return (time.perf_counter() - started) / (requests // at_once * at_once)
 
 
 @contextmanager
@@ -214,6 +231,16 @@ def print_times(cores: str, requests: int, rounds: int) -> None:
     print(f"{cores:10s} mean batch: {statistics.median(sizes):.1f} rows")
 
 
+def print_attended_times(requests: int, rounds: int) -> None:
+    """What a request costs whose batch the thread that brought it runs."""
+    for at_once in (1, 32):
+        values = [attended_seconds(requests // 4, at_once) * 1e6 for _ in range(rounds)]
+        print(
+            f"run by the thread that brought them, {at_once:2d} at once: "
+            f"{statistics.median(values):6.2f} us a request (from {min(values):.2f} to {max(values):.2f})"
+        )
+
+
 def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(
@@ -229,6 +256,7 @@ def main() -> None:
     for cores, limit in (("one core", one_core()), ("all cores", nullcontext())):
         with limit:
             print_times(cores, arguments.requests, arguments.rounds)
+    print_attended_times(arguments.requests, arguments.rounds)
     print_lock_times(arguments.batches)
 
 

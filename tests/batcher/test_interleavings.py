@@ -66,6 +66,8 @@ class World:
         if self.patience is not None:
             loyal = type("Loyal", (Loyal,), {"patience": self.patience})
             monkeypatch.setattr("tensorferry.batcher.queue.Returners", loyal)
+        # So many of the callers run short batches themselves; some batches are.
+        self.attending, self.short = 0, 0.0
         self.idle_since = math.inf
         self.sent: list[Sent] = []
         self.running = [0] * self.devices
@@ -164,13 +166,20 @@ class World:
             )
             request.priority = self.random.randint(0, self.classes)
             try:
-                self.batcher.enqueue(request)
+                self.enqueue(number, request)
             except BatcherError:
                 assert not sent.outcomes
                 continue
             sent.request = request
             mine.append(sent)
             self.sent.append(sent)
+
+    def enqueue(self, number: int, request: Request) -> None:
+        if number >= self.attending:
+            self.batcher.enqueue(request)
+        elif self.batcher.enqueue_quietly(request):
+            while (again := self.batcher.attend(self.short)) < math.inf:
+                self.loom.sleep(again - self.loom.now())
 
     def complete(self, sent: Sent, outcome: Outcome) -> None:
         sent.outcomes.append((self.loom.now(), outcome))
@@ -197,6 +206,26 @@ class World:
         sizes = counts.sizes
         assert (sizes.queued, sizes.queued_rows, sizes.running, sizes.held_bytes) == (0, 0, 0, 0)
         assert self.most_at_once <= 1, "one thread at a time on a device"
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_whoever_runs_the_batches_nothing_is_lost_or_doubled(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As below, but callers attend to their batches, where these are short."""
+    for seed in range(1000 + 40 * block, 1000 + 40 * (block + 1)):
+        with monkeypatch.context() as patch:
+            world = World(seed, patch)
+            world.attending = world.random.choice([1, 2, 3])
+            world.short = world.random.choice([0.0125, 0.0135, 1.0])
+            if world.random.random() < 0.9:
+                world.devices, world.pipelined, world.window, world.anchored = 1, False, 0.0, True
+            try:
+                world.loom.run(world.main)
+                world.check()
+            except BaseException as error:
+                error.add_note(f"seed {seed}")
+                raise
 
 
 @pytest.mark.parametrize("block", range(10))

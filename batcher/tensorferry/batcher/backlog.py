@@ -18,8 +18,8 @@ from tensorferry.batcher.riding import infeasible
 # as long as a batch's time is not known; so no bucket and no request without deadline starves.
 _AGING_BATCHES = 8
 _AGING_SECONDS = 1.0
-# What is learned of a bucket is kept for so many of them, the last used.
-_PROFILES = 256
+# So many buckets are kept with what was learned of them, the last used.
+_BUCKETS = 256
 _FORGET_TRIES = 4
 
 
@@ -29,11 +29,12 @@ class Backlog:
     def __init__(self, limits: Limits, classes: int, *, pipelined: bool) -> None:
         self._limits = limits
         self._pipelined = pipelined
+        # Those that have something queued; and all, the last used at the end.
         self.buckets: dict[Hashable, Bucket] = {}
+        self._known: OrderedDict[Hashable, Bucket] = OrderedDict()
         # As each request counts for at least one, it is 0 only when nothing is queued.
         self.rows = 0
         self.class_rows = [0] * classes
-        self._profiles: OrderedDict[Hashable, Profile] = OrderedDict()
         self._anchors: list[tuple[int, float]] = []
 
     def __len__(self) -> int:
@@ -50,41 +51,45 @@ class Backlog:
 
     def profile(self, key: Hashable) -> Profile:
         """What was learned of a bucket."""
-        if bucket := self.buckets.get(key):
-            return bucket.profile
-        profile = self._profiles.get(key)
-        if profile is None:
-            profile = self._profiles[key] = Profile(self._limits.max_batch_size, pipelined=self._pipelined)
-            for rows, seconds in self._anchors:
-                profile.anchor(rows, seconds)
-            if len(self._profiles) > _PROFILES:
-                self._forget_one()
-        else:
-            self._profiles.move_to_end(key)
-        return profile
+        return (self.buckets.get(key) or self._bucket(key)).profile
+
+    def _bucket(self, key: Hashable) -> Bucket:
+        """A bucket that is used, but empty."""
+        bucket = self._known.get(key)
+        if bucket is not None:
+            self._known.move_to_end(key)
+            return bucket
+        profile = Profile(self._limits.max_batch_size, pipelined=self._pipelined)
+        for rows, seconds in self._anchors:
+            profile.anchor(rows, seconds)
+        bucket = self._known[key] = Bucket(profile, len(self.class_rows))
+        if len(self._known) > _BUCKETS:
+            self._forget_one()
+        return bucket
 
     def _forget_one(self) -> None:
         # Not one that is in use: its batches would be learned from, and what is learned lost.
         for _ in range(_FORGET_TRIES):
-            key = next(iter(self._profiles))
+            key = next(iter(self._known))
             if key not in self.buckets:
-                del self._profiles[key]
+                del self._known[key]
                 return
-            self._profiles.move_to_end(key)
+            self._known.move_to_end(key)
 
     def add(self, request: Request) -> Bucket:
         """Puts a request into its bucket, and returns that."""
-        bucket = self.buckets.get(request.key)
+        key, level = request.key, request.level
+        bucket = self.buckets.get(key)
         if bucket is None:
-            profile = self.profile(request.key)
-            full = _AGING_BATCHES * profile.mean(self._limits.max_batch_size)
-            bucket = Bucket(profile, full or _AGING_SECONDS, len(self.class_rows))
-            self.buckets[request.key] = bucket
-        bucket.lanes[request.level].add(request)
+            bucket = self.buckets[key] = self._bucket(key)
+            full = _AGING_BATCHES * bucket.profile.mean(self._limits.max_batch_size)
+            for lane in bucket.lanes:
+                lane.aging = full or _AGING_SECONDS
+        bucket.lanes[level].add(request)
         rows = request.cost
         bucket.rows += rows
         self.rows += rows
-        self.class_rows[request.level] += rows
+        self.class_rows[level] += rows
         return bucket
 
     def remove(self, request: Request) -> None:
@@ -99,14 +104,13 @@ class Backlog:
         Those of a class with deadlines are in the order of these.
         """
         bucket = self.buckets[key]
+        if len(rows) == 1:
+            bucket.lanes[0].remove_all(requests, rows[0])
+            self._removed(bucket, key, 0, rows[0])
+            return
         for level, lane in enumerate(bucket.lanes):
             if rows[level]:
-                of_class = (
-                    requests
-                    if len(rows) == 1
-                    else [request for request in requests if request.level == level]
-                )
-                lane.remove_all(of_class, rows[level])
+                lane.remove_all([request for request in requests if request.level == level], rows[level])
                 self._removed(bucket, key, level, rows[level])
 
     def _removed(self, bucket: Bucket, key: Hashable, level: int, rows: int) -> None:
@@ -175,7 +179,6 @@ class Backlog:
     def statistics(self) -> Mapping[Hashable, BucketStatistics]:
         """Every bucket that is known, by its key."""
         found = {}
-        for key, profile in self._profiles.items():
-            bucket = self.buckets.get(key)
-            found[key] = profile.statistics(len(bucket) if bucket else 0, bucket.rows if bucket else 0)
+        for key, bucket in self._known.items():
+            found[key] = bucket.profile.statistics(len(bucket), bucket.rows)
         return found

@@ -347,7 +347,7 @@ class Batcher:
     def _expire(self) -> None:
         while (expired := self._queue.take_expired()) is not None:
             self._completions.expire(expired)
-            self._queue.ran((), None)
+            self._queue.expired_completed()
             # As a worker does: the thread may wait for hours.
             del expired
 
@@ -355,11 +355,12 @@ class Batcher:
         """Accepts nothing new and waits until all that was accepted is done.
 
         True when it is, their completions included, and no batch runs; False when `timeout`
-        seconds passed before; the work goes on then. A completion on a worker's thread would
-        wait for itself: called there, it returns False at once. Thread-safe; may be called again.
+        seconds passed before; the work goes on then. A completion on a worker's thread, or on one
+        that attends, would wait for itself: called there, it returns False at once. Thread-safe;
+        may be called again.
         """
         self._queue.close()
-        if threading.current_thread() in self._threads:
+        if self._on_worker():
             return False
         return self._queue.wait_done(math.inf if timeout is None else self._clock.now() + timeout)
 
@@ -369,10 +370,10 @@ class Batcher:
         With `drain`, accepted requests are finished first, for at most `timeout` seconds;
         those still queued then, or at once without `drain`, fail with BatcherClosed. Returns
         whether every worker has ended; one that is inside `model_fn` ends when that returns.
-        Called from a completion on a worker's thread it waits for nothing: the workers finish
-        what is queued and end. Thread-safe; idempotent.
+        Called from a completion on a worker's thread, or on one that attends, it waits for
+        nothing: the workers finish what is queued and end. Thread-safe; idempotent.
         """
-        on_worker = threading.current_thread() in self._threads
+        on_worker = self._on_worker()
         until = math.inf if timeout is None else self._clock.now() + timeout
         self._queue.close()
         if drain and on_worker:
@@ -384,6 +385,10 @@ class Batcher:
         for thread in () if on_worker else self._threads:
             thread.join(None if math.isinf(until) else max(0.0, until - self._clock.now()))
         return not any(thread.is_alive() for thread in self._threads)
+
+    def _on_worker(self) -> bool:
+        """Whether the calling thread is one that runs batches, so that to wait for these is to wait for itself."""
+        return threading.current_thread() in self._threads or self._attendant.attended
 
     def statistics(self) -> BatcherStatistics:
         """Counts since the start and sizes of this moment. Thread-safe."""

@@ -28,9 +28,9 @@ class Lane:
 
     __slots__ = ("aging", "dated", "patient", "rows")
 
-    def __init__(self, aging: float) -> None:
+    def __init__(self) -> None:
         # How long the oldest waits before the lane is due, whatever its deadlines.
-        self.aging = aging
+        self.aging = _INF
         self.dated: list[Request] = []
         # Ordered, with removal of any one request in constant time: cancels are common.
         self.patient: OrderedDict[Request, None] = OrderedDict()
@@ -114,14 +114,14 @@ class Lane:
 class Bucket:
     """The lanes of a bucket, the highest class first. Implements the policy's `BucketView`.
 
-    Guarded by the queue's lock.
+    It is kept, with what was learned of it, while it is empty. Guarded by the queue's lock.
     """
 
     __slots__ = ("lanes", "profile", "rows")
 
-    def __init__(self, profile: Profile, aging: float, classes: int) -> None:
+    def __init__(self, profile: Profile, classes: int) -> None:
         self.profile = profile
-        self.lanes = [Lane(aging) for _ in range(classes)]
+        self.lanes = [Lane() for _ in range(classes)]
         self.rows = 0
 
     def __bool__(self) -> bool:
@@ -132,7 +132,10 @@ class Bucket:
             yield from lane
 
     def __len__(self) -> int:
-        return sum(map(len, self.lanes))
+        if len(self.lanes) > 1:
+            return sum(map(len, self.lanes))
+        lane = self.lanes[0]
+        return len(lane.dated) + len(lane.patient)
 
     @property
     def oldest_arrival(self) -> float:

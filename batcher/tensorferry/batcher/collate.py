@@ -85,26 +85,38 @@ def join(requests: Sequence[Request]) -> Any:
     The rows are copied once, so that the model function may write to its input; only a single
     request that holds `bytes` is not copied, and its arrays are read-only.
     """
-    names, plan = requests[0].names, requests[0].padding
+    first = requests[0]
+    names, plan = first.names, first.padding
+    if len(requests) == 1 and plan is None:
+        arrays = [_alone(tensor) for tensor in first.tensors]
+        return arrays[0] if names is None else dict(zip(names, arrays, strict=True))
     rows = sum([request.rows for request in requests])
     arrays = [
         _join_tensors([request.tensors[i] for request in requests], rows)
         if plan is None or (pad := plan.pads[i]) is None
         else _join_padded([request.tensors[i] for request in requests], rows, plan.padded_length, *pad)
-        for i in range(len(requests[0].tensors))
+        for i in range(len(first.tensors))
     ]
     return arrays[0] if names is None else dict(zip(names, arrays, strict=True))
 
 
+def _alone(tensor: Tensor) -> Array:
+    """One request's tensor as the batch's."""
+    dtype, shape, data = tensor
+    if dtype.hasobject:
+        return data.copy()  # type: ignore[no-any-return]
+    # Bytes cannot be written to, so they need no copy; a caller's array does.
+    return np.frombuffer(data if isinstance(data, bytes) else bytearray().join([data]), dtype).reshape(shape)
+
+
 def _join_tensors(tensors: Sequence[Tensor], rows: int) -> Array:
     first = tensors[0]
+    if len(tensors) == 1:
+        return _alone(first)
     if first.dtype.hasobject:
-        return np.concatenate([tensor.data for tensor in tensors]) if tensors[1:] else first.data.copy()
-    # Bytes cannot be written to, so one request's need no copy; a caller's array does.
-    alone = len(tensors) == 1 and isinstance(first.data, bytes)
-    joined = first.data if alone else bytearray().join([tensor.data for tensor in tensors])
-    shape = first.shape if len(tensors) == 1 else (rows, *first.shape[1:])
-    return np.frombuffer(joined, np.uint8).view(first.dtype).reshape(shape)
+        return np.concatenate([tensor.data for tensor in tensors])
+    joined = bytearray().join([tensor.data for tensor in tensors])
+    return np.frombuffer(joined, np.uint8).view(first.dtype).reshape((rows, *first.shape[1:]))
 
 
 def _join_padded(tensors: Sequence[Tensor], rows: int, length: int, axis: int, value: Array) -> Array:
@@ -154,7 +166,7 @@ def split(outputs: Any, requests: Sequence[Request]) -> list[Any]:
     _check_rows(outputs, sum(sizes), "the model function's result")
     plan = requests[0].padding
     if plan is None or plan.outputs is None:
-        if not isinstance(outputs, Mapping):
+        if isinstance(outputs, np.ndarray) or not isinstance(outputs, Mapping):
             return _cut(outputs, sizes)
         answers: list[dict[str, Any]] = [{} for _ in requests]
         for name, output in outputs.items():
@@ -176,6 +188,9 @@ def _spans(sizes: Sequence[int]) -> Iterable[tuple[int, int]]:
 
 def _cut(output: Any, sizes: Sequence[int]) -> list[Any]:
     """An output's rows, so many for each."""
+    if len(sizes) == 1:
+        # Of all rows, as a view all the same: the model function may use its array again.
+        return [output[: sizes[0]]]
     if type(output) is np.ndarray and sizes.count(1) == len(sizes):
         # As what follows, but that numpy itself goes from row to row.
         return list(output[:, np.newaxis])
@@ -183,14 +198,15 @@ def _cut(output: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def _check_rows(outputs: Any, rows: int, what: str) -> None:
-    if isinstance(outputs, Mapping):
-        for name, output in outputs.items():
-            _check_rows(output, rows, f"output {name!r}")
-    elif isinstance(outputs, np.ndarray):
+    # First: of an array, whether it is a mapping takes longer to tell.
+    if isinstance(outputs, np.ndarray):
         if not outputs.shape or outputs.shape[0] != rows:
             raise ModelOutputError(
                 f"{what} has shape {list(outputs.shape)}, expected {rows} rows on axis 0: one for each row of the batch"
             )
+    elif isinstance(outputs, Mapping):
+        for name, output in outputs.items():
+            _check_rows(output, rows, f"output {name!r}")
     elif isinstance(outputs, (list, tuple)):
         if len(outputs) != rows:
             raise ModelOutputError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from itertools import compress
 from typing import Any
 
 from tensorferry.batcher.clock import Clock
@@ -35,13 +34,15 @@ class Completions:
         """
         now = self._clock.now()
         # Before anybody hears of it: who has an answer finds it counted.
-        delays = [request.started - request.arrival for request in requests]
-        in_time = [request.deadline > now for request in requests]
-        self._ledger.answered(sum(in_time), sum(compress(delays, in_time)))
-        for request, position, output, delay, on_time in zip(
-            requests, positions, outputs, delays, in_time, strict=True
-        ):
-            if on_time:
+        answered, delays = 0, 0.0
+        for request in requests:
+            if request.deadline > now:
+                answered += 1
+                delays += request.started - request.arrival
+        self._ledger.answered(answered, delays)
+        for request, position, output in zip(requests, positions, outputs, strict=True):
+            if request.deadline > now:
+                delay = request.started - request.arrival
                 # As `Outcome(...)`, in half the time.
                 outcome = _new(Outcome, (output, None, info, delay, position, request.level + 1))
                 complete, request.complete = request.complete, completed_twice

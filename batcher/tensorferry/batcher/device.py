@@ -54,14 +54,16 @@ class Device:
 
     def left(self, now: float, seconds: float) -> None:
         """A batch left that keeps the device for so many seconds."""
-        self._free_at = max(self.free_at(now), now + self.preparation) + seconds
+        ready = now + self.preparation
+        self._free_at = (max(self._free_at, ready) if self._in_flight else ready) + seconds
         self._in_flight.append(seconds)
         self.unanswered += 1
 
     def released(self, now: float) -> None:
         """The device has run its batch."""
-        self._in_flight.popleft()
-        self._free_at = now + sum(self._in_flight)
+        in_flight = self._in_flight
+        in_flight.popleft()
+        self._free_at = now + sum(in_flight) if in_flight else now
 
 
 class Devices:
@@ -71,22 +73,25 @@ class Devices:
 
     def __init__(self, lock: threading.Lock, number: int) -> None:
         self.each = [Device(lock) for _ in range(number)]
-        # When the first can start on what it is given; long ago while one is idle.
-        self._next_start = -math.inf
+        # When the first can start on what it is given, long ago while one is idle; None until it
+        # is asked for again.
+        self._next_start: float | None = None
 
     def next_start(self, now: float) -> float:
         """From when on one of them can start on what it is given."""
+        if self._next_start is None:
+            self._next_start = min([device.starts(now) for device in self.each])
         return max(now, self._next_start)
 
     def left(self, device: Device, now: float, seconds: float) -> None:
         """A batch left for one of them that keeps it for so many seconds."""
         device.left(now, seconds)
-        self._next_start = min([device.starts(now) for device in self.each])
+        self._next_start = None
 
     def released(self, device: Device, now: float) -> None:
         """One of them has run its batch."""
         device.released(now)
-        self._next_start = min([device.starts(now) for device in self.each])
+        self._next_start = None
 
     def wake(self, soonest: Callable[[Device], float]) -> None:
         """Wakes a worker of the one that may take a batch the soonest, of equals the idle."""

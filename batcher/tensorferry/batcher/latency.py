@@ -78,6 +78,8 @@ class LatencyModel:
         # the table's sizes and growing means.
         self._seen: dict[int, tuple[float, float, int]] = {}
         self._sizes: list[int] = []
+        # Whether there is anything to predict from.
+        self.known = False
         self._means: list[float] = []
         self._table_in = _TABLE_EVERY
         self._stairs = False
@@ -86,11 +88,6 @@ class LatencyModel:
         self._clipped = 0
         self._side_run = 0
         self._frozen = False
-
-    @property
-    def known(self) -> bool:
-        """Whether there is anything to predict from."""
-        return bool(self._sizes)
 
     @property
     def _deviation(self) -> float:
@@ -196,6 +193,7 @@ class LatencyModel:
         ends = {size: (self._alpha + self._beta * size, _LEAST, 0) for size in (1, self._most)}
         known = ends | self._seen
         self._sizes = sorted(known)
+        self.known = True
         pools: list[tuple[float, float, int]] = []
         for size in self._sizes:
             mean, weight, _ = known[size]

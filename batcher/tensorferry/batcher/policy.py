@@ -19,11 +19,18 @@ from tensorferry.batcher.views import BucketView, Waiting
 class CloseReason(enum.Enum):
     """Why a batch left."""
 
+    # That of `Enum` is a method in Python, and batches are counted by their reason.
+    __hash__ = object.__hash__
+
     FULL = "full"
     PREFERRED = "preferred"
     WINDOW = "window"
     IDLE = "idle"
     DRAIN = "drain"
+
+
+# For what is done for each batch: to look a member up costs more.
+_FULL, _IDLE = CloseReason.FULL, CloseReason.IDLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,10 @@ class Close(NamedTuple):
     lead: int = 0
 
 
+# Of the order in which buckets' classes leave; smaller goes first: has credit, class, due, arrival.
+_LAST = (True, math.inf, math.inf, math.inf)
+
+
 class Wait(NamedTuple):
     """Nothing leaves before `until` (inf: before something arrives)."""
 
@@ -77,8 +88,7 @@ def decide(
     """
     until = math.inf
     chosen: Close | None = None
-    # Smaller goes first: has credit, class, due, arrival.
-    chosen_order = (True, len(credits), math.inf, math.inf)
+    chosen_order = _LAST
     for key, bucket in buckets.items():
         reason, rows = _closes(bucket, now, limits, draining)
         if reason is None:
@@ -99,6 +109,9 @@ def decide(
 def _closes(bucket: BucketView, now: float, limits: Limits, draining: bool) -> tuple[CloseReason | None, int]:
     """Why the bucket's batch may leave now, if it may, and the rows that it then has at most."""
     most, delay = limits.max_batch_size, limits.max_queue_delay
+    if not delay and not limits.preferred:
+        # The usual case.
+        return (_IDLE if bucket.rows < most else _FULL), most
     window_over = delay > 0 and now >= min(bucket.oldest_arrival + delay, bucket.latest_start)
     if limits.preferred and not window_over:
         rows = preferred_rows(_in_order(bucket), limits)

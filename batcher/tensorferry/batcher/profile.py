@@ -14,6 +14,13 @@ _PREPARATION_WEIGHT = 0.05
 _STALE_BATCHES = 16
 # The host has no warm-up runs: so many first batches stand for them.
 _HOST_ANCHORS = 4
+# To learn from a short batch can take as long as the batch did. So many first ones all teach, and all
+# that take so many seconds or more; of others one in about so many seconds.
+_FIRST_LESSONS = 16
+_LESSON_SECONDS = 2e-3
+# The times between lessons differ, evenly spread: of two kinds of batches that take turns, one might
+# never be learned from otherwise.
+_SPREAD = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +46,15 @@ class Profile:
 
     __slots__ = (
         "_host_batches",
+        "_lesson_at",
+        "_lessons",
         "_mean",
         "_most",
         "_pipelined",
         "_preparation",
         "_since_large",
         "_upper",
+        "_whole",
         "device",
         "host",
         "observed",
@@ -61,15 +71,19 @@ class Profile:
         self.observed = -math.inf
         # Batches since one of more than half of the most rows.
         self._since_large = 0
-        # What `upper` and `mean` gave since the last observation: every request with a deadline asks
-        # for the one, every arrival for the other while a batch waits for returners.
+        # Batches that were learned from, and from when on a short one that leaves is again.
+        self._lessons = 0
+        self._lesson_at = -math.inf
+        # What `upper`, `mean` and `whole` gave since the last lesson: every request with a deadline asks
+        # for the first, every arrival for the second while a batch waits for returners, every batch
+        # for the third.
         self._upper: dict[int, float] = {}
         self._mean: dict[int, float] = {}
+        self._whole: dict[int, float] = {}
 
     def anchor(self, rows: int, seconds: float) -> None:
         """A warm-up run of so many rows."""
-        self._upper.clear()
-        self._mean.clear()
+        self._forget_given()
         self.device.anchor(rows, seconds)
 
     @property
@@ -82,12 +96,21 @@ class Profile:
     ) -> None:
         """A batch of so many rows was run, prepared for `before` seconds, and completed for `after`."""
         rows = min(rows, self._most)
-        # Where a large one was tried in vain, not again at once.
         large = 2 * rows > self._most
+        took = device_seconds + before + after
+        # By when it left: what ends at a given time is rather one of those that took long.
+        taught = took >= _LESSON_SECONDS or now - took >= self._lesson_at or (large and self.stale)
+        # Where a large one was tried in vain, not again at once.
         self._since_large = 0 if large or self._since_large >= _STALE_BATCHES else self._since_large + 1
+        if taught:
+            self._learn(now, rows, device_seconds, before, after)
+
+    def _learn(self, now: float, rows: int, device_seconds: float, before: float, after: float) -> None:
+        self._lessons += 1
+        if self._lessons >= _FIRST_LESSONS:
+            self._lesson_at = now + _LESSON_SECONDS * (0.5 + self._lessons * _SPREAD % 1)
         self.observed = now
-        self._upper.clear()
-        self._mean.clear()
+        self._forget_given()
         self.device.observe(rows, device_seconds)
         if host_seconds := before + after:
             self._host_batches += 1
@@ -98,6 +121,11 @@ class Profile:
                 self.host.observe(rows, host_seconds)
             weight = max(_PREPARATION_WEIGHT, 1 / self._host_batches)
             self._preparation += weight * (before / host_seconds - self._preparation)
+
+    def _forget_given(self) -> None:
+        self._upper.clear()
+        self._mean.clear()
+        self._whole.clear()
 
     @property
     def stale(self) -> bool:
@@ -116,7 +144,10 @@ class Profile:
 
     def whole(self, rows: int) -> float:
         """The expected time from a batch's leaving to its answers, on an idle device; 0 when nothing is known."""
-        return self.device.mean(rows) + self.host.mean(rows)
+        seconds = self._whole.get(rows)
+        if seconds is None:
+            seconds = self._whole[rows] = self.device.mean(rows) + self.host.mean(rows)
+        return seconds
 
     def preparation(self, rows: int) -> float:
         """How long before the device can start, a batch must leave."""

@@ -6,7 +6,6 @@ import enum
 import math
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,8 +47,7 @@ _NAN = math.nan
 _UNORDERED = (math.inf, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchInfo:
+class BatchInfo(NamedTuple):
     """The batch that a request rode in; times in seconds.
 
     `number` runs from 1. `reason` says why it left, `predicted` how long it was expected to

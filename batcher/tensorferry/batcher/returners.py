@@ -10,6 +10,7 @@ in two that take turns.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ _DECAY = 0.99
 _LEAST_BATCHES = 20
 # Unless so many of the answered come back within the horizon, no batch waits for them.
 _LEAST_SHARE = 0.5
-# What is learned is worked out anew after so many batches.
-_BATCHES_A_LESSON = 8
+# What is learned is worked out anew after so many batches and seconds, or after so many more batches.
+_BATCHES_A_LESSON, _LESSON_SECONDS, _MOST_BATCHES_A_LESSON = 8, 5e-3, 512
 # A wait that makes callers faster by less than that would only delay others.
 _LEAST_GAIN = 1.01
 # Who is not back when so many of those that return are is taken for gone.
@@ -72,7 +73,8 @@ class Returners:
         self._batches = [0.0] * (_BINS + 1)
         # Beyond the horizon, until the next answers: arrivals and seconds.
         self._later = self._later_seconds = 0.0
-        self._lesson_in = _BATCHES_A_LESSON
+        self._since_lesson = 0
+        self._lesson_at = -math.inf
         # The share of the answered that is back by the end of each bin; and by the number of
         # callers, how many of them a batch waits for.
         self._back = [0.0] * _BINS
@@ -102,18 +104,24 @@ class Returners:
             return
         if self._answered:
             elapsed = now - self._answered_at
-            self._later_seconds += max(0.0, elapsed - self._horizon) * self._weight
-            lasted = min(int(elapsed / self._width), _BINS)
-            self._callers[lasted] += self._weight * self._answered
-            self._batches[lasted] += self._weight
-            self._weight /= _DECAY
-            self._lesson_in -= 1
-            if self._lesson_in == 0:
+            weight, lasted = self._weight, _BINS
+            if elapsed < self._horizon:
+                lasted = int(elapsed / self._width)
+            else:
+                self._later_seconds += (elapsed - self._horizon) * weight
+            self._callers[lasted] += weight * self._answered
+            self._batches[lasted] += weight
+            self._weight = weight / _DECAY
+            self._since_lesson += 1
+            if self._since_lesson >= _BATCHES_A_LESSON and (
+                now >= self._lesson_at or self._since_lesson >= _MOST_BATCHES_A_LESSON
+            ):
+                self._lesson_at = now + _LESSON_SECONDS
                 self._learn()
         self._answered_at, self._answered, self._arrived = now, callers, 0
 
     def _learn(self) -> None:
-        self._lesson_in = _BATCHES_A_LESSON
+        self._since_lesson = 0
         scale = 1 / self._weight
         self._weight = 1.0
         self._later *= scale

@@ -86,6 +86,9 @@ class Ledger:
     def __init__(self) -> None:
         # Guards every field below; held for a few additions, nothing is called.
         self._lock = threading.Lock()
+        self._answered = 0
+        self._batches = 0
+        self._run_rows = 0
         self._counts: Counter[str] = Counter()
         self._batch_rows: Counter[int] = Counter()
         self._reasons: Counter[CloseReason] = Counter()
@@ -104,7 +107,7 @@ class Ledger:
     def answered(self, requests: int, queue_delay_sum: float) -> None:
         """So many requests got their results, after so many seconds in the queue all together."""
         with self._lock:
-            self._counts["answered"] += requests
+            self._answered += requests
             self._queue_delay_sum += queue_delay_sum
 
     def failed(self, error: BaseException, rows: int) -> None:
@@ -120,21 +123,26 @@ class Ledger:
         else:
             self._count("failed", rows)
 
-    def closed(self, reason: CloseReason | None) -> None:
-        """A batch left for this reason."""
-        if reason is not None:
-            with self._lock:
-                self._reasons[reason] += 1
+    def ran(self, rows: int, compute_time: float, reason: CloseReason | None) -> int:
+        """A batch of so many rows ran for `compute_time` seconds; returns its running number, from 1.
 
-    def ran(self, requests: int, rows: int, compute_time: float, *, failed: bool) -> int:
-        """A batch ran for `compute_time` seconds; returns its running number, from 1."""
+        `reason` is why it left; None for one that is a part of another.
+        """
         with self._lock:
-            self._counts["failed_batches" if failed else "batches"] += 1
-            if not failed:
-                self._counts["rows"] += rows
-                self._batch_rows[rows] += 1
-                self._compute_time_sum += compute_time
-            return self._counts["batches"]
+            if reason is not None:
+                self._reasons[reason] += 1
+            self._run_rows += rows
+            self._batch_rows[rows] += 1
+            self._compute_time_sum += compute_time
+            self._batches += 1
+            return self._batches
+
+    def failed_to_run(self, reason: CloseReason | None) -> None:
+        """A batch failed, whose requests run again in smaller ones or fail with it; `reason` as in `ran`."""
+        with self._lock:
+            if reason is not None:
+                self._reasons[reason] += 1
+            self._counts["failed_batches"] += 1
 
     def padded(self, batch: Sequence[Request], padded_length: int) -> None:
         """A batch ran with its requests' rows padded to this length."""
@@ -172,15 +180,15 @@ class Ledger:
             return BatcherStatistics(
                 accepted=accepted,
                 refused=counts["refused"],
-                answered=counts["answered"],
+                answered=self._answered,
                 failed=counts["failed"],
                 cancelled=counts["cancelled"],
                 expired=counts["expired"],
                 shed=counts["shed"],
                 abandoned=counts["abandoned"],
-                batches=counts["batches"],
+                batches=self._batches,
                 failed_batches=counts["failed_batches"],
-                rows=counts["rows"],
+                rows=self._run_rows,
                 batch_rows=dict(self._batch_rows),
                 close_reasons=dict(self._reasons),
                 queue_delay_sum=self._queue_delay_sum,
