@@ -11,6 +11,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # grpcio-tools of this version makes code that runs on protobuf 5.29 to 7; newer ones do not.
 PROTOC_VENV := $(VENV)/protoc
+OLDEST := $(VENV)/oldest
+# requirements/oldest.lock is for this one.
+OLDEST_PYTHON ?= $(shell command -v python3.11 || echo $(PYTHON))
 PROTOS := protos/tensorferry/protos
 GRPCURL := v1.9.3
 UV := 0.13.8
@@ -19,7 +22,7 @@ SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 LOAD := $(VENV)/load
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory protos protos-check locks tools train gpu-check clean
+.PHONY: help run demo test compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory protos protos-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,6 +35,9 @@ demo: $(VENV)/.$(EXTRA) ## the same, and stop after the answers
 
 test: $(VENV)/.dev ## all tests
 	$(BIN)/python -m pytest -q
+
+compat: $(OLDEST)/.done ## the lane's tests with the oldest supported grpcio, protobuf, numpy, onnxruntime (Python 3.11)
+	$(OLDEST)/bin/python tests/compat.py
 
 lint: $(VENV)/.dev ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check
@@ -125,6 +131,13 @@ $(LOAD): $(wildcard benchmarks/serving/generator/*.[ch]) | $(VENV)/.python
 		echo "the load generator needs a C compiler and nghttp2: apt-get install gcc libnghttp2-dev" \
 			"(Debian, Ubuntu) or dnf install gcc libnghttp2-devel (Fedora)" >&2; exit 1; }
 	$(CC) -O2 -std=gnu11 -Wall -Wextra -o $@ $(filter %.c,$^) -lnghttp2 -lm
+
+$(OLDEST)/.done: requirements/oldest.lock pyproject.toml | $(VENV)/.python
+	@echo "installing $< into $(OLDEST) ..."
+	@$(OLDEST_PYTHON) -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip --disable-pip-version-check install -q --require-hashes -r $<
+	@$(OLDEST)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation -e .
+	@touch $@
 
 $(PROTOC_VENV)/.done: | $(VENV)/.python
 	$(PYTHON) -m venv $(PROTOC_VENV)

@@ -1,16 +1,18 @@
 #!/bin/sh
 # Compiles the lock files: every package pinned with its hashes, and no address of an index.
-# All take their versions from one solution, so that what is tested is what runs
+# All but the last take their versions from one solution, so that what is tested is what runs
 # (tritonclient, against which the tests run, holds protobuf below 7).
 set -eu
 cd "$(dirname "$0")"
 compile() {
-    "${UV:-uv}" pip compile --quiet --no-annotate --universal --python-version 3.11 --generate-hashes \
+    "${UV:-uv}" pip compile --quiet --no-annotate --python-version 3.11 --generate-hashes \
         --no-emit-index-url --no-emit-find-links --custom-compile-command "make locks" "$@"
 }
 all=$(mktemp)
 trap 'rm -f "$all"' EXIT
-compile dev.in cpu.in plots.in --output-file "$all"
+compile --universal dev.in cpu.in plots.in --output-file "$all"
 for name in cpu gpu dev plots; do
-    compile "$name.in" --constraints "$all" --output-file "$name.lock"
+    compile --universal "$name.in" --constraints "$all" --output-file "$name.lock"
 done
+# For Python 3.11 only: of these versions some have no wheels for newer ones.
+compile oldest.in --output-file oldest.lock

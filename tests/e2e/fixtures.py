@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +11,11 @@ from e2e.server import ServerProcess
 Serve = Callable[..., ServerProcess]
 
 
-@pytest.fixture(scope="module", params=["threaded", "lane"])
+# `make compat` runs one of them only.
+TRANSPORTS = os.environ.get("TRANSPORTS", "threaded lane").split()
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
 def transport(request: pytest.FixtureRequest) -> str:
     """Each way in which the server serves ModelInfer and ModelStreamInfer."""
     return str(request.param)

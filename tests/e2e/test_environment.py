@@ -10,6 +10,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 from e2e.server import command, environment
@@ -75,5 +76,8 @@ def test_who_reads_the_sockets(given: str | None, read_by_pool: bool, digits_mod
         log = process.stderr.read()
         assert process.wait(60) == 0
     assert "experiment" not in log
-    assert (wakes >= REQUESTS) == read_by_pool, wakes
-    assert read_by_pool or wakes < REQUESTS / 4, wakes
+    # The pool of 1.71 never reads them.
+    if read_by_pool and not grpc.__version__.startswith("1.71."):
+        assert wakes >= REQUESTS
+    else:
+        assert wakes < REQUESTS / 4

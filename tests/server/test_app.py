@@ -24,13 +24,14 @@ Make = Callable[..., App]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
+def make(tmp_path: Path, transport: str) -> Iterator[Make]:
     """Makes servers with the model `m` on a free port; they are stopped after the test."""
     path = models.twice(tmp_path / "m.onnx")
     apps: list[App] = []
 
     def make_app(**options: Any) -> App:
-        options = {"port": 0, "device": "cpu", "models": (ModelSource("m", path),), **options}
+        sources = (ModelSource("m", path),)
+        options = {"port": 0, "device": "cpu", "transport": transport, "models": sources, **options}
         apps.append(App(ServerConfig(**options)))
         return apps[-1]
 
@@ -55,9 +56,10 @@ def health(channel: grpc.Channel, service: str = "") -> int:
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def test_from_start_to_stop(make: Make) -> None:
+def test_from_start_to_stop(make: Make, transport: str) -> None:
     app = make()
     app.start()
+    assert app.transport == transport
     assert app.port > 0
     with dial(app) as channel:
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)

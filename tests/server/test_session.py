@@ -153,7 +153,7 @@ def test_devices_are_counted(
 ) -> None:
     module = "tensorferry.server.session"
     monkeypatch.setattr(f"{module}.onnxruntime.get_available_providers", lambda: ["CUDAExecutionProvider"])
-    monkeypatch.setattr(f"{module}.onnxruntime.preload_dlls", lambda: None)
+    monkeypatch.setattr(f"{module}.onnxruntime.preload_dlls", lambda: None, raising=False)
     monkeypatch.setattr(f"{module}.cuda_device_count", lambda: devices)
     if chosen is not None:
         assert choose_device(wanted) == chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -46,8 +47,9 @@ def choose_device(wanted: str) -> str:
         return "cpu"
     missing = _why_no_cuda(int(wanted.partition(":")[2] or 0))
     if missing is None:
-        # Finds the CUDA and cuDNN libraries that are installed as Python packages.
-        onnxruntime.preload_dlls()
+        # Finds the CUDA and cuDNN libraries that are installed as Python packages; since 1.21.
+        if hasattr(onnxruntime, "preload_dlls"):
+            onnxruntime.preload_dlls()
         return wanted if wanted.startswith("cuda:") else "cuda:0"
     if wanted == "auto":
         _log.info("running on the CPU: %s", missing)
@@ -147,9 +149,9 @@ def _to_array(value: Any, spec: TensorSpec) -> Array:
     if spec.datatype.name != "BF16":
         return np.asarray(value.numpy())
     # ONNX Runtime gives no numpy array of bfloat16: its bits are copied out.
-    size = value.tensor_size_in_bytes()
-    bits = ctypes.string_at(value.data_ptr(), size)
-    return np.frombuffer(bits, spec.datatype.storage).reshape(value.shape())
+    shape = value.shape()
+    bits = ctypes.string_at(value.data_ptr(), math.prod(shape) * spec.datatype.size)
+    return np.frombuffer(bits, spec.datatype.storage).reshape(shape)
 
 
 def _reason(error: Exception) -> str:
