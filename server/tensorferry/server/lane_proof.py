@@ -97,17 +97,20 @@ def prove() -> None:
         address = f"unix:{folder}/proof"
         server.add_insecure_port(address)
         server.start()
+        grace = None
         try:
             lane.start()
             with grpc.insecure_channel(address) as channel:
                 _try_calls(channel)
                 _try_stream(channel)
                 _try_leaving(channel, echo)
+            # Without one, core tells whoever is still connected of an error, and the user that it came.
+            grace = _SECONDS
         except Exception as error:
             # A client is told less of what went wrong.
             raise lane.error or _in_a_line(error) from None
         finally:
-            stopped = server.stop(None).wait(_SECONDS)
+            stopped = server.stop(grace).wait(_SECONDS)
         if lane.error is not None:
             raise lane.error
         _check(stopped, "the server to stop", None)
