@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-# Without it, since grpcio 1.66 or so, a pool of core's threads reads sockets and hands every event over to
-# the one that polls; on one core that costs a third of all calls.
+# With it, a pool of core's threads reads the sockets and hands every event over to the one that polls:
+# on one core a bare echo then took 53 to 76 us of CPU a call, without it 36 to 53.
 _LISTENER = "event_engine_listener"
 
 

@@ -109,8 +109,8 @@ class _Queue(CompletionQueue):  # type: ignore[misc]
 class Server:
     """The core server behind a public `grpc.server` that has not been started.
 
-    `methods` are taken from grpcio: their calls come to `take` as events, `standing` of each at
-    a time are asked for.
+    Methods that are registered are taken from grpcio: each call of theirs that was requested comes
+    as an event to the tag it was requested with, on the polling thread.
     """
 
     def __init__(self, server: grpc.Server) -> None:
