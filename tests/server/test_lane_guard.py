@@ -271,20 +271,27 @@ def test_a_bug_in_an_event_does_not_end_the_thread_that_serves(
     door.service.answer_at_once = success
     assert door.lane is not None
     logged: list[str] = []
+    came = threading.Event()
+
+    def log(message: str) -> None:
+        logged.append(message)
+        came.set()
+
     # A record that is kept would keep the call.
-    monkeypatch.setattr(lane._log, "exception", logged.append)
+    monkeypatch.setattr(lane._log, "exception", log)
     with monkeypatch.context() as patch:
         if where == "the time":
             # Due when the next event has been handled.
             patch.setattr(door.lane._core.queue, "_overdue", _raise, raising=False)
             door.lane._core.queue.due = 0.0
             door.infer("1").result(PATIENCE)
+            # The answer may be there before.
+            assert came.wait(PATIENCE)
         elif where == "a stream's message":
             patch.setattr(StreamCall, "received", _raise)
             stream = door.stream()
             stream.send("1")
-            while not logged:
-                pass
+            assert came.wait(PATIENCE)
             stream.cancel()
             assert stream.end().code() is grpc.StatusCode.CANCELLED
         else:
