@@ -27,7 +27,7 @@ from tensorferry.batcher.errors import DeadlineExceeded
 from tensorferry.batcher.policy import Limits, Wait
 from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.request import Outcome, Request
-from tensorferry.batcher.returners import Returners
+from tensorferry.batcher.returners import Returners, at_once
 from tensorferry.batcher.work import Work
 
 _ARRIVAL, _DONE, _TIMER = range(3)
@@ -92,7 +92,14 @@ class _Clock:
 class Greedy(Returners):
     """The rule switched off: a batch never waits for callers."""
 
-    def wait_until(self, now: float, queued: int, batch_time: Callable[[int], float], room: int) -> float:
+    def wait_until(
+        self,
+        now: float,
+        queued: int,
+        batch_time: Callable[[int], float],
+        room: int,
+        answering: Callable[[int], float] = at_once,
+    ) -> float:
         """Not at all."""
         return now
 
@@ -104,7 +111,14 @@ class Count(Returners):
         super().__init__()
         self._count = count
 
-    def wait_until(self, now: float, queued: int, batch_time: Callable[[int], float], room: int) -> float:
+    def wait_until(
+        self,
+        now: float,
+        queued: int,
+        batch_time: Callable[[int], float],
+        room: int,
+        answering: Callable[[int], float] = at_once,
+    ) -> float:
         """Until the last of them is there."""
         return now if queued >= self._count else math.inf
 

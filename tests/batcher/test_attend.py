@@ -208,7 +208,7 @@ def test_after_a_batch_that_took_very_long_workers_run_all(
 class Loyal(Returners):
     """Two callers come back within a second."""
 
-    def wait_until(self, now: float, queued: int, batch_time: Any, room: int) -> float:
+    def wait_until(self, now: float, queued: int, batch_time: Any, room: int, answering: Any = None) -> float:
         """For a second after the last answers, unless two are there."""
         return now if queued >= 2 else max(now, self._answered_at + 1.0)
 

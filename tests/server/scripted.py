@@ -297,7 +297,7 @@ def calls_of(lane: Lane) -> list[UnaryCall | StreamCall]:
     calls: list[UnaryCall | StreamCall] = []
     for thing in gc.get_objects():
         if (type(thing) is UnaryCall and thing._lane is lane) or (
-            type(thing) is StreamCall and getattr(thing._forget, "__self__", None) is lane
+            type(thing) is StreamCall and thing._owner is lane
         ):
             calls.append(thing)
     return calls

@@ -99,7 +99,8 @@ class Batcher:
         the same time; it must then be thread-safe. With `pipelined`, each device has two batches
         in flight: the next is closed just in time to be joined while the device runs the last, and
         requests are completed while it runs the next. A function is still called by one thread at
-        a time.
+        a time. Unless `steady`, by which a batch's time depends on its inputs' shapes alone, batches
+        run on worker threads only (see `attend`).
 
     Every method may be called from any thread.
     """
@@ -117,6 +118,7 @@ class Batcher:
         max_queue_bytes: int = DEFAULT_MAX_QUEUE_BYTES,
         workers: int = 1,
         pipelined: bool = False,
+        steady: bool = True,
         padding: Padding | None = None,
         name: str = "batcher",
         clock: Clock | None = None,
@@ -163,6 +165,7 @@ class Batcher:
             devices=len(functions),
             pipelined=pipelined,
             weights=priority_weights,
+            steady=steady,
         )
         self._ledger = Ledger()
         self._name = name
@@ -268,10 +271,18 @@ class Batcher:
         """Sees to it that batches leave whose requests were enqueued quietly.
 
         Those that should keep the device for at most `most_seconds` run on the calling thread, and
-        complete their requests there; for others a worker is woken. Returns when to call again, on
+        complete their requests there, where batches are `steady`; for others a worker is woken. Returns when to call again, on
         the batcher's clock: inf, or until when to wait for callers that come back. Thread-safe.
         """
         return self._attendant.attend(most_seconds)
+
+    @property
+    def awaits_attendance(self) -> bool:
+        """Whether a batch is only waiting for `attend`, by which who enqueues quietly says that nothing more is there.
+
+        It does not wait for long, nor in vain: after answers, whose recipients may be back.
+        """
+        return self._queue.awaits
 
     def _accept(self, request: Request, *, quietly: bool) -> bool:
         """Accepts a request; whether `attend` must be called, when it is accepted quietly."""

@@ -153,6 +153,10 @@ class Profile:
         """How long before the device can start, a batch must leave."""
         return self.host.mean(rows) * self._preparation
 
+    def answering(self, rows: int) -> float:
+        """The part of `mean` that is spent after the device: callers answered first may be back by its end."""
+        return 0.0 if self._pipelined else self.host.mean(rows) * (1 - self._preparation)
+
     def upper(self, rows: int) -> float:
         """As `whole`, with a margin. For feasibility only."""
         seconds = self._upper.get(rows)

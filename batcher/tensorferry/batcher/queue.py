@@ -40,6 +40,10 @@ _new = tuple.__new__
 # in seconds, none is expected to be short for a while, whatever is usual.
 _LONG_SECONDS = 0.02
 _UNSTEADY_SECONDS = 60.0
+# To hear first who else has arrived takes up to a tenth of a millisecond: only where a batch of one takes so
+# many seconds, and no longer than a share of them.
+_HEAR_LEAST_SECONDS = 1e-3
+_HEAR_SHARE = 0.25
 
 
 class RequestQueue:
@@ -48,7 +52,8 @@ class RequestQueue:
     `max_rows` bounds the rows queued, `max_bytes` the bytes of all accepted requests that
     are not done, running ones included: they are held in memory just the same. Each of
     `devices` has one worker that takes work for it, two if `pipelined`. `weights` are those of
-    the priority classes, the highest first.
+    the priority classes, the highest first. `steady` says that a batch's time depends on its shape
+    alone: only then others than workers may run it.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class RequestQueue:
         devices: int = 1,
         pipelined: bool = False,
         weights: Sequence[int] = (1,),
+        steady: bool = True,
         returners: Returners | None = None,
     ) -> None:
         self._limits = limits
@@ -93,9 +99,16 @@ class RequestQueue:
         # Until when an idle worker waits for returners, and for which device; -inf when none does.
         self._returners_until = -math.inf
         self._returners_for: Device | None = None
-        # Whether somebody other than a worker may run batches: where one device runs one at a time, and
-        # none waits for a window's end.
-        self._lends = devices == 1 and not pipelined and not limits.max_queue_delay
+        # One device runs one batch at a time, and none waits for a window's end.
+        self._simple = devices == 1 and not pipelined and not limits.max_queue_delay
+        # Whether somebody other than a worker may run batches.
+        self._lends = self._simple and steady
+        # The last request was put quietly: who did may have more at hand.
+        self._quiet = False
+        # A batch was answered, and the next, of requests that were put quietly, has not been asked for yet.
+        self._unheard = False
+        # The worker waits for `take_short`. Read without the lock.
+        self.awaits = False
         # Threads that wait for `_all_done`.
         self._drainers = 0
         # A batch took much longer than any short one: until then workers run them all.
@@ -124,6 +137,7 @@ class RequestQueue:
         """
         with self._lock:
             displaced, wake = self._put_locked(requests)
+            self._quiet = self._unheard = False
             if wake:
                 self._wake_locked(self._clock.now())
             return displaced
@@ -131,7 +145,9 @@ class RequestQueue:
     def put_quietly(self, requests: Sequence[Request]) -> tuple[Sequence[Request], bool]:
         """As `put`, but wakes no worker: when true is returned, `take_short` must be called soon."""
         with self._lock:
-            return self._put_locked(requests)
+            answer = self._put_locked(requests)
+            self._quiet = True
+            return answer
 
     def _put_locked(self, requests: Sequence[Request]) -> tuple[Sequence[Request], bool]:
         """Puts the requests into their buckets; whether a waiting worker must hear of it."""
@@ -186,7 +202,7 @@ class RequestQueue:
 
     def _wakes_locked(self, request: Request, bucket: Bucket, now: float) -> bool:
         """Whether a waiting worker must hear of a request that was put into the bucket."""
-        if bucket.rows == request.cost or bucket.rows >= self._limits.max_batch_size:
+        if bucket.rows == request.cost or bucket.rows >= self._limits.max_batch_size or self.awaits:
             return True
         if self._returners_for is not None:
             # Decided here, where it is known, rather than by waking the worker for each.
@@ -219,6 +235,7 @@ class RequestQueue:
                 finally:
                     mine.waiting -= 1
                     self._waiting_workers -= 1
+                    self.awaits = False
                     if self._returners_for is mine:
                         self._returners_until, self._returners_for = -math.inf, None
 
@@ -229,6 +246,7 @@ class RequestQueue:
         inf when there is nothing to do, or a worker was woken to do it.
         """
         with self._lock:
+            self._unheard = False
             if not self._backlog.rows:
                 return _INF
             mine = self._devices.each[0]
@@ -275,6 +293,12 @@ class RequestQueue:
         if isinstance(decision, Close):
             bucket = backlog.buckets[decision.key]
             if decision.reason is _IDLE and not self._closing:
+                if self._unheard:
+                    self._unheard = False
+                    until = self._hears_until_locked(bucket, now)
+                    if until > now and not dead:
+                        self.awaits = True
+                        return Wait(until)
                 until = self._returners_wait_locked(bucket, now)
                 if until > now and not dead:
                     self._returners_until, self._returners_for = until, device
@@ -309,8 +333,18 @@ class RequestQueue:
         room = self._limits.max_batch_size - bucket.rows
         if len(self._backlog.buckets) > 1 or not profile.known or room <= 0:
             return now
-        until = self._returners.wait_until(now, len(bucket), profile.mean, room)
+        until = self._returners.wait_until(now, len(bucket), profile.mean, room, profile.answering)
         return until if until <= now else min(until, bucket.latest_start)
+
+    def _hears_until_locked(self, bucket: Bucket, now: float) -> float:
+        """Until when a batch waits for the thread that puts quietly to say what else has arrived.
+
+        Callers answer a batch's first responses before its last are sent, and that thread has had
+        little of the interpreter meanwhile, perhaps none of a core: were the next batch closed at
+        once, it would leave without requests that are there already.
+        """
+        alone = bucket.profile.mean(1) if bucket.profile.known else 0.0
+        return min(now + _HEAR_SHARE * alone, bucket.latest_start) if alone >= _HEAR_LEAST_SECONDS else now
 
     def _close_locked(
         self, device: Device, bucket: Bucket, close: Close, now: float, dead: Sequence[Request]
@@ -403,7 +437,7 @@ class RequestQueue:
                     mine.ready.notify()
                 else:
                     self._devices.released(mine, now)
-                self._returners.answered(now, len(batch))
+                self._unheard = self._quiet and self._simple
                 if seconds is not None:
                     if seconds > _LONG_SECONDS:
                         self._unsteady_until = now + _UNSTEADY_SECONDS
@@ -484,6 +518,9 @@ class RequestQueue:
                     alive.append(request)
             self._held_bytes -= nbytes
             self._running -= len(alive)
+            if alive:
+                # Not when all are answered: the first are back before the last have their answers.
+                self._returners.answered(self._clock.now(), len(alive))
             return alive
 
     def cancel(self, request: Request) -> bool:

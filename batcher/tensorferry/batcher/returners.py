@@ -33,8 +33,13 @@ _LEAST_GAIN = 1.01
 _MOST_OF = 0.99
 # Numbers of requests that are looked at to find the best.
 _COUNTS = 32
-# The horizon is kept as long as a batch of one takes between 1/1.5 and 1.5 times as long.
+# The horizon is kept as long as it would now be between 1/1.5 and 1.5 times as long.
 _HORIZON_DRIFT = 1.5
+
+
+def at_once(callers: int) -> float:
+    """All are answered at the moment that their batch has run."""
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +54,8 @@ class ReturnersStatistics:
 class Returners:
     """Learns who comes back and when. Not thread-safe: its owner's lock guards it.
 
-    The horizon is the time of a batch of one: waiting for longer never pays, since what two
-    batches made into one save is about that.
+    The horizon is the time of a batch of one after the largest batch is answered: waiting for longer
+    never pays, since what two batches made into one save is about the time of a batch of one.
     """
 
     def __init__(self) -> None:
@@ -65,13 +70,13 @@ class Returners:
     def _reset(self, horizon: float) -> None:
         self._horizon = horizon
         self._width = horizon / _BINS
-        # By time since the last answers: arrivals; and, by when the next answers came, callers
+        # By time since the last batch had run: arrivals; and, by when the next had run, callers
         # answered and batches. The newest weigh most: so nothing older need be touched.
         self._weight = 1.0
         self._arrivals = [0.0] * _BINS
         self._callers = [0.0] * (_BINS + 1)
         self._batches = [0.0] * (_BINS + 1)
-        # Beyond the horizon, until the next answers: arrivals and seconds.
+        # Beyond the horizon, until the next had run: arrivals and seconds.
         self._later = self._later_seconds = 0.0
         self._since_lesson = 0
         self._lesson_at = -math.inf
@@ -79,7 +84,7 @@ class Returners:
         # callers, how many of them a batch waits for.
         self._back = [0.0] * _BINS
         self._counts: dict[int, int] = {}
-        # When, after the answers, who is not back is not waited for any more.
+        # When, after a batch has run, who is not back is not waited for any more.
         self._end = 0.0
         self._answered = 0
 
@@ -99,7 +104,7 @@ class Returners:
                 self._later += self._weight
 
     def answered(self, now: float, callers: int) -> None:
-        """A batch of so many requests was answered."""
+        """A batch of so many requests has run, and the first is about to be answered."""
         if self._horizon == 0.0:
             return
         if self._answered:
@@ -167,15 +172,24 @@ class Returners:
         ]
         return shares + none[seen:] if sum(shares) >= _LEAST_SHARE else none
 
-    def wait_until(self, now: float, queued: int, batch_time: Callable[[int], float], room: int) -> float:
+    def wait_until(
+        self,
+        now: float,
+        queued: int,
+        batch_time: Callable[[int], float],
+        room: int,
+        answering: Callable[[int], float] = at_once,
+    ) -> float:
         """Until when a batch of `queued` requests, with `room` for more, waits; `now`: not at all.
 
         `batch_time` gives the seconds that a batch of so many requests takes, 0 when that is
-        not known. To be asked again at each arrival, and at the time it gave.
+        not known, and `answering` how many of these pass after it has run. To be asked again at
+        each arrival, and at the time it gave.
         """
         alone = batch_time(1)
-        if not self._horizon / _HORIZON_DRIFT <= alone <= self._horizon * _HORIZON_DRIFT or alone == 0.0:
-            self._reset(alone)
+        horizon = alone + answering(queued + room) if alone else 0.0
+        if not self._horizon / _HORIZON_DRIFT <= horizon <= self._horizon * _HORIZON_DRIFT or not alone:
+            self._reset(horizon)
             return now
         outstanding = self._answered - self._arrived
         if outstanding <= 0 or room <= 0 or now >= self._answered_at + self._end:
@@ -183,13 +197,19 @@ class Returners:
         callers = queued + outstanding
         count = self._counts.get(callers)
         if count is None:
-            count = self._counts[callers] = self._best_count(callers, queued + room, batch_time)
+            count = self._counts[callers] = self._best_count(callers, queued + room, batch_time, answering)
         if queued >= count:
             return now
         self._waits += 1
         return self._answered_at + self._end
 
-    def _best_count(self, callers: int, most: int, batch_time: Callable[[int], float]) -> int:
+    def _best_count(
+        self,
+        callers: int,
+        most: int,
+        batch_time: Callable[[int], float],
+        answering: Callable[[int], float],
+    ) -> int:
         """How many of so many callers a batch waits for to answer the most a second; 0 for none.
 
         Without a wait the callers make two groups, the one away while the other's batch runs.
@@ -203,7 +223,12 @@ class Returners:
         for count in range(min(callers, most), half, -max(1, callers // _COUNTS)):
             # The k-th of n is back when about k / (n + 1/2) of all are.
             at = bisect_left(self._back, (2 * count - callers) / (count + 0.5))
-            if at < _BINS and (rate := count / ((at + 0.5) * self._width + batch_time(count))) > best_rate:
+            if at >= _BINS:
+                continue
+            # They come back while others are still answered.
+            answered = answering(count)
+            seconds = batch_time(count) - answered + max(answered, (at + 0.5) * self._width)
+            if (rate := count / seconds) > best_rate:
                 best_rate, best = rate, count
         return best
 

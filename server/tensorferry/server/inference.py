@@ -30,6 +30,11 @@ class Reply:
 
     __slots__ = ("_build", "request_id")
 
+    @property
+    def waiting(self) -> Batcher | None:
+        """The batcher that answered, if it now waits for `attend`."""
+        return None
+
     def __init__(self, request_id: str, build: Callable[[], Sequence[Piece]]) -> None:
         self.request_id = request_id
         self._build = build
@@ -92,15 +97,20 @@ class _Queued(Call, Reply):
     def enqueue(self, tensors: tuple[Tensor, ...], deadline: float, unattended: set[Batcher] | None) -> None:
         """Hands the request to its model's batcher, which may refuse it by an error."""
         form = self._form
-        model = form.model
+        batcher = form.model.batcher
         self._request = form.request(tensors, self.completed, deadline)
-        if unattended is None or not model.steady:
-            model.batcher.enqueue(self._request)
-        elif model.batcher.enqueue_quietly(self._request):
-            unattended.add(model.batcher)
+        if unattended is None:
+            batcher.enqueue(self._request)
+        elif batcher.enqueue_quietly(self._request):
+            unattended.add(batcher)
 
     def cancel(self) -> None:
         self._form.model.batcher.cancel(self._request)
+
+    @property
+    def waiting(self) -> Batcher | None:
+        batcher = self._form.model.batcher
+        return batcher if batcher.awaits_attendance else None
 
     def completed(self, outcome: Outcome) -> None:
         """What the batcher calls, once."""
@@ -151,7 +161,8 @@ class InferenceService:
         """Serves one ModelInferRequest; `complete` is called exactly once, perhaps before this returns.
 
         `deadline` is on the clock of `time.monotonic`, inf for none; `metadata` is that of the
-        call. Who gives `unattended` promises to `attend` to the batchers that are added to it, soon.
+        call. Who gives `unattended` promises to `attend` to the batchers that are added to it, soon;
+        and after responses are sent to those that then wait for it, by `Reply.waiting`.
         Never blocks, never raises for what the client sent: errors arrive in the reply.
         """
         now = time.monotonic()

@@ -104,7 +104,7 @@ class Lane:
         if not event.success:
             return
         self._core.request(STREAM, self._stream_arrived)
-        stream = StreamCall(self.infer, event, deadline_of(event), self._forget, self.max_in_flight)
+        stream = StreamCall(self, event, deadline_of(event), self.max_in_flight)
         with self.lock:
             full = len(self._streams) >= self._max_streams
             if not full:
@@ -114,7 +114,8 @@ class Lane:
             # It came too late for `begin_drain` to find it.
             stream.drain()
 
-    def _forget(self, stream: StreamCall) -> None:
+    def forget(self, stream: StreamCall) -> None:
+        """The stream is over."""
         with self.lock:
             self._streams.discard(stream)
 
@@ -124,6 +125,13 @@ class Lane:
         if self._unattended:
             self._core.queue.due = 0.0
         return call
+
+    def sent(self, reply: Reply) -> None:
+        """The reply is on its way. On the polling thread."""
+        batcher = reply.waiting
+        if batcher is not None:
+            self._unattended.add(batcher)
+            self._core.queue.due = 0.0
 
     def wait(self, call: UnaryCall) -> None:
         """The call is yet to be answered. On the polling thread."""
@@ -156,7 +164,7 @@ class Lane:
 class UnaryCall:
     """One ModelInfer: its events come on the polling thread, its reply on any."""
 
-    __slots__ = ("_call", "_deadline", "_handle", "_lane", "_metadata", "listening", "replied")
+    __slots__ = ("_call", "_deadline", "_handle", "_lane", "_metadata", "_reply", "listening", "replied")
 
     def __init__(self, lane: Lane, event: Any) -> None:
         self._lane = lane
@@ -164,6 +172,7 @@ class UnaryCall:
         self._deadline = deadline_of(event)
         self._metadata = event.invocation_metadata
         self._handle: Call | None = None
+        self._reply: Reply | None = None
         self.replied = self.listening = False
         self._call.start_server_batch((grpc_core.ReceiveMessageOperation(0),), self.received)
 
@@ -182,6 +191,7 @@ class UnaryCall:
 
     def reply(self, reply: Reply) -> None:
         """Sends the response or the status. Called once, on any thread."""
+        self._reply = reply
         try:
             message = grpc_core.SendMessageOperation(reply.message(), 0)
         except Exception as error:
@@ -201,7 +211,9 @@ class UnaryCall:
     def ended(self, event: Any) -> None:
         """The response is on its way, or the client is not there any more."""
         # The call itself is kept until it is seen not to wait; its outputs need not be.
-        self._handle = None
+        reply, self._reply, self._handle = self._reply, None, None
+        if reply is not None:
+            self._lane.sent(reply)
 
     def listen(self) -> None:
         """From now on the call hears of it when its client leaves, or has left."""

@@ -5,15 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 from tensorferry.server import grpc_core
 from tensorferry.server.inference import Call, Reply
 from tensorferry.server.status import Status
 from tensorferry.server.stream import SHUTTING_DOWN, Deliveries, Slot, order_of, too_many_streams
 
-# Bytes, deadline, completion and metadata, as `InferenceService.infer` takes them.
-Infer: TypeAlias = Callable[[bytes, float, Callable[[Reply], None], Any], Call]
+
+class Owner(Protocol):
+    """What a stream needs of the lane."""
+
+    def infer(self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Any) -> Call:
+        """As `InferenceService.infer`."""
+
+    def sent(self, reply: Reply) -> None:
+        """The reply is on its way."""
+
+    def forget(self, stream: StreamCall) -> None:
+        """The stream is over."""
 
 
 class StreamCall:
@@ -24,19 +34,11 @@ class StreamCall:
     responses cannot make memory grow. Replies may come on any thread.
     """
 
-    def __init__(
-        self,
-        infer: Infer,
-        event: Any,
-        deadline: float,
-        forget: Callable[[StreamCall], None],
-        max_in_flight: int,
-    ) -> None:
-        self._infer = infer
+    def __init__(self, owner: Owner, event: Any, deadline: float, max_in_flight: int) -> None:
+        self._owner = owner
         self._call = event.call
         self._metadata = event.invocation_metadata
         self._deadline = deadline
-        self._forget = forget
         self._max_in_flight = max_in_flight
         # Guards every field below. While it is held no operation is started, no request is
         # submitted or cancelled, and no message is built.
@@ -45,7 +47,7 @@ class StreamCall:
         self._in_flight = 0
         self._reading = False
         self._half_closed = False
-        self._sending = False
+        self._sending: Reply | None = None
         self._begun = False
         self._draining = False
         # Its status is being sent, or the client is gone: nothing more is sent, or submitted.
@@ -95,7 +97,7 @@ class StreamCall:
             return
         if read_on:
             self._read()
-        slot.call = self._infer(data, self._deadline, partial(self._complete, slot), self._metadata)
+        slot.call = self._owner.infer(data, self._deadline, partial(self._complete, slot), self._metadata)
 
     def _complete(self, slot: Slot, reply: Reply) -> None:
         with self._lock:
@@ -105,15 +107,13 @@ class StreamCall:
     def _send_next(self) -> None:
         """Sends a response that may be sent, or the status after the last."""
         with self._lock:
-            if self._sending or self._ended:
+            if self._sending is not None or self._ended:
                 return
-            reply = self._deliveries.pop()
-            if reply is not None:
-                self._sending = True
-            elif self._in_flight == 0 and (self._half_closed or self._draining):
+            reply = self._sending = self._deliveries.pop()
+            if reply is None:
+                if self._in_flight > 0 or not (self._half_closed or self._draining):
+                    return
                 self._ended = True
-            else:
-                return
             drained = not self._half_closed
             first, self._begun = not self._begun, True
         if reply is None:
@@ -126,7 +126,7 @@ class StreamCall:
     def sent(self, event: Any) -> None:
         """A response is on its way, or the client is gone, which `closed` tells as well."""
         with self._lock:
-            self._sending = False
+            reply, self._sending = self._sending, None
             self._in_flight -= 1
             read_on = not (self._reading or self._half_closed or self._ended)
             self._reading = self._reading or read_on
@@ -134,6 +134,8 @@ class StreamCall:
             self._read()
         if event.success:
             self._send_next()
+        if reply is not None:
+            self._owner.sent(reply)
 
     def _send_status(self, status: Status | None, first: bool) -> None:
         operation = grpc_core.SEND_OK if status is None else grpc_core.send_status(status)
@@ -154,6 +156,6 @@ class StreamCall:
         with self._lock:
             self._ended = True
             calls = self._deliveries.calls()
-        self._forget(self)
+        self._owner.forget(self)
         for call in calls:
             call.cancel()

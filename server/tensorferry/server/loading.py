@@ -56,6 +56,7 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
         max_queue_bytes=config.max_queue_bytes,
         # The host has hands free while a GPU computes; on the CPU both would share the cores.
         pipelined=device != "cpu",
+        steady=device == "cpu" and is_steady(source.path),
         name=source.name,
     )
     if padding is not None and size is not None:
@@ -78,7 +79,6 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
         batcher,
         slo,
         padding,
-        steady=device == "cpu" and is_steady(source.path),
     )
 
 

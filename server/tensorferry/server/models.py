@@ -30,8 +30,6 @@ class Model:
 
     `slo` is the time in seconds that every request has at most, inf for no such limit.
     `padding` says how requests of different lengths share a batch; None when they do not.
-    `steady` says that a batch's time depends on its shape alone, so that what took little will
-    take little again.
     """
 
     name: str
@@ -42,7 +40,6 @@ class Model:
     batcher: Batcher
     slo: float = math.inf
     padding: Padding | None = None
-    steady: bool = False
 
     @property
     def batched(self) -> bool:
