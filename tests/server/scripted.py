@@ -257,7 +257,7 @@ def opened(
     before = set(threading.enumerate())
     registry = ModelRegistry()
     service = ScriptedService(registry)
-    limits = {"max_streams": max_streams, "max_in_flight": max_in_flight}
+    limits: dict[str, Any] = {"max_streams": max_streams, "max_in_flight": max_in_flight}
     by_lane = transport == "lane"
     kind = _BesideTheLane if by_lane else Servicer
     servicer = kind(service, registry, version="1.2.3", **limits)

@@ -138,7 +138,7 @@ class App:
         """Loads every model; afterwards the server is ready. StartError names the first that fails."""
         device = choose_device(self.config.device)
         for source in self.config.models:
-            self.registry.loading(source.name, "1")
+            self.registry.loading(source.name, source.version)
         for source in self.config.models:
             self.registry.ready(load_model(source, self.config, device))
             self._set_health(source.name, serving=True)

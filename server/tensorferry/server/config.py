@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.models import NAME
 
 
@@ -20,10 +21,17 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model to serve: its name, and the ONNX file."""
+    """A model version to serve: its name, and the ONNX file.
+
+    `config` is what the model's config.pbtxt says, as it stands there, None where there is none;
+    `directory` is the model's in its repository, None for one that was named by its file.
+    """
 
     name: str
     path: Path
+    version: str = "1"
+    config: ModelConfig | None = None
+    directory: Path | None = None
 
 
 class PadLengths(NamedTuple):

@@ -20,8 +20,6 @@ from tensorferry.server.steady import is_steady
 
 _log = logging.getLogger("tensorferry.server")
 
-VERSION = "1"
-
 
 def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
     """The model, proved, warm and ready to take requests. StartError names file and reason."""
@@ -72,7 +70,7 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
     _warn_of_unreachable_batches(source.name, session.signature, max_batch_size, warmed, slo, config)
     return Model(
         source.name,
-        VERSION,
+        source.version,
         session.signature,
         max_batch_size,
         batching,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -32,10 +32,21 @@ class _Message(Protocol):
     def SerializeToString(self) -> bytes: ...  # noqa: N802
 
 
+class Extension(Protocol):
+    """Some of the protocol's other methods, and how ServerMetadata names them."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The extensions of the protocol that it is, as Triton names them."""
+
+    def methods(self) -> Mapping[str, Callable[[Any], Any]]:
+        """A function of the request message that returns the response, or raises a `ServerError`, by method."""
+
+
 class Servicer:
     """The methods of GRPCInferenceService over one service and one registry. Thread-safe.
 
-    A call of ModelInfer keeps its thread until it is answered, a stream for as long as it is
+    Those that `extensions` have are theirs. A call of ModelInfer keeps its thread until it is answered, a stream for as long as it is
     open; `max_streams` bounds the latter, so that streams cannot take every thread.
     """
 
@@ -47,12 +58,14 @@ class Servicer:
         version: str,
         max_streams: int,
         max_in_flight: int,
+        extensions: Sequence[Extension] = (),
     ) -> None:
         self._service = service
         self._registry = registry
         self._version = version
         self._max_streams = max_streams
         self._max_in_flight = max_in_flight
+        self._extensions = extensions
         # Guards _streams. Held to add, remove and list; nothing is called.
         self._lock = threading.Lock()
         self._streams: set[ResponseStream] = set()
@@ -71,6 +84,8 @@ class Servicer:
             "ModelMetadata": self.model_metadata,
             "RepositoryIndex": self.repository_index,
         }
+        for extension in self._extensions:
+            answered.update(extension.methods())
         for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
             if method.name in methods:
                 continue
@@ -103,9 +118,9 @@ class Servicer:
 
     def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Name, version and the extensions that this server has."""
-        return pb.ServerMetadataResponse(
-            name="tensorferry", version=self._version, extensions=["binary_tensor_data", "parameters"]
-        )
+        names = {"binary_tensor_data", "parameters"}
+        names.update(*(extension.names for extension in self._extensions))
+        return pb.ServerMetadataResponse(name="tensorferry", version=self._version, extensions=sorted(names))
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         """The model's signature; -1 stands for a dimension that varies."""
