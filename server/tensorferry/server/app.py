@@ -14,11 +14,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from tensorferry.protos import POOL, SERVICE_NAME
-from tensorferry.server.config import ServerConfig
+from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.control import ModelControl
 from tensorferry.server.errors import StartError
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.loading import load_model
-from tensorferry.server.models import ModelRegistry
+from tensorferry.server.models import Model, ModelRegistry
+from tensorferry.server.repository import Repository
+from tensorferry.server.repository_methods import RepositoryMethods
 from tensorferry.server.servicer import Servicer
 from tensorferry.server.session import choose_device
 
@@ -51,12 +54,22 @@ class App:
         self.port = 0
         self.registry = ModelRegistry()
         self._service = InferenceService(self.registry)
+        self._device = "cpu"
+        self._control = ModelControl(
+            self.registry,
+            Repository(config.model_repositories),
+            self._load_model,
+            self._model_changed,
+            mode=config.model_control,
+            poll_seconds=config.repository_poll_seconds,
+        )
         self._servicer = Servicer(
             self._service,
             self.registry,
             version=version("tensorferry"),
             max_streams=MAX_STREAMS,
             max_in_flight=MAX_IN_FLIGHT_PER_STREAM,
+            extensions=(RepositoryMethods(self.registry, self._control),),
         )
         self._health = health.HealthServicer(experimental_non_blocking=True)
         self._threads = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc-handler")
@@ -136,12 +149,11 @@ class App:
 
     def load(self) -> None:
         """Loads every model; afterwards the server is ready. StartError names the first that fails."""
-        device = choose_device(self.config.device)
-        for source in self.config.models:
-            self.registry.loading(source.name, source.version)
-        for source in self.config.models:
-            self.registry.ready(load_model(source, self.config, device))
-            self._set_health(source.name, serving=True)
+        config = self.config
+        self._device = choose_device(config.device)
+        names = config.load_models if config.model_control == "explicit" else ("*",)
+        self._control.start(config.models, names, strict=config.exit_on_error)
+        self.registry.complete = True
         self._set_health("", serving=True)
         self._set_health(SERVICE_NAME, serving=True)
 
@@ -155,7 +167,7 @@ class App:
         if self._lane is not None:
             self._lane.begin_drain()
         self._health.enter_graceful_shutdown()
-        done = True
+        done = self._control.drain(deadline)
         for model in self.registry.models():
             self.registry.unloading(model)
             done = model.batcher.drain(max(0.0, deadline - time.monotonic())) and done
@@ -167,9 +179,17 @@ class App:
         Whether every worker has ended: one that is inside ONNX Runtime cannot be ended. Idempotent.
         """
         self._server.stop(grace).wait()
-        ended = [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]
+        ended = [self._control.close(grace)]
+        ended += [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]
         self._threads.shutdown(wait=False)
         return all(ended)
+
+    def _load_model(self, source: ModelSource) -> Model:
+        return load_model(source, self.config, self._device)
+
+    def _model_changed(self, name: str) -> None:
+        self._service.models_changed()
+        self._set_health(name, serving=self.registry.serves(name))
 
     def _set_health(self, service: str, *, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse

@@ -148,9 +148,7 @@ class FormCache:
         with self._lock:
             full = len(self._by_size) >= _MOST_SIZES or len(self._responses) >= _MOST_SIZES
             if generation > self._generation or (full and generation == self._generation):
-                # Replaced, not emptied: who looks meanwhile must not find forms of another generation.
-                self._by_size, self._responses = {}, {}
-                self._generation = generation
+                self._forget_locked(generation)
             if generation < self._generation:
                 # Looked up before a model came or went: for this request, and to be forgotten.
                 return _form_of(model, decoded, ResponseForm(model.name, model.version, wanted))
@@ -163,6 +161,17 @@ class FormCache:
                 others = self._by_size.get(len(data), ())
                 self._by_size[len(data)] = (known, *others[: _MOST_OF_A_SIZE - 1])
         return form
+
+    def forget(self, generation: int) -> None:
+        """Lets go of what is of an earlier generation: it holds models that may be gone."""
+        with self._lock:
+            if generation > self._generation:
+                self._forget_locked(generation)
+
+    def _forget_locked(self, generation: int) -> None:
+        # Replaced, not emptied: who looks meanwhile must not find forms of another generation.
+        self._by_size, self._responses = {}, {}
+        self._generation = generation
 
 
 def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:

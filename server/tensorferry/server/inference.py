@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from tensorferry.batcher import Batcher, Outcome, Tensor
+from tensorferry.batcher import Batcher, BatcherClosed, Outcome, Tensor
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.codec import decode, parse
 from tensorferry.server.errors import ModelFailedError, NotReadyError
@@ -145,6 +145,10 @@ class InferenceService:
         """From now on every request is answered with NotReadyError; accepted ones go on."""
         self._draining.set()
 
+    def models_changed(self) -> None:
+        """Lets go of models that are not there any more."""
+        self._forms.forget(self._registry.generation)
+
     @property
     def draining(self) -> bool:
         """Whether the server accepts no more requests."""
@@ -168,25 +172,35 @@ class InferenceService:
         now = time.monotonic()
         request_id = ""
         try:
-            # Before the look-ups: what they find may be stale by the time that it is remembered.
-            generation = self._registry.generation
-            found = self._forms.find(data, generation)
-            if found is not None:
-                form, request_id, id_field, tensors = found
-            else:
-                request = parse(data, pb.ModelInferRequest)
-                request_id, id_field = request.id, id_field_of(request.id)
-            if self._draining.is_set():
-                raise NotReadyError(
-                    "the server is shutting down and has stopped accepting new requests; retry elsewhere"
-                )
-            if found is None:
-                model = self._registry.get(request.model_name, request.model_version)
-                decoded = decode(request, model.name, model.signature, model.batched)
-                form, tensors = self._forms.add(data, request, model, decoded, generation), decoded.tensors
-            queued = _Queued(form, request_id, id_field, metadata, complete)
-            queued.enqueue(tensors, min(deadline, now + form.timeout), unattended)
+            while True:
+                # Before the look-ups: what they find may be stale by the time that it is remembered.
+                generation = self._registry.generation
+                found = self._forms.find(data, generation)
+                if found is not None:
+                    form, request_id, id_field, tensors = found
+                else:
+                    request = parse(data, pb.ModelInferRequest)
+                    request_id, id_field = request.id, id_field_of(request.id)
+                if self._draining.is_set():
+                    raise NotReadyError(
+                        "the server is shutting down and has stopped accepting new requests; retry elsewhere"
+                    )
+                if found is None:
+                    model = self._registry.get(request.model_name, request.model_version)
+                    decoded = decode(request, model.name, model.signature, model.batched)
+                    form, tensors = (
+                        self._forms.add(data, request, model, decoded, generation),
+                        decoded.tensors,
+                    )
+                queued = _Queued(form, request_id, id_field, metadata, complete)
+                try:
+                    queued.enqueue(tensors, min(deadline, now + form.timeout), unattended)
+                except BatcherClosed:
+                    # Its model was replaced, or unloaded, since it was looked up: another may serve by now.
+                    if generation == self._registry.generation:
+                        raise
+                else:
+                    return queued
         except Exception as error:
             complete(_failed(request_id, error))
             return _OVER
-        return queued
