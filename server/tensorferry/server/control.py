@@ -7,6 +7,7 @@ cannot be loaded leaves what serves alone.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import queue
 import threading
@@ -310,17 +311,30 @@ class ModelControl:
     def _retire(self, model: Model) -> None:
         """The model takes no more requests: it answers those it has, and ends."""
 
+        # Emptied by the thread, so that nothing holds the model when memory is given back.
+        held = [model]
+        del model
+
         def end() -> None:
+            model = held.pop()
             model.batcher.close()
             self._registry.unloaded(model)
             self._changed(model.name)
             with self._lock:
-                del self._retiring[threading.current_thread()]
+                model = self._retiring.pop(threading.current_thread())
+            del model
+            _give_memory_back()
 
-        thread = threading.Thread(target=end, name=f"unload-{model.name}-{model.version}", daemon=True)
+        thread = threading.Thread(target=end, name=f"unload-{held[0].name}-{held[0].version}", daemon=True)
         with self._lock:
-            self._retiring[thread] = model
+            self._retiring[thread] = held[0]
         thread.start()
+
+
+def _give_memory_back() -> None:
+    """Has glibc return what a model has left free, which it else keeps: about as much again as the model."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
 
 
 def _write(home: Path, files: Mapping[str, bytes]) -> None:
