@@ -169,7 +169,7 @@ class Batcher:
         )
         self._ledger = Ledger()
         self._name = name
-        self._completions = Completions(self._ledger, self._clock, name)
+        self._completions = Completions(self._ledger, self._clock, name, self._queue.last_answer)
         self._warnings = tuple(unreachable(self._limits, max_queue_size))
         for warning in self._warnings:
             _log.warning("%s: %s", name, warning)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tensorferry.batcher.clock import Clock
@@ -20,8 +20,10 @@ _new = tuple.__new__
 class Completions:
     """Ends requests that the queue has handed out as ended. Thread-safe."""
 
-    def __init__(self, ledger: Ledger, clock: Clock, name: str) -> None:
+    def __init__(self, ledger: Ledger, clock: Clock, name: str, last_answer: Callable[[], None]) -> None:
         self._ledger = ledger
+        # Called before the last answer of each batch.
+        self._last_answer = last_answer
         self._clock = clock
         self._name = name
 
@@ -40,7 +42,10 @@ class Completions:
                 answered += 1
                 delays += request.started - request.arrival
         self._ledger.answered(answered, delays)
+        last = requests[-1] if requests else None
         for request, position, output in zip(requests, positions, outputs, strict=True):
+            if request is last:
+                self._last_answer()
             if request.deadline > now:
                 delay = request.started - request.arrival
                 # As `Outcome(...)`, in half the time.

@@ -105,9 +105,11 @@ class RequestQueue:
         self._lends = self._simple and steady
         # The last request was put quietly: who did may have more at hand.
         self._quiet = False
-        # A batch was answered, and the next, of requests that were put quietly, has not been asked for yet.
+        # A batch is being answered after which the next is to hear who else has arrived.
+        self._hears = False
+        # Its last answer is on its way, and since then nobody has said that nothing more is there.
         self._unheard = False
-        # The worker waits for `take_short`. Read without the lock.
+        # Likewise, or the worker waits for it. Read without the lock.
         self.awaits = False
         # Threads that wait for `_all_done`.
         self._drainers = 0
@@ -246,7 +248,7 @@ class RequestQueue:
         inf when there is nothing to do, or a worker was woken to do it.
         """
         with self._lock:
-            self._unheard = False
+            self._unheard = self.awaits = False
             if not self._backlog.rows:
                 return _INF
             mine = self._devices.each[0]
@@ -297,7 +299,6 @@ class RequestQueue:
                     self._unheard = False
                     until = self._hears_until_locked(bucket, now)
                     if until > now and not dead:
-                        self.awaits = True
                         return Wait(until)
                 until = self._returners_wait_locked(bucket, now)
                 if until > now and not dead:
@@ -343,8 +344,7 @@ class RequestQueue:
         little of the interpreter meanwhile, perhaps none of a core: were the next batch closed at
         once, it would leave without requests that are there already.
         """
-        alone = bucket.profile.mean(1) if bucket.profile.known else 0.0
-        return min(now + _HEAR_SHARE * alone, bucket.latest_start) if alone >= _HEAR_LEAST_SECONDS else now
+        return min(now + _HEAR_SHARE * bucket.profile.mean(1), bucket.latest_start)
 
     def _close_locked(
         self, device: Device, bucket: Bucket, close: Close, now: float, dead: Sequence[Request]
@@ -437,7 +437,6 @@ class RequestQueue:
                     mine.ready.notify()
                 else:
                     self._devices.released(mine, now)
-                self._unheard = self._quiet and self._simple
                 if seconds is not None:
                     if seconds > _LONG_SECONDS:
                         self._unsteady_until = now + _UNSTEADY_SECONDS
@@ -521,7 +520,15 @@ class RequestQueue:
             if alive:
                 # Not when all are answered: the first are back before the last have their answers.
                 self._returners.answered(self._clock.now(), len(alive))
+                own = self._simple and self._quiet and not self._devices.each[0].borrowed
+                self._hears = own and self._backlog.profile(alive[0].key).mean(1) >= _HEAR_LEAST_SECONDS
             return alive
+
+    def last_answer(self) -> None:
+        """The last of the requests that `finish` returned is about to be completed."""
+        if self._hears:
+            # Before, since whoever puts quietly looks at it when the answer has left.
+            self._unheard = self.awaits = True
 
     def cancel(self, request: Request) -> bool:
         """Ends a request that is queued or running; True when the caller is to complete it."""

@@ -124,7 +124,10 @@ class _Queued(Call, Reply):
                 f" ({_TRACE} {trace[0]})" if trace else "",
                 outcome.error.__cause__,
             )
-        self._complete(self)
+        complete = self._complete
+        # It knows the call's place in a stream, which knows this.
+        del self._complete
+        complete(self)
 
     def pieces(self) -> Sequence[Piece]:
         outcome = self._outcome
