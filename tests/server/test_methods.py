@@ -25,6 +25,7 @@ IMPLEMENTED = {
     "ModelMetadata",
     "ModelInfer",
     "RepositoryIndex",
+    "ModelConfig",
 }
 
 
