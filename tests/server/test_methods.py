@@ -25,7 +25,6 @@ IMPLEMENTED = {
     "ModelMetadata",
     "ModelInfer",
     "RepositoryIndex",
-    "ModelConfig",
 }
 
 

@@ -110,6 +110,11 @@ def session_options_of(config: ModelConfig) -> SessionOptions:
                 f"model {config.name!r} has {name} {value!r}: CUDA graphs are not used, since every batch lies "
                 "elsewhere in memory; leave it out"
             )
+    if "cpu" in read.text(ARENA_SHRINKAGE) and not read.boolean("enable_mem_arena"):
+        raise ModelConfigError(
+            f"model {config.name!r}: parameter {ARENA_SHRINKAGE} is {read.text(ARENA_SHRINKAGE)!r}, but "
+            "enable_mem_arena is 0: there is no arena to shrink, and every run would fail; leave out one of them"
+        )
     level = config.optimization.graph.level
     if level not in _GRAPH_LEVELS:
         raise ModelConfigError(
