@@ -31,7 +31,8 @@ def test_every_field_has_a_rule_and_every_rule_a_field() -> None:
 
 
 def test_the_documentation_says_what_becomes_of_each() -> None:
-    documented = dict(re.findall(r"^\| `([\w.]+)` \| ([\w ]+) \|", DOCS.read_text(), re.MULTILINE))
+    table = DOCS.read_text().partition("## Every field")[2]
+    documented = dict(re.findall(r"^\| `([\w.]+)` \| ([\w ]+) \|", table, re.MULTILINE))
     assert documented == {path: rule.treatment.value for path, rule in RULES.items()}
 
 
@@ -75,7 +76,7 @@ def test_the_tables_are_complete() -> None:
     def having(treatment: Treatment) -> set[str]:
         return {path for path, rule in RULES.items() if rule.treatment is treatment}
 
-    assert (WARNED.keys(), REFUSED.keys()) == (having(Treatment.WARNED), having(Treatment.REFUSED))
+    assert (set(WARNED), set(REFUSED)) == (having(Treatment.WARNED), having(Treatment.REFUSED))
 
 
 @pytest.mark.parametrize("path", WARNED)

@@ -58,7 +58,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.pbtxt"
     path.write_text('name: "m"  # a comment\ninput [ { name: "x" dims: [ 3, -1 ] } ]\ndynamic_batching { }\n')
     config = read_config(path)
-    assert (config.name, config.input[0].dims) == ("m", [3, -1])
+    assert (config.name, list(config.input[0].dims)) == ("m", [3, -1])
     assert config.HasField("dynamic_batching")
 
 
@@ -119,13 +119,13 @@ def test_without_a_file_everything_is_filled_in() -> None:
 
 def test_a_model_that_is_no_part_of_a_repository_keeps_its_scalars() -> None:
     config = completed(None, scalars_as_one=False)
-    assert (config.input[1].dims, config.input[1].HasField("reshape")) == ([], False)
+    assert (list(config.input[1].dims), config.input[1].HasField("reshape")) == ([], False)
 
 
 def test_an_unbatched_model_has_complete_dims_and_no_scheduler() -> None:
     onnx = signature(spec("x", "FP32", 1, "n"), spec("c", "INT32"), outputs=(spec("y", "FP32", 1),))
     config = completed(None, onnx, most=0, merges=False)
-    assert [list(tensor.dims) for tensor in (*config.input, *config.output)] == [[1, -1], [1], [1]]
+    assert [list(tensor.dims) for tensor in [*list[Any](config.input), *config.output]] == [[1, -1], [1], [1]]
     assert not config.input[1].HasField("reshape")
     assert config.max_batch_size == 0
     assert config.WhichOneof("scheduling_choice") is None

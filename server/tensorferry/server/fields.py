@@ -125,9 +125,7 @@ RULES: Mapping[str, Rule] = {
     "instance_group.passive": _USED,
     "instance_group.rate_limiter": _warned("each instance takes the next batch as soon as it is free"),
     "instance_group.secondary_devices": _warned(f"{_TENSORRT}; the instances run on 'kind' and 'gpus'"),
-    "instance_group.profile": _refused(
-        "profile field which is only supported for TensorRT models; leave it out"
-    ),
+    "instance_group.profile": _refused(f"{_TENSORRT}; leave it out"),
     "instance_group.host_policy": _warned("threads and memory are not bound to a NUMA node here"),
     "default_model_filename": _USED,
     "cc_model_filenames": _warned("every GPU gets default_model_filename, whatever its compute capability"),
