@@ -49,7 +49,7 @@ class Completions:
             if request.deadline > now:
                 delay = request.started - request.arrival
                 # As `Outcome(...)`, in half the time.
-                outcome = _new(Outcome, (output, None, info, delay, position, request.level + 1))
+                outcome = _new(Outcome, (output, None, info, delay, position, request.priority))
                 complete, request.complete = request.complete, completed_twice
                 try:
                     complete(outcome)
@@ -64,11 +64,12 @@ class Completions:
         self._complete(request, Outcome(error=error))
 
     def expire(self, requests: Iterable[Request]) -> None:
-        """The requests could not make their deadlines any more while they were queued."""
+        """The requests timed out, or could not make their deadlines any more, while they were queued."""
         for request in requests:
-            self.fail(
-                request, DeadlineExceeded("the deadline could not be met: the request was still queued")
-            )
+            why = "the deadline could not be met: the request was still queued"
+            if request.timed_out:
+                why = "Request timeout expired: the request was queued for as long as the model's queue policy allows"
+            self.fail(request, DeadlineExceeded(why))
 
     def shed(self, requests: Iterable[Request], why: str, retry_after: float) -> None:
         """The requests were dropped from the queue."""

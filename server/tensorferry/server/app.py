@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from tensorferry.protos import POOL, SERVICE_NAME
 from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.configuration import ModelConfiguration
 from tensorferry.server.control import ModelControl
 from tensorferry.server.errors import StartError
 from tensorferry.server.inference import InferenceService
@@ -69,7 +70,10 @@ class App:
             version=version("tensorferry"),
             max_streams=MAX_STREAMS,
             max_in_flight=MAX_IN_FLIGHT_PER_STREAM,
-            extensions=(RepositoryMethods(self.registry, self._control),),
+            extensions=(
+                ModelConfiguration(self.registry),
+                RepositoryMethods(self.registry, self._control),
+            ),
         )
         self._health = health.HealthServicer(experimental_non_blocking=True)
         self._threads = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc-handler")

@@ -9,6 +9,7 @@ the long way, through `codec.decode`.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Form:
     key: Hashable
     priority: int
     timeout: float
+    patience: float
     plan: PadPlan | None
     response: ResponseForm
 
@@ -65,6 +67,7 @@ class Form:
             deadline=deadline,
             priority=self.priority,
             padding=self.plan,
+            patience=self.patience,
         )
 
 
@@ -179,6 +182,10 @@ def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:
     plan = None
     if model.padding is not None:
         plan = model.padding.plan(names, [(tensor.dtype, tensor.shape) for tensor in decoded.tensors])
+    timeout, patience = min(decoded.timeout, model.slo), math.inf
+    if model.batcher.policies:
+        # A model's queue policy says what a request's timeout means: how long it may be queued, or nothing.
+        timeout, patience = model.slo, decoded.timeout
     return Form(
         model,
         names,
@@ -187,7 +194,8 @@ def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:
         key=decoded.key if plan is None else plan.shapes,
         # As in Triton: a class that there is not is the default.
         priority=decoded.priority if decoded.priority <= model.batcher.priorities else 0,
-        timeout=min(decoded.timeout, model.slo),
+        timeout=timeout,
+        patience=patience,
         plan=plan,
         response=response,
     )

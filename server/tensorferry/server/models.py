@@ -7,9 +7,10 @@ import math
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tensorferry.batcher import Batcher, Padding
+from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
 from tensorferry.server.signature import Signature
 
@@ -27,10 +28,11 @@ class ModelState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded version of a model. `max_batch_size` 0 means that each request runs alone.
+    """A loaded version of a model. With `max_batch_size` 0, requests have no batch axis, and each runs alone.
 
     `slo` is the time in seconds that every request has at most, inf for no such limit.
-    `padding` says how requests of different lengths share a batch; None when they do not.
+    `padding` says how requests of different lengths share a batch; None when they do not. `config` is
+    the completed configuration, which says what is really used.
     """
 
     name: str
@@ -41,10 +43,11 @@ class Model:
     batcher: Batcher
     slo: float = math.inf
     padding: Padding | None = None
+    config: ModelConfig = field(default_factory=ModelConfig, compare=False)
 
     @property
     def batched(self) -> bool:
-        """Whether axis 0 counts rows that may share a batch."""
+        """Whether axis 0 counts rows."""
         return self.max_batch_size > 0
 
     def __str__(self) -> str:

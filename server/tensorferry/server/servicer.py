@@ -18,11 +18,10 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.codec import parse
 from tensorferry.server.errors import InvalidRequestError, ServerError, UnsupportedError
 from tensorferry.server.inference import InferenceService, Reply
+from tensorferry.server.model_config import PLATFORM
 from tensorferry.server.models import ModelRegistry, ModelState
 from tensorferry.server.status import Status, status_of, trailing_metadata
 from tensorferry.server.stream import SHUTTING_DOWN, ResponseStream, order_of, too_many_streams
-
-PLATFORM = "onnxruntime_onnx"
 
 # A deadline that is farther away than a year is none.
 _LONGEST_SECONDS = 365 * 86400.0
