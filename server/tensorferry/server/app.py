@@ -21,9 +21,11 @@ from tensorferry.server.loading import load_model
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.servicer import Servicer
 from tensorferry.server.session import choose_device
+from tensorferry.server.statistics import StatisticsExtension
 
 if TYPE_CHECKING:
     from tensorferry.server.lane import Lane
+    from tensorferry.server.metrics_server import MetricsServer
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -57,6 +59,7 @@ class App:
             version=version("tensorferry"),
             max_streams=MAX_STREAMS,
             max_in_flight=MAX_IN_FLIGHT_PER_STREAM,
+            extensions=(StatisticsExtension(self.registry),),
         )
         self._health = health.HealthServicer(experimental_non_blocking=True)
         self._threads = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc-handler")
@@ -85,6 +88,7 @@ class App:
         for source in config.models:
             self._set_health(source.name, serving=False)
         self._lane: Lane | None = None
+        self._metrics: MetricsServer | None = None
 
     @property
     def transport(self) -> str:
@@ -97,8 +101,13 @@ class App:
         host = self.config.host
         return f"[{host}]:{self.port}" if ":" in host and not host.startswith("[") else f"{host}:{self.port}"
 
+    @property
+    def metrics_url(self) -> str | None:
+        """Where the metrics are; None when they are not served."""
+        return None if self._metrics is None else self._metrics.url
+
     def start(self) -> None:
-        """Listens and answers; not ready yet. StartError when the address or the lane cannot be had."""
+        """Listens and answers; not ready yet. StartError when an address or the lane cannot be had."""
         self._lane = self._attach_lane()
         self.port = self.config.port
         try:
@@ -108,9 +117,18 @@ class App:
                 f"cannot listen on {self.address}: the address is in use, or not this machine's ({error}); "
                 "choose others by --host and --port (0 picks a free port)"
             ) from None
+        if self.config.metrics_port is not None:
+            self._metrics = self._serve_metrics(self.config.metrics_port)
         self._server.start()
         if self._lane is not None:
             self._lane.start()
+
+    def _serve_metrics(self, port: int) -> MetricsServer:
+        # Here, since it takes a while to import what makes and serves them.
+        from tensorferry.server.metrics import Metrics
+        from tensorferry.server.metrics_server import MetricsServer
+
+        return MetricsServer(self.config.metrics_host, port, Metrics(self.registry).page)
 
     def _attach_lane(self) -> Lane | None:
         if self.config.transport == "threaded":
@@ -169,6 +187,8 @@ class App:
         self._server.stop(grace).wait()
         ended = [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]
         self._threads.shutdown(wait=False)
+        if self._metrics is not None:
+            self._metrics.close()
         return all(ended)
 
     def _set_health(self, service: str, *, serving: bool) -> None:
