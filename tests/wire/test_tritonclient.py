@@ -217,7 +217,6 @@ async def test_asyncio(server: ServerProcess) -> None:
 
 def test_what_is_not_implemented_says_so(client: triton.InferenceServerClient) -> None:
     for call in (
-        client.get_inference_statistics,
         client.get_trace_settings,
         client.get_log_settings,
         client.get_system_shared_memory_status,

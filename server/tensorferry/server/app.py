@@ -25,9 +25,11 @@ from tensorferry.server.repository import Repository
 from tensorferry.server.repository_methods import RepositoryMethods
 from tensorferry.server.servicer import Servicer
 from tensorferry.server.session import choose_device
+from tensorferry.server.statistics import StatisticsExtension
 
 if TYPE_CHECKING:
     from tensorferry.server.lane import Lane
+    from tensorferry.server.metrics_server import MetricsServer
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -72,6 +74,7 @@ class App:
             max_in_flight=MAX_IN_FLIGHT_PER_STREAM,
             extensions=(
                 ModelConfiguration(self.registry),
+                StatisticsExtension(self.registry),
                 RepositoryMethods(self.registry, self._control),
             ),
         )
@@ -102,6 +105,7 @@ class App:
         for source in config.models:
             self._set_health(source.name, serving=False)
         self._lane: Lane | None = None
+        self._metrics: MetricsServer | None = None
 
     @property
     def transport(self) -> str:
@@ -114,8 +118,13 @@ class App:
         host = self.config.host
         return f"[{host}]:{self.port}" if ":" in host and not host.startswith("[") else f"{host}:{self.port}"
 
+    @property
+    def metrics_url(self) -> str | None:
+        """Where the metrics are; None when they are not served."""
+        return None if self._metrics is None else self._metrics.url
+
     def start(self) -> None:
-        """Listens and answers; not ready yet. StartError when the address or the lane cannot be had."""
+        """Listens and answers; not ready yet. StartError when an address or the lane cannot be had."""
         self._lane = self._attach_lane()
         self.port = self.config.port
         try:
@@ -125,9 +134,18 @@ class App:
                 f"cannot listen on {self.address}: the address is in use, or not this machine's ({error}); "
                 "choose others by --host and --port (0 picks a free port)"
             ) from None
+        if self.config.metrics_port is not None:
+            self._metrics = self._serve_metrics(self.config.metrics_port)
         self._server.start()
         if self._lane is not None:
             self._lane.start()
+
+    def _serve_metrics(self, port: int) -> MetricsServer:
+        # Here, since it takes a while to import what makes and serves them.
+        from tensorferry.server.metrics import Metrics
+        from tensorferry.server.metrics_server import MetricsServer
+
+        return MetricsServer(self.config.metrics_host, port, Metrics(self.registry).page)
 
     def _attach_lane(self) -> Lane | None:
         if self.config.transport == "threaded":
@@ -186,6 +204,8 @@ class App:
         ended = [self._control.close(grace)]
         ended += [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]
         self._threads.shutdown(wait=False)
+        if self._metrics is not None:
+            self._metrics.close()
         return all(ended)
 
     def _load_model(self, source: ModelSource) -> Model:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from tensorferry.server import logs
 from tensorferry.server.app import App
@@ -145,8 +145,9 @@ def _leave(code: int) -> NoReturn:
 def _announce(app: App) -> None:
     """The one line on stdout that says: ready."""
     models = app.registry.models()
+    metrics = app.metrics_url
     if app.config.log_format == "json":
-        line = {
+        line: dict[str, Any] = {
             "message": "ready",
             "address": app.address,
             "transport": app.transport,
@@ -155,9 +156,12 @@ def _announce(app: App) -> None:
                 for m in models
             ],
         }
+        if metrics is not None:
+            line["metrics"] = metrics
         print(json.dumps(line), flush=True)
     else:
+        where = app.address if metrics is None else f"{app.address}, metrics on {metrics}"
         print(
-            f"tensorferry {version('tensorferry')} ready on {app.address}: {'; '.join(map(str, models))}",
+            f"tensorferry {version('tensorferry')} ready on {where}: {'; '.join(map(str, models))}",
             flush=True,
         )

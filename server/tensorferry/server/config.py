@@ -69,6 +69,8 @@ class ServerConfig:
     max_queue_bytes: int = 1 << 30
     max_message_bytes: int = 64 << 20
     drain_seconds: float = 30.0
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
     log_format: str = "text"
     log_level: str = "info"
 
@@ -348,6 +350,20 @@ OPTIONS: tuple[Option, ...] = (
         _number,
         "a number of seconds of at least 0",
         "how long accepted requests may take to finish after SIGTERM or Ctrl-C",
+    ),
+    Option(
+        "metrics-port",
+        "metrics_port",
+        _integer(0, 65535),
+        "an integer from 0 to 65535",
+        "port that serves metrics for Prometheus over HTTP, at /metrics; 0 picks a free one and prints it; none: no metrics",
+    ),
+    Option(
+        "metrics-host",
+        "metrics_host",
+        _host,
+        "an address or host name",
+        "address that serves the metrics, which have no password; 0.0.0.0 or :: for all",
     ),
     Option(
         "log-format", "log_format", _one_of("text", "json"), "text or json", "form of the log lines on stderr"
