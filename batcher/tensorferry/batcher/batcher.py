@@ -340,10 +340,12 @@ class Batcher:
         complete = request.complete
         if self._batched and request.rows > self._limits.max_batch_size:
             if not self._limits.merges:
-                self._ledger.refused(request.cost)
-                raise RequestTooLarge(
-                    f"inference request batch-size must be <= {self._limits.max_batch_size} for {self._name!r}: the "
-                    f"request has {request.rows} rows; send fewer at once"
+                raise self._refused(
+                    request,
+                    RequestTooLarge(
+                        f"inference request batch-size must be <= {self._limits.max_batch_size} for {self._name!r}: "
+                        f"the request has {request.rows} rows; send fewer at once"
+                    ),
                 )
             # Before it is cut up: rows without bytes are cheap to claim.
             self._check_size(request)
