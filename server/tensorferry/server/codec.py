@@ -5,7 +5,6 @@ Messages keep the wording by which clients of other servers of this protocol rec
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -27,14 +26,8 @@ from tensorferry.protos.tensors import (
     encode_raw,
 )
 from tensorferry.server.errors import InvalidRequestError, UnsupportedError
+from tensorferry.server.parameters import read_parameters
 from tensorferry.server.signature import Signature, TensorSpec
-
-# A request with this parameter true learns what batch it rode in, from the response's parameters.
-EXPLAIN = "explain"
-# Microseconds from the request's arrival to its deadline, as Triton's clients send it.
-TIMEOUT = "timeout"
-# The request's class, 1 the highest, as Triton's clients send it.
-PRIORITY = "priority"
 
 _Message = TypeVar("_Message", bound=Message)
 _Wire = pb.ModelInferRequest.InferInputTensor
@@ -84,6 +77,7 @@ def decode(request: pb.ModelInferRequest, model: str, signature: Signature, batc
     InvalidRequestError or UnsupportedError says what was received and what was expected.
     Numeric raw contents are not copied: the tensors refer to the request's own bytes.
     """
+    parameters = read_parameters(request)
     given = _inputs_by_name(request, model, signature)
     raws = _raw_contents(request, model)
     tensors: list[Tensor] = []
@@ -108,12 +102,12 @@ def decode(request: pb.ModelInferRequest, model: str, signature: Signature, batc
         rows=rows,
         key=tuple(tensor.shape[1:] for tensor in tensors),
         nbytes=request.ByteSize(),
-        timeout=(_natural(request, TIMEOUT, "of microseconds") or math.inf) / 1e6,
-        priority=_natural(request, PRIORITY, "from 1, the highest class"),
+        timeout=parameters.timeout,
+        priority=parameters.priority,
         wanted=Wanted(
             _requested_outputs(request, model, signature),
             typed=raws is None,
-            explain=EXPLAIN in request.parameters and request.parameters[EXPLAIN].bool_param,
+            explain=parameters.explain,
         ),
     )
 
@@ -204,21 +198,6 @@ def _as_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     except UnicodeDecodeError as error:
         raise TensorError(f"an element is not UTF-8, and ONNX strings are ({error})") from None
     return texts.reshape(array.shape)
-
-
-def _natural(request: pb.ModelInferRequest, name: str, what: str) -> int:
-    """A parameter that is an integer of at least 0; 0 when the request has none."""
-    if name not in request.parameters:
-        return 0
-    parameter = request.parameters[name]
-    kind = parameter.WhichOneof("parameter_choice")
-    if kind not in ("int64_param", "uint64_param") or getattr(parameter, kind) < 0:
-        raise InvalidRequestError(
-            f"parameter {name!r} must be an int64_param {what}, of at least 0 (0: none), got {kind} "
-            f"{getattr(parameter, kind or '', None)!r}"
-        )
-    value: int = getattr(parameter, kind)
-    return value
 
 
 def _requested_outputs(
