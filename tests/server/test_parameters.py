@@ -14,7 +14,9 @@ from tensorferry.server.parameters import RequestParameters, read_parameters
 
 def read(**parameters: dict[str, Any]) -> RequestParameters:
     return read_parameters(
-        pb.ModelInferRequest(parameters={key: pb.InferParameter(**given) for key, given in parameters.items()})
+        pb.ModelInferRequest(
+            parameters={key: pb.InferParameter(**given) for key, given in parameters.items()}
+        )
     )
 
 
@@ -73,7 +75,10 @@ def test_what_means_nothing_to_these_models_is_passed_over(given: dict[str, Any]
             {"sequence_id": {"bool_param": True}},
             "invalid value type for 'sequence_id' parameter, expected int64_param or string_param, got bool_param",
         ),
-        ({"sequence_start": {"int64_param": 1}}, "'sequence_start' parameter, expected bool_param, got int64"),
+        (
+            {"sequence_start": {"int64_param": 1}},
+            "'sequence_start' parameter, expected bool_param, got int64",
+        ),
         ({"sequence_end": {}}, "'sequence_end' parameter, expected bool_param, got none"),
         (
             {"timeout": {"double_param": 1.5}},
@@ -81,7 +86,10 @@ def test_what_means_nothing_to_these_models_is_passed_over(given: dict[str, Any]
             "request's arrival, 0 for none), got double_param",
         ),
         ({"timeout": {"int64_param": -1}}, "invalid value for 'timeout', expected value >= 0"),
-        ({"priority": {"string_param": "high"}}, "(the class, from 1, the highest; 0 for none), got string_param"),
+        (
+            {"priority": {"string_param": "high"}},
+            "(the class, from 1, the highest; 0 for none), got string_param",
+        ),
         ({"priority": {"int64_param": -1}}, "invalid value for 'priority', expected value >= 0"),
     ],
     ids=str,

@@ -50,7 +50,7 @@ class App:
         self.config = config
         self.port = 0
         self.registry = ModelRegistry()
-        self._service = InferenceService(self.registry)
+        self._service = InferenceService(self.registry, triton_status_codes=config.triton_status_codes)
         self._servicer = Servicer(
             self._service,
             self.registry,

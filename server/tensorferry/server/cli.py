@@ -44,6 +44,8 @@ def _parser() -> argparse.ArgumentParser:
         shown = f"{default * 1e3:g}" if option.flag.endswith("-ms") else default
         if default in (None, ()):
             shown = "none"
+        elif option.switch:
+            shown = str(default).lower()
         parser.add_argument(f"--{option.flag}", metavar="VALUE", help=f"{option.help} (default: {shown})")
     return parser
 
@@ -51,7 +53,9 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Serves until SIGTERM or Ctrl-C. 0 after a clean stop, 1 when it cannot start, 2 for bad options."""
     parser = _parser()
-    arguments = vars(parser.parse_args(argv))
+    # Not left to argparse, for which the MODEL behind would be the value of a switch that stands alone.
+    alone = {f"--{option.flag}" for option in OPTIONS if option.switch}
+    arguments = vars(parser.parse_args([f"{text}=true" if text in alone else text for text in argv]))
     file = arguments["config"] or os.environ.get("TENSORFERRY_CONFIG")
     flags = {option.flag: arguments[option.flag.replace("-", "_")] for option in OPTIONS}
     try:

@@ -63,19 +63,24 @@ class ServerConfig:
     max_queue_bytes: int = 1 << 30
     max_message_bytes: int = 64 << 20
     drain_seconds: float = 30.0
+    triton_status_codes: bool = False
     log_format: str = "text"
     log_level: str = "info"
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: a flag, an environment variable and a key of the file by the same name."""
+    """One option: a flag, an environment variable and a key of the file by the same name.
+
+    The flag of a `switch` may stand alone, which means true.
+    """
 
     flag: str
     field: str
     parse: Callable[[str], Any]
     allowed: str
     help: str
+    switch: bool = False
 
     @property
     def variable(self) -> str:
@@ -135,6 +140,13 @@ def _one_of(*values: str) -> Callable[[str], str]:
         return text.lower()
 
     return parse
+
+
+def _switch(flag: str, field: str, help: str) -> Option:
+    def parse(text: str) -> bool:
+        return _one_of("true", "false")(text) == "true"
+
+    return Option(flag, field, parse, "true or false", help, switch=True)
 
 
 def _device(text: str) -> str:
@@ -279,6 +291,11 @@ OPTIONS: tuple[Option, ...] = (
         _number,
         "a number of seconds of at least 0",
         "how long accepted requests may take to finish after SIGTERM or Ctrl-C",
+    ),
+    _switch(
+        "triton-status-codes",
+        "triton_status_codes",
+        "UNAVAILABLE, as Triton has it, where a request meets a full queue or its deadline passes",
     ),
     Option(
         "log-format", "log_format", _one_of("text", "json"), "text or json", "form of the log lines on stderr"

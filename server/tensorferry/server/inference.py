@@ -13,8 +13,8 @@ from tensorferry.server.codec import decode, parse
 from tensorferry.server.errors import ModelFailedError, NotReadyError
 from tensorferry.server.forms import Form, FormCache
 from tensorferry.server.models import ModelRegistry
-from tensorferry.server.responses import Piece, id_field_of, stream_error, stream_response
-from tensorferry.server.status import status_of
+from tensorferry.server.responses import Piece, id_field_of, stream_response
+from tensorferry.server.status import Status, status_of
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -48,11 +48,8 @@ class Reply:
         return b"".join(self.pieces())
 
     def stream_message(self) -> bytes:
-        """The serialised ModelStreamInferResponse, which says what went wrong; never raises."""
-        try:
-            return b"".join(stream_response(self.pieces()))
-        except Exception as error:
-            return stream_error(self.request_id, status_of(error))
+        """The serialised ModelStreamInferResponse; or what went wrong, raised."""
+        return b"".join(stream_response(self.pieces()))
 
 
 def _failed(request_id: str, error: BaseException) -> Reply:
@@ -134,10 +131,14 @@ class _Queued(Call, Reply):
 
 
 class InferenceService:
-    """Takes requests from a transport and hands each to its model's batcher. Thread-safe."""
+    """Takes requests from a transport and hands each to its model's batcher. Thread-safe.
 
-    def __init__(self, registry: ModelRegistry) -> None:
+    With `triton_status_codes` errors have the codes that Triton gives them, wherever ours differ.
+    """
+
+    def __init__(self, registry: ModelRegistry, *, triton_status_codes: bool = False) -> None:
         self._registry = registry
+        self._triton_status_codes = triton_status_codes
         self._forms = FormCache()
         self._draining = threading.Event()
 
@@ -149,6 +150,10 @@ class InferenceService:
     def draining(self) -> bool:
         """Whether the server accepts no more requests."""
         return self._draining.is_set()
+
+    def status_of(self, error: BaseException) -> Status:
+        """What a client is told of an error that was raised by a reply."""
+        return status_of(error, triton=self._triton_status_codes)
 
     def infer(
         self,

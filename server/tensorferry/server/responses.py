@@ -23,6 +23,12 @@ _RAW_TAG = pb.ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"
 _RESPONSE_TAG = pb.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2
 _ID_TAG = pb.ModelInferResponse.DESCRIPTOR.fields_by_name["id"].number << 3 | 2
 
+# Every response of a stream is the last one to its request, and says so as Triton's do.
+FINAL_PARAMETER = "triton_final_response"
+_FINAL = pb.ModelInferResponse(
+    parameters={FINAL_PARAMETER: pb.InferParameter(bool_param=True)}
+).SerializeToString()
+
 # Shapes of outputs differ in their rows, mostly: a bound for the models where they differ in more.
 _MOST_SHAPES = 64
 
@@ -78,9 +84,10 @@ class ResponseForm:
 
 
 def stream_response(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """The pieces of a ModelStreamInferResponse with this response."""
+    """The pieces of a ModelStreamInferResponse with this response, which is the last to its request."""
     size = sum([piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in pieces])
-    return (bytes([_RESPONSE_TAG]) + varint(size), *pieces)
+    # In front, since a reader of protobuf takes the fields as they come.
+    return (bytes([_RESPONSE_TAG]) + varint(size + len(_FINAL)) + _FINAL, *pieces)
 
 
 def stream_error(request_id: str, status: Status) -> bytes:
@@ -88,6 +95,7 @@ def stream_error(request_id: str, status: Status) -> bytes:
     response = pb.ModelStreamInferResponse(error_message=status.message)
     response.infer_response.id = request_id
     parameters = response.infer_response.parameters
+    parameters[FINAL_PARAMETER].bool_param = True
     parameters[STATUS_PARAMETER].string_param = status.code.name
     if status.retry_after is not None:
         parameters[RETRY_PARAMETER].int64_param = max(1, round(status.retry_after * 1e3))
