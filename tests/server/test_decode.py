@@ -289,12 +289,46 @@ def test_outputs_that_cannot_be_given(names: list[str], message: str) -> None:
     assert message in refused(asked)
 
 
-@pytest.mark.parametrize("parameter", ["classification", "shared_memory_region"])
-def test_what_outputs_cannot_be_asked_for_is_unsupported(parameter: str) -> None:
+def asked_for_classes(name: str, **given: Any) -> pb.ModelInferRequest:
     message = good()
-    message.outputs.add(name="y").parameters[parameter].int64_param = 1
-    with pytest.raises(UnsupportedError, match=f"output 'y': this server does not support '{parameter}'"):
-        held(message)
+    parameter = message.outputs.add(name=name).parameters["classification"]
+    parameter.CopyFrom(pb.InferParameter(**given))
+    return message
+
+
+def test_classes_are_wanted_by_output() -> None:
+    message = asked_for_classes("z", int64_param=3)
+    message.outputs.add(name="y")
+    assert held(message).wanted.classes == (3, 0)
+    assert held(good()).wanted.classes == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"int64_param": 0},
+            "invalid value for 'classification' parameter of output 'z', expected the number of classes, at least 1, got 0",
+        ),
+        ({"int64_param": -1}, "invalid value for 'classification' parameter"),
+        (
+            {"string_param": "3"},
+            "invalid value type for 'classification' parameter, expected int64_param, got string_param",
+        ),
+        ({}, "expected int64_param, got none"),
+    ],
+    ids=str,
+)
+def test_a_number_of_classes_that_is_none(given: dict[str, Any], message: str) -> None:
+    assert message in refused(asked_for_classes("z", **given))
+
+
+@pytest.mark.parametrize("kind", ["BYTES", "BOOL", "FP16", "BF16"])
+def test_what_has_no_values_that_compare_has_no_classes(kind: str) -> None:
+    made = signature(X, N, outputs=(spec("z", kind, "batch"),))
+    assert f"class result not available for output due to unsupported type '{kind}': output 'z'" in refused(
+        asked_for_classes("z", int64_param=1), made
+    )
 
 
 @pytest.mark.parametrize("in_shared_memory", [(0,), (1,), (0, 1)])

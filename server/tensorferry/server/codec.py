@@ -25,6 +25,7 @@ from tensorferry.protos.tensors import (
     encode_contents,
     encode_raw,
 )
+from tensorferry.server.classification import BYTES, PLAIN, Classifier, class_count
 from tensorferry.server.errors import InvalidRequestError, UnsupportedError
 from tensorferry.server.parameters import read_parameters
 from tensorferry.server.signature import Signature, TensorSpec
@@ -35,12 +36,14 @@ _Wire = pb.ModelInferRequest.InferInputTensor
 
 class Wanted(NamedTuple):
     """What a response has to look like: the outputs asked for, whether they travel in typed contents,
-    and whether the batch is described.
+    whether the batch is described, and how many classes are wanted of each output, 0 for its values
+    (empty: of none).
     """
 
     outputs: tuple[TensorSpec, ...]
     typed: bool
     explain: bool
+    classes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,11 @@ def decode(request: pb.ModelInferRequest, model: str, signature: Signature, batc
             tensors.append(_tensor(wire, raws.get(spec.name) if raws is not None else None, spec.datatype))
         except TensorError as error:
             raise InvalidRequestError(f"input {spec.name!r} of model {model!r}: {error}") from None
+    outputs = _requested_outputs(request, model, signature)
+    # Where none is named, all are wanted, of none of them classes.
+    classes = tuple(
+        [class_count(output, spec.datatype) for output, spec in zip(request.outputs, outputs, strict=False)]
+    )
     rows = 1
     if batched:
         rows = tensors[0].shape[0]
@@ -105,9 +113,10 @@ def decode(request: pb.ModelInferRequest, model: str, signature: Signature, batc
         timeout=parameters.timeout,
         priority=parameters.priority,
         wanted=Wanted(
-            _requested_outputs(request, model, signature),
+            outputs,
             typed=raws is None,
             explain=parameters.explain,
+            classes=classes if any(classes) else (),
         ),
     )
 
@@ -216,16 +225,17 @@ def _requested_outputs(
             raise InvalidRequestError(
                 f"output {output.name!r} already exists in the request for model {model!r}"
             )
-        for parameter in ("classification", "shared_memory_region"):
-            if parameter in output.parameters:
-                raise UnsupportedError(
-                    f"output {output.name!r}: this server does not support {parameter!r} of outputs"
-                )
+        if output.parameters and "shared_memory_region" in output.parameters:
+            raise UnsupportedError(
+                f"output {output.name!r}: this server does not support 'shared_memory_region' of outputs"
+            )
         wanted[output.name] = by_name[output.name]
     return tuple(wanted.values())
 
 
-def encode(model: str, version: str, wanted: Wanted, outcome: Outcome) -> pb.ModelInferResponse:
+def encode(
+    model: str, version: str, wanted: Wanted, outcome: Outcome, classifier: Classifier = PLAIN
+) -> pb.ModelInferResponse:
     """The response, without its id, to a request whose outcome is an answer.
 
     Typed contents are answered with typed contents where every output's datatype has them,
@@ -233,16 +243,18 @@ def encode(model: str, version: str, wanted: Wanted, outcome: Outcome) -> pb.Mod
     """
     outputs: Mapping[str, npt.NDArray[Any]] = outcome.outputs
     response = pb.ModelInferResponse(model_name=model, model_version=version)
-    typed = wanted.typed and all(spec.datatype.contents for spec in wanted.outputs)
-    for spec in wanted.outputs:
+    classes = wanted.classes or (0,) * len(wanted.outputs)
+    kinds = [BYTES if count else spec.datatype for spec, count in zip(wanted.outputs, classes, strict=True)]
+    typed = wanted.typed and all(kind.contents for kind in kinds)
+    for spec, kind, count in zip(wanted.outputs, kinds, classes, strict=True):
         array = outputs[spec.name]
-        tensor = response.outputs.add(name=spec.name, datatype=spec.datatype.name, shape=array.shape)
+        if count:
+            array = classifier.classes(spec.name, array, count)
+        tensor = response.outputs.add(name=spec.name, datatype=kind.name, shape=array.shape)
         if typed:
-            encode_contents(array, spec.datatype, tensor.contents)
+            encode_contents(array, kind, tensor.contents)
         else:
-            response.raw_output_contents.append(
-                encode_raw(array) if spec.datatype.size == 0 else array.tobytes()
-            )
+            response.raw_output_contents.append(encode_raw(array) if kind.size == 0 else array.tobytes())
     if wanted.explain and outcome.batch is not None:
         _explain(response, outcome.batch, outcome)
     return response

@@ -18,7 +18,8 @@ import numpy as np
 
 from tensorferry.batcher import Outcome, PadPlan, Request, Tensor
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.codec import Decoded
+from tensorferry.server.classification import Classifier
+from tensorferry.server.codec import Decoded, Wanted
 from tensorferry.server.models import Model
 from tensorferry.server.responses import ResponseForm
 
@@ -153,16 +154,20 @@ class FormCache:
                 self._generation = generation
             if generation < self._generation:
                 # Looked up before a model came or went: for this request, and to be forgotten.
-                return _form_of(model, decoded, ResponseForm(model.name, model.version, wanted))
+                return _form_of(model, decoded, _response_form(model, wanted))
             response = self._responses.get(wants)
             if response is None:
-                response = self._responses[wants] = ResponseForm(model.name, model.version, wanted)
+                response = self._responses[wants] = _response_form(model, wanted)
             form = _form_of(model, decoded, response)
             known = _known(data, request, model, decoded, form)
             if known is not None:
                 others = self._by_size.get(len(data), ())
                 self._by_size[len(data)] = (known, *others[: _MOST_OF_A_SIZE - 1])
         return form
+
+
+def _response_form(model: Model, wanted: Wanted) -> ResponseForm:
+    return ResponseForm(model.name, model.version, wanted, Classifier(model.batched, model.labels))
 
 
 def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensorferry.batcher import Batcher, Padding
+from tensorferry.server.classification import read_labels
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.models import Model
@@ -77,6 +78,7 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
         batcher,
         slo,
         padding,
+        labels=read_labels(source.config, source.directory),
     )
 
 

@@ -6,8 +6,8 @@ import enum
 import math
 import re
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tensorferry.batcher import Batcher, Padding
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
@@ -30,6 +30,7 @@ class Model:
 
     `slo` is the time in seconds that every request has at most, inf for no such limit.
     `padding` says how requests of different lengths share a batch; None when they do not.
+    `labels` are the names of the classes, by output.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Model:
     batcher: Batcher
     slo: float = math.inf
     padding: Padding | None = None
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def batched(self) -> bool:

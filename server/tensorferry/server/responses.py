@@ -9,6 +9,7 @@ import numpy as np
 
 from tensorferry.batcher import Outcome
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.classification import PLAIN, Classifier
 from tensorferry.server.codec import Wanted, encode
 from tensorferry.server.status import Status
 
@@ -37,16 +38,17 @@ class ResponseForm:
     """Builds the responses of a model version to requests that want the same. Thread-safe.
 
     Raw contents are put between bytes that were serialised once for each shape. Typed contents,
-    strings and an explained batch go through protobuf.
+    strings, classes and an explained batch go through protobuf.
     """
 
-    def __init__(self, model: str, version: str, wanted: Wanted) -> None:
+    def __init__(self, model: str, version: str, wanted: Wanted, classifier: Classifier = PLAIN) -> None:
         self._model = model
         self._version = version
         self._wanted = wanted
+        self._classifier = classifier
         self._names = tuple([spec.name for spec in wanted.outputs])
         strings = any(spec.datatype.size == 0 for spec in wanted.outputs)
-        self._through_protobuf = wanted.typed or wanted.explain or strings
+        self._through_protobuf = wanted.typed or wanted.explain or strings or bool(wanted.classes)
         self._head = pb.ModelInferResponse(model_name=model, model_version=version).SerializeToString()
         # Replaced by equal values at worst, so it needs no lock.
         self._fixed: dict[tuple[tuple[int, ...], ...], tuple[bytes, ...]] = {}
@@ -54,7 +56,7 @@ class ResponseForm:
     def pieces(self, id_field: bytes, outcome: Outcome) -> Sequence[Piece]:
         """The serialised response in pieces; `id_field` is the serialised field of the id, b"" for none."""
         if self._through_protobuf:
-            message = encode(self._model, self._version, self._wanted, outcome)
+            message = encode(self._model, self._version, self._wanted, outcome, self._classifier)
             # In whatever order: a reader of protobuf takes the fields as they come.
             return message.SerializeToString(), id_field
         outputs = outcome.outputs

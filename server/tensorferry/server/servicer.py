@@ -118,7 +118,7 @@ class Servicer:
 
     def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Name, version and the extensions that this server has."""
-        names = {"binary_tensor_data", "parameters"}
+        names = {"binary_tensor_data", "classification", "parameters", "schedule_policy"}
         names.update(*(extension.names for extension in self._extensions))
         return pb.ServerMetadataResponse(name="tensorferry", version=self._version, extensions=sorted(names))
 
