@@ -20,6 +20,8 @@ FORESEEN = [
     (batcher.InvalidRequest, "INVALID_ARGUMENT"),
     (batcher.RequestTooLarge, "INVALID_ARGUMENT"),
     (errors.NotFoundError, "NOT_FOUND"),
+    (errors.AlreadyExistsError, "ALREADY_EXISTS"),
+    (errors.LimitError, "RESOURCE_EXHAUSTED"),
     (errors.NotReadyError, "UNAVAILABLE"),
     (batcher.BatcherClosed, "UNAVAILABLE"),
     (batcher.Cancelled, "CANCELLED"),

@@ -21,6 +21,7 @@ from tensorferry.server.loading import load_model
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.servicer import Servicer
 from tensorferry.server.session import choose_device
+from tensorferry.server.shared_memory import Regions, SharedMemory
 
 if TYPE_CHECKING:
     from tensorferry.server.lane import Lane
@@ -50,13 +51,17 @@ class App:
         self.config = config
         self.port = 0
         self.registry = ModelRegistry()
-        self._service = InferenceService(self.registry, triton_status_codes=config.triton_status_codes)
+        self._regions = Regions(allowed=config.allow_shared_memory, max_bytes=config.max_queue_bytes)
+        self._service = InferenceService(
+            self.registry, regions=self._regions, triton_status_codes=config.triton_status_codes
+        )
         self._servicer = Servicer(
             self._service,
             self.registry,
             version=version("tensorferry"),
             max_streams=MAX_STREAMS,
             max_in_flight=MAX_IN_FLIGHT_PER_STREAM,
+            extensions=(SharedMemory(self._regions),),
         )
         self._health = health.HealthServicer(experimental_non_blocking=True)
         self._threads = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc-handler")
@@ -169,6 +174,7 @@ class App:
         self._server.stop(grace).wait()
         ended = [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]
         self._threads.shutdown(wait=False)
+        self._regions.close()
         return all(ended)
 
     def _set_health(self, service: str, *, serving: bool) -> None:

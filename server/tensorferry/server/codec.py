@@ -16,18 +16,18 @@ from google.protobuf.message import Message
 from tensorferry.batcher import BatchInfo, Outcome, Tensor
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import (
-    Datatype,
     TensorError,
-    check_raw,
     datatype,
     decode_contents,
     decode_raw,
+    element_count,
     encode_contents,
     encode_raw,
 )
 from tensorferry.server.classification import BYTES, PLAIN, Classifier, class_count
-from tensorferry.server.errors import InvalidRequestError, UnsupportedError
+from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.parameters import read_parameters
+from tensorferry.server.shared_memory import Lease, Span
 from tensorferry.server.signature import Signature, TensorSpec
 
 _Message = TypeVar("_Message", bound=Message)
@@ -37,13 +37,15 @@ _Wire = pb.ModelInferRequest.InferInputTensor
 class Wanted(NamedTuple):
     """What a response has to look like: the outputs asked for, whether they travel in typed contents,
     whether the batch is described, and how many classes are wanted of each output, 0 for its values
-    (empty: of none).
+    (empty: of none). `places` says of each output where in shared memory it goes, None for in the
+    response (empty: all do).
     """
 
     outputs: tuple[TensorSpec, ...]
     typed: bool
     explain: bool
     classes: tuple[int, ...] = ()
+    places: tuple[Span | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,28 +76,29 @@ def parse(data: bytes, kind: type[_Message]) -> _Message:
         ) from None
 
 
-def decode(request: pb.ModelInferRequest, model: str, signature: Signature, batched: bool) -> Decoded:
+def decode(
+    request: pb.ModelInferRequest, model: str, signature: Signature, batched: bool, lease: Lease
+) -> Decoded:
     """Holds a request against the model's signature and takes its tensors out.
 
-    InvalidRequestError or UnsupportedError says what was received and what was expected.
-    Numeric raw contents are not copied: the tensors refer to the request's own bytes.
+    A ServerError says what was received and what was expected. Numeric raw contents are not copied:
+    the tensors refer to the request's own bytes. What is in shared memory is copied, and its regions are
+    the lease's, which is the caller's to release.
     """
     parameters = read_parameters(request)
     given = _inputs_by_name(request, model, signature)
-    raws = _raw_contents(request, model)
+    outputs = _requested_outputs(request, model, signature)
+    classes, places = _destinations(request, outputs, lease)
+    spans = _spans(request, lease)
+    raws = _raw_contents(request, model, spans)
     tensors: list[Tensor] = []
     for spec in signature.inputs:
         wire = given[spec.name]
         _check_tensor(wire, spec, model, batched)
         try:
-            tensors.append(_tensor(wire, raws.get(spec.name) if raws is not None else None, spec.datatype))
+            tensors.append(_tensor(wire, spec, model, raws, spans.get(spec.name)))
         except TensorError as error:
             raise InvalidRequestError(f"input {spec.name!r} of model {model!r}: {error}") from None
-    outputs = _requested_outputs(request, model, signature)
-    # Where none is named, all are wanted, of none of them classes.
-    classes = tuple(
-        [class_count(output, spec.datatype) for output, spec in zip(request.outputs, outputs, strict=False)]
-    )
     rows = 1
     if batched:
         rows = tensors[0].shape[0]
@@ -109,14 +112,15 @@ def decode(request: pb.ModelInferRequest, model: str, signature: Signature, batc
         tensors=tuple(tensors),
         rows=rows,
         key=tuple(tensor.shape[1:] for tensor in tensors),
-        nbytes=request.ByteSize(),
+        nbytes=request.ByteSize() + sum([span.nbytes for span in spans.values()]),
         timeout=parameters.timeout,
         priority=parameters.priority,
         wanted=Wanted(
             outputs,
-            typed=raws is None,
+            typed=raws is None and (not spans or len(spans) < len(given)),
             explain=parameters.explain,
-            classes=classes if any(classes) else (),
+            classes=classes,
+            places=places,
         ),
     )
 
@@ -127,11 +131,6 @@ def _inputs_by_name(request: pb.ModelInferRequest, model: str, signature: Signat
         if tensor.name in given:
             raise InvalidRequestError(
                 f"input {tensor.name!r} already exists in the request for model {model!r}"
-            )
-        # Before raw contents are counted: a tensor in shared memory has none.
-        if tensor.parameters and "shared_memory_region" in tensor.parameters:
-            raise UnsupportedError(
-                f"input {tensor.name!r}: this server does not take tensors in shared memory; send them"
             )
         given[tensor.name] = tensor
     expected = [spec.name for spec in signature.inputs]
@@ -149,23 +148,53 @@ def _inputs_by_name(request: pb.ModelInferRequest, model: str, signature: Signat
     return given
 
 
-def _raw_contents(request: pb.ModelInferRequest, model: str) -> Mapping[str, bytes] | None:
-    """Raw contents by input; None when the request has typed contents."""
-    raws = request.raw_input_contents
-    if not raws:
-        return None
+def _spans(request: pb.ModelInferRequest, lease: Lease) -> Mapping[str, Span]:
+    """Where inputs are in shared memory, by name."""
+    spans = {}
     for tensor in request.inputs:
-        if tensor.HasField("contents"):
+        if tensor.parameters and (span := lease.span(tensor)) is not None:
+            spans[tensor.name] = span
+    total = sum([span.nbytes for span in spans.values()])
+    if total > lease.regions.max_bytes:
+        raise InvalidRequestError(
+            f"the request has {total} bytes in shared memory, which is more than the queue ever holds, "
+            f"{lease.regions.max_bytes}: send less at once, or raise --max-queue-bytes"
+        )
+    return spans
+
+
+def _raw_contents(
+    request: pb.ModelInferRequest, model: str, spans: Mapping[str, Span]
+) -> Mapping[str, bytes] | None:
+    """Raw contents by input, of those that are not in shared memory; None when the request has none."""
+    raws = request.raw_input_contents
+    sent = [tensor for tensor in request.inputs if tensor.name not in spans] if spans else request.inputs
+    for tensor in request.inputs if raws or spans else ():
+        if not tensor.HasField("contents"):
+            continue
+        if tensor.name in spans:
+            raise InvalidRequestError(
+                f"unexpected 'content' provided when using shared memory for input tensor {tensor.name!r} for model "
+                f"{model!r}: leave it out, or send the tensor"
+            )
+        if raws:
             raise InvalidRequestError(
                 f"contents field must not be specified when using raw_input_contents for input {tensor.name!r} "
                 f"for model {model!r}"
             )
-    if len(raws) != len(request.inputs):
-        raise InvalidRequestError(
-            f"raw_input_contents has {len(raws)} entries for the {len(request.inputs)} inputs of model {model!r}; "
-            "it must have one for each, in their order"
+    if not raws:
+        return None
+    if len(raws) != len(sent):
+        lacking = (
+            f"unable to find data for input tensor {sent[len(raws)].name!r} for model {model!r} in request: "
+            if len(raws) < len(sent)
+            else ""
         )
-    return {tensor.name: raw for tensor, raw in zip(request.inputs, raws, strict=True)}
+        raise InvalidRequestError(
+            f"{lacking}raw_input_contents has {len(raws)} entries for the {len(sent)} inputs of model {model!r}"
+            f"{' that are not in shared memory' if spans else ''}; it must have one for each, in their order"
+        )
+    return {tensor.name: raw for tensor, raw in zip(sent, raws, strict=True)}
 
 
 def _check_tensor(tensor: _Wire, spec: TensorSpec, model: str, batched: bool) -> None:
@@ -189,12 +218,31 @@ def _check_tensor(tensor: _Wire, spec: TensorSpec, model: str, batched: bool) ->
         )
 
 
-def _tensor(tensor: _Wire, raw: bytes | None, kind: Datatype) -> Tensor:
-    shape = tuple(tensor.shape)
-    if raw is not None and kind.size:
-        check_raw(raw, kind, shape)
-        return Tensor(kind.storage, shape, raw)
-    array = decode_contents(tensor.contents, kind, shape) if raw is None else decode_raw(raw, kind, shape)
+def _tensor(
+    tensor: _Wire, spec: TensorSpec, model: str, raws: Mapping[str, bytes] | None, span: Span | None
+) -> Tensor:
+    kind, shape = spec.datatype, tuple(tensor.shape)
+    if span is None and raws is None:
+        if not tensor.HasField("contents") and element_count(shape):
+            raise InvalidRequestError(
+                f"unable to find data for input tensor {spec.name!r} for model {model!r} in request: it has neither "
+                "contents nor an entry in raw_input_contents"
+            )
+        array = decode_contents(tensor.contents, kind, shape)
+    else:
+        raw = raws[spec.name] if span is None and raws is not None else b""
+        nbytes = len(raw) if span is None else span.nbytes
+        expected = element_count(shape) * kind.size
+        if kind.size and nbytes != expected:
+            raise InvalidRequestError(
+                f"input byte size mismatch for input {spec.name!r} for model {model!r}. Expected {expected}, got {nbytes} "
+                f"({kind.name} of shape {list(shape)})"
+            )
+        if span is not None:
+            raw = span.read()
+        if kind.size:
+            return Tensor(kind.storage, shape, raw)
+        array = decode_raw(raw, kind, shape)
     if kind.name == "BYTES":
         return Tensor(kind.storage, shape, _as_text(array))
     return Tensor(kind.storage, shape, array.tobytes())
@@ -225,12 +273,46 @@ def _requested_outputs(
             raise InvalidRequestError(
                 f"output {output.name!r} already exists in the request for model {model!r}"
             )
-        if output.parameters and "shared_memory_region" in output.parameters:
-            raise UnsupportedError(
-                f"output {output.name!r}: this server does not support 'shared_memory_region' of outputs"
-            )
         wanted[output.name] = by_name[output.name]
     return tuple(wanted.values())
+
+
+def _destinations(
+    request: pb.ModelInferRequest, outputs: tuple[TensorSpec, ...], lease: Lease
+) -> tuple[tuple[int, ...], tuple[Span | None, ...]]:
+    """Which requested outputs are to be classes, and which go to shared memory; () for none."""
+    # Where none is named, all are wanted as they are.
+    classes: list[int] = []
+    places: list[Span | None] = []
+    for output, spec in zip(request.outputs, outputs, strict=False):
+        count, span = class_count(output, spec.datatype), lease.span(output) if output.parameters else None
+        if count and span is not None:
+            raise InvalidRequestError(
+                f"output can't set both 'shared_memory_region' and 'classification': output {output.name!r}; leave out one"
+            )
+        classes.append(count)
+        places.append(span)
+    return tuple(classes) if any(classes) else (), tuple(places) if any(places) else ()
+
+
+def place(wanted: Wanted, outcome: Outcome) -> None:
+    """Puts outputs where in shared memory they are wanted. InvalidRequestError when one does not fit there."""
+    placed = []
+    for spec, span in zip(wanted.outputs, wanted.places, strict=False):
+        if span is not None:
+            array = outcome.outputs[spec.name]
+            if spec.datatype.size:
+                data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            else:
+                data = memoryview(encode_raw(array))
+            if len(data) > span.nbytes:
+                raise InvalidRequestError(
+                    f"shared memory size specified with the request for output {spec.name!r} ({span.nbytes} bytes) should "
+                    f"be at least {len(data)} bytes to hold the results"
+                )
+            placed.append((span, data))
+    for span, data in placed:
+        span.write(data)
 
 
 def encode(
@@ -245,14 +327,18 @@ def encode(
     response = pb.ModelInferResponse(model_name=model, model_version=version)
     classes = wanted.classes or (0,) * len(wanted.outputs)
     kinds = [BYTES if count else spec.datatype for spec, count in zip(wanted.outputs, classes, strict=True)]
-    typed = wanted.typed and all(kind.contents for kind in kinds)
-    for spec, kind, count in zip(wanted.outputs, kinds, classes, strict=True):
+    typed = wanted.typed and not wanted.places and all(kind.contents for kind in kinds)
+    places = wanted.places or (None,) * len(wanted.outputs)
+    for spec, kind, count, span in zip(wanted.outputs, kinds, classes, places, strict=True):
         array = outputs[spec.name]
         if count:
             array = classifier.classes(spec.name, array, count)
         tensor = response.outputs.add(name=spec.name, datatype=kind.name, shape=array.shape)
         if typed:
             encode_contents(array, kind, tensor.contents)
+        elif span is not None:
+            # Clients find an output's contents by its place among all outputs.
+            response.raw_output_contents.append(b"")
         else:
             response.raw_output_contents.append(encode_raw(array) if kind.size == 0 else array.tobytes())
     if wanted.explain and outcome.batch is not None:

@@ -64,6 +64,7 @@ class ServerConfig:
     max_message_bytes: int = 64 << 20
     drain_seconds: float = 30.0
     triton_status_codes: bool = False
+    allow_shared_memory: bool = False
     log_format: str = "text"
     log_level: str = "info"
 
@@ -296,6 +297,11 @@ OPTIONS: tuple[Option, ...] = (
         "triton-status-codes",
         "triton_status_codes",
         "UNAVAILABLE, as Triton has it, where a request meets a full queue or its deadline passes",
+    ),
+    _switch(
+        "allow-shared-memory",
+        "allow_shared_memory",
+        "let clients register any POSIX shared memory that this process may open, and have tensors there",
     ),
     Option(
         "log-format", "log_format", _one_of("text", "json"), "text or json", "form of the log lines on stderr"

@@ -154,7 +154,7 @@ class FormCache:
                 self._generation = generation
             if generation < self._generation:
                 # Looked up before a model came or went: for this request, and to be forgotten.
-                return _form_of(model, decoded, _response_form(model, wanted))
+                return unremembered(model, decoded)
             response = self._responses.get(wants)
             if response is None:
                 response = self._responses[wants] = _response_form(model, wanted)
@@ -164,6 +164,11 @@ class FormCache:
                 others = self._by_size.get(len(data), ())
                 self._by_size[len(data)] = (known, *others[: _MOST_OF_A_SIZE - 1])
         return form
+
+
+def unremembered(model: Model, decoded: Decoded) -> Form:
+    """The form of a request that no other is known by: one with tensors in shared memory."""
+    return _form_of(model, decoded, _response_form(model, decoded.wanted))
 
 
 def _response_form(model: Model, wanted: Wanted) -> ResponseForm:

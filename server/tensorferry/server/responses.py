@@ -38,7 +38,7 @@ class ResponseForm:
     """Builds the responses of a model version to requests that want the same. Thread-safe.
 
     Raw contents are put between bytes that were serialised once for each shape. Typed contents,
-    strings, classes and an explained batch go through protobuf.
+    strings, classes, outputs in shared memory and an explained batch go through protobuf.
     """
 
     def __init__(self, model: str, version: str, wanted: Wanted, classifier: Classifier = PLAIN) -> None:
@@ -48,7 +48,9 @@ class ResponseForm:
         self._classifier = classifier
         self._names = tuple([spec.name for spec in wanted.outputs])
         strings = any(spec.datatype.size == 0 for spec in wanted.outputs)
-        self._through_protobuf = wanted.typed or wanted.explain or strings or bool(wanted.classes)
+        self._through_protobuf = (
+            wanted.typed or wanted.explain or strings or bool(wanted.classes or wanted.places)
+        )
         self._head = pb.ModelInferResponse(model_name=model, model_version=version).SerializeToString()
         # Replaced by equal values at worst, so it needs no lock.
         self._fixed: dict[tuple[tuple[int, ...], ...], tuple[bytes, ...]] = {}

@@ -25,7 +25,9 @@ from tensorferry.batcher import (
 )
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server.errors import (
+    AlreadyExistsError,
     InvalidRequestError,
+    LimitError,
     ModelFailedError,
     NotFoundError,
     NotReadyError,
@@ -59,6 +61,8 @@ _TABLE = (
     _Row(InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
     _Row(RequestTooLarge, grpc.StatusCode.INVALID_ARGUMENT),
     _Row(NotFoundError, grpc.StatusCode.NOT_FOUND),
+    _Row(AlreadyExistsError, grpc.StatusCode.ALREADY_EXISTS),
+    _Row(LimitError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     _Row(NotReadyError, grpc.StatusCode.UNAVAILABLE),
     _Row(BatcherClosed, grpc.StatusCode.UNAVAILABLE),
     _Row(QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, _FULL),
