@@ -165,7 +165,7 @@ GOT_X = "expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['x'], b
         (add, "unexpected inference input 'more' for model 'm'; it takes ['x', 'n']"),
         (drop, GOT_X),
         (nothing, "Got input(s) [], but missing required input(s) ['x', 'n']"),
-        (double, "input 'x' already exists in the request for model 'm'"),
+        (double, "input 'x' already exists in request for model 'm'"),
         (datatype("FP64"), "inference input 'x' data-type is 'FP64', but model 'm' expects 'FP32'"),
         (datatype("fp32"), "datatype 'fp32' is not one of BOOL"),
         (datatype(""), "datatype '' is not one of BOOL"),
@@ -287,7 +287,7 @@ def test_outputs_are_the_models_unless_some_are_named() -> None:
         (["w"], "unexpected inference output 'w' for model 'm'; it gives ['y', 'z']"),
         (["y", "w"], "unexpected inference output 'w'"),
         ([""], "unexpected inference output ''"),
-        (["z", "y", "z"], "output 'z' already exists in the request for model 'm'"),
+        (["z", "y", "z"], "output 'z' already exists in request for model 'm'"),
     ],
 )
 def test_outputs_that_cannot_be_given(names: list[str], message: str) -> None:

@@ -129,9 +129,7 @@ def _inputs_by_name(request: pb.ModelInferRequest, model: str, signature: Signat
     given: dict[str, _Wire] = {}
     for tensor in request.inputs:
         if tensor.name in given:
-            raise InvalidRequestError(
-                f"input {tensor.name!r} already exists in the request for model {model!r}"
-            )
+            raise InvalidRequestError(f"input {tensor.name!r} already exists in request for model {model!r}")
         given[tensor.name] = tensor
     expected = [spec.name for spec in signature.inputs]
     for name in given:
@@ -270,9 +268,7 @@ def _requested_outputs(
                 f"unexpected inference output {output.name!r} for model {model!r}; it gives {list(by_name)}"
             )
         if output.name in wanted:
-            raise InvalidRequestError(
-                f"output {output.name!r} already exists in the request for model {model!r}"
-            )
+            raise InvalidRequestError(f"output {output.name!r} already exists in request for model {model!r}")
         wanted[output.name] = by_name[output.name]
     return tuple(wanted.values())
 
