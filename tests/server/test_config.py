@@ -58,6 +58,8 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "max-queue-bytes": [("1", 1), ("3 GiB", 3 << 30), ("5KiB", 5 << 10)],
     "max-message-bytes": [("1", 1), ("2147483647", (1 << 31) - 1), ("16MiB", 16 << 20)],
     "drain-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
+    "triton-status-codes": [("true", True), ("False", False), ("TRUE", True)],
+    "allow-shared-memory": [("true", True), ("False", False), ("TRUE", True)],
     "log-format": [("json", "json"), ("text", "text"), ("JSON", "json")],
     "log-level": [("debug", "debug"), ("ERROR", "error"), ("warning", "warning")],
 }
@@ -92,6 +94,8 @@ BAD: dict[str, list[str]] = {
     "max-queue-bytes": ["", "0", "0 GiB", "-1", "1.5 GiB", "1 GB", "1 gib", "KiB"],
     "max-message-bytes": ["", "0", "2147483648", "2 GiB", "-1"],
     "drain-seconds": ["", "-1", "nan", "inf", "1s"],
+    "triton-status-codes": ["", "yes", "1", "on"],
+    "allow-shared-memory": ["", "yes", "1", "on"],
     "log-format": ["", "xml"],
     "log-level": ["", "trace", "warn", "10"],
 }

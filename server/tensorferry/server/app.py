@@ -25,6 +25,7 @@ from tensorferry.server.repository import Repository
 from tensorferry.server.repository_methods import RepositoryMethods
 from tensorferry.server.servicer import Servicer
 from tensorferry.server.session import choose_device
+from tensorferry.server.shared_memory import Regions, SharedMemory
 from tensorferry.server.statistics import StatisticsExtension
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ class App:
         self.config = config
         self.port = 0
         self.registry = ModelRegistry()
-        self._service = InferenceService(self.registry)
+        self._regions = Regions(allowed=config.allow_shared_memory, max_bytes=config.max_queue_bytes)
+        self._service = InferenceService(
+            self.registry, regions=self._regions, triton_status_codes=config.triton_status_codes
+        )
         self._device = "cpu"
         self._control = ModelControl(
             self.registry,
@@ -76,6 +80,7 @@ class App:
                 ModelConfiguration(self.registry),
                 StatisticsExtension(self.registry),
                 RepositoryMethods(self.registry, self._control),
+                SharedMemory(self._regions),
             ),
         )
         self._health = health.HealthServicer(experimental_non_blocking=True)
@@ -206,6 +211,7 @@ class App:
         self._threads.shutdown(wait=False)
         if self._metrics is not None:
             self._metrics.close()
+        self._regions.close()
         return all(ended)
 
     def _load_model(self, source: ModelSource) -> Model:

@@ -71,6 +71,8 @@ class ServerConfig:
     drain_seconds: float = 30.0
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
+    triton_status_codes: bool = False
+    allow_shared_memory: bool = False
     log_format: str = "text"
     log_level: str = "info"
 
@@ -80,7 +82,7 @@ class Option:
     """One option: a flag, an environment variable and a key of the file by the same name.
 
     With a `separator` the flag may be given several times, and the file may have a list: their
-    texts are one, with that between.
+    texts are one, with that between. The flag of a `switch` may stand alone, which means true.
     """
 
     flag: str
@@ -89,6 +91,7 @@ class Option:
     allowed: str
     help: str
     separator: str = ""
+    switch: bool = False
 
     @property
     def variable(self) -> str:
@@ -154,6 +157,13 @@ def _one_of(*values: str) -> Callable[[str], str]:
         return text.lower()
 
     return parse
+
+
+def _switch(flag: str, field: str, help: str) -> Option:
+    def parse(text: str) -> bool:
+        return _one_of("true", "false")(text) == "true"
+
+    return Option(flag, field, parse, "true or false", help, switch=True)
 
 
 def _device(text: str) -> str:
@@ -350,6 +360,16 @@ OPTIONS: tuple[Option, ...] = (
         _number,
         "a number of seconds of at least 0",
         "how long accepted requests may take to finish after SIGTERM or Ctrl-C",
+    ),
+    _switch(
+        "triton-status-codes",
+        "triton_status_codes",
+        "UNAVAILABLE, as Triton has it, where a request meets a full queue or its deadline passes",
+    ),
+    _switch(
+        "allow-shared-memory",
+        "allow_shared_memory",
+        "let clients register any POSIX shared memory that this process may open, and have tensors there",
     ),
     Option(
         "metrics-port",
