@@ -60,6 +60,8 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "drain-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
     "triton-status-codes": [("true", True), ("False", False), ("TRUE", True)],
     "allow-shared-memory": [("true", True), ("False", False), ("TRUE", True)],
+    "metrics-port": [("0", 0), ("65535", 65535), ("8002", 8002)],
+    "metrics-host": [("0.0.0.0", "0.0.0.0"), ("::", "::"), ("localhost", "localhost")],
     "log-format": [("json", "json"), ("text", "text"), ("JSON", "json")],
     "log-level": [("debug", "debug"), ("ERROR", "error"), ("warning", "warning")],
 }
@@ -96,6 +98,8 @@ BAD: dict[str, list[str]] = {
     "drain-seconds": ["", "-1", "nan", "inf", "1s"],
     "triton-status-codes": ["", "yes", "1", "on"],
     "allow-shared-memory": ["", "yes", "1", "on"],
+    "metrics-port": ["", "-1", "65536", "on", "none"],
+    "metrics-host": ["", "a b", "a/b", "http://a"],
     "log-format": ["", "xml"],
     "log-level": ["", "trace", "warn", "10"],
 }

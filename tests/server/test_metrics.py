@@ -178,7 +178,22 @@ def serve() -> Iterator[Serve]:
         server.close()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def _ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as tried:
+            tried.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+IPV6 = pytest.mark.skipif(not _ipv6(), reason="this machine has no IPv6")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", pytest.param("::1", marks=IPV6), pytest.param("[::1]", marks=IPV6)],
+)
 def test_a_page_over_http(serve: Serve, host: str) -> None:
     pages = iter([b"one\n", b"two\n"])
     server = serve(lambda: next(pages), host)
