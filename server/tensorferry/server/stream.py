@@ -159,8 +159,7 @@ class ResponseStream:
             if isinstance(message, Status):
                 with self._lock:
                     self._end = message
-                # What is in flight is withdrawn; the reader ends with the call.
-                self.close()
+                # Whoever closes the stream then withdraws what is in flight; the reader ends with the call.
                 return
             yield message
             with self._lock:
