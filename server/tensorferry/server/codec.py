@@ -112,7 +112,8 @@ def decode(request: pb.ModelInferRequest, model: str, signature: Signature, batc
         priority=_natural(request, PRIORITY, "from 1, the highest class"),
         wanted=Wanted(
             _requested_outputs(request, model, signature),
-            typed=raws is None,
+            # A request without inputs shows neither form; clients of other servers expect raw.
+            typed=raws is None and bool(request.inputs),
             explain=EXPLAIN in request.parameters and request.parameters[EXPLAIN].bool_param,
         ),
     )
