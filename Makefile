@@ -36,8 +36,8 @@ demo: $(VENV)/.$(EXTRA) ## the same, and stop after the answers
 test: $(VENV)/.dev ## all tests
 	$(BIN)/python -m pytest -q
 
-conformance: $(VENV)/.dev ## every backend test of the onnx package through real servers (two minutes)
-	PYTHONPATH=tests $(BIN)/python -m conformance
+conformance: $(VENV)/.dev ## every backend test of the onnx package through real servers (three minutes; ONLY=reduce_: some)
+	PYTHONPATH=tests $(BIN)/python -m conformance $(if $(ONLY),--only $(ONLY))
 
 compat: $(OLDEST)/.done ## the lane's tests with the oldest supported grpcio, protobuf, numpy, onnxruntime (Python 3.11)
 	$(OLDEST)/bin/python tests/compat.py

@@ -74,7 +74,10 @@ def _generic(kind: str) -> str:
 
 
 def _short(error: Exception) -> str:
-    """ONNX Runtime's reason, without what differs from case to case and places in its source."""
+    """ONNX Runtime's reason, without the place in its source, which is a file and a function's signature."""
     text = " ".join(str(error).split()).removeprefix("[ONNXRuntimeError] : ")
-    text = re.sub(r"\S*/\S+\.(cc|h|hpp|cpp):\d+ ", "", text)
-    return text[:160]
+    place = re.search(r"\S*/\S+\.(cc|h|hpp|cpp):\d+ ", text)
+    if place is not None:
+        _, found, rest = text[place.end() :].partition(") ")
+        text = text[: place.start()] + (rest if found else text[place.end() :])
+    return text[:200]
