@@ -18,6 +18,8 @@ from tensorferry.server.config import ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.loading import load_model
+from tensorferry.server.log_settings import LogSettings
+from tensorferry.server.logs import LogOutput
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.servicer import Servicer
 from tensorferry.server.session import choose_device
@@ -43,10 +45,11 @@ _GOODBYE_SECONDS = 1.0
 class App:
     """The server: `start`, then `load`, then `drain` and `stop`, each once and in this order.
 
-    `stop` may be called at any time, from any thread, to end at once.
+    `stop` may be called at any time, from any thread, to end at once. Clients may change what is
+    logged where the command line set up `log_output`.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, log_output: LogOutput | None = None) -> None:
         self.config = config
         self.port = 0
         self.registry = ModelRegistry()
@@ -57,6 +60,7 @@ class App:
             version=version("tensorferry"),
             max_streams=MAX_STREAMS,
             max_in_flight=MAX_IN_FLIGHT_PER_STREAM,
+            extensions=[LogSettings(log_output)] if log_output is not None else [],
         )
         self._health = health.HealthServicer(experimental_non_blocking=True)
         self._threads = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc-handler")

@@ -59,17 +59,16 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"tensorferry serve: {error}", file=sys.stderr)
         return 2
-    logs.configure(config.log_format, config.log_level)
-    return _serve(config)
+    return _serve(config, logs.configure(config.log_format, config.log_level))
 
 
-def _serve(config: ServerConfig) -> int:
+def _serve(config: ServerConfig, output: logs.LogOutput) -> int:
     # Signals and the starting and stopping threads report here; SimpleQueue.put is safe in a
     # signal handler, and the main thread, free of work, hears of a signal at any time.
     events: _Events = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: events.put(received))
-    app = App(config)
+    app = App(config, output)
     _in_thread("start", _start, app, events)
     draining = False
     while True:
