@@ -191,10 +191,8 @@ class World:
             self.loom.sleep(self.random.choice([0.0, 0.002, 0.02]))
 
     def check(self) -> None:
-        parts = 0
         for sent in self.sent:
             ((when, outcome),) = sent.outcomes
-            parts += max(1, math.ceil(sent.rows / MOST))
             if outcome.error is None:
                 assert (outcome.outputs == 2 * sent.tag).all(), "its own rows"
                 assert len(outcome.outputs) == sent.rows
@@ -205,8 +203,7 @@ class World:
                 assert sent.deadline < math.inf
         counts = self.batcher.statistics()
         ended = counts.answered + counts.failed + counts.cancelled + counts.expired
-        assert ended + counts.shed + counts.abandoned == parts
-        assert counts.accepted == len(self.sent)
+        assert ended + counts.shed + counts.abandoned == counts.accepted == len(self.sent)
         sizes = counts.sizes
         assert (sizes.queued, sizes.queued_rows, sizes.running, sizes.held_bytes) == (0, 0, 0, 0)
         assert self.most_at_once <= 1, "one thread at a time on a device"

@@ -145,7 +145,7 @@ def test_a_split_request_that_is_dropped_in_part_ends_as_a_whole_and_once(
     assert recorder.kind == "Shed"
     assert high.kind == "answered"
     statistics = batcher.statistics()
-    assert (statistics.shed, statistics.cancelled, statistics.answered) == (1, 2, 2)
+    assert (statistics.shed, statistics.cancelled, statistics.answered) == (1, 0, 2)
 
 
 def enqueue_of_class(batcher: Batcher, x: Any, priority: int) -> tuple[Any, Recorder]:

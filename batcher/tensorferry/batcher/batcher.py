@@ -288,20 +288,23 @@ class Batcher:
         """Accepts a request; whether `attend` must be called, when it is accepted quietly."""
         wake = False
         if not 0 <= request.priority <= self._classes:
-            self._ledger.refused(request.cost)
-            raise InvalidRequest(
-                f"priority is {request.priority}; it must be from 1, the highest, to {self._classes}, or 0 for the default"
+            raise self._refused(
+                request,
+                InvalidRequest(
+                    f"priority is {request.priority}; it must be from 1, the highest, to {self._classes}, or 0 for the default"
+                ),
             )
         request.level = (request.priority or self._default_priority) - 1
         # Written so that it refuses NaN, which no comparison would ever expire.
         if request.deadline != math.inf and not request.deadline > self._clock.now():
-            self._ledger.refused(request.cost)
-            raise DeadlineExceeded("the deadline had passed before the request was enqueued")
+            raise self._refused(
+                request, DeadlineExceeded("the deadline had passed before the request was enqueued")
+            )
         complete = request.complete
         if self._batched and request.rows > self._limits.max_batch_size:
             # Before it is cut up: rows without bytes are cheap to claim.
             self._check_size(request)
-            request.complete = self._withdraw_rest(request)
+            request.complete = self._end_whole(request)
             request.parts = split_request(request, self._limits.max_batch_size)
         queued = request.parts or (request,)
         try:
@@ -309,9 +312,9 @@ class Batcher:
                 displaced, wake = self._queue.put_quietly(queued)
             else:
                 displaced = self._queue.put(queued)
-        except BatcherError:
+        except BatcherError as error:
             request.complete, request.parts = complete, ()
-            self._ledger.refused(request.cost)
+            self._refused(request, error)
             raise
         if request.parts:
             # Its parts hold the tensors and complete it; it must not keep them alive, nor itself.
@@ -325,14 +328,21 @@ class Batcher:
     def _check_size(self, request: Request) -> None:
         try:
             self._queue.check_size(request.cost, request.nbytes)
-        except BatcherError:
-            self._ledger.refused(request.cost)
+        except BatcherError as error:
+            self._refused(request, error)
             raise
 
-    def _withdraw_rest(self, whole: Request) -> Callable[[Outcome], None]:
+    def _refused(self, request: Request, error: BatcherError) -> BatcherError:
+        """Counts a request that is refused for this reason."""
+        self._ledger.refused(error, request.cost)
+        return error
+
+    def _end_whole(self, whole: Request) -> Callable[[Outcome], None]:
+        """Completes a request that is split, once: with its parts' outputs, or the first error of one."""
         complete = whole.complete
 
         def complete_whole(outcome: Outcome) -> None:
+            self._completions.count_whole(whole, outcome)
             if outcome.error is not None:
                 self.cancel(whole)
             complete(outcome)

@@ -11,6 +11,7 @@ from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import DeadlineExceeded, Shed
 from tensorferry.batcher.request import BatchInfo, Outcome, Request
 from tensorferry.batcher.statistics import Ledger
+from tensorferry.batcher.work import Ran
 
 _log = logging.getLogger("tensorferry.batcher")
 
@@ -26,20 +27,27 @@ class Completions:
         self._name = name
 
     def answer(
-        self, requests: Sequence[Request], positions: Sequence[int], outputs: Sequence[Any], info: BatchInfo
+        self, requests: Sequence[Request], positions: Sequence[int], outputs: Sequence[Any], ran: Ran
     ) -> None:
         """A batch has run: those of its requests that are still there, their places and their outputs.
 
         An answer counts only before its deadline.
         """
         now = self._clock.now()
-        # Before anybody hears of it: who has an answer finds it counted.
-        answered, delays = 0, 0.0
+        # Before anybody hears of it: who has an answer finds it counted. What is after this, calling
+        # the completions, can thus be in no figure.
+        answered, total = 0, 0.0
         for request in requests:
-            if request.deadline > now:
+            if request.deadline > now and not request.is_part:
                 answered += 1
-                delays += request.started - request.arrival
-        self._ledger.answered(answered, delays)
+                total += now - request.arrival
+        count, rows, begun, joined, started, ended, left, reason, predicted, padded_length = ran
+        times = joined - begun, ended - started, now - ended
+        number = self._ledger.ran(rows, *times, left, answered, total, now)
+        # As `BatchInfo(...)`, in half the time.
+        info = _new(
+            BatchInfo, (number, count, rows, times[1], reason, predicted, padded_length, times[0], times[2])
+        )
         for request, position, output in zip(requests, positions, outputs, strict=True):
             if request.deadline > now:
                 delay = request.started - request.arrival
@@ -55,8 +63,17 @@ class Completions:
 
     def fail(self, request: Request, error: BaseException) -> None:
         """The request ends with this error."""
-        self._ledger.failed(error, request.cost)
+        if not request.is_part:
+            self._ledger.failed(error, request.cost, self._clock.now() - request.arrival)
         self._complete(request, Outcome(error=error))
+
+    def count_whole(self, whole: Request, outcome: Outcome) -> None:
+        """Counts what became of a request that was split: its parts are none by themselves."""
+        total = self._clock.now() - whole.parts[0].arrival
+        if outcome.error is not None:
+            self._ledger.failed(outcome.error, whole.cost, total)
+        elif outcome.batch is not None:
+            self._ledger.answered_in_parts(total, outcome.batch)
 
     def expire(self, requests: Iterable[Request]) -> None:
         """The requests could not make their deadlines any more while they were queued."""

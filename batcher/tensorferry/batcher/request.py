@@ -52,7 +52,8 @@ class BatchInfo(NamedTuple):
 
     `number` runs from 1. `reason` says why it left, `predicted` how long it was expected to
     take when it did (0: nothing was known yet), `compute_time` how long the model took.
-    `padded_length` is the length that its rows were padded to, None when they were not.
+    `padded_length` is the length that its rows were padded to, None when they were not. `input_time`
+    went into joining, `output_time` is from the model's end until the answers were handed out.
     """
 
     number: int
@@ -62,6 +63,8 @@ class BatchInfo(NamedTuple):
     reason: CloseReason | None = None
     predicted: float = 0.0
     padded_length: int | None = None
+    input_time: float = 0.0
+    output_time: float = 0.0
 
 
 class Outcome(NamedTuple):
@@ -101,6 +104,7 @@ class Request:
         "complete",
         "cost",
         "deadline",
+        "is_part",
         "key",
         "level",
         "names",
@@ -147,6 +151,8 @@ class Request:
         self.started = _NAN
         self.state = NEW
         self.parts: tuple[Request, ...] = ()
+        # Of another request that was split.
+        self.is_part = False
 
 
 def split_request(request: Request, max_rows: int) -> tuple[Request, ...]:
@@ -172,6 +178,7 @@ def split_request(request: Request, max_rows: int) -> tuple[Request, ...]:
             padding=request.padding,
         )
         part.level = request.level
+        part.is_part = True
         parts.append(part)
     return tuple(parts)
 

@@ -6,11 +6,19 @@ import threading
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tensorferry.batcher.errors import BatcherClosed, Cancelled, DeadlineExceeded, Shed
+from tensorferry.batcher.errors import (
+    BatcherClosed,
+    Cancelled,
+    DeadlineExceeded,
+    QueueFull,
+    RequestTooLarge,
+    Shed,
+)
 from tensorferry.batcher.policy import CloseReason
 from tensorferry.batcher.profile import BucketStatistics
-from tensorferry.batcher.request import Request
+from tensorferry.batcher.request import BatchInfo, Request
 from tensorferry.batcher.returners import ReturnersStatistics
 
 
@@ -26,19 +34,57 @@ class QueueSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """The batches of one size that ran, and the seconds that they took, all together, by stage.
+
+    `input_time_sum` went into joining, `compute_time_sum` is the model's, and `output_time_sum` is
+    from its end until the answers were handed out: splitting, and finding out who is still there.
+    """
+
+    batches: int
+    input_time_sum: float
+    compute_time_sum: float
+    output_time_sum: float
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTimes:
+    """The seconds that the answered requests took, from arrival to answer, summed over the requests.
+
+    Each has the times of the batch that it was answered from, as in `BatchTimes`, and what is left of
+    its time is its queue delay: waiting for its batch to leave, for the device after that, and, where
+    a batch had failed, for another. Of a request that was split, the batch is its last part's.
+    """
+
+    input_time_sum: float
+    compute_time_sum: float
+    output_time_sum: float
+    queue_delay_sum: float
+
+    @property
+    def total_sum(self) -> float:
+        """From arrival to answer."""
+        return self.queue_delay_sum + self.input_time_sum + self.compute_time_sum + self.output_time_sum
+
+
+@dataclass(frozen=True, slots=True)
 class BatcherStatistics:
-    """Counts since the start; times in seconds.
+    """Counts since the start; times in seconds. Who has the outcome of a request finds it counted.
 
     `accepted` requests end in exactly one of `answered`, `failed` (the model raised),
     `cancelled`, `expired` (the deadline passed, or could not be met any more), `shed` (dropped
-    under overload) and `abandoned` (closed without draining); `refused` ones were never accepted. A
-    request that is split counts once in `accepted` and once a part afterwards. `ended_rows` are the
-    rows of those that were refused or ended without an answer, by these names.
+    under overload) and `abandoned` (closed without draining). One that is split is one request.
+    `refused` ones were never accepted; `refusals` says why: queue_full, too_large, deadline,
+    closed or invalid. `ended_rows` are the rows of those that were refused or ended without an
+    answer, by these names, and `unanswered_time_sum` is how long they were here.
 
-    `batch_rows` maps a batch's rows to how many such batches ran, `close_reasons` why they left.
+    `batch_times` tells of the batches that ran, by their rows, `answer_times` of the answered
+    requests, `close_reasons` why batches left, `failed_batches` how many failed, and `last_run` when
+    one was last answered, on the batcher's clock (None: never).
     Of `predictions` batches it was predicted how long they take until they are answered:
     `predicted_time_sum` in all, `actual_time_sum` they took, and `prediction_error_sum` is the sum
-    of the differences' sizes. `sizes` is of this moment; `buckets` says what is queued in each
+    of the differences' sizes; this is known, and counted, after the answers. `sizes` is of this
+    moment, a part of a split request counting as one there; `buckets` says what is queued in each
     bucket and what was learned of it, `returners` what of callers that come back. `warnings` name
     limits that get in each other's way.
 
@@ -54,24 +100,49 @@ class BatcherStatistics:
     expired: int
     shed: int
     abandoned: int
-    batches: int
-    failed_batches: int
-    rows: int
-    batch_rows: Mapping[int, int]
-    close_reasons: Mapping[CloseReason, int]
-    queue_delay_sum: float
-    compute_time_sum: float
-    sizes: QueueSizes
+    refusals: Mapping[str, int]
     ended_rows: Mapping[str, int]
+    unanswered_time_sum: float
+    batch_times: Mapping[int, BatchTimes]
+    answer_times: AnswerTimes
+    close_reasons: Mapping[CloseReason, int]
+    failed_batches: int
+    last_run: float | None
     predictions: int
     predicted_time_sum: float
     actual_time_sum: float
     prediction_error_sum: float
+    sizes: QueueSizes
     buckets: Mapping[Hashable, BucketStatistics]
     returners: ReturnersStatistics
     warnings: Sequence[str]
     positions: int
     padding_positions: int
+
+    @property
+    def batches(self) -> int:
+        """How many batches ran."""
+        return sum(times.batches for times in self.batch_times.values())
+
+    @property
+    def rows(self) -> int:
+        """How many rows the batches that ran had, all together."""
+        return sum(rows * times.batches for rows, times in self.batch_times.items())
+
+    @property
+    def batch_rows(self) -> Mapping[int, int]:
+        """How many batches of so many rows ran."""
+        return {rows: times.batches for rows, times in self.batch_times.items()}
+
+    @property
+    def compute_time_sum(self) -> float:
+        """How long the model ran for the batches, all together: the device's busy time."""
+        return sum(times.compute_time_sum for times in self.batch_times.values())
+
+    @property
+    def queue_delay_sum(self) -> float:
+        """How long the answered requests waited, all together; see `AnswerTimes`."""
+        return self.answer_times.queue_delay_sum
 
     @property
     def padding_waste(self) -> float:
@@ -80,77 +151,130 @@ class BatcherStatistics:
         return self.padding_positions / total if total else 0.0
 
 
+# What an accepted request's error makes of it; with any other it failed.
+_ENDS: tuple[tuple[type[BaseException], str], ...] = (
+    (Cancelled, "cancelled"),
+    (DeadlineExceeded, "expired"),
+    (Shed, "shed"),
+    (BatcherClosed, "abandoned"),
+)
+# Why a request was not accepted; otherwise it was invalid.
+_REFUSALS: tuple[tuple[type[BaseException], str], ...] = (
+    (QueueFull, "queue_full"),
+    (RequestTooLarge, "too_large"),
+    (DeadlineExceeded, "deadline"),
+    (BatcherClosed, "closed"),
+)
+
+
+def _name_of(error: BaseException, names: tuple[tuple[type[BaseException], str], ...], other: str) -> str:
+    return next((name for kind, name in names if isinstance(error, kind)), other)
+
+
 class Ledger:
     """Counts what happens in a batcher. Thread-safe."""
 
     def __init__(self) -> None:
         # Guards every field below; held for a few additions, nothing is called.
         self._lock = threading.Lock()
-        self._answered = 0
         self._batches = 0
-        self._run_rows = 0
-        self._counts: Counter[str] = Counter()
-        self._batch_rows: Counter[int] = Counter()
+        # Of batches by their rows: how many, and the seconds of joining, running, handing out.
+        self._sizes: dict[int, list[Any]] = {}
+        self._last_run: float | None = None
         self._reasons: Counter[CloseReason] = Counter()
-        self._queue_delay_sum = 0.0
-        self._compute_time_sum = 0.0
-        self._rows: Counter[str] = Counter()
+        self._failed_batches = 0
+        self._answered = 0
+        # Of the answered requests: from arrival to answer, and the stages of their batches.
+        self._total_sum = 0.0
+        self._input_sum = 0.0
+        self._compute_sum = 0.0
+        self._output_sum = 0.0
+        # Of the others.
+        self._ends: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
+        self._ended_rows: Counter[str] = Counter()
+        self._unanswered_sum = 0.0
+        self._positions = 0
+        self._padding_positions = 0
         self._predictions = 0
         self._predicted_time_sum = 0.0
         self._actual_time_sum = 0.0
         self._prediction_error_sum = 0.0
 
-    def refused(self, rows: int) -> None:
-        """A request of so many rows was not accepted."""
-        self._count("refused", rows)
-
-    def answered(self, requests: int, queue_delay_sum: float) -> None:
-        """So many requests got their results, after so many seconds in the queue all together."""
+    def refused(self, error: BaseException, rows: int) -> None:
+        """A request of so many rows was not accepted, for this reason."""
+        reason = _name_of(error, _REFUSALS, "invalid")
         with self._lock:
-            self._answered += requests
-            self._queue_delay_sum += queue_delay_sum
+            self._refusals[reason] += 1
+            self._ended_rows["refused"] += rows
 
-    def failed(self, error: BaseException, rows: int) -> None:
-        """An accepted request of so many rows ended with this error."""
-        if isinstance(error, Cancelled):
-            self._count("cancelled", rows)
-        elif isinstance(error, DeadlineExceeded):
-            self._count("expired", rows)
-        elif isinstance(error, Shed):
-            self._count("shed", rows)
-        elif isinstance(error, BatcherClosed):
-            self._count("abandoned", rows)
-        else:
-            self._count("failed", rows)
+    def ran(
+        self,
+        rows: int,
+        input_time: float,
+        compute_time: float,
+        output_time: float,
+        reason: CloseReason | None,
+        answered: int,
+        total: float,
+        now: float,
+    ) -> int:
+        """A batch of so many rows ran; returns its running number, from 1.
 
-    def ran(self, rows: int, compute_time: float, reason: CloseReason | None) -> int:
-        """A batch of so many rows ran for `compute_time` seconds; returns its running number, from 1.
-
-        `reason` is why it left; None for one that is a part of another.
+        The times are of the stages in `BatchTimes`. `reason` is why it left; None for one that is a
+        part of another. So many of its requests are `answered` by it, having been here for `total`
+        seconds all together.
         """
         with self._lock:
             if reason is not None:
                 self._reasons[reason] += 1
-            self._run_rows += rows
-            self._batch_rows[rows] += 1
-            self._compute_time_sum += compute_time
+            size = self._sizes.get(rows)
+            if size is None:
+                size = self._sizes[rows] = [0, 0.0, 0.0, 0.0]
+            size[0] += 1
+            size[1] += input_time
+            size[2] += compute_time
+            size[3] += output_time
+            self._answered += answered
+            self._total_sum += total
+            self._input_sum += answered * input_time
+            self._compute_sum += answered * compute_time
+            self._output_sum += answered * output_time
+            self._last_run = now
             self._batches += 1
             return self._batches
+
+    def answered_in_parts(self, total: float, last: BatchInfo) -> None:
+        """A request that was split is answered after `total` seconds, its last part from this batch."""
+        with self._lock:
+            self._answered += 1
+            self._total_sum += total
+            self._input_sum += last.input_time
+            self._compute_sum += last.compute_time
+            self._output_sum += last.output_time
+
+    def failed(self, error: BaseException, rows: int, total: float) -> None:
+        """An accepted request of so many rows ended with this error, after `total` seconds."""
+        end = _name_of(error, _ENDS, "failed")
+        with self._lock:
+            self._ends[end] += 1
+            self._ended_rows[end] += rows
+            self._unanswered_sum += total
 
     def failed_to_run(self, reason: CloseReason | None) -> None:
         """A batch failed, whose requests run again in smaller ones or fail with it; `reason` as in `ran`."""
         with self._lock:
             if reason is not None:
                 self._reasons[reason] += 1
-            self._counts["failed_batches"] += 1
+            self._failed_batches += 1
 
     def padded(self, batch: Sequence[Request], padded_length: int) -> None:
         """A batch ran with its requests' rows padded to this length."""
         rows = sum(request.rows for request in batch)
         positions = sum(request.rows * request.padding.length for request in batch if request.padding)
         with self._lock:
-            self._counts["positions"] += positions
-            self._counts["padding_positions"] += rows * padded_length - positions
+            self._positions += positions
+            self._padding_positions += rows * padded_length - positions
 
     def predicted(self, predicted: float, actual: float) -> None:
         """A batch was answered after `actual` seconds, of which `predicted` had been predicted."""
@@ -159,12 +283,6 @@ class Ledger:
             self._predicted_time_sum += predicted
             self._actual_time_sum += actual
             self._prediction_error_sum += abs(actual - predicted)
-
-    def _count(self, name: str, rows: int = 0) -> None:
-        with self._lock:
-            self._counts[name] += 1
-            if rows:
-                self._rows[name] += rows
 
     def statistics(
         self,
@@ -176,32 +294,39 @@ class Ledger:
     ) -> BatcherStatistics:
         """The counts so far."""
         with self._lock:
-            counts = self._counts
+            ends = self._ends
+            stages = self._input_sum + self._compute_sum + self._output_sum
             return BatcherStatistics(
                 accepted=accepted,
-                refused=counts["refused"],
+                refused=self._refusals.total(),
                 answered=self._answered,
-                failed=counts["failed"],
-                cancelled=counts["cancelled"],
-                expired=counts["expired"],
-                shed=counts["shed"],
-                abandoned=counts["abandoned"],
-                batches=self._batches,
-                failed_batches=counts["failed_batches"],
-                rows=self._run_rows,
-                batch_rows=dict(self._batch_rows),
+                failed=ends["failed"],
+                cancelled=ends["cancelled"],
+                expired=ends["expired"],
+                shed=ends["shed"],
+                abandoned=ends["abandoned"],
+                refusals=dict(self._refusals),
+                ended_rows=dict(self._ended_rows),
+                unanswered_time_sum=self._unanswered_sum,
+                batch_times={rows: BatchTimes(*size) for rows, size in self._sizes.items()},
+                answer_times=AnswerTimes(
+                    self._input_sum,
+                    self._compute_sum,
+                    self._output_sum,
+                    # Rounding of so many additions must not make it negative.
+                    max(0.0, self._total_sum - stages),
+                ),
                 close_reasons=dict(self._reasons),
-                queue_delay_sum=self._queue_delay_sum,
-                compute_time_sum=self._compute_time_sum,
-                sizes=sizes,
-                ended_rows=dict(self._rows),
+                failed_batches=self._failed_batches,
+                last_run=self._last_run,
                 predictions=self._predictions,
                 predicted_time_sum=self._predicted_time_sum,
                 actual_time_sum=self._actual_time_sum,
                 prediction_error_sum=self._prediction_error_sum,
+                sizes=sizes,
                 buckets=buckets,
                 returners=returners,
                 warnings=warnings,
-                positions=counts["positions"],
-                padding_positions=counts["padding_positions"],
+                positions=self._positions,
+                padding_positions=self._padding_positions,
             )

@@ -1,4 +1,4 @@
-"""What the queue hands to a worker."""
+"""What the queue hands to a worker, and what that hands on."""
 
 from __future__ import annotations
 
@@ -21,3 +21,24 @@ class Work(NamedTuple):
     expired: tuple[Request, ...]
     shed: tuple[Request, ...] = ()
     predicted: float = 0.0
+
+
+class Ran(NamedTuple):
+    """A batch, or a part of one that failed, that has run: its requests and rows, and when.
+
+    `begun` is when it began to be joined, `joined` when that was done; the device ran it from
+    `started` to `ended`, all on the batcher's clock. `left` is why it left, None for a part, as which
+    it did not leave by itself; `reason` is that of the batch it was a part of. The rest is as in
+    `BatchInfo`.
+    """
+
+    requests: int
+    rows: int
+    begun: float
+    joined: float
+    started: float
+    ended: float
+    left: CloseReason | None
+    reason: CloseReason | None
+    predicted: float
+    padded_length: int | None

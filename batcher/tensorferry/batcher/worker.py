@@ -14,9 +14,9 @@ from tensorferry.batcher.collate import join, split
 from tensorferry.batcher.completions import Completions
 from tensorferry.batcher.errors import BatcherError
 from tensorferry.batcher.queue import RequestQueue
-from tensorferry.batcher.request import BatchInfo, Request
+from tensorferry.batcher.request import Request
 from tensorferry.batcher.statistics import Ledger
-from tensorferry.batcher.work import Work
+from tensorferry.batcher.work import Ran, Work
 
 _log = logging.getLogger("tensorferry.batcher")
 
@@ -24,8 +24,9 @@ _new = tuple.__new__
 
 
 class _Times(NamedTuple):
-    """When a batch was ready for the device, when the device started on it, and when it had run it."""
+    """When a batch began to be joined and was ready for the device, when that started on it, and had run it."""
 
+    begun: float
     ready: float
     started: float
     ended: float
@@ -111,7 +112,7 @@ class Worker:
             times = self._run_guarded(work)
         if times is None:
             return self._queue.ran(batch, None, device=device)
-        ready, started, ended = times
+        _, ready, started, ended = times
         seconds, before, after = ended - started, ready - taken, self._clock.now() - ended
         if work.predicted:
             self._ledger.predicted(work.predicted, before + seconds + after)
@@ -140,11 +141,11 @@ class Worker:
         outputs, error, times = self._execute(batch)
         if self._instance.pipelined and batch is work.batch:
             self._queue.released(self._instance.index)
-        compute_time = times.ended - times.started
         count = len(batch)
         rows = sum([request.rows for request in batch])
+        left = work.reason if batch is work.batch else None
         if error is not None:
-            self._ledger.failed_to_run(work.reason if batch is work.batch else None)
+            self._ledger.failed_to_run(left)
             if count == 1:
                 for request in self._queue.finish(batch):
                     self._completions.fail(request, error)
@@ -152,27 +153,24 @@ class Worker:
             del error
             self._run_halves(batch, work)
             return None
-        number = self._ledger.ran(rows, compute_time, work.reason if batch is work.batch else None)
         padded_length = None
         if batch[0].padding is not None:
             padded_length = batch[0].padding.padded_length
             self._ledger.padded(batch, padded_length)
-        # As `BatchInfo(...)`, in half the time.
-        info = _new(
-            BatchInfo, (number, count, rows, compute_time, work.reason, work.predicted, padded_length)
-        )
         alive = self._queue.finish(batch)
         positions: Sequence[int] = range(count)
         if len(alive) < count:
             still_there = set(map(id, alive))
             positions = [position for position, request in enumerate(batch) if id(request) in still_there]
             outputs = [outputs[position] for position in positions]
-        self._completions.answer(alive, positions, outputs, info)
+        # As `Ran(...)`, in half the time.
+        ran = _new(Ran, (count, rows, *times, left, work.reason, work.predicted, padded_length))
+        self._completions.answer(alive, positions, outputs, ran)
         return times
 
     def _execute(self, batch: Sequence[Request]) -> tuple[Sequence[Any], BaseException | None, _Times]:
         now, instance = self._clock.now, self._instance
-        ready = started = ended = now()
+        begun = ready = started = ended = now()
         try:
             joined = join(batch)
             ready = now()
@@ -183,12 +181,12 @@ class Worker:
                 finally:
                     ended = now()
             answers = split(outputs, batch) if instance.batched else [outputs]
-            return answers, None, _new(_Times, (ready, started, ended))
+            return answers, None, _new(_Times, (begun, ready, started, ended))
         except BaseException as error:
             # Whatever the model function raises must not end the worker: others wait for it.
             # Returned, not handled here: an error of the batch's halves would otherwise have
             # this one as its context, and with it, in the traceback, the neighbours' inputs.
-            return (), error, _Times(ready, started, ended)
+            return (), error, _Times(begun, ready, started, ended)
 
     def _run_halves(self, batch: Sequence[Request], work: Work) -> None:
         alive = self._queue.still_running(batch)
