@@ -49,6 +49,7 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "max-queue-bytes": [("1", 1), ("3 GiB", 3 << 30), ("5KiB", 5 << 10)],
     "max-message-bytes": [("1", 1), ("2147483647", (1 << 31) - 1), ("16MiB", 16 << 20)],
     "drain-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
+    "trace-file": [("a.json", Path("a.json")), ("/var/t", Path("/var/t")), ("b c", Path("b c"))],
     "log-format": [("json", "json"), ("text", "text"), ("JSON", "json")],
     "log-level": [("debug", "debug"), ("ERROR", "error"), ("warning", "warning")],
 }
@@ -71,6 +72,7 @@ BAD: dict[str, list[str]] = {
     "max-queue-bytes": ["", "0", "0 GiB", "-1", "1.5 GiB", "1 GB", "1 gib", "KiB"],
     "max-message-bytes": ["", "0", "2147483648", "2 GiB", "-1"],
     "drain-seconds": ["", "-1", "nan", "inf", "1s"],
+    "trace-file": ["", " "],
     "log-format": ["", "xml"],
     "log-level": ["", "trace", "warn", "10"],
 }

@@ -218,7 +218,6 @@ async def test_asyncio(server: ServerProcess) -> None:
 def test_what_is_not_implemented_says_so(client: triton.InferenceServerClient) -> None:
     for call in (
         client.get_inference_statistics,
-        client.get_trace_settings,
         client.get_system_shared_memory_status,
         lambda: client.get_model_config("digits"),
         lambda: client.load_model("digits"),

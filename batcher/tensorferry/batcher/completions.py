@@ -46,7 +46,8 @@ class Completions:
         number = self._ledger.ran(rows, *times, left, answered, total, now)
         # As `BatchInfo(...)`, in half the time.
         info = _new(
-            BatchInfo, (number, count, rows, times[1], reason, predicted, padded_length, times[0], times[2])
+            BatchInfo,
+            (number, count, rows, times[1], reason, predicted, padded_length, times[0], times[2], ended),
         )
         for request, position, output in zip(requests, positions, outputs, strict=True):
             if request.deadline > now:

@@ -23,6 +23,9 @@ from tensorferry.server.logs import LogOutput
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.servicer import Servicer
 from tensorferry.server.session import choose_device
+from tensorferry.server.trace_file import TraceFile
+from tensorferry.server.trace_settings import TraceSettings
+from tensorferry.server.tracing import Tracing
 
 if TYPE_CHECKING:
     from tensorferry.server.lane import Lane
@@ -40,6 +43,7 @@ _MOST_PENDING = 8192
 
 # Time for the last responses to leave once nothing is in flight any more.
 _GOODBYE_SECONDS = 1.0
+_LAST_TRACES_SECONDS = 5.0
 
 
 class App:
@@ -53,14 +57,19 @@ class App:
         self.config = config
         self.port = 0
         self.registry = ModelRegistry()
-        self._service = InferenceService(self.registry)
+        self._trace_file = TraceFile(config.trace_file) if config.trace_file is not None else None
+        tracing = Tracing(self._trace_file)
+        self._service = InferenceService(self.registry, tracing)
         self._servicer = Servicer(
             self._service,
             self.registry,
             version=version("tensorferry"),
             max_streams=MAX_STREAMS,
             max_in_flight=MAX_IN_FLIGHT_PER_STREAM,
-            extensions=[LogSettings(log_output)] if log_output is not None else [],
+            extensions=(
+                TraceSettings(self.registry, tracing),
+                *([LogSettings(log_output)] if log_output is not None else []),
+            ),
         )
         self._health = health.HealthServicer(experimental_non_blocking=True)
         self._threads = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc-handler")
@@ -102,7 +111,9 @@ class App:
         return f"[{host}]:{self.port}" if ":" in host and not host.startswith("[") else f"{host}:{self.port}"
 
     def start(self) -> None:
-        """Listens and answers; not ready yet. StartError when the address or the lane cannot be had."""
+        """Listens and answers; not ready yet. StartError when the address, the lane or a trace file cannot be had."""
+        if self._trace_file is not None:
+            self._trace_file.start()
         self._lane = self._attach_lane()
         self.port = self.config.port
         try:
@@ -173,6 +184,8 @@ class App:
         self._server.stop(grace).wait()
         ended = [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]
         self._threads.shutdown(wait=False)
+        if self._trace_file is not None and not self._trace_file.stop(_LAST_TRACES_SECONDS):
+            _log.warning("the last traces are not written: the disk takes too long")
         return all(ended)
 
     def _set_health(self, service: str, *, serving: bool) -> None:

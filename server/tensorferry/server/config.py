@@ -63,6 +63,7 @@ class ServerConfig:
     max_queue_bytes: int = 1 << 30
     max_message_bytes: int = 64 << 20
     drain_seconds: float = 30.0
+    trace_file: Path | None = None
     log_format: str = "text"
     log_level: str = "info"
 
@@ -158,6 +159,12 @@ def _pad_values(text: str) -> tuple[tuple[str, str], ...]:
     ):
         raise ValueError
     return tuple((name, value) for name, _, value in pairs)
+
+
+def _path(text: str) -> Path:
+    if not text.strip():
+        raise ValueError
+    return Path(text)
 
 
 def _host(text: str) -> str:
@@ -279,6 +286,13 @@ OPTIONS: tuple[Option, ...] = (
         _number,
         "a number of seconds of at least 0",
         "how long accepted requests may take to finish after SIGTERM or Ctrl-C",
+    ),
+    Option(
+        "trace-file",
+        "trace_file",
+        _path,
+        "a path",
+        "where traces of requests go, once clients switch them on by TraceSetting",
     ),
     Option(
         "log-format", "log_format", _one_of("text", "json"), "text or json", "form of the log lines on stderr"

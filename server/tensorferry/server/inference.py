@@ -15,6 +15,7 @@ from tensorferry.server.forms import Form, FormCache
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.responses import Piece, id_field_of, stream_error, stream_response
 from tensorferry.server.status import status_of
+from tensorferry.server.tracing import Trace, Tracing
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -133,11 +134,35 @@ class _Queued(Call, Reply):
         return self._form.response.pieces(self._id_field, outcome)
 
 
+class _Traced(_Queued):
+    """A request whose times are told when it ends."""
+
+    __slots__ = ("_trace", "_when_queued")
+
+    def begin(self, trace: Trace) -> None:
+        """From now on it is traced. Before it is enqueued."""
+        self._trace = trace
+        self._when_queued = time.monotonic()
+
+    def enqueue(self, tensors: tuple[Tensor, ...], deadline: float, unattended: set[Batcher] | None) -> None:
+        try:
+            super().enqueue(tensors, deadline, unattended)
+        except Exception as error:
+            self._trace.end(self._when_queued, Outcome(error=error))
+            raise
+
+    def completed(self, outcome: Outcome) -> None:
+        # Whoever has the answer finds it traced.
+        self._trace.end(self._when_queued, outcome)
+        super().completed(outcome)
+
+
 class InferenceService:
     """Takes requests from a transport and hands each to its model's batcher. Thread-safe."""
 
-    def __init__(self, registry: ModelRegistry) -> None:
+    def __init__(self, registry: ModelRegistry, tracing: Tracing | None = None) -> None:
         self._registry = registry
+        self._tracing = tracing or Tracing()
         self._forms = FormCache()
         self._draining = threading.Event()
 
@@ -185,6 +210,11 @@ class InferenceService:
                 decoded = decode(request, model.name, model.signature, model.batched)
                 form, tensors = self._forms.add(data, request, model, decoded, generation), decoded.tensors
             queued = _Queued(form, request_id, id_field, metadata, complete)
+            if self._tracing.active:
+                trace = self._tracing.sample(form.model, request_id, now)
+                if trace is not None:
+                    queued = _Traced(form, request_id, id_field, metadata, complete)
+                    queued.begin(trace)
             queued.enqueue(tensors, min(deadline, now + form.timeout), unattended)
         except Exception as error:
             complete(_failed(request_id, error))
