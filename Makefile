@@ -36,7 +36,7 @@ demo: $(VENV)/.$(EXTRA) ## the same, and stop after the answers
 test: $(VENV)/.dev ## all tests
 	$(BIN)/python -m pytest -q
 
-conformance: $(VENV)/.dev ## every backend test of the onnx package through real servers (three minutes; ONLY=reduce_: some)
+conformance: $(VENV)/.dev ## every backend test of the onnx package through real servers (minutes; ONLY=reduce_: some of them)
 	PYTHONPATH=tests $(BIN)/python -m conformance $(if $(ONLY),--only $(ONLY))
 
 compat: $(OLDEST)/.done ## the lane's tests with the oldest supported grpcio, protobuf, numpy, onnxruntime (Python 3.11)

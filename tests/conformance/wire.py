@@ -77,7 +77,8 @@ def serving(cases: Sequence[Case], folder: Path, *options: str, transport: str) 
         lines.append(f"  '{model_name(case)}={path}',\n")
     config = folder / "server.toml"
     config.write_text(f"models = [\n{''.join(lines)}]\n")
-    server = ServerProcess.start("--config", config, *options, transport=transport)
+    # Where ONNX Runtime runs them alone, too.
+    server = ServerProcess.start("--config", config, "--device", "cpu", *options, transport=transport)
     try:
         with triton.InferenceServerClient(server.address) as client:
             yield Asking(client, {model["name"]: model["batching"] for model in server.ready["models"]})
