@@ -10,7 +10,10 @@ from batcher.rig import PATIENCE, Recorder, enqueue
 
 from tensorferry.batcher import Batcher, Request
 from tensorferry.batcher.collate import request_of
+from tensorferry.batcher.policy import Limits, Wait
+from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+from tensorferry.batcher.work import Work
 
 SECONDS = 0.010
 MOST_WAIT = SECONDS / 4
@@ -154,21 +157,27 @@ def test_a_short_batch_is_not_worth_it(make: Make, runner: ScriptedRunner, clock
     assert batches(runner, 2) == [[1.0], [2.0]]
 
 
-def test_no_deadline_is_missed_by_it(batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock) -> None:
-    quietly(batcher, 1.0)
-    batcher.attend(SHORT)
-    runner.await_batches(1)
-    urgent = quietly(batcher, 2.0, deadline=2.2 * SECONDS)
-    batcher.attend(SHORT)
-    answer(runner, clock)
-    await_wait(clock)
-    until = min(until for until, _ in clock._sleepers)
-    assert until < SECONDS + MOST_WAIT
-    clock.advance(until - clock.now())
-    runner.await_batches(2)
-    answer(runner, clock)
-    assert urgent.await_outcome().error is None
-    assert batches(runner, 2) == [[1.0], [2.0]]
+@pytest.mark.parametrize(("deadline", "most"), [(math.inf, MOST_WAIT), (2.2 * SECONDS, 0.2 * SECONDS)])
+def test_no_deadline_is_missed_by_it(clock: VirtualClock, deadline: float, most: float) -> None:
+    queue = RequestQueue(Limits(4, 0.0), 100, 10_000, clock)
+    for rows in (1, 4):
+        queue.anchor(rows, SECONDS)
+
+    def put(deadline: float) -> None:
+        request = Request((), lambda outcome: None, names=None, rows=1, nbytes=0, deadline=deadline)
+        queue.put_quietly((request,))
+
+    put(math.inf)
+    first = queue.poll()
+    assert isinstance(first, Work)
+    put(deadline)
+    clock.advance(SECONDS)
+    queue.finish(first.batch)
+    queue.last_answer()
+    queue.ran(first.batch, SECONDS)
+    step = queue.poll()
+    assert isinstance(step, Wait)
+    assert SECONDS < step.until <= SECONDS + most
 
 
 def test_a_drain_does_not_wait(batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock) -> None:

@@ -25,7 +25,7 @@ from closed_loop import (
     simulate,
 )
 
-from tensorferry.batcher.policy import Limits
+from tensorferry.batcher.policy import Limits, Wait
 from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.returners import Returners
@@ -194,3 +194,40 @@ def test_the_last_that_returns_wakes_the_batch_that_waits_for_it(clock: VirtualC
         arrive()
     worker.join(30)
     assert [len(work.batch) for work in taken] == [4]
+
+
+def test_callers_answered_first_are_back_before_the_last_are_answered(clock: VirtualClock) -> None:
+    """Four callers, each back a moment after its own answer; answers leave one by one."""
+    queue = RequestQueue(Limits(8, 0.0), 100, 10_000, clock)
+    queue.anchor(1, 0.010)
+    queue.anchor(8, 0.0108)
+
+    def arrive() -> None:
+        queue.put((Request((), lambda outcome: None, names=None, rows=1, nbytes=0),))
+
+    for _ in range(4):
+        arrive()
+    sizes = []
+    for _ in range(120):
+        step = queue.poll()
+        if isinstance(step, Wait):
+            # The last of them is on its way.
+            assert clock.now() < step.until <= clock.now() + 0.004
+            clock.advance(0.0003)
+            arrive()
+            step = queue.poll()
+        assert isinstance(step, Work)
+        sizes.append(len(step.batch))
+        clock.advance(0.010)
+        queue.finish(step.batch)
+        # The last is answered at the end, and back after it.
+        for _ in step.batch[1:]:
+            clock.advance(0.0005)
+            arrive()
+        clock.advance(0.0005)
+        queue.ran(step.batch, 0.010, 0.0, 0.0005 * len(step.batch))
+        if len(sizes) < 60:
+            clock.advance(0.0003)
+            arrive()
+    assert set(sizes) == {4}
+    assert queue.learned()[1].share > 0.9

@@ -119,6 +119,14 @@ def conv(path: Path) -> Path:
     )
 
 
+def reshaped_conv(path: Path) -> Path:
+    """As `conv`, with the label alone."""
+    model = onnx.load(str(conv(path)))
+    del model.graph.output[1]
+    onnx.save(model, str(path))
+    return path
+
+
 def softmax_over_rows(path: Path) -> Path:
     """fine = x; share = softmax of x over the batch."""
     return save(

@@ -24,6 +24,15 @@ BY_FLAG = {option.flag: option for option in OPTIONS}
 
 # Three good values, as text, and what they are.
 GOOD: dict[str, list[tuple[str, Any]]] = {
+    "model-repository": [
+        ("/a", (Path("/a"),)),
+        ("a:/b c", (Path("a"), Path("/b c"))),
+        ("a/b", (Path("a/b"),)),
+    ],
+    "model-control": [("explicit", "explicit"), ("POLL", "poll"), ("none", "none")],
+    "load-model": [("*", ("*",)), ("a", ("a",)), ("a,b.c", ("a", "b.c"))],
+    "repository-poll-seconds": [("1", 1.0), ("0.5", 0.5), ("1e3", 1000.0)],
+    "exit-on-error": [("false", False), ("TRUE", True), ("False", False)],
     "host": [("0.0.0.0", "0.0.0.0"), ("::1", "::1"), ("some-host.example", "some-host.example")],
     "port": [("0", 0), ("65535", 65535), ("9000", 9000)],
     "transport": [("auto", "auto"), ("lane", "lane"), ("Threaded", "threaded")],
@@ -54,7 +63,19 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "log-level": [("debug", "debug"), ("ERROR", "error"), ("warning", "warning")],
 }
 
+# What means nothing alone.
+NEEDS = {
+    "pad-values": {"pad-lengths": "sequence=16"},
+    "model-control": {"model-repository": "models"},
+    "load-model": {"model-repository": "models", "model-control": "explicit"},
+}
+
 BAD: dict[str, list[str]] = {
+    "model-repository": ["", ":a", "a:", "a::b"],
+    "model-control": ["", "off", "manual"],
+    "load-model": ["", "a,", "a b", "../a", "a,*", "-a"],
+    "repository-poll-seconds": ["", "0", "-1", "nan", "inf", "15s"],
+    "exit-on-error": ["", "1", "no"],
     "host": ["", "a b", "a/b", "a,b", "http://a"],
     "port": ["", "-1", "65536", "80.0", "http"],
     "transport": ["", "fast", "async"],
@@ -105,13 +126,13 @@ def test_a_flag_counts_before_the_environment_and_that_before_the_file(
     file = tmp_path / "config.toml"
     file.write_text(f'{option.flag} = "{in_file}"\n')
     flags, environment = {option.flag: in_flag}, {option.variable: in_environment}
-    if option.flag == "pad-values":
-        # It means nothing alone.
-        flags["pad-lengths"] = environment["TENSORFERRY_PAD_LENGTHS"] = "sequence=16"
-        file.write_text(f'{file.read_text()}pad-lengths = "sequence=16"')
+    for other, needed in NEEDS.get(option.flag, {}).items():
+        flags[other] = environment[BY_FLAG[other].variable] = needed
+        file.write_text(f'{file.read_text()}{other} = "{needed}"\n')
 
     assert getattr(load(flags, environment, file), option.field) == flag
-    assert getattr(load({option.flag: None}, environment, file), option.field) == variable
+    without = {**flags, option.flag: None}
+    assert getattr(load(without, environment, file), option.field) == variable
     assert getattr(load({}, {}, file), option.field) == key
     assert getattr(load(flags), option.field) == flag
 
@@ -175,7 +196,9 @@ def test_unknown_keys_of_the_file(tmp_path: Path) -> None:
     file.write_text("port = 1\nprot = 2\n")
     with pytest.raises(ConfigError) as caught:
         load(file=file)
-    assert str(caught.value).startswith(f"{file} has the unknown key 'prot'; known are models, host, port, ")
+    assert str(caught.value).startswith(
+        f"{file} has the unknown key 'prot'; known are models, model-repository, model-control, "
+    )
 
 
 @pytest.mark.parametrize(

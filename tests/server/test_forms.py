@@ -31,7 +31,7 @@ def model(name: str = "m", *inputs: Any) -> Model:
         spec("h", "FP16", "batch", 2),
     )
     made = signature(*specs, outputs=(spec("y", "FP32", "batch"), spec("z", "INT64", "batch")))
-    batcher = SimpleNamespace(priorities=PRIORITIES)
+    batcher = SimpleNamespace(priorities=PRIORITIES, policies=())
     return Model(name, "1", made, 8, "", cast(Any, batcher))
 
 

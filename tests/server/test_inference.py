@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -300,6 +302,79 @@ def test_a_closed_batcher_is_unavailable(serve: Serve) -> None:
     service = serve(lambda inputs: inputs)
     service._registry.get("m").batcher.close()
     assert isinstance(error_of(submit(service, fp32(1, 1))[1]), BatcherClosed)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["decoded", "of a known form"])
+def test_a_model_that_is_replaced_between_look_up_and_queue(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    service = serve(lambda inputs: {"y": inputs["x"]})
+    registry, forms = service._registry, service._forms
+    old = registry.get("m")
+    new = serve(lambda inputs: {"y": inputs["x"] * 10})._registry.get("m")
+    if known:
+        response_of(submit(service, fp32(1, 2))[1].first())
+
+    def replace() -> None:
+        monkeypatch.undo()
+        assert registry.ready(new) is old
+        old.batcher.close()
+
+    def get(*arguments: Any) -> Any:
+        found = registry.get(*arguments)
+        replace()
+        return found
+
+    def find(*arguments: Any) -> Any:
+        found = forms.find(*arguments)
+        replace()
+        return found
+
+    look_up = SimpleNamespace(get=get, generation=registry.generation)
+    if known:
+        monkeypatch.setattr(service, "_forms", SimpleNamespace(find=find, add=forms.add))
+    else:
+        monkeypatch.setattr(service, "_registry", look_up)
+    assert y(response_of(submit(service, fp32(1, 2))[1].first())) == [[0, 10]]
+
+
+def test_a_model_that_is_unloaded_between_look_up_and_queue(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = serve(lambda inputs: {"y": inputs["x"]})
+    registry = service._registry
+
+    def get(*arguments: Any) -> Any:
+        found = registry.get(*arguments)
+        monkeypatch.undo()
+        registry.unloading(found)
+        found.batcher.close()
+        return found
+
+    monkeypatch.setattr(service, "_registry", SimpleNamespace(get=get, generation=registry.generation))
+    assert isinstance(error_of(submit(service, fp32(1, 2))[1]), NotReadyError)
+
+
+def test_nothing_is_kept_of_a_model_that_is_gone(serve: Serve) -> None:
+    registry = ModelRegistry()
+    service = InferenceService(registry)
+    batcher = Batcher(lambda inputs: {"y": inputs["x"]}, 4)
+    registry.ready(Model("m", "1", SIGNATURE, 4, "", batcher))
+    left = weakref.ref(batcher)
+    for _ in range(2):
+        replies = submit(service, fp32(1, 2))[1]
+        response_of(replies.first())
+        # The replies and who got them hold each other.
+        replies.all.clear()
+    registry.unloading(registry.get("m"))
+    batcher.close()
+    del batcher
+    (model,) = registry.models()
+    registry.unloaded(model)
+    del model
+    assert left() is not None
+    service.models_changed()
+    assert left() is None
 
 
 def test_the_row_that_fails_gets_its_error_and_its_neighbours_their_results(

@@ -62,7 +62,7 @@ def test_bytes_that_are_no_message_are_the_clients_fault(door: Door, method: str
     assert caught.value.details() == f"the message of 2 bytes is not a {METHODS[method].input_type.name}"
 
 
-def test_live_from_the_start_ready_when_every_model_is(door: Door) -> None:
+def test_live_from_the_start_ready_when_all_is_loaded_that_is_to_be(door: Door) -> None:
     def ready() -> bool:
         answer: bool = door.stub.ServerReady(pb.ServerReadyRequest(), timeout=PATIENCE).ready
         return answer
@@ -72,10 +72,12 @@ def test_live_from_the_start_ready_when_every_model_is(door: Door) -> None:
     door.registry.loading("m", "1")
     assert not ready()
     door.registry.ready(model())
+    assert not ready()
+    door.registry.complete = True
     assert ready()
     door.registry.loading("other", "1")
-    assert not ready()
-    door.registry.ready(model("other"))
+    door.registry.failed("other", "1", "broken")
+    assert ready()
     door.service.begin_drain()
     assert not ready()
     assert door.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE).live
@@ -146,27 +148,15 @@ def test_no_metadata(door: Door, name: str, version: str, code: str) -> None:
     assert error.code() is grpc.StatusCode[code]
 
 
-def test_the_index_has_every_version_and_its_state(door: Door) -> None:
-    door.registry.ready(model("b"))
-    door.registry.loading("a", "1")
-    door.registry.unloading(model("c"))
-
-    def index(**fields: Any) -> list[tuple[str, str, str]]:
-        answer = door.stub.RepositoryIndex(pb.RepositoryIndexRequest(**fields), timeout=PATIENCE)
-        return [(entry.name, entry.version, entry.state) for entry in answer.models]
-
-    assert index() == [("a", "1", "LOADING"), ("b", "1", "READY"), ("c", "1", "UNLOADING")]
-    assert index(ready=True) == [("b", "1", "READY")]
-
-
 def test_a_bug_in_a_method_shows_nothing_of_itself(
     door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> Any:
         raise RuntimeError("a secret")
 
+    door.registry.ready(model())
     monkeypatch.setattr(door.registry, "entries", broken)
-    error = refused(door, "RepositoryIndex", pb.RepositoryIndexRequest())
+    error = refused(door, "ModelMetadata", pb.ModelMetadataRequest(name="m"))
     assert error.code() is grpc.StatusCode.INTERNAL
     assert error.details() == "internal error; the server's log has the details"
     assert "a secret" in caplog.text

@@ -69,6 +69,42 @@ def test_only_a_ready_version_takes_requests() -> None:
         registry.get("m", "1")
 
 
+def test_the_highest_that_is_ready_is_the_latest() -> None:
+    registry = ModelRegistry()
+    registry.ready(model("m", "1"))
+    registry.ready(model("m", "2"))
+    registry.loading("m", "3")
+    registry.failed("m", "4", "broken")
+    assert registry.get("m").version == "2"
+    assert registry.serves("m")
+    registry.unloading(registry.get("m"))
+    assert registry.get("m").version == "1"
+    registry.unloading(registry.get("m"))
+    assert not registry.serves("m")
+    with pytest.raises(NotReadyError, match=r"version 4 is not at ready state: it is UNAVAILABLE \(broken\)"):
+        registry.get("m")
+    assert not registry.serves("other")
+
+
+def test_what_serves_goes_on_while_another_of_its_version_is_loaded_or_fails() -> None:
+    registry = ModelRegistry()
+    old, new = model("m"), model("m")
+    assert registry.ready(old) is None
+    generation = registry.generation
+    registry.loading("m", "1")
+    registry.failed("m", "1", "broken")
+    assert registry.get("m") is old
+    assert registry.generation == generation
+    assert registry.ready(new) is old
+    assert registry.get("m") is new
+    registry.unloaded(old)
+    assert registry.get("m") is new, "the old one is not the one that is there"
+    registry.unloading(new)
+    registry.unloaded(new, "why")
+    (entry,) = registry.entries()
+    assert (entry.state, entry.model, entry.reason) == (ModelState.UNAVAILABLE, None, "why")
+
+
 def test_entries_are_in_order_and_models_are_those_that_are_loaded() -> None:
     registry = ModelRegistry()
     for version in ("10", "9"):

@@ -20,6 +20,7 @@ from tensorferry.batcher.padding import Padding, PadInput, PadPlan
 from tensorferry.batcher.policy import CloseReason
 from tensorferry.batcher.request import BatchInfo, Outcome, Request, Tensor
 from tensorferry.batcher.statistics import BatcherStatistics
+from tensorferry.batcher.timeouts import QueuePolicy
 
 __all__ = [
     "BatchInfo",
@@ -37,6 +38,7 @@ __all__ = [
     "PadPlan",
     "Padding",
     "QueueFull",
+    "QueuePolicy",
     "Request",
     "RequestTooLarge",
     "Shed",

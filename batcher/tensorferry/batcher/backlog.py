@@ -143,6 +143,21 @@ class Backlog:
                 first = min(first, earliest - bucket.profile.needs(1, now))
         return first
 
+    def move(self, request: Request, level: int) -> None:
+        """Gives a request another rank; among those who have it, it is the last without a deadline."""
+        self.remove(request)
+        request.level = level
+        self.add(request)
+
+    def rows_of_classes(self, ranks: int) -> list[int]:
+        """The rows queued of each class, which has so many ranks."""
+        rows = self.class_rows
+        return [sum(rows[first : first + ranks]) for first in range(0, len(rows), ranks)]
+
+    def requests(self, levels: range) -> int:
+        """How many requests are queued, of these ranks."""
+        return sum([len(bucket.lanes[level]) for bucket in self.buckets.values() for level in levels])
+
     def dated(self, lowest: int) -> int:
         """How many requests with a deadline are queued, of a class and those above it."""
         return sum(
@@ -171,6 +186,11 @@ class Backlog:
     def drain_time(self) -> float:
         """How long one device takes for all that is queued, in seconds; 0 when nothing is known."""
         most = self._limits.max_batch_size
+        if not self._limits.merges:
+            return sum(
+                len(bucket) * bucket.profile.mean(min(math.ceil(bucket.rows / len(bucket)), most))
+                for bucket in self.buckets.values()
+            )
         return sum(
             math.ceil(bucket.rows / most) * bucket.profile.mean(min(bucket.rows, most))
             for bucket in self.buckets.values()

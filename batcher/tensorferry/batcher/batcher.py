@@ -20,6 +20,7 @@ from tensorferry.batcher.errors import (
     Cancelled,
     DeadlineExceeded,
     InvalidRequest,
+    RequestTooLarge,
 )
 from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.policy import Limits, unreachable
@@ -27,6 +28,7 @@ from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.request import Outcome, Request, flatten, split_request
 from tensorferry.batcher.results import deliver_row, deliver_rows, propagate_cancel
 from tensorferry.batcher.statistics import BatcherStatistics, Ledger
+from tensorferry.batcher.timeouts import QueuePolicy
 from tensorferry.batcher.worker import Instance, Worker
 
 _log = logging.getLogger("tensorferry.batcher")
@@ -86,7 +88,16 @@ class Batcher:
         are shared in proportion to the weights (deficit round robin), and room that a batch has
         left is filled from lower classes. When the queue is full, a request drops those of lower
         classes that would ride last (Shed). `default_priority` is the class of requests that name
-        none; it is the lowest if not given.
+        none; it is the lowest if not given. With `strict_priorities` each class rides before all
+        lower ones, whatever the weights, and these may starve.
+
+    Queue policies
+        `policies` gives each class, the highest first, a `QueuePolicy`: how long its requests may
+        be queued, whether they then fail or ride behind the others, and how many may be queued.
+
+    Requests that share no batch
+        With `merge` false each request is a batch of its own, of all its rows; one of more than
+        `max_batch_size` is refused (RequestTooLarge), not cut up.
 
     Preferred sizes
         `preferred_batch_sizes` has the meaning that it has in Triton: a batch leaves before the end
@@ -114,6 +125,9 @@ class Batcher:
         preferred_batch_sizes: Sequence[int] = (),
         priority_weights: Sequence[int] = (1,),
         default_priority: int = 0,
+        strict_priorities: bool = False,
+        policies: Sequence[QueuePolicy] = (),
+        merge: bool = True,
         max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE,
         max_queue_bytes: int = DEFAULT_MAX_QUEUE_BYTES,
         workers: int = 1,
@@ -149,11 +163,26 @@ class Batcher:
             raise ValueError(
                 f"model_fn has {len(functions)} functions and workers is {workers}; give one of both"
             )
+        if policies and len(policies) != len(priority_weights):
+            raise ValueError(
+                f"policies has {len(policies)} entries; give each of the {len(priority_weights)} classes one, or none at all"
+            )
+        if any(policy.delays for policy in policies) and len(priority_weights) > 1 and not strict_priorities:
+            raise ValueError(
+                "a policy delays, which puts requests behind all of their class and above, but classes share by "
+                "weights; give strict_priorities"
+            )
+        if not merge and (max_queue_delay or preferred):
+            raise ValueError(
+                f"merge is false, so no batch waits for more; leave out max_queue_delay, {max_queue_delay!r}, and "
+                f"preferred_batch_sizes, {preferred_batch_sizes!r}"
+            )
         if padding is not None and max_batch_size == 0:
             raise ValueError("max_batch_size is 0, so nothing shares a batch; leave out padding, or batch")
         self._padding = padding
         self._batched = max_batch_size > 0
-        self._limits = Limits(max(1, max_batch_size), max_queue_delay, preferred)
+        self._limits = Limits(max(1, max_batch_size), max_queue_delay, preferred, merge)
+        self._policies = tuple(policies)
         self._classes = len(priority_weights)
         self._default_priority = default_priority or self._classes
         self._clock = clock or MonotonicClock()
@@ -165,11 +194,13 @@ class Batcher:
             devices=len(functions),
             pipelined=pipelined,
             weights=priority_weights,
+            strict=strict_priorities,
+            policies=policies,
             steady=steady,
         )
         self._ledger = Ledger()
         self._name = name
-        self._completions = Completions(self._ledger, self._clock, name)
+        self._completions = Completions(self._ledger, self._clock, name, self._queue.last_answer)
         self._warnings = tuple(unreachable(self._limits, max_queue_size))
         for warning in self._warnings:
             _log.warning("%s: %s", name, warning)
@@ -194,6 +225,11 @@ class Batcher:
     def priorities(self) -> int:
         """How many priority classes there are."""
         return self._classes
+
+    @property
+    def policies(self) -> Sequence[QueuePolicy]:
+        """How each class waits; empty where requests may wait for ever."""
+        return self._policies
 
     def anchor(self, rows: int, seconds: float, key: Hashable = None) -> None:
         """Tells what a warm-up run of so many rows took: predictions then hold from the first request.
@@ -294,7 +330,8 @@ class Batcher:
                     f"priority is {request.priority}; it must be from 1, the highest, to {self._classes}, or 0 for the default"
                 ),
             )
-        request.level = (request.priority or self._default_priority) - 1
+        request.priority = request.priority or self._default_priority
+        request.level = (request.priority - 1) * self._queue.ranks
         # Written so that it refuses NaN, which no comparison would ever expire.
         if request.deadline != math.inf and not request.deadline > self._clock.now():
             raise self._refused(
@@ -302,6 +339,14 @@ class Batcher:
             )
         complete = request.complete
         if self._batched and request.rows > self._limits.max_batch_size:
+            if not self._limits.merges:
+                raise self._refused(
+                    request,
+                    RequestTooLarge(
+                        f"inference request batch-size must be <= {self._limits.max_batch_size} for {self._name!r}: the "
+                        f"request has {request.rows} rows; send fewer at once"
+                    ),
+                )
             # Before it is cut up: rows without bytes are cheap to claim.
             self._check_size(request)
             request.complete = self._end_whole(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tensorferry.batcher.clock import Clock
@@ -21,8 +21,10 @@ _new = tuple.__new__
 class Completions:
     """Ends requests that the queue has handed out as ended. Thread-safe."""
 
-    def __init__(self, ledger: Ledger, clock: Clock, name: str) -> None:
+    def __init__(self, ledger: Ledger, clock: Clock, name: str, last_answer: Callable[[], None]) -> None:
         self._ledger = ledger
+        # Called before the last answer of each batch.
+        self._last_answer = last_answer
         self._clock = clock
         self._name = name
 
@@ -49,11 +51,14 @@ class Completions:
             BatchInfo,
             (number, count, rows, times[1], reason, predicted, padded_length, times[0], times[2], ended),
         )
+        last = requests[-1] if requests else None
         for request, position, output in zip(requests, positions, outputs, strict=True):
+            if request is last:
+                self._last_answer()
             if request.deadline > now:
                 delay = request.started - request.arrival
                 # As `Outcome(...)`, in half the time.
-                outcome = _new(Outcome, (output, None, info, delay, position, request.level + 1))
+                outcome = _new(Outcome, (output, None, info, delay, position, request.priority))
                 complete, request.complete = request.complete, completed_twice
                 try:
                     complete(outcome)
@@ -77,11 +82,12 @@ class Completions:
             self._ledger.answered_in_parts(total, outcome.batch)
 
     def expire(self, requests: Iterable[Request]) -> None:
-        """The requests could not make their deadlines any more while they were queued."""
+        """The requests timed out, or could not make their deadlines any more, while they were queued."""
         for request in requests:
-            self.fail(
-                request, DeadlineExceeded("the deadline could not be met: the request was still queued")
-            )
+            why = "the deadline could not be met: the request was still queued"
+            if request.timed_out:
+                why = "Request timeout expired: the request was queued for as long as the model's queue policy allows"
+            self.fail(request, DeadlineExceeded(why))
 
     def shed(self, requests: Iterable[Request], why: str, retry_after: float) -> None:
         """The requests were dropped from the queue."""

@@ -37,12 +37,19 @@ _FULL, _IDLE = CloseReason.FULL, CloseReason.IDLE
 class Limits:
     """`max_batch_size` in rows (at least 1), `max_queue_delay` in seconds from arrival (0: no window).
 
-    `preferred` are the sizes that a batch has, if it can, in ascending order.
+    `preferred` are the sizes that a batch has, if it can, in ascending order. Unless requests `merge`, each
+    is a batch of its own, as soon as it can be: there are no windows and no preferred sizes then.
     """
 
     max_batch_size: int
     max_queue_delay: float
     preferred: tuple[int, ...] = ()
+    merges: bool = True
+
+    @property
+    def full(self) -> int:
+        """With so many rows queued nothing is gained by waiting."""
+        return self.max_batch_size if self.merges else 1
 
 
 def unreachable(limits: Limits, max_queue_rows: int) -> Iterator[str]:
@@ -111,7 +118,9 @@ def _closes(bucket: BucketView, now: float, limits: Limits, draining: bool) -> t
     most, delay = limits.max_batch_size, limits.max_queue_delay
     if not delay and not limits.preferred:
         # The usual case.
-        return (_IDLE if bucket.rows < most else _FULL), most
+        if limits.merges:
+            return (_IDLE if bucket.rows < most else _FULL), most
+        return _FULL, 1
     window_over = delay > 0 and now >= min(bucket.oldest_arrival + delay, bucket.latest_start)
     if limits.preferred and not window_over:
         rows = preferred_rows(_in_order(bucket), limits)

@@ -19,14 +19,15 @@ from tensorferry.batcher.bucket import Bucket
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.demand import DemandMeter
 from tensorferry.batcher.device import Device, Devices
-from tensorferry.batcher.errors import BatcherClosed
+from tensorferry.batcher.errors import BatcherClosed, QueueFull
 from tensorferry.batcher.policy import Close, CloseReason, Limits, Wait, decide
 from tensorferry.batcher.profile import BucketStatistics
 from tensorferry.batcher.request import DONE, QUEUED, RUNNING, Request
 from tensorferry.batcher.returners import Returners, ReturnersStatistics
 from tensorferry.batcher.riding import Demand, form_batch
-from tensorferry.batcher.shares import Shares
+from tensorferry.batcher.shares import Ranks, Shares
 from tensorferry.batcher.statistics import QueueSizes
+from tensorferry.batcher.timeouts import QueuePolicy, Timeouts
 from tensorferry.batcher.work import Work
 
 _INF = math.inf
@@ -52,7 +53,8 @@ class RequestQueue:
     `max_rows` bounds the rows queued, `max_bytes` the bytes of all accepted requests that
     are not done, running ones included: they are held in memory just the same. Each of
     `devices` has one worker that takes work for it, two if `pipelined`. `weights` are those of
-    the priority classes, the highest first. `steady` says that a batch's time depends on its shape
+    the priority classes, the highest first; if `strict`, each rides before all lower ones instead. `policies`
+    has one for each class, or none at all. `steady` says that a batch's time depends on its shape
     alone: only then others than workers may run it.
     """
 
@@ -66,6 +68,8 @@ class RequestQueue:
         devices: int = 1,
         pipelined: bool = False,
         weights: Sequence[int] = (1,),
+        strict: bool = False,
+        policies: Sequence[QueuePolicy] = (),
         steady: bool = True,
         returners: Returners | None = None,
     ) -> None:
@@ -82,12 +86,17 @@ class RequestQueue:
         self._expiry_at = math.inf
         # Nothing is queued and no worker is busy. Waited for by drain; notified by whoever ends it.
         self._all_done = threading.Condition(self._lock)
-        self._backlog = Backlog(limits, len(weights), pipelined=pipelined)
+        # How many ranks a class has: those who have timed out and are delayed are one below the others.
+        self.ranks = 2 if any(policy.delays and policy.expires for policy in policies) else 1
+        ranks = self.ranks * len(weights)
+        self._timeouts = Timeouts(policies) if policies else None
+        self._backlog = Backlog(limits, ranks, pipelined=pipelined)
         self._admission = Admission(self._backlog, max_rows, max_bytes, devices)
-        self._shares = Shares(weights, limits.max_batch_size)
+        ranked = strict or self.ranks > 1
+        self._shares: Ranks | Shares = Ranks(ranks) if ranked else Shares(weights, limits.max_batch_size)
         self._returners = returners or Returners()
         # By class, of all buckets together: they share the device that must keep up with it.
-        self._demand = [DemandMeter() for _ in weights]
+        self._demand = [DemandMeter() for _ in range(ranks)]
         self._numbers = count(1)
         self._accepted = 0
         self._running = 0
@@ -105,9 +114,11 @@ class RequestQueue:
         self._lends = self._simple and steady
         # The last request was put quietly: who did may have more at hand.
         self._quiet = False
-        # A batch was answered, and the next, of requests that were put quietly, has not been asked for yet.
+        # A batch is being answered after which the next is to hear who else has arrived.
+        self._hears = False
+        # Its last answer is on its way, and since then nobody has said that nothing more is there.
         self._unheard = False
-        # The worker waits for `take_short`. Read without the lock.
+        # Likewise, or the worker waits for it. Read without the lock.
         self.awaits = False
         # Threads that wait for `_all_done`.
         self._drainers = 0
@@ -163,6 +174,8 @@ class RequestQueue:
         if self._closing:
             raise BatcherClosed("the batcher is draining or closed and accepts no new requests")
         now = self._clock.now()
+        if self._timeouts is not None:
+            self._check_policy_locked(self._timeouts.policy(first), first)
         if not roomy:
             displaced = admission.make_room(first.level, rows, nbytes, self._held_bytes)
         if first.deadline < _INF:
@@ -183,7 +196,22 @@ class RequestQueue:
         self._held_bytes += nbytes
         if first.deadline < self._expiry_at:
             self._watch_locked(first.deadline)
+        if self._timeouts is not None and (due := self._timeouts.next()) < self._expiry_at:
+            self._watch_locked(due)
         return displaced, wake
+
+    def _check_policy_locked(self, policy: QueuePolicy, request: Request) -> None:
+        """QueueFull when as many requests of its class are queued as may be."""
+        if not policy.max_requests:
+            return
+        queued = self._backlog.requests(range(request.level, request.level + self.ranks))
+        if queued >= policy.max_requests:
+            retry_after = self._admission.drain_time()
+            raise QueueFull(
+                f"Exceeds maximum queue size: {queued} requests of priority {request.priority} wait, and the model's "
+                f"queue policy allows {policy.max_requests}; retry in {retry_after:.3f} s",
+                retry_after,
+            )
 
     def drain_time(self) -> float:
         """How long the queue as it is takes to drain, in seconds; at least a millisecond."""
@@ -198,6 +226,8 @@ class RequestQueue:
         if deadline < _INF:
             request.order = (deadline, next(self._numbers))
         self._demand[request.level].arrived(now, request.cost, deadline - now)
+        if self._timeouts is not None:
+            self._timeouts.add(request)
         return self._backlog.add(request)
 
     def _wakes_locked(self, request: Request, bucket: Bucket, now: float) -> bool:
@@ -209,7 +239,9 @@ class RequestQueue:
             return self._returners_wait_locked(bucket, now) < self._returners_until - 100e-6
         # A worker that waits out a window must hear of an expiry before its end, and of a size
         # at which the window ends.
-        return self._limits.max_queue_delay > 0 and (request.deadline < _INF or bool(self._limits.preferred))
+        return self._limits.max_queue_delay > 0 and (
+            request.deadline < _INF or bool(self._limits.preferred) or self._timeouts is not None
+        )
 
     def _wake_locked(self, now: float) -> None:
         """Wakes the worker that may take a batch the soonest, of an idle device if one waits there."""
@@ -230,8 +262,12 @@ class RequestQueue:
                     return step
                 mine.waiting += 1
                 self._waiting_workers += 1
+                until = step.until
+                if self._timeouts is not None and mine.idle and not mine.unanswered:
+                    # Nobody else looks after them as long as it waits.
+                    until = min(until, self._timeouts.next())
                 try:
-                    self._clock.wait(mine.ready, step.until)
+                    self._clock.wait(mine.ready, until)
                 finally:
                     mine.waiting -= 1
                     self._waiting_workers -= 1
@@ -246,7 +282,7 @@ class RequestQueue:
         inf when there is nothing to do, or a worker was woken to do it.
         """
         with self._lock:
-            self._unheard = False
+            self._unheard = self.awaits = False
             if not self._backlog.rows:
                 return _INF
             mine = self._devices.each[0]
@@ -297,7 +333,6 @@ class RequestQueue:
                     self._unheard = False
                     until = self._hears_until_locked(bucket, now)
                     if until > now and not dead:
-                        self.awaits = True
                         return Wait(until)
                 until = self._returners_wait_locked(bucket, now)
                 if until > now and not dead:
@@ -322,8 +357,8 @@ class RequestQueue:
         if device.borrowed:
             return _INF
         if device.unanswered and self._returners.expected:
-            most = self._limits.max_batch_size
-            if all(bucket.rows < most for bucket in self._backlog.buckets.values()):
+            full = self._limits.full
+            if all(bucket.rows < full for bucket in self._backlog.buckets.values()):
                 return math.inf
         return device.turn(now)
 
@@ -343,8 +378,7 @@ class RequestQueue:
         little of the interpreter meanwhile, perhaps none of a core: were the next batch closed at
         once, it would leave without requests that are there already.
         """
-        alone = bucket.profile.mean(1) if bucket.profile.known else 0.0
-        return min(now + _HEAR_SHARE * alone, bucket.latest_start) if alone >= _HEAR_LEAST_SECONDS else now
+        return min(now + _HEAR_SHARE * bucket.profile.mean(1), bucket.latest_start)
 
     def _close_locked(
         self, device: Device, bucket: Bucket, close: Close, now: float, dead: Sequence[Request]
@@ -397,7 +431,7 @@ class RequestQueue:
         # Another must now wait for what this one leaves behind, be it only for a window's end.
         if self._backlog.rows:
             self._wake_locked(now)
-            self._watch_locked(self._backlog.next_infeasible(now))
+            self._watch_locked(self._next_expiry_locked(now))
         return work
 
     def released(self, device: int) -> None:
@@ -437,7 +471,6 @@ class RequestQueue:
                     mine.ready.notify()
                 else:
                     self._devices.released(mine, now)
-                self._unheard = self._quiet and self._simple
                 if seconds is not None:
                     if seconds > _LONG_SECONDS:
                         self._unsteady_until = now + _UNSTEADY_SECONDS
@@ -461,7 +494,7 @@ class RequestQueue:
                         self._busy_workers += 1
                         return dead
                     # A rounding error must not make this a busy loop.
-                    self._expiry_at = max(self._backlog.next_infeasible(now), now + 1e-4)
+                    self._expiry_at = max(self._next_expiry_locked(now), now + 1e-4)
                 if self._expiry_at < math.inf:
                     self._clock.wait(self._expiry, self._expiry_at)
                 else:
@@ -480,11 +513,27 @@ class RequestQueue:
             self._expiry.notify()
 
     def _expire_locked(self, start: float, now: float) -> list[Request]:
-        """Takes out the requests that cannot make their deadlines any more, were they run from `start` on."""
+        """Takes out the requests that cannot make their deadlines any more, were they run from `start` on.
+
+        And those whose time in the queue is over, but for those that are only delayed.
+        """
         dead = self._backlog.infeasible(start, now)
         for request in dead:
             self._end_queued_locked(request)
+        if self._timeouts is not None:
+            for request in self._timeouts.take(now):
+                if self._timeouts.policy(request).delays:
+                    self._backlog.move(request, request.level + 1)
+                else:
+                    request.timed_out = True
+                    self._end_queued_locked(request)
+                    dead.append(request)
         return dead
+
+    def _next_expiry_locked(self, now: float) -> float:
+        """When the first of those queued times out, or cannot make its deadline any more; inf for never."""
+        due = self._backlog.next_infeasible(now)
+        return due if self._timeouts is None else min(due, self._timeouts.next())
 
     def _end_queued_locked(self, request: Request) -> None:
         self._backlog.remove(request)
@@ -521,7 +570,15 @@ class RequestQueue:
             if alive:
                 # Not when all are answered: the first are back before the last have their answers.
                 self._returners.answered(self._clock.now(), len(alive))
+                own = self._simple and self._quiet and not self._devices.each[0].borrowed
+                self._hears = own and self._backlog.profile(alive[0].key).mean(1) >= _HEAR_LEAST_SECONDS
             return alive
+
+    def last_answer(self) -> None:
+        """The last of the requests that `finish` returned is about to be completed."""
+        if self._hears:
+            # Before, since whoever puts quietly looks at it when the answer has left.
+            self._unheard = self.awaits = True
 
     def cancel(self, request: Request) -> bool:
         """Ends a request that is queued or running; True when the caller is to complete it."""
@@ -580,7 +637,7 @@ class RequestQueue:
                 self._backlog.rows,
                 self._running,
                 self._held_bytes,
-                tuple(self._backlog.class_rows),
+                tuple(self._backlog.rows_of_classes(self.ranks)),
             )
 
     def learned(self) -> tuple[Mapping[Hashable, BucketStatistics], ReturnersStatistics]:

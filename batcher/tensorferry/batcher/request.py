@@ -96,7 +96,8 @@ class Request:
     Requests of one `key` may share a batch. `priority` is the class, 1 the highest, 0 the default.
 
     `padding` is the plan of a request that is padded (None: it is not). `key` must then be made
-    of the plan's shapes instead of the request's own, and `nbytes` have its added bytes.
+    of the plan's shapes instead of the request's own, and `nbytes` have its added bytes. `patience` is how
+    many seconds it may be queued, where the policy of its class lets requests say (see `QueuePolicy`).
 
     All other attributes belong to the batcher and are guarded by its queue's lock.
     """
@@ -114,11 +115,13 @@ class Request:
         "order",
         "padding",
         "parts",
+        "patience",
         "priority",
         "rows",
         "started",
         "state",
         "tensors",
+        "timed_out",
     )
 
     def __init__(
@@ -133,6 +136,7 @@ class Request:
         deadline: float = math.inf,
         priority: int = 0,
         padding: PadPlan | None = None,
+        patience: float = math.inf,
     ) -> None:
         self.tensors = tensors
         self.complete = complete
@@ -144,9 +148,11 @@ class Request:
         self.key = key
         self.deadline = deadline
         self.priority = priority
-        # The class counted from 0, once the default is known.
+        # The rank by which it rides, from 0, once the default class is known.
         self.level = 0
         self.padding = padding
+        self.patience = patience
+        self.timed_out = False
         self.arrival = _NAN
         # Of those with a deadline, once queued: by that, and among equal ones by arrival.
         self.order: tuple[float, int] = _UNORDERED
@@ -178,6 +184,7 @@ def split_request(request: Request, max_rows: int) -> tuple[Request, ...]:
             deadline=request.deadline,
             priority=request.priority,
             padding=request.padding,
+            patience=request.patience,
         )
         part.level = request.level
         part.is_part = True

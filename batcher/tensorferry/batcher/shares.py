@@ -13,6 +13,30 @@ import math
 from collections.abc import Sequence
 
 
+class Ranks:
+    """Each class before all lower ones, which starve while it has enough queued. As `Shares`, without weights."""
+
+    __slots__ = ("credits",)
+
+    def __init__(self, classes: int) -> None:
+        # Everyone has credit at any time: the rank decides.
+        self.credits = [math.inf] * classes
+
+    def renew(self, queued: Sequence[int]) -> None:
+        """Nothing is kept that would have to be."""
+
+    def allot(self, riding: Sequence[int], queued: Sequence[int], room: int) -> list[int]:
+        """As many rows as there is room for, of the highest class first."""
+        rows = []
+        for waiting in riding:
+            rows.append(min(waiting, room))
+            room -= rows[-1]
+        return rows
+
+    def charge(self, rows: Sequence[int], lead: int, queued: Sequence[int]) -> None:
+        """Nobody pays."""
+
+
 class Shares:
     """The credit of each class in rows, the highest class first. Not thread-safe: its owner's lock guards it."""
 

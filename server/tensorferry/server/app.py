@@ -14,13 +14,17 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from tensorferry.protos import POOL, SERVICE_NAME
-from tensorferry.server.config import ServerConfig
+from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.configuration import ModelConfiguration
+from tensorferry.server.control import ModelControl
 from tensorferry.server.errors import StartError
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.loading import load_model
 from tensorferry.server.log_settings import LogSettings
 from tensorferry.server.logs import LogOutput
-from tensorferry.server.models import ModelRegistry
+from tensorferry.server.models import Model, ModelRegistry
+from tensorferry.server.repository import Repository
+from tensorferry.server.repository_methods import RepositoryMethods
 from tensorferry.server.servicer import Servicer
 from tensorferry.server.session import choose_device
 from tensorferry.server.trace_file import TraceFile
@@ -60,6 +64,15 @@ class App:
         self._trace_file = TraceFile(config.trace_file) if config.trace_file is not None else None
         tracing = Tracing(self._trace_file)
         self._service = InferenceService(self.registry, tracing)
+        self._device = "cpu"
+        self._control = ModelControl(
+            self.registry,
+            Repository(config.model_repositories),
+            self._load_model,
+            self._model_changed,
+            mode=config.model_control,
+            poll_seconds=config.repository_poll_seconds,
+        )
         self._servicer = Servicer(
             self._service,
             self.registry,
@@ -67,6 +80,8 @@ class App:
             max_streams=MAX_STREAMS,
             max_in_flight=MAX_IN_FLIGHT_PER_STREAM,
             extensions=(
+                ModelConfiguration(self.registry),
+                RepositoryMethods(self.registry, self._control),
                 TraceSettings(self.registry, tracing),
                 *([LogSettings(log_output)] if log_output is not None else []),
             ),
@@ -151,12 +166,11 @@ class App:
 
     def load(self) -> None:
         """Loads every model; afterwards the server is ready. StartError names the first that fails."""
-        device = choose_device(self.config.device)
-        for source in self.config.models:
-            self.registry.loading(source.name, source.version)
-        for source in self.config.models:
-            self.registry.ready(load_model(source, self.config, device))
-            self._set_health(source.name, serving=True)
+        config = self.config
+        self._device = choose_device(config.device)
+        names = config.load_models if config.model_control == "explicit" else ("*",)
+        self._control.start(config.models, names, strict=config.exit_on_error)
+        self.registry.complete = True
         self._set_health("", serving=True)
         self._set_health(SERVICE_NAME, serving=True)
 
@@ -170,7 +184,7 @@ class App:
         if self._lane is not None:
             self._lane.begin_drain()
         self._health.enter_graceful_shutdown()
-        done = True
+        done = self._control.drain(deadline)
         for model in self.registry.models():
             self.registry.unloading(model)
             done = model.batcher.drain(max(0.0, deadline - time.monotonic())) and done
@@ -182,11 +196,19 @@ class App:
         Whether every worker has ended: one that is inside ONNX Runtime cannot be ended. Idempotent.
         """
         self._server.stop(grace).wait()
-        ended = [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]
+        ended = [self._control.close(grace)]
+        ended += [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]
         self._threads.shutdown(wait=False)
         if self._trace_file is not None and not self._trace_file.stop(_LAST_TRACES_SECONDS):
             _log.warning("the last traces are not written: the disk takes too long")
         return all(ended)
+
+    def _load_model(self, source: ModelSource) -> Model:
+        return load_model(source, self.config, self._device)
+
+    def _model_changed(self, name: str) -> None:
+        self._service.models_changed()
+        self._set_health(name, serving=self.registry.serves(name))
 
     def _set_health(self, service: str, *, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse

@@ -44,7 +44,14 @@ def _parser() -> argparse.ArgumentParser:
         shown = f"{default * 1e3:g}" if option.flag.endswith("-ms") else default
         if default in (None, ()):
             shown = "none"
-        parser.add_argument(f"--{option.flag}", metavar="VALUE", help=f"{option.help} (default: {shown})")
+        if isinstance(default, bool):
+            shown = str(default).lower()
+        parser.add_argument(
+            f"--{option.flag}",
+            metavar="VALUE",
+            action="append" if option.separator else "store",
+            help=f"{option.help} (default: {shown})",
+        )
     return parser
 
 
@@ -54,6 +61,9 @@ def main(argv: Sequence[str]) -> int:
     arguments = vars(parser.parse_args(argv))
     file = arguments["config"] or os.environ.get("TENSORFERRY_CONFIG")
     flags = {option.flag: arguments[option.flag.replace("-", "_")] for option in OPTIONS}
+    for option in OPTIONS:
+        if option.separator and flags[option.flag] is not None:
+            flags[option.flag] = option.separator.join(flags[option.flag])
     try:
         config = load_config(arguments["models"], flags, os.environ, Path(file) if file else None)
     except ConfigError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,11 @@ class ServerConfig:
     """Everything that the server is told. Times in seconds, sizes in bytes; see `OPTIONS`."""
 
     models: tuple[ModelSource, ...]
+    model_repositories: tuple[Path, ...] = ()
+    model_control: str = "none"
+    load_models: tuple[str, ...] = ()
+    repository_poll_seconds: float = 15.0
+    exit_on_error: bool = True
     host: str = "127.0.0.1"
     port: int = 8001
     transport: str = "auto"
@@ -70,13 +76,18 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: a flag, an environment variable and a key of the file by the same name."""
+    """One option: a flag, an environment variable and a key of the file by the same name.
+
+    With a `separator` the flag may be given several times, and the file may have a list: their
+    texts are one, with that between.
+    """
 
     flag: str
     field: str
     parse: Callable[[str], Any]
     allowed: str
     help: str
+    separator: str = ""
 
     @property
     def variable(self) -> str:
@@ -104,6 +115,12 @@ def _integer(least: int, most: int | None = None) -> Callable[[str], int]:
 def _number(text: str) -> float:
     value = float(text)
     if not 0 <= value < math.inf:
+        raise ValueError
+    return value
+
+
+def _positive(text: str) -> float:
+    if not (value := _number(text)):
         raise ValueError
     return value
 
@@ -173,7 +190,59 @@ def _host(text: str) -> str:
     return text
 
 
+def _paths(text: str) -> tuple[Path, ...]:
+    if not all(parts := text.split(os.pathsep)):
+        raise ValueError
+    return tuple(map(Path, parts))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if names != ("*",) and not all(map(NAME.fullmatch, names)):
+        raise ValueError
+    return names
+
+
 OPTIONS: tuple[Option, ...] = (
+    Option(
+        "model-repository",
+        "model_repositories",
+        _paths,
+        f"directories, with {os.pathsep!r} between",
+        "a directory of models in Triton's layout, NAME/VERSION/model.onnx; may be given several times",
+        separator=os.pathsep,
+    ),
+    Option(
+        "model-control",
+        "model_control",
+        _one_of("none", "poll", "explicit"),
+        "none, poll or explicit",
+        "none serves the repository as it is at the start; poll follows its changes; explicit loads and unloads "
+        "models when a client says so",
+    ),
+    Option(
+        "load-model",
+        "load_models",
+        _names,
+        "names of models, with commas between, or *",
+        "with --model-control explicit: a model of the repository that is loaded at the start, * for all; may be "
+        "given several times",
+        separator=",",
+    ),
+    Option(
+        "repository-poll-seconds",
+        "repository_poll_seconds",
+        _positive,
+        "a number of seconds above 0",
+        "with --model-control poll: how often the repository is looked at",
+    ),
+    Option(
+        "exit-on-error",
+        "exit_on_error",
+        lambda text: _one_of("true", "false")(text) == "true",
+        "true or false",
+        "whether a model of the repository that cannot be loaded at the start ends the server",
+    ),
     Option("host", "host", _host, "an address or host name", "address to listen on; 0.0.0.0 or :: for all"),
     Option(
         "port",
@@ -344,13 +413,15 @@ def load_config(
         elif option.variable in environment:
             fields[option.field] = option.value(environment[option.variable], option.variable)
         elif from_file:
-            fields[option.field] = option.value(str(from_file[0]), f"{option.flag} in {file}")
+            fields[option.field] = option.value(_text(from_file[0], option), f"{option.flag} in {file}")
     if in_file:
         allowed = ", ".join(["models", *(option.flag for option in OPTIONS)])
         raise ConfigError(f"{file} has the unknown key {next(iter(in_file))!r}; known are {allowed}")
     sources = tuple(model_source(text) for text in models or listed)
-    if not sources:
-        raise ConfigError("no MODEL was given; name at least one: tensorferry serve path.onnx")
+    if not sources and not fields.get("model_repositories"):
+        raise ConfigError(
+            "no MODEL was given; name at least one: tensorferry serve path.onnx, or --model-repository DIR"
+        )
     config = ServerConfig(sources, **fields)
     if config.default_priority > len(config.priority_weights):
         raise ConfigError(
@@ -366,6 +437,7 @@ def load_config(
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"two models are named {name!r}; give one another name by name=path.onnx")
+    _check_control(config)
     if config.pad_lengths is None and config.pad_values:
         raise ConfigError(
             "pad-values are given without pad-lengths; say what is padded: --pad-lengths AXIS=16,32,64"
@@ -375,6 +447,25 @@ def load_config(
             "pad-lengths are given, but max-batch-size is 0: nothing shares a batch; leave out one of them"
         )
     return config
+
+
+def _check_control(config: ServerConfig) -> None:
+    if config.model_control != "none" and not config.model_repositories:
+        raise ConfigError(
+            f"model-control is {config.model_control!r}, but there is no model repository to control: name one by "
+            "--model-repository"
+        )
+    if config.load_models and config.model_control != "explicit":
+        raise ConfigError(
+            f"load-model is {','.join(config.load_models)!r}, but model-control is {config.model_control!r}, by which "
+            "every model of the repository is loaded; leave it out, or give --model-control explicit"
+        )
+
+
+def _text(value: Any, option: Option) -> str:
+    if option.separator and isinstance(value, list):
+        return option.separator.join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -17,6 +17,10 @@ class NotReadyError(ServerError):
     """The model is not ready, or the server drains."""
 
 
+class LoadFailedError(ServerError):
+    """A model cannot be loaded: the message names the file or the setting that is at fault."""
+
+
 class UnsupportedError(ServerError):
     """The request asks for something that this server does not do."""
 

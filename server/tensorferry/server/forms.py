@@ -9,6 +9,7 @@ the long way, through `codec.decode`.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Form:
     key: Hashable
     priority: int
     timeout: float
+    patience: float
     plan: PadPlan | None
     response: ResponseForm
 
@@ -65,6 +67,7 @@ class Form:
             deadline=deadline,
             priority=self.priority,
             padding=self.plan,
+            patience=self.patience,
         )
 
 
@@ -148,9 +151,7 @@ class FormCache:
         with self._lock:
             full = len(self._by_size) >= _MOST_SIZES or len(self._responses) >= _MOST_SIZES
             if generation > self._generation or (full and generation == self._generation):
-                # Replaced, not emptied: who looks meanwhile must not find forms of another generation.
-                self._by_size, self._responses = {}, {}
-                self._generation = generation
+                self._forget_locked(generation)
             if generation < self._generation:
                 # Looked up before a model came or went: for this request, and to be forgotten.
                 return _form_of(model, decoded, ResponseForm(model.name, model.version, wanted))
@@ -164,12 +165,27 @@ class FormCache:
                 self._by_size[len(data)] = (known, *others[: _MOST_OF_A_SIZE - 1])
         return form
 
+    def forget(self, generation: int) -> None:
+        """Lets go of what is of an earlier generation: it holds models that may be gone."""
+        with self._lock:
+            if generation > self._generation:
+                self._forget_locked(generation)
+
+    def _forget_locked(self, generation: int) -> None:
+        # Replaced, not emptied: who looks meanwhile must not find forms of another generation.
+        self._by_size, self._responses = {}, {}
+        self._generation = generation
+
 
 def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:
     names = tuple([spec.name for spec in model.signature.inputs])
     plan = None
     if model.padding is not None:
         plan = model.padding.plan(names, [(tensor.dtype, tensor.shape) for tensor in decoded.tensors])
+    timeout, patience = min(decoded.timeout, model.slo), math.inf
+    if model.batcher.policies:
+        # A model's queue policy says what a request's timeout means: how long it may be queued, or nothing.
+        timeout, patience = model.slo, decoded.timeout
     return Form(
         model,
         names,
@@ -178,7 +194,8 @@ def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:
         key=decoded.key if plan is None else plan.shapes,
         # As in Triton: a class that there is not is the default.
         priority=decoded.priority if decoded.priority <= model.batcher.priorities else 0,
-        timeout=min(decoded.timeout, model.slo),
+        timeout=timeout,
+        patience=patience,
         plan=plan,
         response=response,
     )

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from tensorferry.batcher import Batcher, Outcome, Tensor
+from tensorferry.batcher import Batcher, BatcherClosed, Outcome, Tensor
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.codec import decode, parse
 from tensorferry.server.errors import ModelFailedError, NotReadyError
@@ -125,7 +125,10 @@ class _Queued(Call, Reply):
                 f" ({_TRACE} {trace[0]})" if trace else "",
                 outcome.error.__cause__,
             )
-        self._complete(self)
+        complete = self._complete
+        # It knows the call's place in a stream, which knows this.
+        del self._complete
+        complete(self)
 
     def pieces(self) -> Sequence[Piece]:
         outcome = self._outcome
@@ -140,16 +143,10 @@ class _Traced(_Queued):
     __slots__ = ("_trace", "_when_queued")
 
     def begin(self, trace: Trace) -> None:
-        """From now on it is traced. Before it is enqueued."""
+        """Ends this trace with the request, once that is accepted. Before it is enqueued."""
+        trace.model = self._form.model
         self._trace = trace
         self._when_queued = time.monotonic()
-
-    def enqueue(self, tensors: tuple[Tensor, ...], deadline: float, unattended: set[Batcher] | None) -> None:
-        try:
-            super().enqueue(tensors, deadline, unattended)
-        except Exception as error:
-            self._trace.end(self._when_queued, Outcome(error=error))
-            raise
 
     def completed(self, outcome: Outcome) -> None:
         # Whoever has the answer finds it traced.
@@ -169,6 +166,10 @@ class InferenceService:
     def begin_drain(self) -> None:
         """From now on every request is answered with NotReadyError; accepted ones go on."""
         self._draining.set()
+
+    def models_changed(self) -> None:
+        """Lets go of models that are not there any more."""
+        self._forms.forget(self._registry.generation)
 
     @property
     def draining(self) -> bool:
@@ -192,31 +193,45 @@ class InferenceService:
         """
         now = time.monotonic()
         request_id = ""
+        trace: Trace | None = None
         try:
-            # Before the look-ups: what they find may be stale by the time that it is remembered.
-            generation = self._registry.generation
-            found = self._forms.find(data, generation)
-            if found is not None:
-                form, request_id, id_field, tensors = found
-            else:
-                request = parse(data, pb.ModelInferRequest)
-                request_id, id_field = request.id, id_field_of(request.id)
-            if self._draining.is_set():
-                raise NotReadyError(
-                    "the server is shutting down and has stopped accepting new requests; retry elsewhere"
-                )
-            if found is None:
-                model = self._registry.get(request.model_name, request.model_version)
-                decoded = decode(request, model.name, model.signature, model.batched)
-                form, tensors = self._forms.add(data, request, model, decoded, generation), decoded.tensors
-            queued = _Queued(form, request_id, id_field, metadata, complete)
-            if self._tracing.active:
-                trace = self._tracing.sample(form.model, request_id, now)
-                if trace is not None:
-                    queued = _Traced(form, request_id, id_field, metadata, complete)
-                    queued.begin(trace)
-            queued.enqueue(tensors, min(deadline, now + form.timeout), unattended)
+            while True:
+                # Before the look-ups: what they find may be stale by the time that it is remembered.
+                generation = self._registry.generation
+                found = self._forms.find(data, generation)
+                if found is not None:
+                    form, request_id, id_field, tensors = found
+                else:
+                    request = parse(data, pb.ModelInferRequest)
+                    request_id, id_field = request.id, id_field_of(request.id)
+                if self._draining.is_set():
+                    raise NotReadyError(
+                        "the server is shutting down and has stopped accepting new requests; retry elsewhere"
+                    )
+                if found is None:
+                    model = self._registry.get(request.model_name, request.model_version)
+                    decoded = decode(request, model.name, model.signature, model.batched)
+                    form, tensors = (
+                        self._forms.add(data, request, model, decoded, generation),
+                        decoded.tensors,
+                    )
+                if trace is None and self._tracing.active:
+                    trace = self._tracing.sample(form.model, request_id, now)
+                if trace is None:
+                    queued = _Queued(form, request_id, id_field, metadata, complete)
+                else:
+                    queued = traced = _Traced(form, request_id, id_field, metadata, complete)
+                    traced.begin(trace)
+                try:
+                    queued.enqueue(tensors, min(deadline, now + form.timeout), unattended)
+                except BatcherClosed:
+                    # Its model was replaced, or unloaded, since it was looked up: another may serve by now.
+                    if generation == self._registry.generation:
+                        raise
+                else:
+                    return queued
         except Exception as error:
+            if trace is not None:
+                trace.end(time.monotonic(), Outcome(error=error))
             complete(_failed(request_id, error))
             return _OVER
-        return queued

@@ -1,11 +1,12 @@
-"""Loads a model: session, batching proof, warm-up, batcher."""
+"""Loads a model: sessions, batching and padding proof, warm-up, batcher."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tensorferry.batcher import Batcher, Padding
@@ -13,70 +14,98 @@ from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.models import Model
 from tensorferry.server.padding import padding_of, prove_padding
-from tensorferry.server.proof import prove, sample, varies, working_size
+from tensorferry.server.preparation import Prepared, prepare
+from tensorferry.server.proof import Array, sample, varies
 from tensorferry.server.session import Session
 from tensorferry.server.signature import Signature
 from tensorferry.server.steady import is_steady
+from tensorferry.server.warmup import WarmUpSample, warm_up_samples
 
 _log = logging.getLogger("tensorferry.server")
+
+_Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
 def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
     """The model, proved, warm and ready to take requests. StartError names file and reason."""
     started = time.monotonic()
-    session = Session(source.path, device)
-    declared = _declared_padding(session, config)
-    max_batch_size, batching, size = _decide_batching(source.name, session, config)
-    padding = _decide_padding(source.name, session, config, declared, max_batch_size, size)
+    prepared = prepare(source, config, device)
+    settings, signature, size = prepared.settings, prepared.contract.signature, prepared.size
+    samples, left_out = warm_up_samples(prepared.config, signature, source.directory)
+    for warning in left_out:
+        _log.warning("%s", warning)
+    declared = _declared_padding(prepared, config)
+    # Each instance has the model's weights of its own.
+    sessions = [prepared.session]
+    sessions += [Session(source.path, place, settings.session) for place in settings.devices[1:]]
+    instances = [prepared.contract.runner(session.run) for session in sessions]
+    padding = _decide_padding(source.name, prepared, instances[0], config, declared)
+    words = prepared.batching.words
     ladder: list[Mapping[str, int]] = [{}]
     if padding is not None and config.pad_lengths is not None:
         axis, lengths = config.pad_lengths
         ladder = [{axis: length} for length in lengths]
-        batching += f", padded along {axis!r} to {', '.join(map(str, lengths))}"
-    runs = [_warm_up(session, max_batch_size, size, sizes) for sizes in ladder]
+        words += f", padded along {axis!r} to {', '.join(map(str, lengths))}"
+    for instance in instances:
+        _run_samples(source.name, instance, samples)
+        runs = [
+            _warm_up(source.name, signature, instance, settings.max_batch_size, size, sizes)
+            for sizes in ladder
+        ]
     warmed = runs[-1]
     _log.info(
         "model %s loaded from %s on %s in %.2f s, warmed at batches of %s",
         source.name,
         source.path,
-        device,
+        _places(settings.devices),
         time.monotonic() - started,
         ", ".join(map(str, warmed)) or "no size: it does not run on random input",
     )
+    on_gpus = "cpu" not in settings.devices
     batcher = Batcher(
-        session.run,
-        max_batch_size,
-        config.max_queue_delay,
-        preferred_batch_sizes=config.preferred_batch_sizes if max_batch_size else (),
-        priority_weights=config.priority_weights,
-        default_priority=config.default_priority,
+        instances,
+        settings.max_batch_size,
+        settings.max_queue_delay,
+        preferred_batch_sizes=settings.preferred_batch_sizes if settings.merges else (),
+        priority_weights=settings.priority_weights,
+        default_priority=settings.default_priority,
+        strict_priorities=settings.strict_priorities,
+        policies=settings.policies,
+        merge=settings.merges or not settings.max_batch_size,
         max_queue_size=config.max_queue_size,
         max_queue_bytes=config.max_queue_bytes,
         # The host has hands free while a GPU computes; on the CPU both would share the cores.
-        pipelined=device != "cpu",
-        steady=device == "cpu" and is_steady(source.path),
+        pipelined=on_gpus,
+        steady=not on_gpus and is_steady(source.path),
         name=source.name,
     )
     if padding is not None and size is not None:
         for sizes, run in zip(ladder, runs, strict=True):
-            inputs = sample(session.signature, 1, size, sizes=sizes)
-            key = tuple(inputs[spec.name].shape[1:] for spec in session.signature.inputs)
+            inputs = sample(signature, 1, size, sizes=sizes)
+            key = tuple(inputs[spec.name].shape[1:] for spec in signature.inputs)
             for rows, seconds in run.items():
                 batcher.anchor(rows, seconds, key)
-    elif not varies(session.signature):
+    elif not varies(signature):
         for rows, seconds in warmed.items():
             batcher.anchor(rows, seconds)
     slo = config.slo or math.inf
-    _warn_of_unreachable_batches(source.name, session.signature, max_batch_size, warmed, slo, config)
+    _warn_of_unreachable_batches(source.name, signature, settings.max_batch_size, warmed, slo, config)
     return Model(
         source.name,
         source.version,
-        session.signature,
-        max_batch_size,
-        batching,
+        signature,
+        settings.max_batch_size,
+        words,
         batcher,
         slo,
         padding,
+        prepared.config,
+    )
+
+
+def _places(devices: tuple[str, ...]) -> str:
+    return ", ".join(
+        place if count == 1 else f"{count} × {place}" for place, count in Counter(devices).items()
     )
 
 
@@ -114,56 +143,31 @@ def _warn_of_unreachable_batches(
             )
 
 
-def _decide_batching(name: str, session: Session, config: ServerConfig) -> tuple[int, str, int | None]:
-    """The batch size that is safe, in words how the model is batched, and a size that warms it up."""
-    signature = session.signature
-    if config.max_batch_size == 0:
-        return 0, "unbatched (--max-batch-size 0)", working_size(signature, session.run)[0]
-    lacking = signature.lacks_batch_axis()
-    if lacking is not None:
-        _log.warning("model %s is served unbatched: %s", name, lacking)
-        return 0, f"unbatched ({lacking})", working_size(signature, session.run)[0]
-    if config.batching == "trust":
-        _log.warning("model %s is batched without proof (--batching trust)", name)
-        return config.max_batch_size, _words(config, "trusted"), working_size(signature, session.run)[0]
-    verdict = prove(signature, session.run)
-    if not verdict.batchable:
-        _log.warning(
-            "model %s is served unbatched: %s (--batching trust batches it all the same)",
-            name,
-            verdict.reason,
-        )
-        return 0, f"unbatched ({verdict.reason})", verdict.size
-    return config.max_batch_size, _words(config, "proved"), verdict.size
-
-
-def _declared_padding(session: Session, config: ServerConfig) -> Padding | None:
+def _declared_padding(prepared: Prepared, config: ServerConfig) -> Padding | None:
     if config.pad_lengths is None:
         return None
     try:
-        return padding_of(session.signature, config.pad_lengths, dict(config.pad_values))
+        return padding_of(prepared.contract.signature, config.pad_lengths, dict(config.pad_values))
     except StartError as error:
-        raise StartError(f"{session.path}: {error}") from None
+        raise StartError(f"{prepared.session.path}: {error}") from None
 
 
 def _decide_padding(
-    name: str,
-    session: Session,
-    config: ServerConfig,
-    declared: Padding | None,
-    max_batch_size: int,
-    size: int | None,
+    name: str, prepared: Prepared, run: _Run, config: ServerConfig, declared: Padding | None
 ) -> Padding | None:
     """The padding, if it was asked for and is safe."""
     if declared is None or config.pad_lengths is None:
         return None
-    if max_batch_size == 0:
-        _log.warning("model %s is not padded: it is served unbatched, so nothing shares a batch", name)
+    if not prepared.settings.merges:
+        how = "served unbatched" if not prepared.settings.max_batch_size else "not batched"
+        _log.warning("model %s is not padded: it is %s, so nothing shares a batch", name, how)
         return None
     if config.batching == "trust":
         _log.warning("model %s is padded without proof (--batching trust)", name)
         return declared
-    reason = prove_padding(session.signature, session.run, declared, config.pad_lengths.axis, size or 1)
+    reason = prove_padding(
+        prepared.contract.signature, run, declared, config.pad_lengths.axis, prepared.size or 1
+    )
     if reason:
         _log.warning(
             "model %s is not padded, each length has batches of its own: %s (--batching trust pads it all the same)",
@@ -174,13 +178,25 @@ def _decide_padding(
     return declared
 
 
-def _words(config: ServerConfig, how: str) -> str:
-    window = f" after at most {config.max_queue_delay * 1e3:g} ms" if config.max_queue_delay else ""
-    return f"batches of up to {config.max_batch_size} rows{window} ({how})"
+def _run_samples(name: str, run: _Run, samples: list[WarmUpSample]) -> None:
+    """Runs the samples of the model's configuration; StartError for one that fails."""
+    for given in samples:
+        for _ in range(given.count):
+            try:
+                run(given.inputs)
+            except ModelFailedError as error:
+                raise StartError(
+                    f"model {name!r}: failed to run warmup sample {given.name!r}: {error}"
+                ) from error
 
 
 def _warm_up(
-    session: Session, max_batch_size: int, size: int | None, sizes: Mapping[str, int]
+    name: str,
+    signature: Signature,
+    run: _Run,
+    max_batch_size: int,
+    size: int | None,
+    sizes: Mapping[str, int],
 ) -> dict[int, float]:
     """Runs each power of two of rows, and the most, and times it: the first run of a size is slow.
 
@@ -195,17 +211,17 @@ def _warm_up(
     )
     seconds: dict[int, float] = {}
     for rows in counts:
-        inputs: Mapping[str, Any] = sample(session.signature, rows, size, sizes=sizes)
+        inputs: Mapping[str, Any] = sample(signature, rows, size, sizes=sizes)
         try:
-            session.run(inputs)
-            seconds[rows] = min(_timed(session, inputs) for _ in range(2))
+            run(inputs)
+            seconds[rows] = min(_timed(run, inputs) for _ in range(2))
         except ModelFailedError as error:
-            _log.warning("%s: warm-up ended at a batch of %d rows: %s", session.path, rows, error)
+            _log.warning("model %s: warm-up ended at a batch of %d rows: %s", name, rows, error)
             break
     return seconds
 
 
-def _timed(session: Session, inputs: Mapping[str, Any]) -> float:
+def _timed(run: _Run, inputs: Mapping[str, Any]) -> float:
     started = time.perf_counter()
-    session.run(inputs)
+    run(inputs)
     return time.perf_counter() - started

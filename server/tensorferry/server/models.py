@@ -6,10 +6,11 @@ import enum
 import math
 import re
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tensorferry.batcher import Batcher, Padding
+from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
 from tensorferry.server.signature import Signature
 
@@ -17,19 +18,21 @@ NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 
 
 class ModelState(enum.Enum):
-    """LOADING → READY → UNLOADING; only READY takes requests."""
+    """LOADING → READY → UNLOADING → UNAVAILABLE; only READY takes requests."""
 
     LOADING = "LOADING"
     READY = "READY"
     UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded version of a model. `max_batch_size` 0 means that each request runs alone.
+    """A loaded version of a model. With `max_batch_size` 0, requests have no batch axis, and each runs alone.
 
     `slo` is the time in seconds that every request has at most, inf for no such limit.
-    `padding` says how requests of different lengths share a batch; None when they do not.
+    `padding` says how requests of different lengths share a batch; None when they do not. `config` is
+    the completed configuration, which says what is really used.
     """
 
     name: str
@@ -40,10 +43,11 @@ class Model:
     batcher: Batcher
     slo: float = math.inf
     padding: Padding | None = None
+    config: ModelConfig = field(default_factory=ModelConfig, compare=False)
 
     @property
     def batched(self) -> bool:
-        """Whether axis 0 counts rows that may share a batch."""
+        """Whether axis 0 counts rows."""
         return self.max_batch_size > 0
 
     def __str__(self) -> str:
@@ -52,12 +56,13 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the registry knows of one version: its state, and the model once it is loaded."""
+    """What the registry knows of one version: its state, the model while it is loaded, and why it is not."""
 
     name: str
     version: str
     state: ModelState
     model: Model | None = None
+    reason: str = ""
 
 
 class ModelRegistry:
@@ -69,23 +74,47 @@ class ModelRegistry:
         self._entries: dict[str, dict[str, Entry]] = {}
         # Grows whenever an entry changes: what was looked up before is then stale.
         self.generation = 0
+        # Whether all that is served from the start is loaded.
+        self.complete = False
 
     def loading(self, name: str, version: str) -> None:
-        """Announces a version that is being loaded."""
-        self._put(Entry(name, version, ModelState.LOADING))
+        """Announces a version that is being loaded; one that is ready goes on until it is replaced."""
+        with self._lock:
+            if not self._serves_locked(name, version):
+                self._put_locked(Entry(name, version, ModelState.LOADING))
 
-    def ready(self, model: Model) -> None:
-        """The version takes requests from now on."""
-        self._put(Entry(model.name, model.version, ModelState.READY, model))
+    def ready(self, model: Model) -> Model | None:
+        """The version takes requests from now on. Returns the one that it replaces, which takes none any more."""
+        with self._lock:
+            before = self._entries.get(model.name, {}).get(model.version)
+            self._put_locked(Entry(model.name, model.version, ModelState.READY, model))
+        return before.model if before is not None else None
+
+    def failed(self, name: str, version: str, reason: str) -> None:
+        """The version could not be loaded; one that is ready goes on."""
+        with self._lock:
+            if not self._serves_locked(name, version):
+                self._put_locked(Entry(name, version, ModelState.UNAVAILABLE, None, reason))
 
     def unloading(self, model: Model) -> None:
         """The version takes no more requests."""
-        self._put(Entry(model.name, model.version, ModelState.UNLOADING, model))
-
-    def _put(self, entry: Entry) -> None:
         with self._lock:
-            self._entries.setdefault(entry.name, {})[entry.version] = entry
-            self.generation += 1
+            self._put_locked(Entry(model.name, model.version, ModelState.UNLOADING, model))
+
+    def unloaded(self, model: Model, reason: str = "unloaded") -> None:
+        """The version has answered what it accepted, and is gone, unless it came back meanwhile."""
+        with self._lock:
+            entry = self._entries.get(model.name, {}).get(model.version)
+            if entry is not None and entry.model is model:
+                self._put_locked(Entry(model.name, model.version, ModelState.UNAVAILABLE, None, reason))
+
+    def _serves_locked(self, name: str, version: str) -> bool:
+        entry = self._entries.get(name, {}).get(version)
+        return entry is not None and entry.state is ModelState.READY
+
+    def _put_locked(self, entry: Entry) -> None:
+        self._entries.setdefault(entry.name, {})[entry.version] = entry
+        self.generation += 1
 
     def get(self, name: str, version: str = "") -> Model:
         """The model that serves this name and version ("" for the latest).
@@ -105,17 +134,26 @@ class ModelRegistry:
                 raise NotFoundError(
                     f"Request for unknown model: {name!r} is not found; the server has: {known}"
                 )
-            entry = versions.get(version or max(versions, key=int))
-            if entry is None:
+            if not version:
+                entry = _latest(versions)
+            elif version in versions:
+                entry = versions[version]
+            else:
                 raise NotFoundError(
                     f"Request for unknown model: {name!r} version {version} is not found; "
                     f"the server has version {', '.join(versions)}"
                 )
         if entry.state is not ModelState.READY or entry.model is None:
+            why = f" ({entry.reason})" if entry.reason else ""
             raise NotReadyError(
-                f"model {name!r} version {entry.version} is not at ready state: it is {entry.state.value}"
+                f"model {name!r} version {entry.version} is not at ready state: it is {entry.state.value}{why}"
             )
         return entry.model
+
+    def serves(self, name: str) -> bool:
+        """Whether a version of the model takes requests."""
+        with self._lock:
+            return _latest(self._entries[name]).state is ModelState.READY if name in self._entries else False
 
     def entries(self) -> Sequence[Entry]:
         """All versions, by name and version."""
@@ -129,3 +167,8 @@ class ModelRegistry:
     def models(self) -> Sequence[Model]:
         """All loaded models, ready or unloading."""
         return [entry.model for entry in self.entries() if entry.model is not None]
+
+
+def _latest(versions: Mapping[str, Entry]) -> Entry:
+    """The version that is meant when none is named: the highest that is ready, or else the highest."""
+    return max(versions.values(), key=lambda entry: (entry.state is ModelState.READY, int(entry.version)))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tensorferry.protos.tensors import Datatype
 from tensorferry.server.signature import Signature, TensorSpec
 
 Array = npt.NDArray[Any]
@@ -61,7 +62,12 @@ def _random(
     shape = tuple(dim if isinstance(dim, int) else sizes.get(dim, size) for dim in spec.dims)
     if spec.dims and not isinstance(spec.dims[0], int):
         shape = (rows, *shape[1:])
-    name, storage = spec.datatype.name, spec.datatype.storage
+    return random_array(spec.datatype, shape, generator)
+
+
+def random_array(datatype: Datatype, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
+    """Random values of a datatype, as `sample` has them."""
+    name, storage = datatype.name, datatype.storage
     if name == "BYTES":
         return generator.integers(0, 2, shape).astype(str).astype(object)
     if name == "BF16":

@@ -18,11 +18,10 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.codec import parse
 from tensorferry.server.errors import InvalidRequestError, ServerError, UnsupportedError
 from tensorferry.server.inference import InferenceService, Reply
+from tensorferry.server.model_config import PLATFORM
 from tensorferry.server.models import ModelRegistry, ModelState
 from tensorferry.server.status import Status, status_of, trailing_metadata
 from tensorferry.server.stream import SHUTTING_DOWN, ResponseStream, order_of, too_many_streams
-
-PLATFORM = "onnxruntime_onnx"
 
 # A deadline that is farther away than a year is none.
 _LONGEST_SECONDS = 365 * 86400.0
@@ -82,7 +81,6 @@ class Servicer:
             "ModelReady": self.model_ready,
             "ServerMetadata": self.server_metadata,
             "ModelMetadata": self.model_metadata,
-            "RepositoryIndex": self.repository_index,
         }
         for extension in self._extensions:
             answered.update(extension.methods())
@@ -101,10 +99,11 @@ class Servicer:
         return pb.ServerLiveResponse(live=True)
 
     def server_ready(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
-        """True when every model is ready and the server does not drain."""
-        entries = self._registry.entries()
-        ready = bool(entries) and all(entry.state is ModelState.READY for entry in entries)
-        return pb.ServerReadyResponse(ready=ready and not self._service.draining)
+        """True from when all that is served from the start is loaded until the server drains.
+
+        A model that is loaded later, or fails to be, changes nothing: others go on.
+        """
+        return pb.ServerReadyResponse(ready=self._registry.complete and not self._service.draining)
 
     def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         """Whether the model takes requests; false, not an error, for one that is not there."""
@@ -128,7 +127,11 @@ class Servicer:
         tensor = pb.ModelMetadataResponse.TensorMetadata
         return pb.ModelMetadataResponse(
             name=model.name,
-            versions=[entry.version for entry in self._registry.entries() if entry.name == model.name],
+            versions=[
+                entry.version
+                for entry in self._registry.entries()
+                if entry.name == model.name and entry.state is ModelState.READY
+            ],
             platform=PLATFORM,
             inputs=[
                 tensor(name=s.name, datatype=s.datatype.name, shape=s.shape) for s in model.signature.inputs
@@ -137,17 +140,6 @@ class Servicer:
                 tensor(name=s.name, datatype=s.datatype.name, shape=s.shape) for s in model.signature.outputs
             ],
             properties={"batching": model.batching},
-        )
-
-    def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        """Every model version and its state; with `ready`, only those that take requests."""
-        index = pb.RepositoryIndexResponse.ModelIndex
-        return pb.RepositoryIndexResponse(
-            models=[
-                index(name=entry.name, version=entry.version, state=entry.state.value)
-                for entry in self._registry.entries()
-                if entry.state is ModelState.READY or not request.ready
-            ]
         )
 
     def model_infer(self, data: bytes, context: grpc.ServicerContext) -> bytes:

@@ -16,6 +16,8 @@ import numpy.typing as npt
 import onnxruntime
 
 from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.instances import Machine
+from tensorferry.server.session_options import ARENA_SHRINKAGE, DEVICE_ALLOCATOR, SessionOptions
 from tensorferry.server.signature import Signature, TensorSpec, signature_of
 
 _log = logging.getLogger("tensorferry.server")
@@ -23,6 +25,13 @@ _log = logging.getLogger("tensorferry.server")
 Array = npt.NDArray[Any]
 
 _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
+
+_GRAPH_LEVELS = {
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
 
 
 def cuda_device_count() -> int:
@@ -59,6 +68,17 @@ def choose_device(wanted: str) -> str:
     )
 
 
+def machine_of(wanted: str, device: str) -> Machine:
+    """Where a configuration may put a model, where --device is `wanted`, and came to `device`."""
+    if wanted == "cpu":
+        return Machine(device, (), "--device is cpu")
+    missing = _why_no_cuda(int(wanted.partition(":")[2] or 0))
+    if missing is not None:
+        return Machine(device, (), missing)
+    only = wanted.partition(":")[2]
+    return Machine(device, (int(only),) if only else tuple(range(cuda_device_count())))
+
+
 def _why_no_cuda(index: int) -> str | None:
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         return "the installed onnxruntime has no CUDA provider (pip install 'tensorferry[gpu]' has it)"
@@ -71,37 +91,41 @@ def _why_no_cuda(index: int) -> str | None:
 class Session:
     """A model loaded on a device. `run` may be called from several threads at once.
 
-    StartError when the file cannot be loaded, or the device not be used.
+    StartError when the file cannot be loaded, or the device or a provider not be used.
     """
 
-    def __init__(self, path: Path, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        path: Path,
+        device: str = "cpu",
+        settings: SessionOptions = SessionOptions(),  # noqa: B008 (frozen)
+    ) -> None:
         self.path = path
         self.device = device
         if not path.is_file():
             raise StartError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
-        options = onnxruntime.SessionOptions()
-        # Spinning workers take the cores that the transport needs while no batch runs.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 3
-        # By default ONNX Runtime makes a thread for each core of the machine, and binds it there,
-        # even where the process may use only some of them.
-        allowed = len(os.sched_getaffinity(0))
-        if allowed < (os.cpu_count() or allowed):
-            options.intra_op_num_threads = allowed
-        providers: list[Any] = ["CPUExecutionProvider"]
-        if device != "cpu":
-            providers.insert(0, ("CUDAExecutionProvider", {"device_id": int(device.partition(":")[2])}))
+        providers = _providers(device, settings)
+        for name, _ in providers:
+            if name not in onnxruntime.get_available_providers():
+                raise StartError(
+                    f"{path}: its configuration asks for {name}, which the installed onnxruntime does not have; it has "
+                    f"{', '.join(onnxruntime.get_available_providers())}"
+                )
         try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+            self._session = onnxruntime.InferenceSession(str(path), _options(settings), providers=providers)
         except Exception as error:
             raise StartError(f"{path}: ONNX Runtime cannot load it: {_reason(error)}") from error
-        if device != "cpu" and "CUDAExecutionProvider" not in self._session.get_providers():
-            raise StartError(
-                f"{path}: ONNX Runtime could not use {device}; its log has the reason. Use --device cpu"
-            )
+        for name, _ in providers:
+            if name not in self._session.get_providers():
+                what = device if name == "CUDAExecutionProvider" else name
+                raise StartError(
+                    f"{path}: ONNX Runtime could not use {what}; its log has the reason. Use --device cpu"
+                )
         # A run that fails is run again in halves and then reported once, by us.
         self._run_options = onnxruntime.RunOptions()
         self._run_options.log_severity_level = 4
+        if settings.arena_shrinkage:
+            self._run_options.add_run_config_entry(ARENA_SHRINKAGE, settings.arena_shrinkage)
         try:
             self.signature: Signature = signature_of(self._session.get_inputs(), self._session.get_outputs())
         except StartError as error:
@@ -137,6 +161,40 @@ class Session:
         return {
             spec.name: _to_array(value, spec) for spec, value in zip(signature.outputs, values, strict=True)
         }
+
+
+def _options(settings: SessionOptions) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    # Spinning workers take the cores that the transport needs while no batch runs.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    options.graph_optimization_level = _GRAPH_LEVELS[settings.graph]
+    # By default ONNX Runtime makes a thread for each core of the machine, and binds it there,
+    # even where the process may use only some of them.
+    allowed = len(os.sched_getaffinity(0))
+    if settings.intra_op_threads:
+        options.intra_op_num_threads = settings.intra_op_threads
+    elif allowed < (os.cpu_count() or allowed):
+        options.intra_op_num_threads = allowed
+    if settings.inter_op_threads:
+        options.inter_op_num_threads = settings.inter_op_threads
+    if settings.parallel:
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    options.enable_cpu_mem_arena = settings.memory_arena
+    options.enable_mem_pattern = settings.memory_pattern
+    if settings.device_allocator:
+        options.add_session_config_entry(DEVICE_ALLOCATOR, settings.device_allocator)
+    return options
+
+
+def _providers(device: str, settings: SessionOptions) -> list[tuple[str, dict[str, Any]]]:
+    """The execution providers, the first preferred; the CPU's takes what the others cannot."""
+    cpu: list[tuple[str, dict[str, Any]]] = [("CPUExecutionProvider", {})]
+    if device == "cpu":
+        return [(provider.name, dict(provider.options)) for provider in settings.cpu] + cpu
+    here = {"device_id": int(device.partition(":")[2])}
+    gpu = [(provider.name, {**dict(provider.options), **here}) for provider in settings.gpu]
+    return [*gpu, ("CUDAExecutionProvider", {**dict(settings.cuda), **here}), *cpu]
 
 
 def _to_ort(array: Array, spec: TensorSpec) -> Any:

@@ -25,6 +25,7 @@ from tensorferry.batcher import (
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server.errors import (
     InvalidRequestError,
+    LoadFailedError,
     ModelFailedError,
     NotFoundError,
     NotReadyError,
@@ -50,6 +51,7 @@ _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (Shed, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
     (Cancelled, grpc.StatusCode.CANCELLED),
+    (LoadFailedError, grpc.StatusCode.FAILED_PRECONDITION),
     (UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),
     (ModelFailedError, grpc.StatusCode.INTERNAL),
 )

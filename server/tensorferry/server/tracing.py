@@ -65,9 +65,12 @@ class _Setting:
 
 
 class Trace:
-    """A request that is traced, from its arrival on. `end` is to be called once."""
+    """A request that is traced, from its arrival on. `end` is to be called once.
 
-    __slots__ = ("_file", "_model", "_number", "_request_id", "_sheet", "_started")
+    `model` may be set until then, should another serve it.
+    """
+
+    __slots__ = ("_file", "_number", "_request_id", "_sheet", "_started", "model")
 
     def __init__(
         self, file: TraceFile, sheet: Sheet, number: int, model: Model, request_id: str, started: float
@@ -75,7 +78,7 @@ class Trace:
         self._file = file
         self._sheet = sheet
         self._number = number
-        self._model = model
+        self.model = model
         self._request_id = request_id
         self._started = started
 
@@ -100,8 +103,8 @@ class Trace:
         times.append(("REQUEST_END", time.monotonic()))
         record = {
             "id": self._number,
-            "model_name": self._model.name,
-            "model_version": int(self._model.version),
+            "model_name": self.model.name,
+            "model_version": int(self.model.version),
             "request_id": self._request_id,
             "timestamps": [{"name": name, "ns": round(seconds * 1e9)} for name, seconds in times],
         }

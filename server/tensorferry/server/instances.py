@@ -1,0 +1,111 @@
+"""Instances: how many of a model there are, and on which devices they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tensorferry.protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from tensorferry.server.errors import StartError
+
+# Each holds the model's weights of its own.
+_MOST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where models may run: `device` is what --device came to, `gpus` those that may be used, by number.
+
+    `why_no_gpu` says why there are none.
+    """
+
+    device: str = "cpu"
+    gpus: tuple[int, ...] = ()
+    why_no_gpu: str = "the server runs on the CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceGroup:
+    """One group: the device of each of its instances, and how the completed configuration describes it."""
+
+    devices: tuple[str, ...]
+    message: ModelInstanceGroup
+
+
+def instance_groups(given: ModelConfig | None, name: str, machine: Machine) -> Sequence[InstanceGroup]:
+    """The groups that a configuration asks for; without any, one instance on the server's device.
+
+    StartError when a group cannot run on this machine.
+    """
+    groups = [
+        _group(group, f"{name}_{index}", name, machine)
+        for index, group in enumerate(given.instance_group if given is not None else ())
+    ]
+    if not groups:
+        groups = [_group(_default(machine), name, name, machine)]
+    number = sum(len(group.devices) for group in groups)
+    if not number:
+        raise StartError(
+            f"every instance group of model {name!r} is passive, so nothing would serve it; leave out 'passive' of one"
+        )
+    if number > _MOST:
+        raise StartError(
+            f"instance_group of model {name!r} asks for {number} instances, each with weights of its own; "
+            f"at most {_MOST} are made: lower 'count'"
+        )
+    return groups
+
+
+def _default(machine: Machine) -> ModelInstanceGroup:
+    if machine.device == "cpu":
+        return ModelInstanceGroup(kind=ModelInstanceGroup.KIND_CPU)
+    gpu = int(machine.device.partition(":")[2])
+    return ModelInstanceGroup(kind=ModelInstanceGroup.KIND_GPU, gpus=[gpu])
+
+
+def _group(given: ModelInstanceGroup, default_name: str, model: str, machine: Machine) -> InstanceGroup:
+    group = ModelInstanceGroup()
+    group.CopyFrom(given)
+    group.name = group.name or default_name
+    group.count = max(1, group.count)
+    group.kind = _kind(group, machine)
+    gpus: Sequence[int] = ()
+    if group.kind == ModelInstanceGroup.KIND_GPU:
+        gpus = _gpus(group, model, machine)
+    elif given.gpus and given.kind != ModelInstanceGroup.KIND_AUTO:
+        raise StartError(
+            f"instance group {group.name} of model {model} has kind {_name(given)} but specifies one or more GPUs: "
+            "leave out 'gpus', or say KIND_GPU"
+        )
+    del group.gpus[:]
+    group.gpus.extend(gpus)
+    places = [f"cuda:{gpu}" for gpu in gpus] or ["cpu"]
+    devices = () if group.passive else tuple(place for place in places for _ in range(group.count))
+    return InstanceGroup(devices, group)
+
+
+def _kind(group: ModelInstanceGroup, machine: Machine) -> ModelInstanceGroup.Kind:
+    if group.kind != ModelInstanceGroup.KIND_AUTO:
+        return group.kind
+    if machine.device == "cpu" or not set(group.gpus) <= set(machine.gpus):
+        return ModelInstanceGroup.KIND_CPU
+    return ModelInstanceGroup.KIND_GPU
+
+
+def _gpus(group: ModelInstanceGroup, model: str, machine: Machine) -> Sequence[int]:
+    if not machine.gpus:
+        raise StartError(
+            f"instance group {group.name} of model {model} has kind KIND_GPU but no GPUs are available: "
+            f"{machine.why_no_gpu}; say KIND_CPU, or KIND_AUTO to fall back by itself"
+        )
+    for gpu in group.gpus:
+        if gpu not in machine.gpus:
+            raise StartError(
+                f"instance group {group.name} of model {model} specifies invalid or unsupported gpu id {gpu}; "
+                f"this server may use: {', '.join(map(str, machine.gpus))}"
+            )
+    return tuple(group.gpus) or machine.gpus
+
+
+def _name(group: ModelInstanceGroup) -> str:
+    return ModelInstanceGroup.Kind.Name(group.kind)

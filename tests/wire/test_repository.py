@@ -1,0 +1,273 @@
+"""Model repositories, controlled by tritonclient: reloads under load, overrides, broken versions, polling."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tritonclient.grpc as triton
+from e2e.fixtures import Serve
+from e2e.server import ServerProcess, command, environment
+from onnx import TensorProto, helper, numpy_helper
+from tritonclient.utils import InferenceServerException
+
+RELOADS, CLIENTS = 50, 4
+
+
+def scaled(factor: float) -> bytes:
+    """A model: y [batch, 3] = factor × x."""
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 3]) for name in "xy"]
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "factor"], ["y"])],
+        "scaled",
+        value[:1],
+        value[1:],
+        [numpy_helper.from_array(np.array(factor, np.float32), "factor")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    data: bytes = model.SerializeToString()
+    onnx.checker.check_model(model)
+    return data
+
+
+def write(root: Path, name: str, version: int, content: bytes, config: str | None = None) -> None:
+    """As a careful operator does: a new file takes the place of the old at once."""
+    path = root / name / str(version) / "model.onnx"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if config is not None:
+        (root / name / "config.pbtxt").write_text(config)
+    new = path.with_suffix(".new")
+    new.write_bytes(content)
+    new.rename(path)
+
+
+def ask(
+    client: triton.InferenceServerClient, model: str = "m", version: str = "", rows: int = 1
+) -> list[float]:
+    """The factors by which the model's rows came back."""
+    given = triton.InferInput("x", [rows, 3], "FP32")
+    x = np.arange(1, 3 * rows + 1, dtype=np.float32).reshape(rows, 3)
+    given.set_data_from_numpy(x)
+    y = client.infer(model, [given], model_version=version, client_timeout=30).as_numpy("y")
+    assert y.shape == x.shape
+    return sorted(set((y / x).ravel().tolist()))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "models").mkdir()
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[ServerProcess], triton.InferenceServerClient]]:
+    clients: list[triton.InferenceServerClient] = []
+
+    def connect(server: ServerProcess) -> triton.InferenceServerClient:
+        clients.append(triton.InferenceServerClient(server.address))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+Connect = Callable[[ServerProcess], triton.InferenceServerClient]
+
+
+def index(client: triton.InferenceServerClient) -> list[tuple[str, str, str]]:
+    return [(m.name, m.version, m.state) for m in client.get_model_repository_index().models]
+
+
+def refused(action: Callable[[], Any]) -> tuple[str, str]:
+    with pytest.raises(InferenceServerException) as caught:
+        action()
+    return str(caught.value.status()), str(caught.value.message())
+
+
+def test_a_repository_is_served_as_it_is(root: Path, serve: Serve, connect: Connect) -> None:
+    write(root, "m", 1, scaled(1))
+    write(root, "m", 3, scaled(3))
+    write(root, "all", 1, scaled(10), "version_policy { all { } }")
+    write(root, "all", 2, scaled(20))
+    client = connect(serve("--model-repository", root))
+    assert client.is_server_ready()
+    assert index(client) == [("all", "1", "READY"), ("all", "2", "READY"), ("m", "3", "READY")]
+    assert ask(client, "m") == [3.0]
+    assert [ask(client, "all"), ask(client, "all", "1"), ask(client, "all", "2")] == [[20.0], [10.0], [20.0]]
+    assert client.get_model_metadata("all").versions == ["1", "2"]
+    status, message = refused(lambda: ask(client, "m", "1"))
+    assert status == "StatusCode.NOT_FOUND"
+    assert "unknown model: 'm' version 1 is not found" in message
+    for action in (client.load_model, client.unload_model):
+        status, message = refused(lambda action=action: action("m"))  # type: ignore[misc]
+        assert status == "StatusCode.UNAVAILABLE"
+        assert "explicit model load / unload is not allowed" in message
+
+
+def test_load_and_unload(root: Path, serve: Serve, connect: Connect) -> None:
+    write(root, "m", 1, scaled(2))
+    write(root, "other", 1, scaled(5))
+    client = connect(
+        serve("--model-repository", root, "--model-control", "explicit", "--load-model", "other")
+    )
+    assert client.is_server_ready()
+    assert index(client) == [("m", "", ""), ("other", "1", "READY")]
+    assert not client.is_model_ready("m")
+    status, message = refused(lambda: ask(client))
+    assert status == "StatusCode.NOT_FOUND"
+    assert "Request for unknown model: 'm' is not found" in message
+    client.load_model("m")
+    assert client.is_model_ready("m")
+    assert ask(client) == [2.0]
+    client.unload_model("m")
+    assert not client.is_model_ready("m")
+    status, message = refused(lambda: ask(client))
+    assert status == "StatusCode.UNAVAILABLE"
+    assert "is not at ready state" in message
+    assert ask(client, "other") == [5.0]
+    client.load_model("m")
+    assert ask(client) == [2.0]
+    status, message = refused(lambda: client.load_model("missing"))
+    assert status == "StatusCode.NOT_FOUND"
+    assert "failed to load 'missing', failed to poll from model repository" in message
+    assert refused(lambda: client.load_model("../m"))[0] == "StatusCode.INVALID_ARGUMENT"
+
+
+def test_a_config_and_files_that_a_client_sends(root: Path, serve: Serve, connect: Connect) -> None:
+    write(root, "m", 1, scaled(1))
+    write(root, "m", 2, scaled(2))
+    client = connect(serve("--model-repository", root, "--model-control", "explicit", "--load-model", "*"))
+    assert ask(client) == [2.0]
+    client.load_model("m", config=json.dumps({"versionPolicy": {"specific": {"versions": [1]}}}))
+    assert ask(client) == [1.0]
+    assert not client.is_model_ready("m", "2")
+    client.load_model("m", config="{}", files={"file:7/model.onnx": scaled(7)})
+    assert ask(client) == [7.0]
+    assert client.get_model_metadata("m").versions == ["7"]
+    client.load_model("sent", config="{}", files={"file:1/model.onnx": scaled(9)})
+    assert ask(client, "sent") == [9.0]
+    client.load_model("m")
+    assert ask(client) == [2.0], "what is in the repository"
+    for config, files, expected in (
+        ("{", None, "not a ModelConfig in JSON"),
+        (json.dumps({"name": "other"}), None, "has the name 'other'"),
+        ("{}", {"file:../../m.onnx": b""}, "must be 'file:VERSION/NAME'"),
+        ("{}", {"file:1/../../m.onnx": b""}, "must be 'file:VERSION/NAME'"),
+        (None, {"file:1/model.onnx": b""}, "needs a configuration"),
+    ):
+        status, message = refused(lambda: client.load_model("m", config=config, files=files))  # noqa: B023
+        assert status == "StatusCode.INVALID_ARGUMENT"
+        assert expected in message
+    assert ask(client) == [2.0]
+
+
+def test_a_broken_new_version_leaves_the_old_one_serving(
+    root: Path, transport: str, connect: Connect
+) -> None:
+    write(root, "m", 1, scaled(1))
+    server = ServerProcess.start(
+        "--model-repository", root, "--model-control", "explicit", "--load-model", "m", transport=transport
+    )
+    client = connect(server)
+    write(root, "m", 2, b"this is no model")
+    status, message = refused(lambda: client.load_model("m"))
+    assert status == "StatusCode.FAILED_PRECONDITION"
+    assert "load failed for model 'm': version 2 is at UNAVAILABLE state" in message
+    assert ask(client) == [1.0]
+    assert client.is_server_ready()
+    entries = client.get_model_repository_index().models
+    assert [(m.version, m.state, bool(m.reason)) for m in entries] == [
+        ("1", "READY", False),
+        ("2", "UNAVAILABLE", True),
+    ]
+    assert server.stop() == 0
+    assert any("cannot be loaded" in line for line in server.log)
+
+
+def test_reloads_under_load_lose_nothing(root: Path, serve: Serve, connect: Connect) -> None:
+    write(root, "m", 1, scaled(1))
+    server = serve("--model-repository", root, "--model-control", "explicit", "--load-model", "m")
+    control = connect(server)
+    # The factors that may be seen: of what serves, and of what is being loaded.
+    allowed = {1.0}
+    wrong: list[object] = []
+    counts = [0] * CLIENTS
+    stop = threading.Event()
+
+    def call(number: int, client: triton.InferenceServerClient) -> None:
+        while not stop.is_set():
+            try:
+                (factor,) = ask(client, rows=1 + number)
+            except Exception as error:
+                wrong.append(error)
+                return
+            if factor not in allowed:
+                wrong.append(factor)
+            counts[number] += 1
+
+    threads = [threading.Thread(target=call, args=(n, connect(server))) for n in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for reload in range(2, RELOADS + 2):
+        allowed.add(float(reload))
+        # Now a new version, now another file of the same.
+        write(root, "m", 1 + reload // 2, scaled(reload))
+        control.load_model("m")
+        assert ask(control) == [float(reload)], "from the moment that the load has returned"
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    assert min(counts) > RELOADS
+    assert control.is_model_ready("m")
+
+
+def test_polling(root: Path, serve: Serve, connect: Connect) -> None:
+    write(root, "m", 1, scaled(1))
+    write(root, "gone", 1, scaled(1))
+    server = serve("--model-repository", root, "--model-control", "poll", "--repository-poll-seconds", "0.02")
+    client = connect(server)
+    write(root, "m", 2, scaled(2))
+    write(root, "new", 1, scaled(5))
+    shutil.rmtree(root / "gone")
+    # Each look is answered at once; the models come within a few.
+    bound = threading.Event()
+    for _ in range(1500):
+        states = {(name, version): state for name, version, state in index(client)}
+        done = (
+            states.get(("m", "2")) == states.get(("new", "1")) == "READY"
+            and states.get(("gone", "1")) == states.get(("m", "1")) == "UNAVAILABLE"
+        )
+        if done:
+            break
+        bound.wait(0.02)
+    assert done, states
+    assert [ask(client), ask(client, "new")] == [[2.0], [5.0]]
+
+
+def test_a_repository_that_cannot_be_served_ends_the_start(root: Path, transport: str) -> None:
+    write(root, "m", 1, b"this is no model")
+    ended = subprocess.run(
+        command("serve", "--model-repository", root, "--port", "0"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert "tensorferry serve: load failed for model 'm': version 1 is at UNAVAILABLE state" in ended.stderr
+    write(root, "good", 1, scaled(1))
+    server = ServerProcess.start("--model-repository", root, "--exit-on-error", "false", transport=transport)
+    with triton.InferenceServerClient(server.address) as client:
+        assert ask(client, "good") == [1.0]
+        assert not client.is_model_ready("m")
+    assert server.stop() == 0
