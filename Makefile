@@ -22,7 +22,7 @@ SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 LOAD := $(VENV)/load
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory protos protos-check locks tools train gpu-check clean
+.PHONY: help run demo test conformance compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory protos protos-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -35,6 +35,9 @@ demo: $(VENV)/.$(EXTRA) ## the same, and stop after the answers
 
 test: $(VENV)/.dev ## all tests
 	$(BIN)/python -m pytest -q
+
+conformance: $(VENV)/.dev ## every backend test of the onnx package through real servers (minutes; ONLY=reduce_: some of them)
+	PYTHONPATH=tests $(BIN)/python -m conformance $(if $(ONLY),--only $(ONLY))
 
 compat: $(OLDEST)/.done ## the lane's tests with the oldest supported grpcio, protobuf, numpy, onnxruntime (Python 3.11)
 	$(OLDEST)/bin/python tests/compat.py

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,12 @@ def environment() -> dict[str, str]:
 
 @dataclass
 class ServerProcess:
-    """A running server; `ready` is its line on stdout, `log` its lines on stderr so far."""
+    """A running server; `ready` is its line on stdout, `log` its lines on stderr so far, all once it has ended."""
 
     process: subprocess.Popen[str]
     ready: dict[str, Any]
-    log: list[str] = field(default_factory=list)
+    log: list[str]
+    _reader: threading.Thread
 
     @classmethod
     def start(cls, *arguments: str | Path, transport: str) -> ServerProcess:
@@ -52,11 +53,13 @@ class ServerProcess:
         assert process.stderr is not None
         log: list[str] = []
         stderr = process.stderr
-        threading.Thread(target=lambda: log.extend(stderr), name="server-log", daemon=True).start()
+        reader = threading.Thread(target=lambda: log.extend(stderr), name="server-log", daemon=True)
+        reader.start()
         line = process.stdout.readline()
         if not line:
+            reader.join(STOP_SECONDS)
             raise AssertionError(f"the server did not start: exit {process.wait()}, {log}")
-        server = cls(process, json.loads(line), log)
+        server = cls(process, json.loads(line), log, reader)
         if server.ready["transport"] != transport:
             server.stop()
             raise AssertionError(f"{server.ready['transport']} serves, not {transport}: {log}")
@@ -74,6 +77,7 @@ class ServerProcess:
     def wait(self) -> int:
         """Waits for the end; the exit code."""
         code = self.process.wait(STOP_SECONDS)
+        self._reader.join(STOP_SECONDS)
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()

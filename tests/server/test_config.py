@@ -62,6 +62,7 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "allow-shared-memory": [("true", True), ("False", False), ("TRUE", True)],
     "metrics-port": [("0", 0), ("65535", 65535), ("8002", 8002)],
     "metrics-host": [("0.0.0.0", "0.0.0.0"), ("::", "::"), ("localhost", "localhost")],
+    "trace-file": [("a.json", Path("a.json")), ("/var/t", Path("/var/t")), ("b c", Path("b c"))],
     "log-format": [("json", "json"), ("text", "text"), ("JSON", "json")],
     "log-level": [("debug", "debug"), ("ERROR", "error"), ("warning", "warning")],
 }
@@ -100,6 +101,7 @@ BAD: dict[str, list[str]] = {
     "allow-shared-memory": ["", "yes", "1", "on"],
     "metrics-port": ["", "-1", "65536", "on", "none"],
     "metrics-host": ["", "a b", "a/b", "http://a"],
+    "trace-file": ["", " "],
     "log-format": ["", "xml"],
     "log-level": ["", "trace", "warn", "10"],
 }

@@ -112,6 +112,21 @@ def test_what_does_not_fit_is_told_with_both_sides(text: str, said: str) -> None
     assert said in str(caught.value)
 
 
+def test_a_size_of_0_that_the_file_itself_has_is_right() -> None:
+    onnx = signature(
+        spec("x", "FP32", "batch", 0),
+        spec("c", "INT32", "batch", 3),
+        outputs=(spec("y", "FP32", "batch", 0),),
+    )
+    text = (
+        'input { name: "x" data_type: TYPE_FP32 dims: 0 } input { name: "c" data_type: TYPE_INT32 dims: %d } '
+        'output { name: "y" data_type: TYPE_FP32 dims: 0 }'
+    )
+    assert contract(text % 3, onnx).signature == onnx
+    with pytest.raises(ModelConfigError, match=r"input 'c' dimension must be integer >= 1"):
+        contract(text % 0, onnx)
+
+
 def test_without_a_batch_axis_there_is_no_max_batch_size() -> None:
     text = (
         'input { name: "x" data_type: TYPE_FP32 dims: 3 } input { name: "c" data_type: TYPE_INT32 dims: 1 }'

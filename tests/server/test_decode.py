@@ -14,6 +14,7 @@ from tensorferry.protos.tensors import TensorError
 from tensorferry.server.codec import Decoded, decode, parse
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.shared_memory import Lease, Regions
+from tensorferry.server.signature import Signature
 
 X, N, S = spec("x", "FP32", "batch", 3), spec("n", "INT64", "batch"), spec("s", "BYTES", "batch", "k")
 MODEL = signature(X, N, outputs=(spec("y", "FP32", "batch", 3), spec("z", "INT64", "batch")))
@@ -81,6 +82,11 @@ def test_without_raw_contents_a_request_is_typed() -> None:
     assert held(good(typed=True)).wanted.typed
     assert not held(good()).wanted.typed
     assert held(good(typed=True)).tensors == held(good()).tensors
+
+
+def test_a_request_without_inputs_is_answered_raw_as_clients_expect() -> None:
+    made = Signature((), (spec("y", "FP32", 5),))
+    assert not held(request({}), made, batched=False).wanted.typed
 
 
 @pytest.mark.parametrize("typed", [False, True])

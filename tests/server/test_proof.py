@@ -75,6 +75,27 @@ def test_models_that_mix_rows_are_found_out(build: Build, reason: str, tmp_path:
     assert found.size == 4
 
 
+def test_rows_that_are_alike_by_chance_prove_nothing() -> None:
+    made = signature(
+        spec("x", "BOOL", "batch", 2),
+        spec("axes", "INT64", "batch"),
+        outputs=(spec("y", "BOOL", "batch", 2),),
+    )
+    # The first draw is such a chance.
+    assert set(sample(made, 5, 4)["axes"]) == {1}
+
+    def run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        if len(set(inputs["axes"])) > 1:
+            raise ValueError("all axes must be the same")
+        return {"y": inputs["x"]}
+
+    found = prove(made, run)
+    assert (found.batchable, found.reason) == (
+        False,
+        "it runs one row, but not several together (all axes must be the same)",
+    )
+
+
 def test_what_runs_on_no_random_input_is_not_proved(tmp_path: Path) -> None:
     found = verdict(lambda path: models.multiples_only(path, 11), tmp_path)
     assert (found.batchable, found.size) == (False, None)

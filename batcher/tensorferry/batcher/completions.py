@@ -73,6 +73,7 @@ class Completions:
                 padded_length,
                 input_time,
                 output_time,
+                ended,
             ),
         )
         last = requests[-1] if requests else None

@@ -53,7 +53,8 @@ class BatchInfo(NamedTuple):
     `number` runs from 1. `reason` says why it left, `predicted` how long it was expected to
     take when it did (0: nothing was known yet), `compute_time` how long the model took.
     `padded_length` is the length that its rows were padded to, None when they were not. `input_time`
-    went into joining, `output_time` is from the model's end until the answers were handed out.
+    went into joining, `output_time` is from the model's end until the answers were handed out. That
+    end was at `ended` on the batcher's clock.
     """
 
     number: int
@@ -65,6 +66,7 @@ class BatchInfo(NamedTuple):
     padded_length: int | None = None
     input_time: float = 0.0
     output_time: float = 0.0
+    ended: float = _NAN
 
 
 class Outcome(NamedTuple):

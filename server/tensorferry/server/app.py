@@ -20,6 +20,8 @@ from tensorferry.server.control import ModelControl
 from tensorferry.server.errors import StartError
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.loading import load_model
+from tensorferry.server.log_settings import LogSettings
+from tensorferry.server.logs import LogOutput
 from tensorferry.server.models import Model, ModelRegistry
 from tensorferry.server.repository import Repository
 from tensorferry.server.repository_methods import RepositoryMethods
@@ -27,6 +29,9 @@ from tensorferry.server.servicer import Servicer
 from tensorferry.server.session import choose_device
 from tensorferry.server.shared_memory import Regions, SharedMemory
 from tensorferry.server.statistics import StatisticsExtension
+from tensorferry.server.trace_file import TraceFile
+from tensorferry.server.trace_settings import TraceSettings
+from tensorferry.server.tracing import Tracing
 
 if TYPE_CHECKING:
     from tensorferry.server.lane import Lane
@@ -45,21 +50,28 @@ _MOST_PENDING = 8192
 
 # Time for the last responses to leave once nothing is in flight any more.
 _GOODBYE_SECONDS = 1.0
+_LAST_TRACES_SECONDS = 5.0
 
 
 class App:
     """The server: `start`, then `load`, then `drain` and `stop`, each once and in this order.
 
-    `stop` may be called at any time, from any thread, to end at once.
+    `stop` may be called at any time, from any thread, to end at once. Clients may change what is
+    logged where the command line set up `log_output`.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, log_output: LogOutput | None = None) -> None:
         self.config = config
         self.port = 0
         self.registry = ModelRegistry()
         self._regions = Regions(allowed=config.allow_shared_memory, max_bytes=config.max_queue_bytes)
+        self._trace_file = TraceFile(config.trace_file) if config.trace_file is not None else None
+        tracing = Tracing(self._trace_file)
         self._service = InferenceService(
-            self.registry, regions=self._regions, triton_status_codes=config.triton_status_codes
+            self.registry,
+            regions=self._regions,
+            tracing=tracing,
+            triton_status_codes=config.triton_status_codes,
         )
         self._device = "cpu"
         self._control = ModelControl(
@@ -81,6 +93,8 @@ class App:
                 StatisticsExtension(self.registry),
                 RepositoryMethods(self.registry, self._control),
                 SharedMemory(self._regions),
+                TraceSettings(self.registry, tracing),
+                *([LogSettings(log_output)] if log_output is not None else []),
             ),
         )
         self._health = health.HealthServicer(experimental_non_blocking=True)
@@ -129,7 +143,9 @@ class App:
         return None if self._metrics is None else self._metrics.url
 
     def start(self) -> None:
-        """Listens and answers; not ready yet. StartError when an address or the lane cannot be had."""
+        """Listens and answers; not ready yet. StartError when an address, the lane or a trace file cannot be had."""
+        if self._trace_file is not None:
+            self._trace_file.start()
         self._lane = self._attach_lane()
         self.port = self.config.port
         try:
@@ -212,6 +228,8 @@ class App:
         if self._metrics is not None:
             self._metrics.close()
         self._regions.close()
+        if self._trace_file is not None and not self._trace_file.stop(_LAST_TRACES_SECONDS):
+            _log.warning("the last traces are not written: the disk takes too long")
         return all(ended)
 
     def _load_model(self, source: ModelSource) -> Model:

@@ -71,15 +71,14 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"tensorferry serve: {error}", file=sys.stderr)
         return 2
-    logs.configure(config.log_format, config.log_level)
-    return _serve(config)
+    return _serve(config, logs.configure(config.log_format, config.log_level))
 
 
-def _serve(config: ServerConfig) -> int:
+def _serve(config: ServerConfig, output: logs.LogOutput) -> int:
     # The starting and stopping threads report here, and the one that hears signals.
     events: _Events = queue.SimpleQueue()
     _hear_signals(events)
-    app = App(config)
+    app = App(config, output)
     _in_thread("start", _start, app, events)
     draining = False
     while True:

@@ -117,7 +117,8 @@ def decode(
         priority=parameters.priority,
         wanted=Wanted(
             outputs,
-            typed=raws is None and (not spans or len(spans) < len(given)),
+            # A request without inputs shows neither form; clients of other servers expect raw.
+            typed=raws is None and bool(given) and (not spans or len(spans) < len(given)),
             explain=parameters.explain,
             classes=classes,
             places=places,

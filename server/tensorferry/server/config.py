@@ -73,6 +73,7 @@ class ServerConfig:
     metrics_host: str = "127.0.0.1"
     triton_status_codes: bool = False
     allow_shared_memory: bool = False
+    trace_file: Path | None = None
     log_format: str = "text"
     log_level: str = "info"
 
@@ -187,6 +188,12 @@ def _pad_values(text: str) -> tuple[tuple[str, str], ...]:
     ):
         raise ValueError
     return tuple((name, value) for name, _, value in pairs)
+
+
+def _path(text: str) -> Path:
+    if not text.strip():
+        raise ValueError
+    return Path(text)
 
 
 def _host(text: str) -> str:
@@ -384,6 +391,13 @@ OPTIONS: tuple[Option, ...] = (
         _host,
         "an address or host name",
         "address that serves the metrics, which have no password; 0.0.0.0 or :: for all",
+    ),
+    Option(
+        "trace-file",
+        "trace_file",
+        _path,
+        "a path",
+        "where traces of requests go, once clients switch them on by TraceSetting",
     ),
     Option(
         "log-format", "log_format", _one_of("text", "json"), "text or json", "form of the log lines on stderr"

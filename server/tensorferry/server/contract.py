@@ -109,8 +109,8 @@ def _tensors(
     served: list[TensorSpec] = []
     reshapes: dict[str, Reshape] = {}
     for tensor in tensors:
-        _check_shape(tensor, kind, model, batched)
         spec = by_name.get(tensor.name)
+        _check_shape(tensor, spec, kind, model, batched)
         if spec is None:
             raise ModelConfigError(
                 f"unexpected inference {kind} {tensor.name!r} in the configuration of model {model!r}, allowed "
@@ -180,8 +180,9 @@ def _check_dims(spec: TensorSpec, dims: Sequence[int], model: str, batched: bool
         )
 
 
-def _check_shape(tensor: _Tensor, kind: str, model: str, batched: bool) -> None:
-    """What must hold of an entry by itself."""
+def _check_shape(tensor: _Tensor, spec: TensorSpec | None, kind: str, model: str, batched: bool) -> None:
+    """What must hold of an entry by itself, but that the file's own shape is right even where it is of size 0."""
+    own = spec.shape[int(batched) :] if spec is not None else None
     if not tensor.name:
         raise ModelConfigError(f"model {kind} must specify 'name' for {model}")
     said = f"model {kind} {tensor.name!r}"
@@ -196,7 +197,7 @@ def _check_shape(tensor: _Tensor, kind: str, model: str, batched: bool) -> None:
             f"model input NHWC/NCHW require 3 dims for {model}, {said} has {list(tensor.dims)}"
         )
     for dims, what in ((tensor.dims, "dimension"), (tensor.reshape.shape, "reshape dimensions")):
-        if any(dim < 1 and dim != _VARIES for dim in dims):
+        if tuple(dims) != own and any(dim < 1 and dim != _VARIES for dim in dims):
             raise ModelConfigError(
                 f"{said} {what} must be integer >= 1, or -1 to indicate a variable-size dimension for {model}, got "
                 f"{list(dims)}"

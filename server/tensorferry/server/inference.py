@@ -16,6 +16,7 @@ from tensorferry.server.models import ModelRegistry
 from tensorferry.server.responses import Piece, id_field_of, stream_response
 from tensorferry.server.shared_memory import Lease, Regions
 from tensorferry.server.status import Status, status_of
+from tensorferry.server.tracing import Trace, Tracing
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -34,6 +35,11 @@ class Reply:
     @property
     def waiting(self) -> Batcher | None:
         """The batcher that answered, if it now waits for `attend`."""
+        return None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What the batcher made of the request; None when it never had it."""
         return None
 
     def __init__(self, request_id: str, build: Callable[[], Sequence[Piece]]) -> None:
@@ -110,6 +116,10 @@ class _Queued(Call, Reply):
         batcher = self._form.model.batcher
         return batcher if batcher.awaits_attendance else None
 
+    @property
+    def outcome(self) -> Outcome | None:
+        return self._outcome
+
     def completed(self, outcome: Outcome) -> None:
         """What the batcher calls, once."""
         self._outcome = outcome
@@ -163,6 +173,17 @@ class _Leased(_Queued):
         super().completed(outcome)
 
 
+def _traced(trace: Trace, complete: Callable[[Reply], None]) -> Callable[[Reply], None]:
+    """A completion that ends the trace first: whoever has the answer finds it traced."""
+    trace.queued = time.monotonic()
+
+    def completed(reply: Reply) -> None:
+        trace.end(reply.outcome or Outcome())
+        complete(reply)
+
+    return completed
+
+
 class InferenceService:
     """Takes requests from a transport and hands each to its model's batcher. Thread-safe.
 
@@ -174,10 +195,12 @@ class InferenceService:
         registry: ModelRegistry,
         *,
         regions: Regions | None = None,
+        tracing: Tracing | None = None,
         triton_status_codes: bool = False,
     ) -> None:
         self._registry = registry
         self._regions = regions or Regions()
+        self._tracing = tracing or Tracing()
         self._triton_status_codes = triton_status_codes
         self._forms = FormCache()
         self._draining = threading.Event()
@@ -215,6 +238,8 @@ class InferenceService:
         Never blocks, never raises for what the client sent: errors arrive in the reply.
         """
         now = time.monotonic()
+        trace: Trace | None = None
+        told = complete
         while True:
             # Before the look-ups: what they find may be stale by the time that it is remembered.
             generation = self._registry.generation
@@ -240,12 +265,17 @@ class InferenceService:
                         form = unremembered(model, decoded)
                     else:
                         form = self._forms.add(data, request, model, decoded, generation)
+                if self._tracing.active or trace is not None:
+                    trace = trace or self._tracing.sample(form.model, request_id, now)
+                    if trace is not None:
+                        trace.model = form.model
+                        told = _traced(trace, complete)
                 if lease:
                     queued: _Queued = _Leased(
-                        form, request_id, id_field, metadata, complete, lease, decoded.wanted
+                        form, request_id, id_field, metadata, told, lease, decoded.wanted
                     )
                 else:
-                    queued = _Queued(form, request_id, id_field, metadata, complete)
+                    queued = _Queued(form, request_id, id_field, metadata, told)
                 queued.enqueue(tensors, min(deadline, now + form.timeout), unattended)
             except Exception as error:
                 if lease is not None:
@@ -253,6 +283,8 @@ class InferenceService:
                 if isinstance(error, BatcherClosed) and generation != self._registry.generation:
                     # Its model was replaced, or unloaded, since it was looked up: another may serve by now.
                     continue
+                if trace is not None:
+                    trace.end(Outcome(error=error))
                 complete(_failed(request_id, error))
                 return _OVER
             return queued

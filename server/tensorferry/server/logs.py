@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -29,11 +31,83 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure(log_format: str, level: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Which lines are written. Each severity is switched by itself, and `verbose_level` above 0 shows debug lines.
+
+    `iso_times` is about text: times are ISO 8601 in UTC rather than the local time of day. JSON has always the former.
+    """
+
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    verbose_level: int = 0
+    iso_times: bool = False
+
+    def shows(self, level: int) -> bool:
+        """Whether a record of this level is written."""
+        if level >= logging.ERROR:
+            return self.error
+        if level >= logging.WARNING:
+            return self.warning
+        return self.info if level >= logging.INFO else self.verbose_level > 0
+
+    @property
+    def least_level(self) -> int:
+        """The least level of which anything is written."""
+        levels = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
+        return next((level for level in levels if self.shows(level)), logging.CRITICAL + 1)
+
+
+class LogOutput:
+    """The program's log lines on stderr, and which of them are written. Thread-safe."""
+
+    def __init__(self, log_format: str, level: str) -> None:
+        self.json = log_format == "json"
+        least = getattr(logging, level.upper())
+        # Guards changes of _shown, with the handler and the level that follow it. Nothing is logged meanwhile.
+        self._lock = threading.Lock()
+        self._shown = Shown(
+            info=least <= logging.INFO,
+            warning=least <= logging.WARNING,
+            verbose_level=1 if least <= logging.DEBUG else 0,
+            iso_times=self.json,
+        )
+        self._handler = logging.StreamHandler(sys.stderr)
+        self._handler.addFilter(lambda record: self._shown.shows(record.levelno))
+        logging.basicConfig(handlers=[self._handler], force=True)
+        self._follow_locked()
+
+    @property
+    def shown(self) -> Shown:
+        """What is written now."""
+        return self._shown
+
+    def replace(self, shown: Shown, by: Shown) -> bool:
+        """Changes what is written; false, and nothing is changed, when it is not `shown` any more."""
+        with self._lock:
+            if self._shown != shown:
+                return False
+            self._shown = by
+            self._follow_locked()
+        return True
+
+    def _follow_locked(self) -> None:
+        shown = self._shown
+        self._handler.setFormatter(JsonFormatter() if self.json else _text_formatter(shown.iso_times))
+        # Lines that nobody sees are then not made.
+        logging.getLogger().setLevel(shown.least_level)
+
+
+def _text_formatter(iso_times: bool) -> logging.Formatter:
+    formatter = logging.Formatter(
+        "%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%SZ" if iso_times else "%H:%M:%S"
+    )
+    if iso_times:
+        formatter.converter = time.gmtime
+    return formatter
+
+
+def configure(log_format: str, level: str) -> LogOutput:
     """Sends the program's log lines to stderr. For the command line only, never for a library."""
-    handler = logging.StreamHandler(sys.stderr)
-    if log_format == "json":
-        handler.setFormatter(JsonFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    return LogOutput(log_format, level)

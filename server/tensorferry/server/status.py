@@ -94,6 +94,8 @@ def status_of(error: BaseException, *, triton: bool = False) -> Status:
     which holds the exception, and only the garbage collector would ever free all of that.
     """
     status = _status_of(error, triton)
+    # Quoted, since it may hold what the client sent.
+    _log.debug("answering with %s: %r", status.code.name, status.message)
     error.__traceback__ = error.__context__ = None
     return status
 

@@ -1,0 +1,141 @@
+"""The backend tests of the `onnx` package: a model, inputs, and what ONNX's own reference makes of them.
+
+The node tests, some for each operator, are made by the package as its modules are imported; the
+others lie beside it in files.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+
+Array = npt.NDArray[Any]
+# A tensor; or what the protocol has no form for (a sequence, an optional that is empty).
+Value = Array | Sequence[Any] | None
+
+_NODES = "onnx.backend.test.case.node"
+_DATA = Path(onnx.__file__).parent / "backend" / "test" / "data"
+# Kinds that lie in files with their models and data, nothing to be fetched.
+STORED = ("simple", "pytorch-operator", "pytorch-converted")
+# Where the onnx package says nothing else.
+_RTOL, _ATOL = 1e-3, 1e-7
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """Values of the model's inputs and outputs, by name."""
+
+    inputs: Mapping[str, Value]
+    outputs: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model and what it answers; `rtol` and `atol` are the case's own tolerance."""
+
+    name: str
+    kind: str
+    model: onnx.ModelProto
+    data: tuple[DataSet, ...]
+    rtol: float = _RTOL
+    atol: float = _ATOL
+
+
+def all_cases() -> list[Case]:
+    """Every case that is there, by kind and name."""
+    stored = [case for kind in STORED for case in _stored(kind)]
+    return sorted((*node_cases(), *stored), key=lambda case: (case.kind, case.name))
+
+
+def node_cases(modules: Iterable[str] | None = None) -> list[Case]:
+    """The node tests that these modules of the onnx package make, by default all: then it takes many seconds."""
+    from onnx.backend.test.case.node import _NodeTestCases, collect_testcases
+
+    # Some are made on purpose from numbers of which numpy warns.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if modules is None:
+            collect_testcases()
+        else:
+            for module in modules:
+                importlib.import_module(f"{_NODES}.{module}")
+    return [_node_case(made) for made in _NodeTestCases]
+
+
+def _node_case(made: Any) -> Case:
+    graph = made.model.graph
+    data = tuple(
+        DataSet(_named(graph.input, inputs), _named(graph.output, outputs))
+        for inputs, outputs in made.data_sets
+    )
+    return Case(made.name, "node", made.model, data, made.rtol, made.atol)
+
+
+def _stored(kind: str) -> list[Case]:
+    cases = []
+    for folder in sorted((_DATA / kind).iterdir()):
+        if not (folder / "model.onnx").is_file():
+            continue
+        model = onnx.load(str(folder / "model.onnx"))
+        graph = model.graph
+        data = tuple(
+            DataSet(_read(graph.input, one, "input"), _read(graph.output, one, "output"))
+            for one in sorted(folder.glob("test_data_set_*"))
+        )
+        cases.append(Case(folder.name, kind, model, data))
+    return cases
+
+
+def _read(declared: Sequence[onnx.ValueInfoProto], folder: Path, kind: str) -> dict[str, Value]:
+    values: list[Value] = []
+    for at in range(len(list(folder.glob(f"{kind}_*.pb")))):
+        content = (folder / f"{kind}_{at}.pb").read_bytes()
+        if declared[at].type.HasField("tensor_type"):
+            values.append(numpy_helper.to_array(onnx.TensorProto.FromString(content)))
+        else:
+            sequence = onnx.SequenceProto.FromString(content)
+            values.append([numpy_helper.to_array(tensor) for tensor in sequence.tensor_values])
+    return _named(declared, values)
+
+
+def _named(declared: Sequence[onnx.ValueInfoProto], values: Iterable[Any]) -> dict[str, Value]:
+    """The values by the names of the graph's inputs or outputs, of which those with defaults may be left out."""
+    return {info.name: _value(value) for info, value in zip(declared, values, strict=False)}
+
+
+def _value(value: Any) -> Value:
+    if value is None or isinstance(value, (list, tuple, dict)):
+        return value  # type: ignore[return-value]
+    if isinstance(value, onnx.TensorProto):
+        return numpy_helper.to_array(value)
+    array = np.asarray(value)
+    return array.astype(object) if array.dtype.kind in "SU" else array
+
+
+def opened(case: Case) -> Case | None:
+    """The case with the first axes of its model left open, as by an exporter that is told of a batch axis.
+
+    Whether they are one is for the server to prove: for many an operator they are not. None for a
+    model that has a scalar or no input, or whose first axes vary as it is.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    # What it says of the tensors within has the sizes that are left open here.
+    del model.graph.value_info[:]
+    if not model.graph.input:
+        return None
+    for info in (*model.graph.input, *model.graph.output):
+        dims = info.type.tensor_type.shape.dim
+        if not dims or not dims[0].dim_value:
+            return None
+        dims[0].dim_param = "batch"
+    return replace(case, name=f"{case.name}.open", model=model)

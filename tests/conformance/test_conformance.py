@@ -1,0 +1,86 @@
+"""Some of the onnx package's backend tests through real servers: `make conformance` runs them all.
+
+Chosen for what they send: every datatype, scalars, nothing at all, no rows; axes that are rows, and
+axes that only look as if they were.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conformance.alone import excluded
+from conformance.cases import Case, node_cases, opened
+from conformance.wire import WINDOW, model_name, serving
+
+# Modules of the onnx package's node tests, and the cases that are taken of each.
+CHOSEN = {
+    "add": "add add_int8 add_int16 add_uint8 add_uint16 add_uint32 add_uint64 add_bcast",
+    "and_": "and2d and_bcast4v4d",
+    "bitcast": "bitcast_scalar_float32_to_int32 bitcast_float64_to_int64",
+    "castlike": "castlike_FLOAT16_to_DOUBLE castlike_FLOAT_to_FLOAT16 castlike_FLOAT_to_BFLOAT16",
+    "clip": "clip clip_default_int8_min",
+    "concat": "concat_2d_axis_0 concat_2d_axis_1",
+    "constant": "constant",
+    "constantofshape": "constantofshape_float_ones constantofshape_int_shape_zero",
+    "conv": "basic_conv_with_padding conv_with_strides_padding",
+    "cumsum": "cumsum_1d cumsum_2d_axis_0",
+    "dropout": "dropout_default_mask",
+    "dynamicquantizelinear": "dynamicquantizelinear_min_adjusted",
+    "eyelike": "eyelike_with_dtype",
+    "flatten": "flatten_axis1 flatten_axis2",
+    "gather": "gather_0 gather_1",
+    "gemm": "gemm_default_no_bias",
+    "gru": "gru_bidirectional",
+    "matmul": "matmul_2d matmul_3d",
+    "reducemax": "reduce_max_bool_inputs",
+    "reducesum": "reduce_sum_default_axes_keepdims_example",
+    "regex_full_match": "regex_full_match_email_domain regex_full_match_empty",
+    "reshape": "reshape_negative_dim reshape_reordered_all_dims",
+    "scan": "scan9_sum",
+    "shape": "shape",
+    "slice": "slice slice_start_out_of_bounds",
+    "softmax": "softmax_axis_0 softmax_axis_1",
+    "split": "split_zero_size_splits_opset13 split_equal_parts_2d_opset13",
+    "string_concat": "string_concat_zero_dimensional string_concat_utf8 string_concat_empty_string",
+    "string_split": "string_split_maxsplit string_split_empty_tensor",
+    "stringnormalizer": "strnormalizer_export_monday_casesensintive_nochangecase",
+    "topk": "top_k",
+    "transpose": "transpose_default transpose_all_permutations_1",
+    "where": "where_long_example",
+}
+NAMES = {f"test_{name}" for names in CHOSEN.values() for name in names.split()}
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    """The cases chosen, as they are and with their first axes left open."""
+    taken = [case for case in node_cases(CHOSEN) if case.name in NAMES]
+    assert {case.name for case in taken} == NAMES
+    return taken + [variant for variant in map(opened, taken) if variant is not None]
+
+
+def test_through_a_server_as_by_onnx_runtime_alone(cases: list[Case], transport: str, tmp_path: Path) -> None:
+    chosen = [case for case in cases if excluded(case) is None]
+    # Opening its axes may leave a model that ONNX Runtime itself does not run.
+    assert {case.name for case in chosen} >= NAMES
+    with serving(chosen, tmp_path, *WINDOW, transport=transport) as asking:
+        verdicts = {model_name(case): asking.judge(case) for case in chosen}
+    assert {name: verdict.wrong for name, verdict in verdicts.items() if verdict.wrong} == {}
+    assert any(verdict.company > 1 for verdict in verdicts.values())
+    assert not any(verdict.batched for name, verdict in verdicts.items() if not name.endswith(".open"))
+    refused = {name for name, verdict in verdicts.items() if verdict.refused}
+    assert refused == {
+        "node.test_and_bcast4v4d.open",
+        "node.test_strnormalizer_export_monday_casesensintive_nochangecase.open",
+    }
+    for name in (
+        "cumsum_2d_axis_0",
+        "softmax_axis_0",
+        "gather_0",
+        "transpose_default",
+        "reduce_max_bool_inputs",
+    ):
+        verdict = verdicts.get(f"node.test_{name}.open")
+        assert verdict is None or not verdict.batched, name
+    assert verdicts["node.test_softmax_axis_1.open"].batched

@@ -1,0 +1,198 @@
+"""Cases asked of a real server process, by an unchanged tritonclient."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import tritonclient.grpc as triton
+from conformance.cases import Array, Case, DataSet
+from conformance.compare import difference
+from e2e.server import ServerProcess
+from tritonclient.utils import InferenceServerException
+
+from tensorferry.protos.tensors import datatype_of
+
+# Options: long enough that requests which are sent together share a batch, where they may.
+WINDOW = ("--max-queue-delay-ms", "5")
+
+_ANSWER_SECONDS = 60
+# The server's own default of --max-queue-size.
+_MOST_ROWS = 4096
+# Their answer has a row less for each stop word, which no random row is: such a model looks as if its
+# rows were independent, and is found out at the request that has one.
+_FEWER_ROWS = (
+    "test_strnorm_model_monday_casesensintive_nochangecase",
+    "test_strnormalizer_export_monday_casesensintive_nochangecase",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of a case: what went wrong, or why it is rightly refused, if so; how the server
+    batches its model; the most requests that shared a batch with it, itself among them.
+    """
+
+    wrong: str
+    refused: str
+    batching: str
+    company: int
+
+    @property
+    def batched(self) -> bool:
+        """Whether the server found that the rows of its model may share batches."""
+        return _batched(self.batching)
+
+    def __str__(self) -> str:
+        if self.wrong:
+            return f"FAILED: {self.wrong} [{self.batching}]"
+        if self.refused:
+            return f"refused: {self.refused} [{self.batching}]"
+        return f"passed [{self.batching}]" + (f", {self.company} in a batch" if self.batched else "")
+
+
+def _batched(batching: str) -> bool:
+    return batching.startswith("batches")
+
+
+def model_name(case: Case) -> str:
+    """What the case's model is called on the server: a name may be in two kinds."""
+    return f"{case.kind}.{case.name}"
+
+
+@contextmanager
+def serving(cases: Sequence[Case], folder: Path, *options: str, transport: str) -> Iterator[Asking]:
+    """A server that has the models of all these cases, and what asks it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for case in cases:
+        path = folder / f"{model_name(case)}.onnx"
+        onnx.save(case.model, str(path))
+        lines.append(f"  '{model_name(case)}={path}',\n")
+    config = folder / "server.toml"
+    config.write_text(f"models = [\n{''.join(lines)}]\n")
+    # Where ONNX Runtime runs them alone, too.
+    server = ServerProcess.start("--config", config, "--device", "cpu", *options, transport=transport)
+    try:
+        with triton.InferenceServerClient(server.address) as client:
+            yield Asking(client, {model["name"]: model["batching"] for model in server.ready["models"]})
+    finally:
+        code = server.stop()
+    # That of a model whose answer has fewer rows than the request is judged with its case.
+    wrong = [line for line in server.errors() if "ModelOutputError" not in line]
+    if code != 0 or wrong:
+        raise AssertionError(f"the server ended with {code}: {''.join(wrong)}")
+
+
+class Asking:
+    """Asks a server for the answers of cases."""
+
+    def __init__(self, client: triton.InferenceServerClient, batching: Mapping[str, str]) -> None:
+        self._client = client
+        self._batching = batching
+
+    def judge(self, case: Case) -> Verdict:
+        """Sends the case's data, and among them, where the model is batched, other orders of their rows."""
+        batching = self._batching[model_name(case)]
+        wrong, refused, company = "", "", 0
+        for data in case.data:
+            code, refused = _refusal(case, data) if _batched(batching) else ("", "")
+            orders: Sequence[Callable[[Array], Array]] = (_as_it_is,)
+            if _batched(batching) and not refused:
+                orders = (_rolled, _as_it_is, _reversed, _as_it_is)
+            reordered = [_reordered(data, order) for order in orders]
+            for asked, answer in zip(reordered, self._answers(case, reordered), strict=True):
+                found, together = (
+                    (_judge_refusal(code, answer), 0) if refused else _judge(case, asked, answer)
+                )
+                wrong = wrong or found
+                company = max(company, together)
+        return Verdict(wrong, refused, batching, company)
+
+    def _answers(self, case: Case, asked: Sequence[DataSet]) -> list[Any]:
+        """The answer to each or the error; all are on their way before the first is waited for."""
+        answers: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in asked]
+        for data, answer in zip(asked, answers, strict=True):
+            self._client.async_infer(
+                model_name(case),
+                [_input(name, array) for name, array in data.inputs.items()],
+                lambda result, error, into=answer: into.put(error or result),
+                parameters={"explain": True},
+            )
+        return [answer.get(timeout=_ANSWER_SECONDS) for answer in answers]
+
+
+def _input(name: str, array: Any) -> triton.InferInput:
+    tensor = triton.InferInput(name, list(array.shape), datatype_of(array))
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+def _refusal(case: Case, data: DataSet) -> tuple[str, str]:
+    """With what code and why a server refuses the data if it batches the model; "" if it must not."""
+    rows = {array.shape[0] for array in data.inputs.values() if isinstance(array, np.ndarray)}
+    if len(rows) > 1:
+        return "INVALID_ARGUMENT", f"inputs of a batched model have the same rows, these have {sorted(rows)}"
+    if max(rows) > _MOST_ROWS:
+        return "INVALID_ARGUMENT", f"a request of {max(rows)} rows is more than the queue holds"
+    if case.name.removesuffix(".open") in _FEWER_ROWS:
+        return "INTERNAL", "its answer has fewer rows than the request"
+    return "", ""
+
+
+def _judge_refusal(code: str, answer: Any) -> str:
+    """What is wrong with the answer to data that the server must refuse."""
+    status = answer.status() if isinstance(answer, InferenceServerException) else "an answer"
+    return "" if status == f"StatusCode.{code}" else f"expected {code}, got {status}"
+
+
+def _judge(case: Case, asked: DataSet, answer: Any) -> tuple[str, int]:
+    """What is wrong with an answer, and how many requests were in its batch."""
+    if isinstance(answer, InferenceServerException):
+        return f"{answer.status()}: {answer.message()}", 0
+    response = answer.get_response()
+    names = [output.name for output in response.outputs]
+    if names != list(asked.outputs):
+        return f"the outputs are {names}, expected {list(asked.outputs)}", 0
+    for name, expected in asked.outputs.items():
+        datatype = next(output.datatype for output in response.outputs if output.name == name)
+        if datatype != datatype_of(expected):  # type: ignore[arg-type]
+            return f"output {name!r} is of datatype {datatype}, expected {datatype_of(expected)}", 0  # type: ignore[arg-type]
+        differs = difference(case, name, expected, _text(answer.as_numpy(name)))
+        if differs:
+            return differs, 0
+    return "", response.parameters["batch_requests"].int64_param
+
+
+def _text(array: Array) -> Array:
+    """BYTES as the strings that ONNX has."""
+    if array.dtype != object:
+        return array
+    texts = np.empty(array.shape, object)
+    texts.reshape(-1)[:] = [element.decode() for element in array.flat]
+    return texts
+
+
+def _reordered(data: DataSet, order: Callable[[Any], Array]) -> DataSet:
+    return DataSet(
+        {name: order(array) for name, array in data.inputs.items()},
+        {name: order(array) for name, array in data.outputs.items()},
+    )
+
+
+def _as_it_is(array: Array) -> Array:
+    return array
+
+
+def _rolled(array: Array) -> Array:
+    return np.roll(array, 1, axis=0)
+
+
+def _reversed(array: Array) -> Array:
+    return np.ascontiguousarray(array[::-1])

@@ -1,0 +1,91 @@
+"""tritonclient reads and changes what a real server logs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+from e2e.fixtures import Serve
+from tritonclient.utils import InferenceServerException
+
+AT_FIRST = {
+    "log_file": {"string_param": ""},
+    "log_info": {"bool_param": True},
+    "log_warning": {"bool_param": True},
+    "log_error": {"bool_param": True},
+    "log_verbose_level": {"uint32_param": 0},
+    # The tests' servers log JSON.
+    "log_format": {"string_param": "ISO8601"},
+}
+
+
+def failing(client: triton.InferenceServerClient, request_id: str) -> None:
+    """A request that the model fails on: a warning in the log, and its answer a debug line."""
+    inputs = []
+    for name, array, datatype in (
+        ("work", np.zeros(1, np.int64), "INT64"),
+        ("x", np.zeros((1, 4), np.float32), "FP32"),
+        ("index", np.array([99]), "INT64"),
+    ):
+        inputs.append(triton.InferInput(name, list(array.shape), datatype))
+        inputs[-1].set_data_from_numpy(array)
+    with pytest.raises(InferenceServerException, match="INTERNAL"):
+        client.infer("probe", inputs, request_id=request_id)
+
+
+def test_settings_have_effect(serve: Serve, probe_model: Path) -> None:
+    server = serve(probe_model)
+    with triton.InferenceServerClient(server.address) as client:
+        assert client.get_log_settings(as_json=True)["settings"] == AT_FIRST
+        failing(client, "first")
+        answer = client.update_log_settings({"log_verbose_level": 2, "log_warning": False}, as_json=True)
+        changed = {"log_verbose_level": {"uint32_param": 2}, "log_warning": {"bool_param": False}}
+        assert answer["settings"] == AT_FIRST | changed == client.get_log_settings(as_json=True)["settings"]
+        failing(client, "second")
+        client.update_log_settings({"log_verbose_level": 0, "log_warning": True})
+        failing(client, "third")
+        client.update_log_settings({"log_info": False})
+        assert "logging" in client.get_server_metadata().extensions
+    assert server.stop() == 0
+    lines: list[dict[str, Any]] = [json.loads(line) for line in server.log]
+    warned = [line["message"] for line in lines if line["level"] == "warning"]
+    assert [message.partition(":")[0] for message in warned] == [
+        "model probe failed on request 'first'",
+        "a client changes what is logged",
+        "model probe failed on request 'third'",
+        "a client changes what is logged",
+    ]
+    assert warned[1].endswith(": log_warning from True to False, log_verbose_level from 0 to 2")
+    debugged = [line["message"] for line in lines if line["level"] == "debug"]
+    assert len(debugged) == 1
+    assert debugged[0].startswith("answering with INTERNAL: ")
+    assert not any("SIGTERM" in line["message"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "message"),
+    [
+        (
+            {"log_file": "elsewhere.log"},
+            "UNIMPLEMENTED",
+            "log file location can not be updated through network protocol",
+        ),
+        ({"log_info": None}, "INVALID_ARGUMENT", "expect boolean for 'log_info'"),
+        ({"log_format": "yaml"}, "INVALID_ARGUMENT", "invalid argument for log_format, got: yaml"),
+        ({"verbose": True}, "INVALID_ARGUMENT", "unknown log setting 'verbose'"),
+    ],
+)
+async def test_what_is_refused(
+    serve: Serve, echo_model: Path, settings: dict[str, Any], code: str, message: str
+) -> None:
+    async with triton_aio.InferenceServerClient(serve(echo_model).address) as client:
+        with pytest.raises(InferenceServerException) as caught:
+            await client.update_log_settings(settings)
+        assert caught.value.status() == f"StatusCode.{code}"
+        assert message in caught.value.message()
+        assert (await client.get_log_settings(as_json=True))["settings"] == AT_FIRST
