@@ -81,7 +81,7 @@ def test_a_status_with_details_and_a_long_message_arrives_whole(door: Door) -> N
     door.service.fail("1", QueueFull("🚢" * 10_000, 0.25))
     error = error_of(call)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert error.details().startswith("🚢" * 300)
+    assert error.details().startswith("Exceeds maximum queue size: " + "🚢" * 300)
     assert {name for name, _ in error.trailing_metadata()} == {
         "grpc-status-details-bin",
         "grpc-retry-pushback-ms",

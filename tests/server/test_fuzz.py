@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.loading import load_model
 from tensorferry.server.models import ModelRegistry
+from tensorferry.server.shared_memory import Regions
 from tensorferry.server.status import status_of
 
 MODELS = ("batched", "alone")
+REGION_BYTES = 96
 
 
 class Fuzzed:
@@ -41,17 +44,28 @@ class Fuzzed:
             config = ServerConfig((ModelSource(name, path),), max_batch_size=max_batch_size)
             registry.ready(load_model(config.models[0], config, "cpu"))
         self.registry = registry
-        self.service = InferenceService(registry)
+        (directory / "key").write_bytes(bytes(REGION_BYTES))
+        self.regions = Regions(allowed=True, directory=directory)
+        self.regions.register("r", "key", 0, REGION_BYTES)
+        self.service = InferenceService(registry, regions=self.regions)
         self.completions: list[Replies] = []
+
+    @property
+    def users(self) -> int:
+        (region,) = self.regions.regions()
+        return region.users
 
     def send(self, data: bytes) -> pb.ModelInferResponse | grpc.StatusCode:
         replies = Replies()
         self.completions.append(replies)
         self.service.infer(data, math.inf, replies)
         try:
-            return response_of(replies.first())
+            response = response_of(replies.first())
+            assert self.users == 0, "a region is held by a request that is answered"
+            return response
         except Exception as error:
             failure = error
+        assert self.users == 0, "a region is held by a request that is done"
         code = status_of(failure).code
         assert code is not grpc.StatusCode.INTERNAL, failure
         return code
@@ -132,7 +146,7 @@ def test_valid_requests_with_fields_changed(fuzzed: Fuzzed, message: pb.ModelInf
 
 
 def change(message: pb.ModelInferRequest, data: Any) -> None:
-    kind = data.draw(st.integers(0, 9))
+    kind = data.draw(st.integers(0, 13))
     tensor = message.inputs[data.draw(st.integers(0, 2)) % len(message.inputs)] if message.inputs else None
     if kind == 0 and tensor:
         tensor.shape[:] = data.draw(st.lists(DIMS, max_size=4))
@@ -156,6 +170,51 @@ def change(message: pb.ModelInferRequest, data: Any) -> None:
     elif kind == 9:
         name = data.draw(st.sampled_from(["x_out", "n_out", "s_out", "other"]))
         message.outputs.add(name=name)
+    elif kind == 10 and tensor:
+        place(tensor, data)
+    elif kind == 11 and tensor and message.raw_input_contents:
+        # As a client does it: its raw contents are not sent.
+        place(tensor, data)
+        del message.raw_input_contents[data.draw(st.integers(0, len(message.raw_input_contents) - 1))]
+    elif kind == 12:
+        place(message.outputs.add(name=data.draw(st.sampled_from(["x_out", "n_out", "s_out"]))), data)
+    elif kind == 13:
+        output = message.outputs.add(name=data.draw(st.sampled_from(["x_out", "n_out", "s_out"])))
+        output.parameters["classification"].int64_param = data.draw(st.sampled_from([-1, 0, 1, 2, 1 << 62]))
+
+
+def place(tensor: Any, data: Any) -> None:
+    tensor.parameters["shared_memory_region"].string_param = data.draw(
+        st.sampled_from(["r", "r", "r", "other"])
+    )
+    sizes = st.sampled_from([0, 12, 16, 24, 32, 48, 64, REGION_BYTES, REGION_BYTES + 1, -8, (1 << 63) - 1])
+    tensor.parameters["shared_memory_byte_size"].int64_param = data.draw(sizes)
+    if data.draw(st.booleans()):
+        tensor.parameters["shared_memory_offset"].int64_param = data.draw(
+            st.sampled_from([0, 8, 32, -8, 1 << 62])
+        )
+
+
+@given(st.integers(0, 4), st.data())
+@settings(reproducible, max_examples=100)
+def test_inputs_in_shared_memory_are_as_good_as_sent_ones(fuzzed: Fuzzed, rows: int, data: Any) -> None:
+    message = valid(rows, model=data.draw(st.sampled_from(MODELS)))
+    expected = fuzzed.send(message.SerializeToString())
+    raws = list(message.raw_input_contents)
+    chosen = data.draw(st.sets(st.integers(0, 2), min_size=1))
+    (region,) = fuzzed.regions.regions()
+    offset = 0
+    for index in chosen:
+        tensor = message.inputs[index]
+        if offset >= REGION_BYTES or offset + len(raws[index]) > REGION_BYTES:
+            return
+        os.pwrite(region.file, raws[index], offset)
+        tensor.parameters["shared_memory_region"].string_param = "r"
+        tensor.parameters["shared_memory_offset"].int64_param = offset
+        tensor.parameters["shared_memory_byte_size"].int64_param = len(raws[index])
+        offset += len(raws[index])
+    message.raw_input_contents[:] = [raw for index, raw in enumerate(raws) if index not in chosen]
+    assert fuzzed.send(message.SerializeToString()) == expected
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -70,7 +70,7 @@ def test_a_full_queue_says_when_to_retry(door: Door, seconds: float, pushback: s
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == pushback
     rich = rpc_status.from_call(error)
-    assert (rich.code, rich.message) == (8, "full")
+    assert (rich.code, rich.message) == (8, "Exceeds maximum queue size: full")
     (detail,) = rich.details
     hint = error_details_pb2.RetryInfo()
     assert detail.Unpack(hint)
