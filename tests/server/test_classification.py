@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -223,7 +224,10 @@ def test_a_file_of_labels_that_is_not_there_or_not_the_models(
 def test_a_model_is_loaded_with_its_labels(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("low\nmiddle\nhigh\n")
     path = models.twice(tmp_path / "model.onnx")
-    source = ModelSource("m", path, config=config(("y", "labels.txt")), directory=tmp_path)
+    config = text_format.Parse(
+        'output { name: "y" data_type: TYPE_FP32 dims: [-1, 3] label_filename: "labels.txt" }', ModelConfig()
+    )
+    source = ModelSource("m", path, config=config, directory=tmp_path)
     model = load_model(source, ServerConfig((source,)), "cpu")
     try:
         assert model.labels == {"y": ("low", "middle", "high")}

@@ -227,7 +227,11 @@ def test_reshape_and_fixed_dims(load: Load) -> None:
     assert (answer.shape, answer.dtype) == ((2, 1), np.int64)
 
 
-def test_an_image_model_of_one_fixed_row_is_reshaped_as_in_triton_s_examples(load: Load) -> None:
+def test_an_image_model_of_one_fixed_row_is_reshaped_as_in_triton_s_examples(
+    load: Load, tmp_path: Path
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "l.txt").write_text("zero\none\ntwo\n")
     model = load(
         'input { name: "x" data_type: TYPE_FP32 dims: 3 reshape { shape: [ 1, 3 ] } } '
         'output { name: "y" data_type: TYPE_FP32 dims: [ 3, 1 ] reshape { shape: [ 1, 3 ] } label_filename: "l.txt" }',

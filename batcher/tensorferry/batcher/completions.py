@@ -111,7 +111,7 @@ class Completions:
         for request in requests:
             why = "the deadline could not be met: the request was still queued"
             if request.timed_out:
-                why = "Request timeout expired: the request was queued for as long as the model's queue policy allows"
+                why = "the request was queued for as long as the model's queue policy allows"
             self.fail(request, DeadlineExceeded(why))
 
     def shed(self, requests: Iterable[Request], why: str, retry_after: float) -> None:

@@ -208,7 +208,7 @@ class RequestQueue:
         if queued >= policy.max_requests:
             retry_after = self._admission.drain_time()
             raise QueueFull(
-                f"Exceeds maximum queue size: {queued} requests of priority {request.priority} wait, and the model's "
+                f"{queued} requests of priority {request.priority} wait, and the model's "
                 f"queue policy allows {policy.max_requests}; retry in {retry_after:.3f} s",
                 retry_after,
             )
