@@ -225,7 +225,7 @@ def test_a_model_is_loaded_with_its_labels(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("low\nmiddle\nhigh\n")
     path = models.twice(tmp_path / "model.onnx")
     config = text_format.Parse(
-        'output { name: "y" data_type: TYPE_FP32 dims: [-1, 3] label_filename: "labels.txt" }', ModelConfig()
+        'output { name: "y" data_type: TYPE_FP32 dims: 3 label_filename: "labels.txt" }', ModelConfig()
     )
     source = ModelSource("m", path, config=config, directory=tmp_path)
     model = load_model(source, ServerConfig((source,)), "cpu")
