@@ -114,8 +114,26 @@ def test_a_model_that_cannot_be_served_has_no_configuration(
 
 def test_a_directory_without_versions(tmp_path: Path) -> None:
     (tmp_path / "m" / "src").mkdir(parents=True)
-    with pytest.raises(StartError, match="has no version of a model"):
+    with pytest.raises(
+        StartError, match="at least one version must be available under the version policy of model 'm'"
+    ):
         config_command.source_in(tmp_path / "m")
+
+
+def test_a_version_that_does_not_serve_does_not_count(tmp_path: Path) -> None:
+    home = repository(tmp_path, "version_policy { specific { versions: [ 1, 2 ] } }", "1", "2", "3")
+    assert config_command.source_in(home).version == "2"
+
+
+def test_a_link_has_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "n").symlink_to(repository(tmp_path, None, "1"))
+    assert config_command.source_in(tmp_path / "n").name == "n"
+
+
+def test_a_directory_that_no_model_can_be(tmp_path: Path) -> None:
+    (tmp_path / ".m").mkdir()
+    with pytest.raises(StartError, match=r"is named '\.m', which no model can be: rename it"):
+        config_command.source_in(tmp_path / ".m")
 
 
 def test_as_a_process_the_configuration_alone_is_on_stdout(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from tensorferry.server import logs
 from tensorferry.server.config import OPTIONS, ConfigError, ModelSource, load_config, model_source
 from tensorferry.server.errors import StartError
-from tensorferry.server.model_config import DEFAULT_FILENAME, config_text, read_config
-from tensorferry.server.models import NAME
+from tensorferry.server.model_config import config_text
 from tensorferry.server.preparation import prepare
+from tensorferry.server.repository import Repository
 from tensorferry.server.session import choose_device
 
 # Those that the configuration depends on.
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         "model",
         metavar="MODEL",
         help="path.onnx, name=path.onnx, or a model's directory NAME with NAME/VERSION/model.onnx and perhaps "
-        "NAME/config.pbtxt, whose highest version is read",
+        "NAME/config.pbtxt, of whose versions the highest that serves is read",
     )
     for option in OPTIONS:
         if option.flag in _FLAGS:
@@ -73,19 +73,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def source_in(directory: Path) -> ModelSource:
-    """The highest version of the model in a directory of Triton's layout; StartError when there is none."""
-    name = directory.resolve().name
-    if not NAME.fullmatch(name):
-        raise StartError(f"{directory} is named {name!r}, which no model can be: rename it")
-    file = directory / "config.pbtxt"
-    config = read_config(file) if file.is_file() else None
-    versions = [entry.name for entry in directory.iterdir() if entry.name.isdecimal() and entry.is_dir()]
+    """The highest version that a model's directory in Triton's layout has serve; StartError when there is none."""
+    home = Path(os.path.abspath(directory))
+    versions = Repository([home.parent]).versions(home.name)
     if not versions:
-        raise StartError(
-            f"{directory} has no version of a model: a directory whose name is a number, with the ONNX file"
-        )
-    version = max(versions, key=int)
-    path = directory / version / ((config.default_model_filename if config else "") or DEFAULT_FILENAME)
-    if path.is_dir():
-        path /= DEFAULT_FILENAME
-    return ModelSource(name, path, version, config, directory)
+        raise StartError(f"{directory} is named {home.name!r}, which no model can be: rename it")
+    return versions[-1].source

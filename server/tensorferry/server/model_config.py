@@ -21,8 +21,6 @@ from tensorferry.server.signature import Signature, TensorSpec
 
 PLATFORM = "onnxruntime_onnx"
 BACKEND = "onnxruntime"
-# Of a version, where the configuration names no other.
-DEFAULT_FILENAME = "model.onnx"
 
 # The configuration names every datatype as the protocol does, but for this one.
 _CONFIG_NAMES = {"BYTES": "STRING"}

@@ -1,0 +1,116 @@
+"""A repository's config.pbtxt through a real server, by tritonclient: completed, overridden, refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from e2e.fixtures import Serve
+from e2e.server import ServerProcess, command, environment
+from google.protobuf import text_format
+from server import models
+from tritonclient.utils import InferenceServerException
+from wire.rig import PATIENCE, tensor
+
+CONFIG = """
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: 4 }
+output { name: "y" data_type: TYPE_FP32 dims: [ 2, 2 ] reshape { shape: 4 } }
+dynamic_batching { max_queue_delay_microseconds: 500 default_queue_policy { max_queue_size: 100 } }
+instance_group { count: 2 kind: KIND_CPU }
+optimization { graph { level: 1 } input_pinned_memory { enable: true } }
+parameters { key: "intra_op_thread_count" value { string_value: "1" } }
+model_warmup { name: "zeros" batch_size: 8 inputs { key: "x" value { data_type: TYPE_FP32 dims: 4 zero_data: true } } }
+response_cache { enable: true }
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository of the model `m`, y = 2 x."""
+    home = tmp_path / "models" / "m"
+    (home / "1").mkdir(parents=True)
+    models.twice(home / "1" / "model.onnx", dims=("batch", 4))
+    (home / "config.pbtxt").write_text(CONFIG)
+    return home.parent
+
+
+def printed(root: Path) -> str:
+    """What `tensorferry config` prints of the model."""
+    done = subprocess.run(
+        command("config", root / "m", "--log-level", "error"),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_the_server_says_what_the_command_prints_and_does_it(root: Path, serve: Serve) -> None:
+    server = serve("--model-repository", root)
+    with triton.InferenceServerClient(server.address) as client:
+        config = client.get_model_config("m").config
+        # By tritonclient's own messages.
+        assert config == text_format.Parse(printed(root), type(config)())
+        assert (config.dynamic_batching.preferred_batch_size, config.instance_group[0].count) == ([8], 2)
+        x = np.arange(8, dtype=np.float32).reshape(2, 4)
+        answer = client.infer("m", [tensor("x", x, "FP32")], client_timeout=PATIENCE)
+        assert answer.as_numpy("y").tolist() == (2 * x).reshape(2, 2, 2).tolist()
+    assert any("has response_cache.enable: no answer is kept" in line for line in server.log)
+    assert any("on 2 × cpu in" in line or "on 2 \\u00d7 cpu in" in line for line in server.log)
+
+
+def test_a_configuration_that_is_sent_takes_the_place_of_the_file(root: Path, transport: str) -> None:
+    # Not by the fixture: what is refused stands in the log as an error.
+    server = ServerProcess.start(
+        "--model-repository", root, "--model-control", "explicit", "--load-model", "m", transport=transport
+    )
+    try:
+        with triton.InferenceServerClient(server.address) as client:
+            client.load_model("m", config=json.dumps({"max_batch_size": 4}))
+            config = client.get_model_config("m").config
+            assert (config.max_batch_size, config.instance_group[0].count) == (4, 1)
+            with pytest.raises(InferenceServerException) as caught:
+                client.load_model("m", config=json.dumps({"sequence_batching": {"direct": {}}}))
+            assert "the configuration of model 'm' has sequence_batching" in str(caught.value)
+            # What served goes on.
+            assert client.get_model_config("m").config.max_batch_size == 4
+    finally:
+        assert server.stop() == 0
+    (error,) = server.errors()
+    assert "has sequence_batching" in error
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("dims: 4 }", "dims: 5 }"), "tensor 'x': the model expects 2 dimensions (shape [-1, 4])"),
+        (("KIND_CPU", "KIND_GPU"), "has kind KIND_GPU but no GPUs are available: --device is cpu"),
+        (("level: 1", "levels: 1"), "config.pbtxt: line 7, column 24: "),
+        (
+            ("response_cache { enable", "model_transaction_policy { decoupled"),
+            "has model_transaction_policy.decoupled",
+        ),
+    ],
+)
+def test_what_is_refused_ends_the_server_with_the_reason(
+    root: Path, change: tuple[str, str], said: str
+) -> None:
+    (root / "m" / "config.pbtxt").write_text(CONFIG.replace(*change, 1))
+    done = subprocess.run(
+        command("serve", "--model-repository", root, "--port", "0", "--device", "cpu"),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert said in done.stderr
