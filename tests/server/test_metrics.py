@@ -234,3 +234,10 @@ def test_one_that_connects_and_says_nothing_keeps_nobody(serve: Serve) -> None:
     with pytest.raises(ConnectionRefusedError):
         get(server.url)
     server.close()
+
+
+def test_one_that_says_nothing_for_long_is_let_go(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorferry.server.metrics_server._Handler.timeout", 0.01)
+    parts = urlsplit(serve().url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE) as silent:
+        assert silent.recv(1) == b""
