@@ -28,6 +28,8 @@ from tensorferry.batcher import (
     BatcherClosed,
     BatcherError,
     BatcherStatistics,
+    BatchInfo,
+    CloseReason,
     DeadlineExceeded,
     InvalidRequest,
     Outcome,
@@ -37,7 +39,11 @@ from tensorferry.batcher import (
     RequestTooLarge,
 )
 from tensorferry.batcher.collate import join, request_of, split
+from tensorferry.batcher.completions import Completions
+from tensorferry.batcher.returners import ReturnersStatistics
+from tensorferry.batcher.statistics import Ledger, QueueSizes
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+from tensorferry.batcher.work import Times, Work
 
 
 def takes(clock: VirtualClock, seconds: float) -> Callable[[Any], Any]:
@@ -104,6 +110,26 @@ def test_joining_and_splitting_are_stages_of_their_own(
     assert statistics.answer_times.total_sum == 2.75
 
 
+def test_waiting_for_the_device_is_waiting(clock: VirtualClock) -> None:
+    """Where a device has two batches in flight, the next is ready before it is run."""
+    ledger = Ledger()
+    request = request_of([1.0], recorder := Recorder(), one_row=False)
+    request.arrival = request.started = 0.0
+    clock.advance(8.0)
+    work = Work((request,), CloseReason.IDLE, ())
+    times = Times(begun=1.0, ready=2.0, started=5.0, ended=7.0)
+    Completions(ledger, clock, "m").answer([request], [0], [[1.0]], work.batch, work, times)
+    statistics = ledger.statistics(1, QueueSizes(0, 0, 0, 0), {}, ReturnersStatistics(0.0, 0.0, 0), ())
+    figures_add_up(statistics)
+    assert asdict(statistics.answer_times) == {
+        "input_time_sum": 1.0,
+        "compute_time_sum": 2.0,
+        "output_time_sum": 1.0,
+        "queue_delay_sum": 1.0 + 3.0,
+    }
+    assert recorder.only.batch == BatchInfo(1, 1, 1, 2.0, CloseReason.IDLE, input_time=1.0, output_time=1.0)
+
+
 def test_what_failed_before_is_waiting_to_those_who_are_answered(make: Make, clock: VirtualClock) -> None:
     runner = ScriptedRunner(takes(clock, 1.0), gated=True)
     batcher = make(runner, clock=clock)
@@ -116,6 +142,7 @@ def test_what_failed_before_is_waiting_to_those_who_are_answered(make: Make, clo
     figures_add_up(statistics)
     assert ends(statistics) == {"answered": 2, "failed": 1}
     assert (statistics.batch_rows, statistics.failed_batches) == ({1: 2}, 2), "only what succeeded ran"
+    assert statistics.close_reasons == {CloseReason.IDLE: 2}, "its halves did not leave by themselves"
     # One second behind the first, one in the batch that failed, and one alone.
     assert statistics.answer_times.queue_delay_sum == 0 + 2
     assert statistics.answer_times.compute_time_sum == 1 + 1

@@ -19,7 +19,7 @@ from tensorferry.batcher import Batcher, QueueFull
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.errors import StartError
 from tensorferry.server.metrics import CONTENT_TYPE, Metrics
-from tensorferry.server.metrics_server import MetricsServer
+from tensorferry.server.metrics_server import MetricsServer, _Handler
 from tensorferry.server.models import Model, ModelRegistry
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
@@ -234,3 +234,11 @@ def test_one_that_connects_and_says_nothing_keeps_nobody(serve: Serve) -> None:
     with pytest.raises(ConnectionRefusedError):
         get(server.url)
     server.close()
+
+
+def test_one_that_says_nothing_for_long_is_let_go(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < _Handler.timeout <= 60
+    monkeypatch.setattr(_Handler, "timeout", 0.01)
+    parts = urlsplit(serve().url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE) as silent:
+        assert silent.recv(1) == b""

@@ -61,6 +61,7 @@ def test_of_a_version_of_a_model_and_of_all(registry: ModelRegistry, ready: Read
     assert told(registry, "a", "9") == [("a", "9")]
     assert told(registry, "a") == [("a", "9"), ("a", "10")]
     assert told(registry) == [("a", "9"), ("a", "10"), ("b", "1")], "one that loads has none"
+    assert told(registry, "", "9") == told(registry), "a version of no model is none, as in Triton"
 
 
 @pytest.mark.parametrize(
