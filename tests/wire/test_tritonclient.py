@@ -219,8 +219,6 @@ def test_what_is_not_implemented_says_so(client: triton.InferenceServerClient) -
     for call in (
         client.get_inference_statistics,
         client.get_system_shared_memory_status,
-        lambda: client.get_model_config("digits"),
-        lambda: client.load_model("digits"),
     ):
         with pytest.raises(InferenceServerException) as caught:
             call()
