@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import settings
 
-from tensorferry.batcher import Batcher, Outcome, Request
+from tensorferry.batcher import Batcher, BatcherStatistics, Outcome, Request
 from tensorferry.batcher.collate import request_of
 from tensorferry.batcher.testing import ScriptedRunner
 
@@ -84,3 +84,33 @@ def fails_below_zero(x: Any) -> Any:
     if (x < 0).any():
         raise ValueError(f"negative: {x[x < 0].tolist()}")
     return x * 2
+
+
+def figures_add_up(statistics: BatcherStatistics) -> None:
+    """What must hold of a batcher's figures when nothing is queued or running."""
+    s = statistics
+    ends = {
+        "answered": s.answered,
+        "failed": s.failed,
+        "cancelled": s.cancelled,
+        "expired": s.expired,
+        "shed": s.shed,
+        "abandoned": s.abandoned,
+    }
+    assert s.accepted == sum(ends.values()), "each accepted request has ended once"
+    assert s.refused == sum(s.refusals.values())
+    lost = {name for name, count in {**ends, "refused": s.refused}.items() if count} - {"answered"}
+    assert set(s.ended_rows) == lost, "rows are lost as requests are"
+    assert s.batches == sum(s.batch_rows.values())
+    assert s.rows == sum(rows * batches for rows, batches in s.batch_rows.items())
+    assert s.compute_time_sum == sum(times.compute_time_sum for times in s.batch_times.values())
+    times = s.answer_times
+    stages = (times.queue_delay_sum, times.input_time_sum, times.compute_time_sum, times.output_time_sum)
+    assert min(stages) >= 0
+    assert times.total_sum == sum(stages)
+    if not s.answered:
+        assert times.total_sum == 0
+    assert (s.last_run is None) == (s.batches == 0)
+    sizes = s.sizes
+    assert (sizes.queued, sizes.queued_rows, sizes.running, sizes.held_bytes) == (0, 0, 0, 0)
+    assert not any(sizes.class_rows)

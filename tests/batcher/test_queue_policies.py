@@ -28,6 +28,7 @@ from tensorferry.batcher import (
 from tensorferry.batcher.collate import request_of
 from tensorferry.batcher.policy import Limits
 from tensorferry.batcher.queue import RequestQueue
+from tensorferry.batcher.returners import Returners
 from tensorferry.batcher.shares import Ranks
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 from tensorferry.batcher.timeouts import Timeouts
@@ -156,6 +157,20 @@ def test_a_part_of_a_request_that_times_out_ends_the_whole(
     assert batcher.statistics().sizes.queued == 0
 
 
+def test_the_parts_of_a_request_have_its_patience(
+    make: Make, runner: ScriptedRunner, clock: VirtualClock
+) -> None:
+    batcher = make(runner, 2, policies=[QueuePolicy(overridable=True)], clock=clock)
+    occupy(batcher, runner)
+    recorder = Recorder()
+    request = request_of(np.arange(5.0), recorder, one_row=False)
+    request.patience = 3.0
+    batcher.enqueue(request)
+    clock.await_sleepers(until=3.0)
+    clock.advance(3.0)
+    assert isinstance(recorder.await_outcome().error, DeadlineExceeded)
+
+
 # Delay.
 
 
@@ -251,14 +266,97 @@ def test_so_many_requests_of_a_class_are_queued_whatever_their_rows(
     result(batcher.submit(1.0, priority=1))
 
 
-def test_delayed_ones_count(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
-    batcher = make(runner, 1, policies=[QueuePolicy(5.0, delays=True, max_requests=1)], clock=clock)
-    occupy(batcher, runner)
-    batcher.submit(1.0)
-    clock.await_sleepers(until=5.0)
+def test_delayed_ones_count() -> None:
+    clock = VirtualClock()
+    policy = QueuePolicy(5.0, delays=True, max_requests=1)
+    queue = RequestQueue(Limits(8, 1000.0), 100, 1 << 20, clock, policies=[policy])
+    delayed = one(ranks=2)
+    queue.put([delayed])
     clock.advance(5.0)
-    with pytest.raises(QueueFull, match="allows 1"):
-        batcher.submit(1.0)
+    assert not isinstance(queue.poll(), Work)
+    assert delayed.level == 1
+    with pytest.raises(
+        QueueFull, match="1 requests of priority 1 wait, and the model's queue policy allows 1"
+    ):
+        queue.put([one(ranks=2)])
+
+
+# All of it together.
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(1, 2), st.sampled_from([1.0, 4.0, math.inf])),
+        st.tuples(st.just("pass"), st.sampled_from([0.5, 3.0, 10.0]), st.just(0.0)),
+        st.tuples(st.just("leave"), st.just(0), st.just(0.0)),
+    ),
+    max_size=60,
+)
+policies = st.builds(
+    QueuePolicy,
+    timeout=st.sampled_from([2.0, 5.0, math.inf]),
+    overridable=st.booleans(),
+    delays=st.booleans(),
+    max_requests=st.sampled_from([0, 0, 2]),
+)
+
+
+@reproducible
+@given(steps, policies, policies, st.booleans())
+def test_every_request_ends_once_and_nobody_rides_before_a_higher_rank(
+    steps: list[tuple[str, float, float]], high: QueuePolicy, low: QueuePolicy, merges: bool
+) -> None:
+    clock = VirtualClock()
+    both = [high, low]
+    limits = Limits(2, 0.0, merges=merges)
+    queue = RequestQueue(limits, 1000, 1 << 20, clock, weights=(1, 1), strict=True, policies=both)
+    # By request, when it times out.
+    waiting: dict[Request, float] = {}
+    left: list[Request] = []
+    expired: list[Request] = []
+
+    def leave() -> None:
+        work = queue.poll()
+        if not isinstance(work, Work):
+            return
+        now = clock.now()
+        for request in work.expired:
+            assert waiting.pop(request) <= now
+            assert not both[request.priority - 1].delays
+        expired.extend(work.expired)
+        for request in work.batch:
+            policy = both[request.priority - 1]
+            assert policy.delays or now < waiting[request]
+            late = now >= waiting.pop(request)
+            rank = (request.priority, late)
+            behind = [other for other in waiting if (other.priority, now >= waiting[other]) < rank]
+            assert all(other in work.batch for other in behind)
+        assert len(work.batch) <= (2 if merges else 1)
+        left.extend(work.batch)
+        queue.finish(work.batch)
+        queue.ran(work.batch, None)
+
+    accepted = 0
+    for kind, number, patience in steps:
+        if kind == "pass":
+            clock.advance(number)
+        elif kind == "leave":
+            leave()
+        else:
+            request = one(patience, priority=int(number), ranks=queue.ranks)
+            policy = both[request.priority - 1]
+            queued = sum(other.priority == request.priority for other in waiting)
+            try:
+                queue.put([request])
+            except QueueFull:
+                assert queued >= policy.max_requests > 0
+                continue
+            assert not policy.max_requests or queued < policy.max_requests
+            accepted += 1
+            timeout = min(policy.timeout, patience) if policy.overridable else policy.timeout
+            waiting[request] = clock.now() + timeout
+    while waiting:
+        leave()
+    assert len({*left, *expired}) == len(left) + len(expired) == accepted
 
 
 # What has left is not kept.
@@ -350,13 +448,29 @@ def test_without_merging_requests_leave_in_order_with_ranks_and_deadlines(
 def test_without_merging_the_time_until_the_queue_is_empty_is_that_of_its_requests() -> None:
     queue = RequestQueue(Limits(8, 0.0, merges=False), 1000, 1 << 20, VirtualClock())
     queue.anchor(1, 1.0)
-    queue.anchor(8, 8.0)
+    queue.anchor(8, 1.0)
     queue.put([one(rows=2)])
     queue.put([one(rows=4)])
-    assert queue.drain_time() == pytest.approx(6.0, rel=0.2)
+    assert queue.drain_time() == pytest.approx(2.0)
     work = queue.poll()
     assert isinstance(work, Work)
     assert (len(work.batch), work.reason) == (1, CloseReason.FULL)
+
+
+def test_without_merging_nobody_waits_for_callers_that_come_back() -> None:
+    """A pipelined device has its next batch prepared, though callers were just answered and not all are back."""
+
+    class Expecting(Returners):
+        expected = True
+
+    clock = VirtualClock()
+    for merges in (False, True):
+        limits = Limits(4, 0.0, merges=merges)
+        queue = RequestQueue(limits, 100, 1 << 20, clock, pipelined=True, returners=Expecting())
+        queue.put([one()])
+        assert isinstance(queue.poll(), Work)
+        queue.put([one()])
+        assert isinstance(queue.poll(), Work) is not merges
 
 
 @pytest.mark.parametrize(

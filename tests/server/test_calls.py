@@ -72,7 +72,7 @@ def test_a_deadline_that_the_service_gives_up_is_the_calls_status(door: Door) ->
     door.service.fail("1", DeadlineExceeded("the deadline could not be met"))
     error = error_of(call)
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert error.details() == "the deadline could not be met"
+    assert error.details() == "Request timeout expired: the deadline could not be met"
 
 
 def test_a_status_with_details_and_a_long_message_arrives_whole(door: Door) -> None:

@@ -227,6 +227,16 @@ def test_reshape_and_fixed_dims(load: Load) -> None:
     assert (answer.shape, answer.dtype) == ((2, 1), np.int64)
 
 
+def test_an_image_model_of_one_fixed_row_is_reshaped_as_in_triton_s_examples(load: Load) -> None:
+    model = load(
+        'input { name: "x" data_type: TYPE_FP32 dims: 3 reshape { shape: [ 1, 3 ] } } '
+        'output { name: "y" data_type: TYPE_FP32 dims: [ 3, 1 ] reshape { shape: [ 1, 3 ] } label_filename: "l.txt" }',
+        lambda path: models.twice(path, dims=(1, 3)),
+    )
+    assert (str(model.signature), model.max_batch_size) == ("(x: FP32[3]) -> (y: FP32[3, 1])", 0)
+    assert model.batcher.submit_rows({"x": fp32(3)}).result(PATIENCE)["y"].tolist() == [[0], [2], [4]]
+
+
 @pytest.mark.parametrize(("repository", "shown"), [(True, "[-1, 1]"), (False, "[-1]")])
 def test_scalars_are_of_shape_1_in_a_repository_as_in_triton(
     load: Load, repository: bool, shown: str

@@ -12,7 +12,8 @@ from server.rig import fp32, request, signature, spec
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server.codec import Decoded, decode, parse
-from tensorferry.server.errors import InvalidRequestError, UnsupportedError
+from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.shared_memory import Lease, Regions
 from tensorferry.server.signature import Signature
 
 X, N, S = spec("x", "FP32", "batch", 3), spec("n", "INT64", "batch"), spec("s", "BYTES", "batch", "k")
@@ -24,7 +25,7 @@ def good(rows: int = 2, *, typed: bool = False) -> pb.ModelInferRequest:
 
 
 def held(message: pb.ModelInferRequest, made: Any = MODEL, *, batched: bool = True) -> Decoded:
-    return decode(message, "m", made, batched)
+    return decode(message, "m", made, batched, Lease(Regions()))
 
 
 def refused(message: pb.ModelInferRequest, made: Any = MODEL, *, batched: bool = True) -> str:
@@ -170,7 +171,7 @@ GOT_X = "expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['x'], b
         (add, "unexpected inference input 'more' for model 'm'; it takes ['x', 'n']"),
         (drop, GOT_X),
         (nothing, "Got input(s) [], but missing required input(s) ['x', 'n']"),
-        (double, "input 'x' already exists in the request for model 'm'"),
+        (double, "input 'x' already exists in request for model 'm'"),
         (datatype("FP64"), "inference input 'x' data-type is 'FP64', but model 'm' expects 'FP32'"),
         (datatype("fp32"), "datatype 'fp32' is not one of BOOL"),
         (datatype(""), "datatype '' is not one of BOOL"),
@@ -184,17 +185,24 @@ GOT_X = "expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['x'], b
         (shape(2, -1), "Expected [-1, 3], got [2, -1]"),
         (shape(-1, 3), "Expected [-1, 3], got [-1, 3]"),
         (shape(-2, -3), "Expected [-1, 3], got [-2, -3]"),
-        (shape(1, 3), "input 'x' of model 'm': FP32 of shape [1, 3] takes 12 bytes, got 24"),
+        (
+            shape(1, 3),
+            "input byte size mismatch for input 'x' for model 'm'. Expected 12, got 24 (FP32 of shape [1, 3])",
+        ),
         (shape(1 << 62, 3), "shape [4611686018427387904, 3] is larger than an array can be"),
         (
             raw(bytes(24)),
-            "raw_input_contents has 1 entries for the 2 inputs of model 'm'; it must have one for each",
+            "unable to find data for input tensor 'n' for model 'm' in request: raw_input_contents has 1 entries for the 2 inputs of model 'm'; it must have one for each",
         ),
         (raw(bytes(24), bytes(16), b""), "raw_input_contents has 3 entries for the 2 inputs of model 'm'"),
-        (raw(bytes(24), bytes(15)), "input 'n' of model 'm': INT64 of shape [2] takes 16 bytes, got 15"),
-        (raw(bytes(25), bytes(16)), "FP32 of shape [2, 3] takes 24 bytes, got 25"),
-        (raw(b"", bytes(16)), "FP32 of shape [2, 3] takes 24 bytes, got 0"),
-        (raw(), "input 'x' of model 'm': shape [2, 3] takes 6 elements in fp32_contents, got 0"),
+        (raw(bytes(24), bytes(15)), "for input 'n' for model 'm'. Expected 16, got 15 (INT64 of shape [2])"),
+        (raw(bytes(25), bytes(16)), "Expected 24, got 25 (FP32 of shape [2, 3])"),
+        (raw(b"", bytes(16)), "Expected 24, got 0 (FP32 of shape [2, 3])"),
+        (
+            raw(),
+            "unable to find data for input tensor 'x' for model 'm' in request: it has neither contents nor an entry in "
+            "raw_input_contents",
+        ),
         (
             mixed,
             "contents field must not be specified when using raw_input_contents for input 'n' for model 'm'",
@@ -285,7 +293,7 @@ def test_outputs_are_the_models_unless_some_are_named() -> None:
         (["w"], "unexpected inference output 'w' for model 'm'; it gives ['y', 'z']"),
         (["y", "w"], "unexpected inference output 'w'"),
         ([""], "unexpected inference output ''"),
-        (["z", "y", "z"], "output 'z' already exists in the request for model 'm'"),
+        (["z", "y", "z"], "output 'z' already exists in request for model 'm'"),
     ],
 )
 def test_outputs_that_cannot_be_given(names: list[str], message: str) -> None:
@@ -295,28 +303,46 @@ def test_outputs_that_cannot_be_given(names: list[str], message: str) -> None:
     assert message in refused(asked)
 
 
-@pytest.mark.parametrize("parameter", ["classification", "shared_memory_region"])
-def test_what_outputs_cannot_be_asked_for_is_unsupported(parameter: str) -> None:
+def asked_for_classes(name: str, **given: Any) -> pb.ModelInferRequest:
     message = good()
-    message.outputs.add(name="y").parameters[parameter].int64_param = 1
-    with pytest.raises(UnsupportedError, match=f"output 'y': this server does not support '{parameter}'"):
-        held(message)
+    parameter = message.outputs.add(name=name).parameters["classification"]
+    parameter.CopyFrom(pb.InferParameter(**given))
+    return message
 
 
-@pytest.mark.parametrize("in_shared_memory", [(0,), (1,), (0, 1)])
-def test_inputs_in_shared_memory_are_unsupported_be_it_some_or_all(in_shared_memory: tuple[int, ...]) -> None:
-    """As tritonclient sends it: such a tensor has no raw contents."""
-    message = good()
-    for index in in_shared_memory:
-        message.inputs[index].parameters["shared_memory_region"].string_param = "region"
-        message.inputs[index].parameters["shared_memory_byte_size"].int64_param = 24
-    message.raw_input_contents[:] = [
-        raw for index, raw in enumerate(message.raw_input_contents) if index not in in_shared_memory
-    ]
-    with pytest.raises(
-        UnsupportedError, match="this server does not take tensors in shared memory; send them"
-    ):
-        held(message)
+def test_classes_are_wanted_by_output() -> None:
+    message = asked_for_classes("z", int64_param=3)
+    message.outputs.add(name="y")
+    assert held(message).wanted.classes == (3, 0)
+    assert held(good()).wanted.classes == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"int64_param": 0},
+            "invalid value for 'classification' parameter of output 'z', expected the number of classes, at least 1, got 0",
+        ),
+        ({"int64_param": -1}, "invalid value for 'classification' parameter"),
+        (
+            {"string_param": "3"},
+            "invalid value type for 'classification' parameter, expected int64_param, got string_param",
+        ),
+        ({}, "expected int64_param, got none"),
+    ],
+    ids=str,
+)
+def test_a_number_of_classes_that_is_none(given: dict[str, Any], message: str) -> None:
+    assert message in refused(asked_for_classes("z", **given))
+
+
+@pytest.mark.parametrize("kind", ["BYTES", "BOOL", "FP16", "BF16"])
+def test_what_has_no_values_that_compare_has_no_classes(kind: str) -> None:
+    made = signature(X, N, outputs=(spec("z", kind, "batch"),))
+    assert f"class result not available for output due to unsupported type '{kind}': output 'z'" in refused(
+        asked_for_classes("z", int64_param=1), made
+    )
 
 
 def test_other_parameters_are_no_concern() -> None:

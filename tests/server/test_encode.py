@@ -13,6 +13,7 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, decode_contents, decode_raw
 from tensorferry.server.codec import decode, encode
 from tensorferry.server.responses import ResponseForm, id_field_of
+from tensorferry.server.shared_memory import Lease, Regions
 
 SPECS = {
     "y": spec("y", "FP32", "batch", 3),
@@ -43,7 +44,7 @@ def response(
     for name in wanted:
         message.outputs.add(name=name)
     made = signature(spec("x", "FP32", "batch", 3), outputs=tuple(SPECS[name] for name in outputs))
-    decoded = decode(message, "m", made, True)
+    decoded = decode(message, "m", made, True, Lease(Regions()))
     made_of = Outcome(arrays, None, **(outcome or {"batch": BATCH}))
     form = ResponseForm(message.model_name, "4", decoded.wanted)
     answer = pb.ModelInferResponse()

@@ -20,6 +20,7 @@ from tensorferry.server.codec import decode, parse
 from tensorferry.server.forms import Form, FormCache
 from tensorferry.server.models import Model
 from tensorferry.server.responses import varint
+from tensorferry.server.shared_memory import Lease, Regions
 
 PRIORITIES = 2
 
@@ -149,7 +150,7 @@ def remember(cache: FormCache, data: bytes, generation: int = 0, of: Model = MOD
     """As the service does with a message of a form that is not known. Raises for what is none."""
     message = parse(data, pb.ModelInferRequest)
     assert (message.model_name, message.model_version) in ((of.name, ""), (of.name, "1"))
-    decoded = decode(message, of.name, of.signature, of.batched)
+    decoded = decode(message, of.name, of.signature, of.batched, Lease(Regions()))
     return cache.add(data, message, of, decoded, generation)
 
 
@@ -176,7 +177,7 @@ def check(cache: FormCache, data: bytes) -> bool:
         return False
     form, request_id, id_field, tensors = found
     message = parse(data, pb.ModelInferRequest)
-    decoded = decode(message, "m", MODEL.signature, MODEL.batched)
+    decoded = decode(message, "m", MODEL.signature, MODEL.batched, Lease(Regions()))
     assert told(form) == told(remember(FormCache(), data))
     assert request_id == message.id
     # Its place in a response is the same as in a request.

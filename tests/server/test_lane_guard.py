@@ -158,6 +158,7 @@ def serves(app: App) -> None:
         response = stub.ModelInfer(request({"x": fp32(2, 3)}), timeout=PATIENCE)
         assert response.raw_output_contents[0] == (fp32(2, 3) * 2).tobytes()
         (streamed,) = stub.ModelStreamInfer(iter([request({"x": fp32(2, 3)})]), timeout=PATIENCE)
+        response.parameters["triton_final_response"].bool_param = True
         assert streamed.infer_response == response
 
 

@@ -25,6 +25,9 @@ from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
 from tensorferry.server.lane import Lane
 from tensorferry.server.models import ModelRegistry
 
+# What becomes of requests that fail, and of those that come while the server drains.
+FAILS, STOPS = "what to change", "the server is shutting down"
+
 OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
 MAX_STREAMS, MAX_IN_FLIGHT = 2, 3
 
@@ -80,7 +83,7 @@ class LoomedService(InferenceService):
         if request_id.partition(".")[0] in self.stuck:
             pass
         elif self.draining:
-            call.finish(failure(request_id, NotReadyError("the server is shutting down")))
+            call.finish(failure(request_id, NotReadyError(STOPS)))
         elif self.core.random.random() < 0.2:
             call.finish(success(request_id))
         else:
@@ -94,7 +97,7 @@ class LoomedService(InferenceService):
         if self.core.random.random() < 0.8:
             call.finish(success(call.request_id))
         else:
-            call.finish(failure(call.request_id, InvalidRequestError("what to change")))
+            call.finish(failure(call.request_id, InvalidRequestError(FAILS)))
 
 
 @dataclass
@@ -105,6 +108,8 @@ class Client:
     name: str
     order: str | None
     leaves: bool = False
+    # Of its stream, the first error is the end.
+    ends: bool = False
     sent: list[str] = field(default_factory=list)
 
     @property
@@ -185,8 +190,11 @@ class World:
         def run() -> None:
             order = None if kind == "unary" else kind
             tag = self.lane._unary_arrived if order is None else self.lane._stream_arrived
+            ends = order is not None and self.random.random() < 0.4
             metadata = () if order is None else (("tensorferry-stream-order", order),)
-            client = Client(self.core.arrive(tag, metadata), name, order, self.random.random() < 0.3)
+            if ends:
+                metadata = (*metadata, ("triton_grpc_error", "true"))
+            client = Client(self.core.arrive(tag, metadata), name, order, self.random.random() < 0.3, ends)
             if client.leaves and self.random.random() < 0.5:
                 self.service.stuck.add(name)
             self.clients.append(client)
@@ -233,12 +241,17 @@ class World:
             assert got == received[: len(got)]
         assert len(set(got)) == len(got)
         assert set(got) <= set(received)
+        if client.ends:
+            streamed = [pb.ModelStreamInferResponse.FromString(data) for data in call.got]
+            assert not any(message.error_message for message in streamed), "an error that is not the end"
         if call.status is None:
             assert call.cancelled
         elif client.order is None:
             assert (call.status.code is OK) == (len(got) == 1)
         elif call.status.code is OK:
             assert sorted(got) == sorted(client.sent), "ended well, and an answer is missing"
+        elif client.ends and call.status.message in (FAILS, STOPS):
+            assert len(got) < len(received), "what failed is answered too"
         elif call.status.code is UNAVAILABLE:
             assert self.drains
             assert sorted(got) == sorted(received), "what was accepted is not answered"

@@ -109,7 +109,9 @@ def test_server_metadata(door: Door) -> None:
     assert door.stub.ServerMetadata(
         pb.ServerMetadataRequest(), timeout=PATIENCE
     ) == pb.ServerMetadataResponse(
-        name="tensorferry", version="1.2.3", extensions=["binary_tensor_data", "parameters"]
+        name="tensorferry",
+        version="1.2.3",
+        extensions=["binary_tensor_data", "classification", "parameters", "schedule_policy"],
     )
 
 

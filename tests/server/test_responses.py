@@ -63,6 +63,7 @@ def test_messages_are_protobufs_own(drawn: tuple[Wanted, list[dict[str, Array]],
         expected.id = request_id
         pieces = form.pieces(id_field_of(request_id), outcome)
         assert pb.ModelInferResponse.FromString(b"".join(pieces)) == expected
+        expected.parameters["triton_final_response"].bool_param = True
         streamed = pb.ModelStreamInferResponse.FromString(b"".join(stream_response(pieces)))
         assert streamed == pb.ModelStreamInferResponse(infer_response=expected)
 

@@ -20,9 +20,10 @@ FORESEEN = [
     (batcher.InvalidRequest, "INVALID_ARGUMENT"),
     (batcher.RequestTooLarge, "INVALID_ARGUMENT"),
     (errors.NotFoundError, "NOT_FOUND"),
+    (errors.AlreadyExistsError, "ALREADY_EXISTS"),
+    (errors.LimitError, "RESOURCE_EXHAUSTED"),
     (errors.NotReadyError, "UNAVAILABLE"),
     (batcher.BatcherClosed, "UNAVAILABLE"),
-    (batcher.DeadlineExceeded, "DEADLINE_EXCEEDED"),
     (batcher.Cancelled, "CANCELLED"),
     (errors.UnsupportedError, "UNIMPLEMENTED"),
     (errors.ModelFailedError, "INTERNAL"),
@@ -39,7 +40,28 @@ def test_what_was_foreseen_keeps_its_message(
 
 def test_a_full_queue_says_when_to_retry() -> None:
     status = status_of(batcher.QueueFull("full", 0.25))
-    assert status == Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", 0.25)
+    assert status == Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "Exceeds maximum queue size: full", 0.25)
+
+
+OVERLOAD = [
+    (batcher.QueueFull("full", 0.25), "RESOURCE_EXHAUSTED", "Exceeds maximum queue size: full"),
+    (batcher.Shed("dropped", 0.25), "RESOURCE_EXHAUSTED", "Exceeds maximum queue size: dropped"),
+    (batcher.DeadlineExceeded("late"), "DEADLINE_EXCEEDED", "Request timeout expired: late"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "message"), OVERLOAD, ids=str)
+def test_overload_has_tritons_words_and_where_that_is_asked_for_its_code(
+    error: Exception, code: str, message: str
+) -> None:
+    ours, tritons = status_of(error), status_of(error, triton=True)
+    assert (ours.code, ours.message) == (grpc.StatusCode[code], message)
+    assert tritons == Status(grpc.StatusCode.UNAVAILABLE, message, ours.retry_after)
+
+
+@pytest.mark.parametrize(("kind", "code"), FORESEEN)
+def test_all_other_codes_are_tritons_own(kind: type[Exception], code: str) -> None:
+    assert status_of(kind("what to change"), triton=True) == status_of(kind("what to change"))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
 from server.scripted import Door
@@ -67,11 +69,12 @@ def test_an_error_is_a_message_and_the_stream_lives_on(door: Door, order: str) -
     assert failed.error_message == "what to change"
     assert failed.infer_response.id == "1"
     assert failed.infer_response.parameters["tensorferry_status"].string_param == "INVALID_ARGUMENT"
+    assert failed.infer_response.parameters["triton_final_response"].bool_param
     assert "tensorferry_retry_after_ms" not in failed.infer_response.parameters
     door.service.answer("2")
     answered = stream.read()
     assert (answered.error_message, answered.infer_response.id) == ("", "2")
-    assert not answered.infer_response.parameters
+    assert list(answered.infer_response.parameters) == ["triton_final_response"]
     stream.send("3")
     door.service.await_received(3)
     door.service.answer("3")
@@ -212,5 +215,78 @@ def test_responses_are_the_protocols_messages(door: Door) -> None:
     door.service.await_received(1)
     door.service.answer("1")
     assert stream.read() == pb.ModelStreamInferResponse(
-        infer_response=pb.ModelInferResponse(id="1", model_name="m", raw_output_contents=[b""])
+        infer_response=pb.ModelInferResponse(
+            id="1",
+            model_name="m",
+            raw_output_contents=[b""],
+            parameters={"triton_final_response": pb.InferParameter(bool_param=True)},
+        )
     )
+
+
+END_ON_ERROR = [("triton_grpc_error", "true")]
+
+
+def test_the_first_error_is_the_end_of_a_stream_that_wants_it_so(door: Door) -> None:
+    """What comes before it in request order is answered, what comes behind is withdrawn."""
+    stream = door.stream(metadata=END_ON_ERROR)
+    stream.send("1", "2", "3", "4")
+    door.service.await_received(4)
+    door.service.answer("3")
+    door.service.fail("2", QueueFull("full", 0.25))
+    door.service.answer("1")
+    assert stream.read_ids(1) == ["1"]
+    error = stream.end()
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.details() == "Exceeds maximum queue size: full"
+    metadata: Any = stream.call.trailing_metadata()
+    assert ("grpc-retry-pushback-ms", "250") in [tuple(entry) for entry in metadata]
+    door.service.await_cancelled(1)
+    assert door.service.cancelled == ["4"]
+
+
+def test_in_order_of_completion_an_error_ends_the_stream_at_once(door: Door) -> None:
+    stream = door.stream("completion", metadata=END_ON_ERROR)
+    stream.send("1", "2", "3")
+    door.service.await_received(3)
+    door.service.fail("2", InvalidRequestError("what to change"))
+    error = stream.end()
+    assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "what to change")
+    door.service.await_cancelled(2)
+    assert sorted(door.service.cancelled) == ["1", "3"]
+
+
+def test_an_error_that_ends_a_stream_may_be_its_last_message(door: Door) -> None:
+    stream = door.stream(metadata=END_ON_ERROR)
+    stream.send("1")
+    stream.half_close()
+    door.service.await_received(1)
+    door.service.fail("1", InvalidRequestError("what to change"))
+    assert stream.end().code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_stream_without_errors_ends_well_though_one_would_be_its_end(door: Door) -> None:
+    stream = door.stream(metadata=END_ON_ERROR)
+    stream.send("1", "2")
+    stream.half_close()
+    door.service.await_received(2)
+    door.service.answer("1", "2")
+    assert stream.rest() == ["1", "2"]
+    assert stream.call.code() is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("value", ["false", "True", "1", ""])
+def test_any_other_value_leaves_errors_in_the_stream(door: Door, value: str) -> None:
+    stream = door.stream(metadata=[("triton_grpc_error", value)])
+    stream.send("1")
+    door.service.await_received(1)
+    door.service.fail("1", InvalidRequestError("what to change"))
+    assert stream.read().error_message == "what to change"
+
+
+def test_a_client_that_leaves_a_stream_of_which_an_error_would_be_the_end(door: Door) -> None:
+    stream = door.stream(metadata=END_ON_ERROR)
+    stream.send("1", "2")
+    door.service.await_received(2)
+    stream.cancel()
+    door.service.await_cancelled(2)

@@ -14,7 +14,7 @@ from server.scripted import Door, OpenStream, ScriptedService, success
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference import Call, Metadata, Reply
 from tensorferry.server.models import ModelRegistry
-from tensorferry.server.stream import ResponseStream
+from tensorferry.server.stream import ResponseStream, Terms
 
 OpenDoor = Callable[..., Door]
 
@@ -54,7 +54,7 @@ def test_a_consumer_that_does_not_take_responses_stops_the_reader(ordered: bool)
     """Without gRPC between: the reader is never further ahead than the limit and the one in its hand."""
     service = ScriptedService(ModelRegistry())
     service.answer_at_once = success
-    stream = ResponseStream(service, float("inf"), ordered=ordered, max_in_flight=LIMIT)
+    stream = ResponseStream(service, float("inf"), terms=Terms(ordered), max_in_flight=LIMIT)
     count, taken, ahead = 200, 0, []
     pulled = threading.Semaphore(0)
 
@@ -171,20 +171,20 @@ def test_a_reader_that_is_done_is_joined_and_its_stream_not_ended_by_a_drain() -
     service = ScriptedService(ModelRegistry())
     service.answer_at_once = success
     before = set(threading.enumerate())
-    stream = ResponseStream(service, float("inf"), ordered=True, max_in_flight=LIMIT)
+    stream = ResponseStream(service, float("inf"), terms=Terms(), max_in_flight=LIMIT)
     responses = stream.responses(iter([pb.ModelInferRequest(id="1").SerializeToString()]))
     assert pb.ModelStreamInferResponse.FromString(next(responses)).infer_response.id == "1"
     for reader in set(threading.enumerate()) - before:
         reader.join(PATIENCE)
     stream.drain()
     assert list(responses) == []
-    assert not stream.ended_by_drain
+    assert not stream.end
     assert set(threading.enumerate()) == before
 
 
 def test_closing_again_does_nothing() -> None:
     service = ScriptedService(ModelRegistry())
-    stream = ResponseStream(service, float("inf"), ordered=True, max_in_flight=LIMIT)
+    stream = ResponseStream(service, float("inf"), terms=Terms(), max_in_flight=LIMIT)
     stream.close()
     stream.close()
     assert list(stream.responses(iter([pb.ModelInferRequest(id="1").SerializeToString()]))) == []
@@ -207,7 +207,7 @@ def test_a_client_that_leaves_while_its_request_is_submitted_withdraws_it(ordere
             return call
 
     service = Leaving(ModelRegistry())
-    stream = ResponseStream(service, float("inf"), ordered=ordered, max_in_flight=LIMIT)
+    stream = ResponseStream(service, float("inf"), terms=Terms(ordered), max_in_flight=LIMIT)
     messages = iter([pb.ModelInferRequest(id=request_id).SerializeToString() for request_id in "123"])
     assert list(stream.responses(messages)) == []
     service.await_cancelled(1)

@@ -213,14 +213,3 @@ async def test_asyncio(server: ServerProcess) -> None:
             np.testing.assert_array_equal(result.as_numpy("y"), np.full((1, 4), 2 * seen))
             seen += 1
         assert seen == 20
-
-
-def test_what_is_not_implemented_says_so(client: triton.InferenceServerClient) -> None:
-    for call in (
-        client.get_inference_statistics,
-        client.get_system_shared_memory_status,
-    ):
-        with pytest.raises(InferenceServerException) as caught:
-            call()
-        assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
-        assert "not implemented by this server" in caught.value.message()

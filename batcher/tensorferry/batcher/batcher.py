@@ -343,8 +343,8 @@ class Batcher:
                 raise self._refused(
                     request,
                     RequestTooLarge(
-                        f"inference request batch-size must be <= {self._limits.max_batch_size} for {self._name!r}: the "
-                        f"request has {request.rows} rows; send fewer at once"
+                        f"inference request batch-size must be <= {self._limits.max_batch_size} for {self._name!r}: "
+                        f"the request has {request.rows} rows; send fewer at once"
                     ),
                 )
             # Before it is cut up: rows without bytes are cheap to claim.

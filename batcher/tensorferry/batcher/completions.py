@@ -11,7 +11,7 @@ from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import DeadlineExceeded, Shed
 from tensorferry.batcher.request import BatchInfo, Outcome, Request
 from tensorferry.batcher.statistics import Ledger
-from tensorferry.batcher.work import Ran
+from tensorferry.batcher.work import Times, Work
 
 _log = logging.getLogger("tensorferry.batcher")
 
@@ -29,9 +29,16 @@ class Completions:
         self._name = name
 
     def answer(
-        self, requests: Sequence[Request], positions: Sequence[int], outputs: Sequence[Any], ran: Ran
+        self,
+        requests: Sequence[Request],
+        positions: Sequence[int],
+        outputs: Sequence[Any],
+        batch: Sequence[Request],
+        work: Work,
+        times: Times,
     ) -> None:
-        """A batch has run: those of its requests that are still there, their places and their outputs.
+        """A batch, the work's or a part of it, has run: those of its requests that are still there,
+        their places and their outputs.
 
         An answer counts only before its deadline.
         """
@@ -43,13 +50,31 @@ class Completions:
             if request.deadline > now and not request.is_part:
                 answered += 1
                 total += now - request.arrival
-        count, rows, begun, joined, started, ended, left, reason, predicted, padded_length = ran
-        times = joined - begun, ended - started, now - ended
-        number = self._ledger.ran(rows, *times, left, answered, total, now)
+        rows = sum([request.rows for request in batch])
+        padded_length = None
+        if batch[0].padding is not None:
+            padded_length = batch[0].padding.padded_length
+            self._ledger.padded(batch, padded_length)
+        begun, ready, started, ended = times
+        input_time, compute_time, output_time = ready - begun, ended - started, now - ended
+        reason = work.reason
+        left = reason if batch is work.batch else None
+        number = self._ledger.ran(rows, input_time, compute_time, output_time, left, answered, total, now)
         # As `BatchInfo(...)`, in half the time.
         info = _new(
             BatchInfo,
-            (number, count, rows, times[1], reason, predicted, padded_length, times[0], times[2], ended),
+            (
+                number,
+                len(batch),
+                rows,
+                compute_time,
+                reason,
+                work.predicted,
+                padded_length,
+                input_time,
+                output_time,
+                ended,
+            ),
         )
         last = requests[-1] if requests else None
         for request, position, output in zip(requests, positions, outputs, strict=True):

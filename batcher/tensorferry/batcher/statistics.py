@@ -184,8 +184,8 @@ class Ledger:
         self._reasons: Counter[CloseReason] = Counter()
         self._failed_batches = 0
         self._answered = 0
-        # Of the answered requests: from arrival to answer, and the stages of their batches.
-        self._total_sum = 0.0
+        # Of the answered requests.
+        self._queue_delay_sum = 0.0
         self._input_sum = 0.0
         self._compute_sum = 0.0
         self._output_sum = 0.0
@@ -225,6 +225,7 @@ class Ledger:
         part of another. So many of its requests are `answered` by it, having been here for `total`
         seconds all together.
         """
+        queue_delay = total - answered * (input_time + compute_time + output_time)
         with self._lock:
             if reason is not None:
                 self._reasons[reason] += 1
@@ -236,7 +237,9 @@ class Ledger:
             size[2] += compute_time
             size[3] += output_time
             self._answered += answered
-            self._total_sum += total
+            # By rounding it may be below 0, and a counter never falls.
+            if queue_delay > 0.0:
+                self._queue_delay_sum += queue_delay
             self._input_sum += answered * input_time
             self._compute_sum += answered * compute_time
             self._output_sum += answered * output_time
@@ -246,9 +249,10 @@ class Ledger:
 
     def answered_in_parts(self, total: float, last: BatchInfo) -> None:
         """A request that was split is answered after `total` seconds, its last part from this batch."""
+        queue_delay = total - (last.input_time + last.compute_time + last.output_time)
         with self._lock:
             self._answered += 1
-            self._total_sum += total
+            self._queue_delay_sum += max(0.0, queue_delay)
             self._input_sum += last.input_time
             self._compute_sum += last.compute_time
             self._output_sum += last.output_time
@@ -295,7 +299,6 @@ class Ledger:
         """The counts so far."""
         with self._lock:
             ends = self._ends
-            stages = self._input_sum + self._compute_sum + self._output_sum
             return BatcherStatistics(
                 accepted=accepted,
                 refused=self._refusals.total(),
@@ -310,11 +313,7 @@ class Ledger:
                 unanswered_time_sum=self._unanswered_sum,
                 batch_times={rows: BatchTimes(*size) for rows, size in self._sizes.items()},
                 answer_times=AnswerTimes(
-                    self._input_sum,
-                    self._compute_sum,
-                    self._output_sum,
-                    # Rounding of so many additions must not make it negative.
-                    max(0.0, self._total_sum - stages),
+                    self._input_sum, self._compute_sum, self._output_sum, self._queue_delay_sum
                 ),
                 close_reasons=dict(self._reasons),
                 failed_batches=self._failed_batches,

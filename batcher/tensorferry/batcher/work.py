@@ -1,4 +1,4 @@
-"""What the queue hands to a worker, and what that hands on."""
+"""What the queue hands to a worker, and when that ran it."""
 
 from __future__ import annotations
 
@@ -23,22 +23,10 @@ class Work(NamedTuple):
     predicted: float = 0.0
 
 
-class Ran(NamedTuple):
-    """A batch, or a part of one that failed, that has run: its requests and rows, and when.
+class Times(NamedTuple):
+    """When a batch began to be joined and was ready for the device, when that started on it, and had run it."""
 
-    `begun` is when it began to be joined, `joined` when that was done; the device ran it from
-    `started` to `ended`, all on the batcher's clock. `left` is why it left, None for a part, as which
-    it did not leave by itself; `reason` is that of the batch it was a part of. The rest is as in
-    `BatchInfo`.
-    """
-
-    requests: int
-    rows: int
     begun: float
-    joined: float
+    ready: float
     started: float
     ended: float
-    left: CloseReason | None
-    reason: CloseReason | None
-    predicted: float
-    padded_length: int | None

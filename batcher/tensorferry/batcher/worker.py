@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.collate import join, split
@@ -16,20 +16,11 @@ from tensorferry.batcher.errors import BatcherError
 from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.statistics import Ledger
-from tensorferry.batcher.work import Ran, Work
+from tensorferry.batcher.work import Times, Work
 
 _log = logging.getLogger("tensorferry.batcher")
 
 _new = tuple.__new__
-
-
-class _Times(NamedTuple):
-    """When a batch began to be joined and was ready for the device, when that started on it, and had run it."""
-
-    begun: float
-    ready: float
-    started: float
-    ended: float
 
 
 class Instance:
@@ -118,7 +109,7 @@ class Worker:
             self._ledger.predicted(work.predicted, before + seconds + after)
         return self._queue.ran(batch, seconds, before, after, device=device)
 
-    def _run_guarded(self, work: Work) -> _Times | None:
+    def _run_guarded(self, work: Work) -> Times | None:
         """Runs and completes a batch; None if it did not go as others will."""
         batch = work.batch
         times = None
@@ -136,16 +127,14 @@ class Worker:
             request.tensors = ()
         return times
 
-    def _run(self, batch: Sequence[Request], work: Work) -> _Times | None:
+    def _run(self, batch: Sequence[Request], work: Work) -> Times | None:
         """Runs the work's batch, or a part of it again; None if it did not succeed at once."""
         outputs, error, times = self._execute(batch)
         if self._instance.pipelined and batch is work.batch:
             self._queue.released(self._instance.index)
         count = len(batch)
-        rows = sum([request.rows for request in batch])
-        left = work.reason if batch is work.batch else None
         if error is not None:
-            self._ledger.failed_to_run(left)
+            self._ledger.failed_to_run(work.reason if batch is work.batch else None)
             if count == 1:
                 for request in self._queue.finish(batch):
                     self._completions.fail(request, error)
@@ -153,22 +142,16 @@ class Worker:
             del error
             self._run_halves(batch, work)
             return None
-        padded_length = None
-        if batch[0].padding is not None:
-            padded_length = batch[0].padding.padded_length
-            self._ledger.padded(batch, padded_length)
         alive = self._queue.finish(batch)
         positions: Sequence[int] = range(count)
         if len(alive) < count:
             still_there = set(map(id, alive))
             positions = [position for position, request in enumerate(batch) if id(request) in still_there]
             outputs = [outputs[position] for position in positions]
-        # As `Ran(...)`, in half the time.
-        ran = _new(Ran, (count, rows, *times, left, work.reason, work.predicted, padded_length))
-        self._completions.answer(alive, positions, outputs, ran)
+        self._completions.answer(alive, positions, outputs, batch, work, times)
         return times
 
-    def _execute(self, batch: Sequence[Request]) -> tuple[Sequence[Any], BaseException | None, _Times]:
+    def _execute(self, batch: Sequence[Request]) -> tuple[Sequence[Any], BaseException | None, Times]:
         now, instance = self._clock.now, self._instance
         begun = ready = started = ended = now()
         try:
@@ -181,12 +164,12 @@ class Worker:
                 finally:
                     ended = now()
             answers = split(outputs, batch) if instance.batched else [outputs]
-            return answers, None, _new(_Times, (begun, ready, started, ended))
+            return answers, None, _new(Times, (begun, ready, started, ended))
         except BaseException as error:
             # Whatever the model function raises must not end the worker: others wait for it.
             # Returned, not handled here: an error of the batch's halves would otherwise have
             # this one as its context, and with it, in the traceback, the neighbours' inputs.
-            return (), error, _Times(begun, ready, started, ended)
+            return (), error, Times(begun, ready, started, ended)
 
     def _run_halves(self, batch: Sequence[Request], work: Work) -> None:
         alive = self._queue.still_running(batch)

@@ -27,12 +27,15 @@ from tensorferry.server.repository import Repository
 from tensorferry.server.repository_methods import RepositoryMethods
 from tensorferry.server.servicer import Servicer
 from tensorferry.server.session import choose_device
+from tensorferry.server.shared_memory import Regions, SharedMemory
+from tensorferry.server.statistics import StatisticsExtension
 from tensorferry.server.trace_file import TraceFile
 from tensorferry.server.trace_settings import TraceSettings
 from tensorferry.server.tracing import Tracing
 
 if TYPE_CHECKING:
     from tensorferry.server.lane import Lane
+    from tensorferry.server.metrics_server import MetricsServer
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -63,7 +66,13 @@ class App:
         self.registry = ModelRegistry()
         self._trace_file = TraceFile(config.trace_file) if config.trace_file is not None else None
         tracing = Tracing(self._trace_file)
-        self._service = InferenceService(self.registry, tracing)
+        self._regions = Regions(allowed=config.allow_shared_memory, max_bytes=config.max_queue_bytes)
+        self._service = InferenceService(
+            self.registry,
+            regions=self._regions,
+            tracing=tracing,
+            triton_status_codes=config.triton_status_codes,
+        )
         self._device = "cpu"
         self._control = ModelControl(
             self.registry,
@@ -81,7 +90,9 @@ class App:
             max_in_flight=MAX_IN_FLIGHT_PER_STREAM,
             extensions=(
                 ModelConfiguration(self.registry),
+                StatisticsExtension(self.registry),
                 RepositoryMethods(self.registry, self._control),
+                SharedMemory(self._regions),
                 TraceSettings(self.registry, tracing),
                 *([LogSettings(log_output)] if log_output is not None else []),
             ),
@@ -113,6 +124,7 @@ class App:
         for source in config.models:
             self._set_health(source.name, serving=False)
         self._lane: Lane | None = None
+        self._metrics: MetricsServer | None = None
 
     @property
     def transport(self) -> str:
@@ -125,8 +137,13 @@ class App:
         host = self.config.host
         return f"[{host}]:{self.port}" if ":" in host and not host.startswith("[") else f"{host}:{self.port}"
 
+    @property
+    def metrics_url(self) -> str | None:
+        """Where the metrics are; None when they are not served."""
+        return None if self._metrics is None else self._metrics.url
+
     def start(self) -> None:
-        """Listens and answers; not ready yet. StartError when the address, the lane or a trace file cannot be had."""
+        """Listens and answers; not ready yet. StartError when an address, the lane or the trace file cannot be had."""
         if self._trace_file is not None:
             self._trace_file.start()
         self._lane = self._attach_lane()
@@ -138,9 +155,18 @@ class App:
                 f"cannot listen on {self.address}: the address is in use, or not this machine's ({error}); "
                 "choose others by --host and --port (0 picks a free port)"
             ) from None
+        if self.config.metrics_port is not None:
+            self._metrics = self._serve_metrics(self.config.metrics_port)
         self._server.start()
         if self._lane is not None:
             self._lane.start()
+
+    def _serve_metrics(self, port: int) -> MetricsServer:
+        # Here, since it takes a while to import what makes and serves them.
+        from tensorferry.server.metrics import Metrics
+        from tensorferry.server.metrics_server import MetricsServer
+
+        return MetricsServer(self.config.metrics_host, port, Metrics(self.registry).page)
 
     def _attach_lane(self) -> Lane | None:
         if self.config.transport == "threaded":
@@ -199,6 +225,9 @@ class App:
         ended = [self._control.close(grace)]
         ended += [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]
         self._threads.shutdown(wait=False)
+        if self._metrics is not None:
+            self._metrics.close()
+        self._regions.close()
         if self._trace_file is not None and not self._trace_file.stop(_LAST_TRACES_SECONDS):
             _log.warning("the last traces are not written: the disk takes too long")
         return all(ended)

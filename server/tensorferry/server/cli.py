@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from tensorferry.server import logs
 from tensorferry.server.app import App
@@ -58,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Serves until SIGTERM or Ctrl-C. 0 after a clean stop, 1 when it cannot start, 2 for bad options."""
     parser = _parser()
-    arguments = vars(parser.parse_args(argv))
+    # Not left to argparse, for which the MODEL behind would be the value of a switch that stands alone.
+    alone = {f"--{option.flag}" for option in OPTIONS if option.switch}
+    arguments = vars(parser.parse_args([f"{text}=true" if text in alone else text for text in argv]))
     file = arguments["config"] or os.environ.get("TENSORFERRY_CONFIG")
     flags = {option.flag: arguments[option.flag.replace("-", "_")] for option in OPTIONS}
     for option in OPTIONS:
@@ -73,11 +75,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _serve(config: ServerConfig, output: logs.LogOutput) -> int:
-    # Signals and the starting and stopping threads report here; SimpleQueue.put is safe in a
-    # signal handler, and the main thread, free of work, hears of a signal at any time.
+    # The starting and stopping threads report here, and the one that hears signals.
     events: _Events = queue.SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, frame: events.put(received))
+    _hear_signals(events)
     app = App(config, output)
     _in_thread("start", _start, app, events)
     draining = False
@@ -105,6 +105,26 @@ def _serve(config: ServerConfig, output: logs.LogOutput) -> int:
             draining = True
             _log.info("%s received: draining for at most %g s", name, config.drain_seconds)
             _in_thread("drain", _drain, app, events)
+
+
+def _hear_signals(events: _Events) -> None:
+    """From now on SIGTERM and SIGINT are events.
+
+    By a pipe and a thread that reads it: which thread of the process takes a signal is the kernel's
+    choice, any of them writes to the pipe, but only the main one runs handlers, and nothing wakes
+    it for a signal that another took.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, frame: None)
+
+    def hear() -> None:
+        while received := os.read(reading, 1):
+            events.put(received[0])
+
+    threading.Thread(target=hear, name="signals", daemon=True).start()
 
 
 def _start(app: App, events: _Events) -> None:
@@ -144,8 +164,9 @@ def _leave(code: int) -> NoReturn:
 def _announce(app: App) -> None:
     """The one line on stdout that says: ready."""
     models = app.registry.models()
+    metrics = app.metrics_url
     if app.config.log_format == "json":
-        line = {
+        line: dict[str, Any] = {
             "message": "ready",
             "address": app.address,
             "transport": app.transport,
@@ -154,9 +175,12 @@ def _announce(app: App) -> None:
                 for m in models
             ],
         }
+        if metrics is not None:
+            line["metrics"] = metrics
         print(json.dumps(line), flush=True)
     else:
+        where = app.address if metrics is None else f"{app.address}, metrics on {metrics}"
         print(
-            f"tensorferry {version('tensorferry')} ready on {app.address}: {'; '.join(map(str, models))}",
+            f"tensorferry {version('tensorferry')} ready on {where}: {'; '.join(map(str, models))}",
             flush=True,
         )

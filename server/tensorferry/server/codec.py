@@ -5,7 +5,6 @@ Messages keep the wording by which clients of other servers of this protocol rec
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -17,24 +16,19 @@ from google.protobuf.message import Message
 from tensorferry.batcher import BatchInfo, Outcome, Tensor
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import (
-    Datatype,
     TensorError,
-    check_raw,
     datatype,
     decode_contents,
     decode_raw,
+    element_count,
     encode_contents,
     encode_raw,
 )
-from tensorferry.server.errors import InvalidRequestError, UnsupportedError
+from tensorferry.server.classification import BYTES, PLAIN, Classifier, class_count
+from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.parameters import read_parameters
+from tensorferry.server.shared_memory import Lease, Span
 from tensorferry.server.signature import Signature, TensorSpec
-
-# A request with this parameter true learns what batch it rode in, from the response's parameters.
-EXPLAIN = "explain"
-# Microseconds from the request's arrival to its deadline, as Triton's clients send it.
-TIMEOUT = "timeout"
-# The request's class, 1 the highest, as Triton's clients send it.
-PRIORITY = "priority"
 
 _Message = TypeVar("_Message", bound=Message)
 _Wire = pb.ModelInferRequest.InferInputTensor
@@ -42,12 +36,16 @@ _Wire = pb.ModelInferRequest.InferInputTensor
 
 class Wanted(NamedTuple):
     """What a response has to look like: the outputs asked for, whether they travel in typed contents,
-    and whether the batch is described.
+    whether the batch is described, and how many classes are wanted of each output, 0 for its values
+    (empty: of none). `places` says of each output where in shared memory it goes, None for in the
+    response (empty: all do).
     """
 
     outputs: tuple[TensorSpec, ...]
     typed: bool
     explain: bool
+    classes: tuple[int, ...] = ()
+    places: tuple[Span | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +76,27 @@ def parse(data: bytes, kind: type[_Message]) -> _Message:
         ) from None
 
 
-def decode(request: pb.ModelInferRequest, model: str, signature: Signature, batched: bool) -> Decoded:
+def decode(
+    request: pb.ModelInferRequest, model: str, signature: Signature, batched: bool, lease: Lease
+) -> Decoded:
     """Holds a request against the model's signature and takes its tensors out.
 
-    InvalidRequestError or UnsupportedError says what was received and what was expected.
-    Numeric raw contents are not copied: the tensors refer to the request's own bytes.
+    A ServerError says what was received and what was expected. Numeric raw contents are not copied:
+    the tensors refer to the request's own bytes. What is in shared memory is copied, and its regions are
+    the lease's, which is the caller's to release.
     """
+    parameters = read_parameters(request)
     given = _inputs_by_name(request, model, signature)
-    raws = _raw_contents(request, model)
+    outputs = _requested_outputs(request, model, signature)
+    classes, places = _destinations(request, outputs, lease)
+    spans = _spans(request, lease)
+    raws = _raw_contents(request, model, spans)
     tensors: list[Tensor] = []
     for spec in signature.inputs:
         wire = given[spec.name]
         _check_tensor(wire, spec, model, batched)
         try:
-            tensors.append(_tensor(wire, raws.get(spec.name) if raws is not None else None, spec.datatype))
+            tensors.append(_tensor(wire, spec, model, raws, spans.get(spec.name)))
         except TensorError as error:
             raise InvalidRequestError(f"input {spec.name!r} of model {model!r}: {error}") from None
     rows = 1
@@ -107,14 +112,16 @@ def decode(request: pb.ModelInferRequest, model: str, signature: Signature, batc
         tensors=tuple(tensors),
         rows=rows,
         key=tuple(tensor.shape[1:] for tensor in tensors),
-        nbytes=request.ByteSize(),
-        timeout=(_natural(request, TIMEOUT, "of microseconds") or math.inf) / 1e6,
-        priority=_natural(request, PRIORITY, "from 1, the highest class"),
+        nbytes=request.ByteSize() + sum([span.nbytes for span in spans.values()]),
+        timeout=parameters.timeout,
+        priority=parameters.priority,
         wanted=Wanted(
-            _requested_outputs(request, model, signature),
-            # A request without inputs shows neither form; clients of other servers expect raw.
-            typed=raws is None and bool(request.inputs),
-            explain=EXPLAIN in request.parameters and request.parameters[EXPLAIN].bool_param,
+            outputs,
+            # Where no input shows a form (there are none, or all are in shared memory) clients expect raw.
+            typed=raws is None and len(spans) < len(given),
+            explain=parameters.explain,
+            classes=classes,
+            places=places,
         ),
     )
 
@@ -123,14 +130,7 @@ def _inputs_by_name(request: pb.ModelInferRequest, model: str, signature: Signat
     given: dict[str, _Wire] = {}
     for tensor in request.inputs:
         if tensor.name in given:
-            raise InvalidRequestError(
-                f"input {tensor.name!r} already exists in the request for model {model!r}"
-            )
-        # Before raw contents are counted: a tensor in shared memory has none.
-        if tensor.parameters and "shared_memory_region" in tensor.parameters:
-            raise UnsupportedError(
-                f"input {tensor.name!r}: this server does not take tensors in shared memory; send them"
-            )
+            raise InvalidRequestError(f"input {tensor.name!r} already exists in request for model {model!r}")
         given[tensor.name] = tensor
     expected = [spec.name for spec in signature.inputs]
     for name in given:
@@ -147,23 +147,53 @@ def _inputs_by_name(request: pb.ModelInferRequest, model: str, signature: Signat
     return given
 
 
-def _raw_contents(request: pb.ModelInferRequest, model: str) -> Mapping[str, bytes] | None:
-    """Raw contents by input; None when the request has typed contents."""
-    raws = request.raw_input_contents
-    if not raws:
-        return None
+def _spans(request: pb.ModelInferRequest, lease: Lease) -> Mapping[str, Span]:
+    """Where inputs are in shared memory, by name."""
+    spans = {}
     for tensor in request.inputs:
-        if tensor.HasField("contents"):
+        if tensor.parameters and (span := lease.span(tensor)) is not None:
+            spans[tensor.name] = span
+    total = sum([span.nbytes for span in spans.values()])
+    if total > lease.regions.max_bytes:
+        raise InvalidRequestError(
+            f"the request has {total} bytes in shared memory, which is more than the queue ever holds, "
+            f"{lease.regions.max_bytes}: send less at once, or raise --max-queue-bytes"
+        )
+    return spans
+
+
+def _raw_contents(
+    request: pb.ModelInferRequest, model: str, spans: Mapping[str, Span]
+) -> Mapping[str, bytes] | None:
+    """Raw contents by input, of those that are not in shared memory; None when the request has none."""
+    raws = request.raw_input_contents
+    sent = [tensor for tensor in request.inputs if tensor.name not in spans] if spans else request.inputs
+    for tensor in request.inputs if raws or spans else ():
+        if not tensor.HasField("contents"):
+            continue
+        if tensor.name in spans:
+            raise InvalidRequestError(
+                f"unexpected 'content' provided when using shared memory for input tensor {tensor.name!r} for model "
+                f"{model!r}: leave it out, or send the tensor"
+            )
+        if raws:
             raise InvalidRequestError(
                 f"contents field must not be specified when using raw_input_contents for input {tensor.name!r} "
                 f"for model {model!r}"
             )
-    if len(raws) != len(request.inputs):
-        raise InvalidRequestError(
-            f"raw_input_contents has {len(raws)} entries for the {len(request.inputs)} inputs of model {model!r}; "
-            "it must have one for each, in their order"
+    if not raws:
+        return None
+    if len(raws) != len(sent):
+        lacking = (
+            f"unable to find data for input tensor {sent[len(raws)].name!r} for model {model!r} in request: "
+            if len(raws) < len(sent)
+            else ""
         )
-    return {tensor.name: raw for tensor, raw in zip(request.inputs, raws, strict=True)}
+        raise InvalidRequestError(
+            f"{lacking}raw_input_contents has {len(raws)} entries for the {len(sent)} inputs of model {model!r}"
+            f"{' that are not in shared memory' if spans else ''}; it must have one for each, in their order"
+        )
+    return {tensor.name: raw for tensor, raw in zip(sent, raws, strict=True)}
 
 
 def _check_tensor(tensor: _Wire, spec: TensorSpec, model: str, batched: bool) -> None:
@@ -187,12 +217,31 @@ def _check_tensor(tensor: _Wire, spec: TensorSpec, model: str, batched: bool) ->
         )
 
 
-def _tensor(tensor: _Wire, raw: bytes | None, kind: Datatype) -> Tensor:
-    shape = tuple(tensor.shape)
-    if raw is not None and kind.size:
-        check_raw(raw, kind, shape)
-        return Tensor(kind.storage, shape, raw)
-    array = decode_contents(tensor.contents, kind, shape) if raw is None else decode_raw(raw, kind, shape)
+def _tensor(
+    tensor: _Wire, spec: TensorSpec, model: str, raws: Mapping[str, bytes] | None, span: Span | None
+) -> Tensor:
+    kind, shape = spec.datatype, tuple(tensor.shape)
+    if span is None and raws is None:
+        if not tensor.HasField("contents") and element_count(shape):
+            raise InvalidRequestError(
+                f"unable to find data for input tensor {spec.name!r} for model {model!r} in request: it has neither "
+                "contents nor an entry in raw_input_contents"
+            )
+        array = decode_contents(tensor.contents, kind, shape)
+    else:
+        raw = raws[spec.name] if span is None and raws is not None else b""
+        nbytes = len(raw) if span is None else span.nbytes
+        expected = element_count(shape) * kind.size
+        if kind.size and nbytes != expected:
+            raise InvalidRequestError(
+                f"input byte size mismatch for input {spec.name!r} for model {model!r}. Expected {expected}, got {nbytes} "
+                f"({kind.name} of shape {list(shape)})"
+            )
+        if span is not None:
+            raw = span.read()
+        if kind.size:
+            return Tensor(kind.storage, shape, raw)
+        array = decode_raw(raw, kind, shape)
     if kind.name == "BYTES":
         return Tensor(kind.storage, shape, _as_text(array))
     return Tensor(kind.storage, shape, array.tobytes())
@@ -205,21 +254,6 @@ def _as_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     except UnicodeDecodeError as error:
         raise TensorError(f"an element is not UTF-8, and ONNX strings are ({error})") from None
     return texts.reshape(array.shape)
-
-
-def _natural(request: pb.ModelInferRequest, name: str, what: str) -> int:
-    """A parameter that is an integer of at least 0; 0 when the request has none."""
-    if name not in request.parameters:
-        return 0
-    parameter = request.parameters[name]
-    kind = parameter.WhichOneof("parameter_choice")
-    if kind not in ("int64_param", "uint64_param") or getattr(parameter, kind) < 0:
-        raise InvalidRequestError(
-            f"parameter {name!r} must be an int64_param {what}, of at least 0 (0: none), got {kind} "
-            f"{getattr(parameter, kind or '', None)!r}"
-        )
-    value: int = getattr(parameter, kind)
-    return value
 
 
 def _requested_outputs(
@@ -235,19 +269,52 @@ def _requested_outputs(
                 f"unexpected inference output {output.name!r} for model {model!r}; it gives {list(by_name)}"
             )
         if output.name in wanted:
-            raise InvalidRequestError(
-                f"output {output.name!r} already exists in the request for model {model!r}"
-            )
-        for parameter in ("classification", "shared_memory_region"):
-            if parameter in output.parameters:
-                raise UnsupportedError(
-                    f"output {output.name!r}: this server does not support {parameter!r} of outputs"
-                )
+            raise InvalidRequestError(f"output {output.name!r} already exists in request for model {model!r}")
         wanted[output.name] = by_name[output.name]
     return tuple(wanted.values())
 
 
-def encode(model: str, version: str, wanted: Wanted, outcome: Outcome) -> pb.ModelInferResponse:
+def _destinations(
+    request: pb.ModelInferRequest, outputs: tuple[TensorSpec, ...], lease: Lease
+) -> tuple[tuple[int, ...], tuple[Span | None, ...]]:
+    """Which requested outputs are to be classes, and which go to shared memory; () for none."""
+    # Where none is named, all are wanted as they are.
+    classes: list[int] = []
+    places: list[Span | None] = []
+    for output, spec in zip(request.outputs, outputs, strict=False):
+        count, span = class_count(output, spec.datatype), lease.span(output) if output.parameters else None
+        if count and span is not None:
+            raise InvalidRequestError(
+                f"output can't set both 'shared_memory_region' and 'classification': output {output.name!r}; leave out one"
+            )
+        classes.append(count)
+        places.append(span)
+    return tuple(classes) if any(classes) else (), tuple(places) if any(places) else ()
+
+
+def place(wanted: Wanted, outcome: Outcome) -> None:
+    """Puts outputs where in shared memory they are wanted. InvalidRequestError when one does not fit there."""
+    placed = []
+    for spec, span in zip(wanted.outputs, wanted.places, strict=False):
+        if span is not None:
+            array = outcome.outputs[spec.name]
+            if spec.datatype.size:
+                data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            else:
+                data = memoryview(encode_raw(array))
+            if len(data) > span.nbytes:
+                raise InvalidRequestError(
+                    f"shared memory size specified with the request for output {spec.name!r} ({span.nbytes} bytes) should "
+                    f"be at least {len(data)} bytes to hold the results"
+                )
+            placed.append((span, data))
+    for span, data in placed:
+        span.write(data)
+
+
+def encode(
+    model: str, version: str, wanted: Wanted, outcome: Outcome, classifier: Classifier = PLAIN
+) -> pb.ModelInferResponse:
     """The response, without its id, to a request whose outcome is an answer.
 
     Typed contents are answered with typed contents where every output's datatype has them,
@@ -255,16 +322,22 @@ def encode(model: str, version: str, wanted: Wanted, outcome: Outcome) -> pb.Mod
     """
     outputs: Mapping[str, npt.NDArray[Any]] = outcome.outputs
     response = pb.ModelInferResponse(model_name=model, model_version=version)
-    typed = wanted.typed and all(spec.datatype.contents for spec in wanted.outputs)
-    for spec in wanted.outputs:
+    classes = wanted.classes or (0,) * len(wanted.outputs)
+    kinds = [BYTES if count else spec.datatype for spec, count in zip(wanted.outputs, classes, strict=True)]
+    typed = wanted.typed and not wanted.places and all(kind.contents for kind in kinds)
+    places = wanted.places or (None,) * len(wanted.outputs)
+    for spec, kind, count, span in zip(wanted.outputs, kinds, classes, places, strict=True):
         array = outputs[spec.name]
-        tensor = response.outputs.add(name=spec.name, datatype=spec.datatype.name, shape=array.shape)
+        if count:
+            array = classifier.classes(spec.name, array, count)
+        tensor = response.outputs.add(name=spec.name, datatype=kind.name, shape=array.shape)
         if typed:
-            encode_contents(array, spec.datatype, tensor.contents)
+            encode_contents(array, kind, tensor.contents)
+        elif span is not None:
+            # Clients find an output's contents by its place among all outputs.
+            response.raw_output_contents.append(b"")
         else:
-            response.raw_output_contents.append(
-                encode_raw(array) if spec.datatype.size == 0 else array.tobytes()
-            )
+            response.raw_output_contents.append(encode_raw(array) if kind.size == 0 else array.tobytes())
     if wanted.explain and outcome.batch is not None:
         _explain(response, outcome.batch, outcome)
     return response

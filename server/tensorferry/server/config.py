@@ -69,6 +69,10 @@ class ServerConfig:
     max_queue_bytes: int = 1 << 30
     max_message_bytes: int = 64 << 20
     drain_seconds: float = 30.0
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    triton_status_codes: bool = False
+    allow_shared_memory: bool = False
     trace_file: Path | None = None
     log_format: str = "text"
     log_level: str = "info"
@@ -79,7 +83,7 @@ class Option:
     """One option: a flag, an environment variable and a key of the file by the same name.
 
     With a `separator` the flag may be given several times, and the file may have a list: their
-    texts are one, with that between.
+    texts are one, with that between. The flag of a `switch` may stand alone, which means true.
     """
 
     flag: str
@@ -88,6 +92,7 @@ class Option:
     allowed: str
     help: str
     separator: str = ""
+    switch: bool = False
 
     @property
     def variable(self) -> str:
@@ -153,6 +158,13 @@ def _one_of(*values: str) -> Callable[[str], str]:
         return text.lower()
 
     return parse
+
+
+def _switch(flag: str, field: str, help: str) -> Option:
+    def parse(text: str) -> bool:
+        return _one_of("true", "false")(text) == "true"
+
+    return Option(flag, field, parse, "true or false", help, switch=True)
 
 
 def _device(text: str) -> str:
@@ -355,6 +367,30 @@ OPTIONS: tuple[Option, ...] = (
         _number,
         "a number of seconds of at least 0",
         "how long accepted requests may take to finish after SIGTERM or Ctrl-C",
+    ),
+    _switch(
+        "triton-status-codes",
+        "triton_status_codes",
+        "UNAVAILABLE, as Triton has it, where a request meets a full queue or its deadline passes",
+    ),
+    _switch(
+        "allow-shared-memory",
+        "allow_shared_memory",
+        "let clients register any POSIX shared memory that this process may open, and have tensors there",
+    ),
+    Option(
+        "metrics-port",
+        "metrics_port",
+        _integer(0, 65535),
+        "an integer from 0 to 65535",
+        "port that serves metrics for Prometheus over HTTP, at /metrics; 0 picks a free one and prints it; none: no metrics",
+    ),
+    Option(
+        "metrics-host",
+        "metrics_host",
+        _host,
+        "an address or host name",
+        "address that serves the metrics, which have no password; 0.0.0.0 or :: for all",
     ),
     Option(
         "trace-file",

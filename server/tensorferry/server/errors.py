@@ -13,6 +13,14 @@ class NotFoundError(ServerError):
     """There is no such model, or no such version of it."""
 
 
+class AlreadyExistsError(ServerError):
+    """What is to be made is there already."""
+
+
+class LimitError(ServerError):
+    """The server has as many of something as it keeps, or the machine has no more room."""
+
+
 class NotReadyError(ServerError):
     """The model is not ready, or the server drains."""
 

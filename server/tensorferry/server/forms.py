@@ -19,7 +19,8 @@ import numpy as np
 
 from tensorferry.batcher import Outcome, PadPlan, Request, Tensor
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.codec import Decoded
+from tensorferry.server.classification import Classifier
+from tensorferry.server.codec import Decoded, Wanted
 from tensorferry.server.models import Model
 from tensorferry.server.responses import ResponseForm
 
@@ -154,10 +155,10 @@ class FormCache:
                 self._forget_locked(generation)
             if generation < self._generation:
                 # Looked up before a model came or went: for this request, and to be forgotten.
-                return _form_of(model, decoded, ResponseForm(model.name, model.version, wanted))
+                return unremembered(model, decoded)
             response = self._responses.get(wants)
             if response is None:
-                response = self._responses[wants] = ResponseForm(model.name, model.version, wanted)
+                response = self._responses[wants] = _response_form(model, wanted)
             form = _form_of(model, decoded, response)
             known = _known(data, request, model, decoded, form)
             if known is not None:
@@ -175,6 +176,15 @@ class FormCache:
         # Replaced, not emptied: who looks meanwhile must not find forms of another generation.
         self._by_size, self._responses = {}, {}
         self._generation = generation
+
+
+def unremembered(model: Model, decoded: Decoded) -> Form:
+    """The form of a request that no other is known by: one with tensors in shared memory."""
+    return _form_of(model, decoded, _response_form(model, decoded.wanted))
+
+
+def _response_form(model: Model, wanted: Wanted) -> ResponseForm:
+    return ResponseForm(model.name, model.version, wanted, Classifier(model.batched, model.labels))
 
 
 def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:

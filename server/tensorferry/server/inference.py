@@ -7,14 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from tensorferry.batcher import Batcher, BatcherClosed, Outcome, Tensor
+from tensorferry.batcher import Batcher, BatcherClosed, BatchInfo, Outcome, Tensor
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.codec import decode, parse
+from tensorferry.server.codec import Wanted, decode, parse, place
 from tensorferry.server.errors import ModelFailedError, NotReadyError
-from tensorferry.server.forms import Form, FormCache
+from tensorferry.server.forms import Form, FormCache, unremembered
 from tensorferry.server.models import ModelRegistry
-from tensorferry.server.responses import Piece, id_field_of, stream_error, stream_response
-from tensorferry.server.status import status_of
+from tensorferry.server.responses import Piece, id_field_of, stream_response
+from tensorferry.server.shared_memory import Lease, Regions
+from tensorferry.server.status import Status, status_of
 from tensorferry.server.tracing import Trace, Tracing
 
 _log = logging.getLogger("tensorferry.server")
@@ -36,6 +37,11 @@ class Reply:
         """The batcher that answered, if it now waits for `attend`."""
         return None
 
+    @property
+    def batch(self) -> BatchInfo | None:
+        """The batch that the request was answered from; None if it was in none."""
+        return None
+
     def __init__(self, request_id: str, build: Callable[[], Sequence[Piece]]) -> None:
         self.request_id = request_id
         self._build = build
@@ -49,11 +55,8 @@ class Reply:
         return b"".join(self.pieces())
 
     def stream_message(self) -> bytes:
-        """The serialised ModelStreamInferResponse, which says what went wrong; never raises."""
-        try:
-            return b"".join(stream_response(self.pieces()))
-        except Exception as error:
-            return stream_error(self.request_id, status_of(error))
+        """The serialised ModelStreamInferResponse; or what went wrong, raised."""
+        return b"".join(stream_response(self.pieces()))
 
 
 def _failed(request_id: str, error: BaseException) -> Reply:
@@ -113,6 +116,10 @@ class _Queued(Call, Reply):
         batcher = self._form.model.batcher
         return batcher if batcher.awaits_attendance else None
 
+    @property
+    def batch(self) -> BatchInfo | None:
+        return self._outcome.batch
+
     def completed(self, outcome: Outcome) -> None:
         """What the batcher calls, once."""
         self._outcome = outcome
@@ -137,29 +144,65 @@ class _Queued(Call, Reply):
         return self._form.response.pieces(self._id_field, outcome)
 
 
-class _Traced(_Queued):
-    """A request whose times are told when it ends."""
+def _traced(trace: Trace, complete: Callable[[Reply], None]) -> Callable[[Reply], None]:
+    """A completion that ends the trace of a request, which is to be enqueued now, before the other hears of it."""
+    queued = time.monotonic()
 
-    __slots__ = ("_trace", "_when_queued")
+    def end(reply: Reply) -> None:
+        # Whoever has the answer finds it traced.
+        trace.end(queued, reply.batch)
+        complete(reply)
 
-    def begin(self, trace: Trace) -> None:
-        """Ends this trace with the request, once that is accepted. Before it is enqueued."""
-        trace.model = self._form.model
-        self._trace = trace
-        self._when_queued = time.monotonic()
+    return end
+
+
+class _Leased(_Queued):
+    """One with tensors in shared memory: its outputs go there, and its regions are let go, before it is answered."""
+
+    __slots__ = ("_lease", "_wanted")
+
+    def __init__(
+        self,
+        form: Form,
+        request_id: str,
+        id_field: bytes,
+        metadata: Metadata,
+        complete: Callable[[Reply], None],
+        lease: Lease,
+        wanted: Wanted,
+    ) -> None:
+        super().__init__(form, request_id, id_field, metadata, complete)
+        self._lease = lease
+        self._wanted = wanted
 
     def completed(self, outcome: Outcome) -> None:
-        # Whoever has the answer finds it traced.
-        self._trace.end(self._when_queued, outcome)
+        if outcome.error is None:
+            try:
+                place(self._wanted, outcome)
+            except Exception as error:
+                outcome = outcome._replace(outputs=None, error=error)
+        self._lease.release()
         super().completed(outcome)
 
 
 class InferenceService:
-    """Takes requests from a transport and hands each to its model's batcher. Thread-safe."""
+    """Takes requests from a transport and hands each to its model's batcher. Thread-safe.
 
-    def __init__(self, registry: ModelRegistry, tracing: Tracing | None = None) -> None:
+    With `triton_status_codes` errors have the codes that Triton gives them, wherever ours differ.
+    """
+
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        *,
+        regions: Regions | None = None,
+        tracing: Tracing | None = None,
+        triton_status_codes: bool = False,
+    ) -> None:
         self._registry = registry
+        self._regions = regions or Regions()
         self._tracing = tracing or Tracing()
+        self._triton_status_codes = triton_status_codes
         self._forms = FormCache()
         self._draining = threading.Event()
 
@@ -175,6 +218,10 @@ class InferenceService:
     def draining(self) -> bool:
         """Whether the server accepts no more requests."""
         return self._draining.is_set()
+
+    def status_of(self, error: BaseException) -> Status:
+        """What a client is told of an error that was raised by a reply."""
+        return status_of(error, triton=self._triton_status_codes)
 
     def infer(
         self,
@@ -192,12 +239,13 @@ class InferenceService:
         Never blocks, never raises for what the client sent: errors arrive in the reply.
         """
         now = time.monotonic()
-        request_id = ""
         trace: Trace | None = None
-        try:
-            while True:
-                # Before the look-ups: what they find may be stale by the time that it is remembered.
-                generation = self._registry.generation
+        while True:
+            # Before the look-ups: what they find may be stale by the time that it is remembered.
+            generation = self._registry.generation
+            request_id = ""
+            lease: Lease | None = None
+            try:
                 found = self._forms.find(data, generation)
                 if found is not None:
                     form, request_id, id_field, tensors = found
@@ -210,28 +258,34 @@ class InferenceService:
                     )
                 if found is None:
                     model = self._registry.get(request.model_name, request.model_version)
-                    decoded = decode(request, model.name, model.signature, model.batched)
-                    form, tensors = (
-                        self._forms.add(data, request, model, decoded, generation),
-                        decoded.tensors,
+                    lease = Lease(self._regions)
+                    decoded = decode(request, model.name, model.signature, model.batched, lease)
+                    tensors = decoded.tensors
+                    if lease:
+                        form = unremembered(model, decoded)
+                    else:
+                        form = self._forms.add(data, request, model, decoded, generation)
+                answer = complete
+                if self._tracing.active or trace is not None:
+                    trace = trace or self._tracing.sample(form.model, request_id, now)
+                    if trace is not None:
+                        trace.model = form.model
+                        answer = _traced(trace, complete)
+                if lease:
+                    queued: _Queued = _Leased(
+                        form, request_id, id_field, metadata, answer, lease, decoded.wanted
                     )
-                if trace is None and self._tracing.active:
-                    trace = self._tracing.sample(form.model, request_id, now)
-                if trace is None:
-                    queued = _Queued(form, request_id, id_field, metadata, complete)
                 else:
-                    queued = traced = _Traced(form, request_id, id_field, metadata, complete)
-                    traced.begin(trace)
-                try:
-                    queued.enqueue(tensors, min(deadline, now + form.timeout), unattended)
-                except BatcherClosed:
+                    queued = _Queued(form, request_id, id_field, metadata, answer)
+                queued.enqueue(tensors, min(deadline, now + form.timeout), unattended)
+            except Exception as error:
+                if lease is not None:
+                    lease.release()
+                if isinstance(error, BatcherClosed) and generation != self._registry.generation:
                     # Its model was replaced, or unloaded, since it was looked up: another may serve by now.
-                    if generation == self._registry.generation:
-                        raise
-                else:
-                    return queued
-        except Exception as error:
-            if trace is not None:
-                trace.end(time.monotonic(), Outcome(error=error))
-            complete(_failed(request_id, error))
-            return _OVER
+                    continue
+                if trace is not None:
+                    trace.end(time.monotonic(), None)
+                complete(_failed(request_id, error))
+                return _OVER
+            return queued

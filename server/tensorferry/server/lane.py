@@ -29,7 +29,7 @@ from tensorferry.protos import SERVICE_NAME
 from tensorferry.server import grpc_core
 from tensorferry.server.inference import Call, InferenceService, Reply
 from tensorferry.server.lane_stream import StreamCall
-from tensorferry.server.status import Status, status_of
+from tensorferry.server.status import Status
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -126,6 +126,10 @@ class Lane:
             self._core.queue.due = 0.0
         return call
 
+    def status_of(self, error: BaseException) -> Status:
+        """As the service's."""
+        return self._service.status_of(error)
+
     def sent(self, reply: Reply) -> None:
         """The reply is on its way. On the polling thread."""
         batcher = reply.waiting
@@ -195,7 +199,7 @@ class UnaryCall:
         try:
             message = grpc_core.SendMessageOperation(reply.message(), 0)
         except Exception as error:
-            self._send((grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(status_of(error))))
+            self._send((grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(self._lane.status_of(error))))
         else:
             self._send((grpc_core.SEND_INITIAL_METADATA, message, grpc_core.SEND_OK))
 

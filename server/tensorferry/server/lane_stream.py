@@ -10,7 +10,15 @@ from typing import Any, Protocol
 from tensorferry.server import grpc_core
 from tensorferry.server.inference import Call, Reply
 from tensorferry.server.status import Status
-from tensorferry.server.stream import SHUTTING_DOWN, Deliveries, Slot, order_of, too_many_streams
+from tensorferry.server.stream import (
+    SHUTTING_DOWN,
+    Deliveries,
+    Slot,
+    Terms,
+    message_or_end,
+    terms_of,
+    too_many_streams,
+)
 
 
 class Owner(Protocol):
@@ -18,6 +26,9 @@ class Owner(Protocol):
 
     def infer(self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Any) -> Call:
         """As `InferenceService.infer`."""
+
+    def status_of(self, error: BaseException) -> Status:
+        """As `InferenceService.status_of`."""
 
     def sent(self, reply: Reply) -> None:
         """The reply is on its way."""
@@ -43,6 +54,7 @@ class StreamCall:
         # Guards every field below. While it is held no operation is started, no request is
         # submitted or cancelled, and no message is built.
         self._lock = threading.Lock()
+        self._terms = Terms()
         self._deliveries = Deliveries(ordered=True)
         self._in_flight = 0
         self._reading = False
@@ -57,15 +69,16 @@ class StreamCall:
         """Begins to read; or ends at once where the call asks for what cannot be, or `full` streams are open."""
         self._call.start_server_batch((grpc_core.ReceiveCloseOnServerOperation(0),), self.closed)
         refusal = too_many_streams(full) if full is not None else None
-        order = order_of(self._metadata)
-        if isinstance(order, Status):
-            refusal = order
+        terms = terms_of(self._metadata)
+        if isinstance(terms, Status):
+            refusal, terms = terms, Terms()
         with self._lock:
             # A drain may have ended it by now.
             if self._ended:
                 return
             if refusal is None:
-                self._deliveries = Deliveries(ordered=order is True)
+                self._terms = terms
+                self._deliveries = Deliveries(ordered=terms.ordered)
                 self._reading = True
             else:
                 self._ended = True
@@ -105,7 +118,7 @@ class StreamCall:
         self._send_next()
 
     def _send_next(self) -> None:
-        """Sends a response that may be sent, or the status after the last."""
+        """Sends a response that may be sent, or the status after the last, or that of an error which is the end."""
         with self._lock:
             if self._sending is not None or self._ended:
                 return
@@ -119,7 +132,14 @@ class StreamCall:
         if reply is None:
             self._send_status(SHUTTING_DOWN if drained else None, first)
             return
-        operation = grpc_core.SendMessageOperation(reply.stream_message(), 0)
+        message = message_or_end(reply, self._terms, self._owner.status_of)
+        if isinstance(message, Status):
+            with self._lock:
+                self._ended = True
+            # `closed` follows, and withdraws what is in flight.
+            self._send_status(message, first)
+            return
+        operation = grpc_core.SendMessageOperation(message, 0)
         operations = (grpc_core.SEND_INITIAL_METADATA, operation) if first else (operation,)
         self._call.start_server_batch(operations, self.sent)
 
@@ -144,6 +164,10 @@ class StreamCall:
 
     def finished(self, event: Any) -> None:
         """The status is on its way; `closed` follows."""
+        with self._lock:
+            reply, self._sending = self._sending, None
+        if reply is not None:
+            self._owner.sent(reply)
 
     def drain(self) -> None:
         """Ends the stream once every request that was read is answered."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tensorferry.batcher import Batcher, Padding
+from tensorferry.server.classification import read_labels
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.models import Model
@@ -100,6 +101,7 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
         slo,
         padding,
         prepared.config,
+        read_labels(source.config, source.directory),
     )
 
 

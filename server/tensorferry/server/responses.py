@@ -9,6 +9,7 @@ import numpy as np
 
 from tensorferry.batcher import Outcome
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.classification import PLAIN, Classifier
 from tensorferry.server.codec import Wanted, encode
 from tensorferry.server.status import Status
 
@@ -23,6 +24,12 @@ _RAW_TAG = pb.ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"
 _RESPONSE_TAG = pb.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2
 _ID_TAG = pb.ModelInferResponse.DESCRIPTOR.fields_by_name["id"].number << 3 | 2
 
+# Every response of a stream is the last one to its request, and says so as Triton's do.
+FINAL_PARAMETER = "triton_final_response"
+_FINAL = pb.ModelInferResponse(
+    parameters={FINAL_PARAMETER: pb.InferParameter(bool_param=True)}
+).SerializeToString()
+
 # Shapes of outputs differ in their rows, mostly: a bound for the models where they differ in more.
 _MOST_SHAPES = 64
 
@@ -31,16 +38,19 @@ class ResponseForm:
     """Builds the responses of a model version to requests that want the same. Thread-safe.
 
     Raw contents are put between bytes that were serialised once for each shape. Typed contents,
-    strings and an explained batch go through protobuf.
+    strings, classes, outputs in shared memory and an explained batch go through protobuf.
     """
 
-    def __init__(self, model: str, version: str, wanted: Wanted) -> None:
+    def __init__(self, model: str, version: str, wanted: Wanted, classifier: Classifier = PLAIN) -> None:
         self._model = model
         self._version = version
         self._wanted = wanted
+        self._classifier = classifier
         self._names = tuple([spec.name for spec in wanted.outputs])
         strings = any(spec.datatype.size == 0 for spec in wanted.outputs)
-        self._through_protobuf = wanted.typed or wanted.explain or strings
+        self._through_protobuf = (
+            wanted.typed or wanted.explain or strings or bool(wanted.classes or wanted.places)
+        )
         self._head = pb.ModelInferResponse(model_name=model, model_version=version).SerializeToString()
         # Replaced by equal values at worst, so it needs no lock.
         self._fixed: dict[tuple[tuple[int, ...], ...], tuple[bytes, ...]] = {}
@@ -48,7 +58,7 @@ class ResponseForm:
     def pieces(self, id_field: bytes, outcome: Outcome) -> Sequence[Piece]:
         """The serialised response in pieces; `id_field` is the serialised field of the id, b"" for none."""
         if self._through_protobuf:
-            message = encode(self._model, self._version, self._wanted, outcome)
+            message = encode(self._model, self._version, self._wanted, outcome, self._classifier)
             # In whatever order: a reader of protobuf takes the fields as they come.
             return message.SerializeToString(), id_field
         outputs = outcome.outputs
@@ -78,9 +88,10 @@ class ResponseForm:
 
 
 def stream_response(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """The pieces of a ModelStreamInferResponse with this response."""
+    """The pieces of a ModelStreamInferResponse with this response, which is the last to its request."""
     size = sum([piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in pieces])
-    return (bytes([_RESPONSE_TAG]) + varint(size), *pieces)
+    # In front, since a reader of protobuf takes the fields as they come.
+    return (bytes([_RESPONSE_TAG]) + varint(size + len(_FINAL)) + _FINAL, *pieces)
 
 
 def stream_error(request_id: str, status: Status) -> bytes:
@@ -88,6 +99,7 @@ def stream_error(request_id: str, status: Status) -> bytes:
     response = pb.ModelStreamInferResponse(error_message=status.message)
     response.infer_response.id = request_id
     parameters = response.infer_response.parameters
+    parameters[FINAL_PARAMETER].bool_param = True
     parameters[STATUS_PARAMETER].string_param = status.code.name
     if status.retry_after is not None:
         parameters[RETRY_PARAMETER].int64_param = max(1, round(status.retry_after * 1e3))

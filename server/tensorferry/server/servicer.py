@@ -21,7 +21,7 @@ from tensorferry.server.inference import InferenceService, Reply
 from tensorferry.server.model_config import PLATFORM
 from tensorferry.server.models import ModelRegistry, ModelState
 from tensorferry.server.status import Status, status_of, trailing_metadata
-from tensorferry.server.stream import SHUTTING_DOWN, ResponseStream, order_of, too_many_streams
+from tensorferry.server.stream import ResponseStream, terms_of, too_many_streams
 
 # A deadline that is farther away than a year is none.
 _LONGEST_SECONDS = 365 * 86400.0
@@ -117,7 +117,7 @@ class Servicer:
 
     def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Name, version and the extensions that this server has."""
-        names = {"binary_tensor_data", "parameters"}
+        names = {"binary_tensor_data", "classification", "parameters", "schedule_policy"}
         names.update(*(extension.names for extension in self._extensions))
         return pb.ServerMetadataResponse(name="tensorferry", version=self._version, extensions=sorted(names))
 
@@ -163,22 +163,23 @@ class Servicer:
         try:
             return reply.message()
         except Exception as error:
-            _abort(context, status_of(error))
+            _abort(context, self._service.status_of(error))
 
     def model_stream_infer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Requests as they come; each response in request order, or as it is done.
 
         The call's metadata chooses: `tensorferry-stream-order: request` (the default) or
-        `completion`. An error of one request is a message in the stream, which goes on.
+        `completion`. An error of one request is a message in the stream, which goes on; or, with
+        `triton_grpc_error: true`, the end of the stream.
         """
         metadata = context.invocation_metadata()
-        order = order_of(metadata)
-        if isinstance(order, Status):
-            _abort(context, order)
+        terms = terms_of(metadata)
+        if isinstance(terms, Status):
+            _abort(context, terms)
         stream = ResponseStream(
             self._service,
             _deadline_of(context),
-            ordered=order,
+            terms=terms,
             max_in_flight=self._max_in_flight,
             metadata=metadata,
         )
@@ -199,8 +200,8 @@ class Servicer:
             stream.close()
             with self._lock:
                 self._streams.discard(stream)
-        if stream.ended_by_drain:
-            _abort(context, SHUTTING_DOWN)
+        if stream.end is not None:
+            _abort(context, stream.end)
 
     def begin_drain(self) -> None:
         """Open streams end, with UNAVAILABLE, once what they accepted is answered."""

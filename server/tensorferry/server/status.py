@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import grpc
 from google.protobuf import duration_pb2
@@ -24,7 +25,9 @@ from tensorferry.batcher import (
 )
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server.errors import (
+    AlreadyExistsError,
     InvalidRequestError,
+    LimitError,
     LoadFailedError,
     ModelFailedError,
     NotFoundError,
@@ -39,21 +42,37 @@ _log = logging.getLogger("tensorferry.server")
 # it is there a second time, in base64. It may quote what the client sent.
 _MAX_MESSAGE_BYTES = 1500
 
-_CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
-    (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
-    (TensorError, grpc.StatusCode.INVALID_ARGUMENT),
-    (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
-    (RequestTooLarge, grpc.StatusCode.INVALID_ARGUMENT),
-    (NotFoundError, grpc.StatusCode.NOT_FOUND),
-    (NotReadyError, grpc.StatusCode.UNAVAILABLE),
-    (BatcherClosed, grpc.StatusCode.UNAVAILABLE),
-    (QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (Shed, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
-    (Cancelled, grpc.StatusCode.CANCELLED),
-    (LoadFailedError, grpc.StatusCode.FAILED_PRECONDITION),
-    (UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),
-    (ModelFailedError, grpc.StatusCode.INTERNAL),
+# What Triton says of these in front of nothing else; here it is in front of what happened.
+_FULL = "Exceeds maximum queue size: "
+_EXPIRED = "Request timeout expired: "
+
+
+class _Row(NamedTuple):
+    """`triton` is the code where Triton's are asked for, None where it is the same."""
+
+    kind: type[BaseException]
+    code: grpc.StatusCode
+    triton: grpc.StatusCode | None = None
+    prefix: str = ""
+
+
+_TABLE = (
+    _Row(InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
+    _Row(TensorError, grpc.StatusCode.INVALID_ARGUMENT),
+    _Row(InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    _Row(RequestTooLarge, grpc.StatusCode.INVALID_ARGUMENT),
+    _Row(NotFoundError, grpc.StatusCode.NOT_FOUND),
+    _Row(AlreadyExistsError, grpc.StatusCode.ALREADY_EXISTS),
+    _Row(LimitError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    _Row(NotReadyError, grpc.StatusCode.UNAVAILABLE),
+    _Row(BatcherClosed, grpc.StatusCode.UNAVAILABLE),
+    _Row(QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, _FULL),
+    _Row(Shed, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, _FULL),
+    _Row(DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, _EXPIRED),
+    _Row(Cancelled, grpc.StatusCode.CANCELLED),
+    _Row(LoadFailedError, grpc.StatusCode.FAILED_PRECONDITION),
+    _Row(UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),
+    _Row(ModelFailedError, grpc.StatusCode.INTERNAL),
 )
 
 
@@ -66,24 +85,27 @@ class Status:
     retry_after: float | None = None
 
 
-def status_of(error: BaseException) -> Status:
+def status_of(error: BaseException, *, triton: bool = False) -> Status:
     """The status of an exception; INTERNAL, and a line in the log, for one that nobody foresaw.
+
+    `triton` asks for the code that Triton uses.
 
     Nothing else becomes of it, so its tracebacks go: their frames hold the request and its reply,
     which holds the exception, and only the garbage collector would ever free all of that.
     """
-    status = _status_of(error)
+    status = _status_of(error, triton)
     # Quoted, since it may hold what the client sent.
     _log.debug("answering with %s: %r", status.code.name, status.message)
     error.__traceback__ = error.__context__ = None
     return status
 
 
-def _status_of(error: BaseException) -> Status:
-    for kind, code in _CODES:
-        if isinstance(error, kind):
+def _status_of(error: BaseException, triton: bool) -> Status:
+    for row in _TABLE:
+        if isinstance(error, row.kind):
+            code = row.triton if triton and row.triton is not None else row.code
             retry_after = error.retry_after if isinstance(error, (QueueFull, Shed)) else None
-            return Status(code, _shortened(str(error)), retry_after)
+            return Status(code, _shortened(f"{row.prefix}{error}"), retry_after)
     _log.error("unexpected error while serving a request", exc_info=error)
     return Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
 

@@ -4,27 +4,50 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import grpc
 
 from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
+from tensorferry.server.responses import stream_error
 from tensorferry.server.status import Status
 
 # The name in a call's metadata by which it chooses the order of its responses.
 STREAM_ORDER = "tensorferry-stream-order"
+# With the value "true": the first error ends the stream with its status. The name is Triton's.
+END_ON_ERROR = "triton_grpc_error"
 
 # What a stream is told that a drain ends.
 SHUTTING_DOWN = Status(grpc.StatusCode.UNAVAILABLE, "the server is shutting down; open a stream elsewhere")
 
 
-def order_of(metadata: Metadata) -> bool | Status:
-    """Whether the call wants its responses in request order; or the status where it says neither."""
-    order = dict(metadata).get(STREAM_ORDER, "request")
+class Terms(NamedTuple):
+    """What a call wants of its stream: responses in request order, and the first error to be its end."""
+
+    ordered: bool = True
+    ends_on_error: bool = False
+
+
+def terms_of(metadata: Metadata) -> Terms | Status:
+    """What a call's metadata asks for; or the status where it is no order that there is."""
+    given = dict(metadata)
+    order = given.get(STREAM_ORDER, "request")
     if order in ("request", "completion"):
-        return order == "request"
+        return Terms(order == "request", ends_on_error=given.get(END_ON_ERROR) == "true")
     message = f"metadata {STREAM_ORDER} is {order!r}; it must be 'request' or 'completion'"
     return Status(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+def message_or_end(
+    reply: Reply, terms: Terms, status_of: Callable[[BaseException], Status]
+) -> bytes | Status:
+    """The serialised ModelStreamInferResponse to send; or the status with which the stream ends."""
+    try:
+        return reply.stream_message()
+    except Exception as error:
+        status = status_of(error)
+    return status if terms.ends_on_error else stream_error(reply.request_id, status)
 
 
 def too_many_streams(most: int) -> Status:
@@ -90,8 +113,7 @@ class ResponseStream:
 
     At most `max_in_flight` requests are between being read and having their response sent;
     then no more is read, HTTP/2's flow control stops the client, and one that does not read
-    its responses cannot make memory grow. `ordered` gives responses in request order, else as
-    they are done. Thread-safe.
+    its responses cannot make memory grow. Thread-safe.
     """
 
     def __init__(
@@ -99,12 +121,13 @@ class ResponseStream:
         service: InferenceService,
         deadline: float,
         *,
-        ordered: bool,
+        terms: Terms,
         max_in_flight: int,
         metadata: Metadata = (),
     ) -> None:
         self._service = service
         self._deadline = deadline
+        self._terms = terms
         self._metadata = metadata
         self._max_in_flight = max_in_flight
         # Guards every field below. While it is held no request is submitted or cancelled and
@@ -114,25 +137,31 @@ class ResponseStream:
         self._room = threading.Condition(self._lock)
         # Waited for by the handler: a response may be sent, or none will come any more.
         self._deliverable = threading.Condition(self._lock)
-        self._deliveries = Deliveries(ordered=ordered)
+        self._deliveries = Deliveries(ordered=terms.ordered)
         self._in_flight = 0
         self._reading = True
         self._closed = False
         self._draining = False
-        self._ended_by_drain = False
+        self._end: Status | None = None
 
     @property
-    def ended_by_drain(self) -> bool:
-        """Whether the server ended the stream before the client had finished it."""
+    def end(self) -> Status | None:
+        """The status with which the server ended the stream before the client had finished it."""
         with self._lock:
-            return self._ended_by_drain
+            return self._end
 
     def responses(self, messages: Iterator[bytes]) -> Iterator[bytes]:
-        """The responses, serialised, until the client has finished or left, or the server drains."""
+        """The responses, serialised, until the client has finished or left, or the server ends the stream."""
         reader = threading.Thread(target=self._read, args=(messages,), name="stream-reader", daemon=True)
         reader.start()
         while (reply := self._next()) is not None:
-            yield reply.stream_message()
+            message = message_or_end(reply, self._terms, self._service.status_of)
+            if isinstance(message, Status):
+                with self._lock:
+                    self._end = message
+                # Whoever closes the stream then withdraws what is in flight; the reader ends with the call.
+                return
+            yield message
             with self._lock:
                 self._in_flight -= 1
                 self._room.notify()
@@ -150,7 +179,7 @@ class ResponseStream:
                 if (reply := self._deliveries.pop()) is not None:
                     return reply
                 if self._in_flight == 0 and (self._draining or not self._reading):
-                    self._ended_by_drain = self._reading
+                    self._end = SHUTTING_DOWN if self._reading else None
                     return None
                 self._deliverable.wait()
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from tensorferry.batcher import Outcome
+from tensorferry.batcher import BatchInfo
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.models import Model
 from tensorferry.server.trace_file import Sheet, TraceFile
@@ -82,8 +82,8 @@ class Trace:
         self._request_id = request_id
         self._started = started
 
-    def end(self, queued: float, outcome: Outcome) -> None:
-        """Hands over the request's timeline; `queued` is when it was given to its batcher."""
+    def end(self, queued: float, batch: BatchInfo | None) -> None:
+        """Hands over the request's timeline; it was given to its batcher at `queued`, and answered from `batch`, if any."""
         times = [
             # When the call began to wait for its message is not known: that it was there is all that is.
             ("GRPC_WAITREAD_START", self._started),
@@ -91,7 +91,6 @@ class Trace:
             ("REQUEST_START", self._started),
             ("QUEUE_START", queued),
         ]
-        batch = outcome.batch
         if batch is not None:
             began = batch.ended - batch.compute_time
             times += [

@@ -1,0 +1,103 @@
+"""Triton's metrics, under its names, so that dashboards and autoscalers made for it go on working.
+
+Written out here: its counters have no `_total`, which prometheus-client would insist upon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from tensorferry.batcher import BatcherStatistics
+from tensorferry.server.models import Model
+from tensorferry.server.statistics import failures
+
+# Values by labels beside those of the model, of which most metrics have none.
+_Values: TypeAlias = Mapping[tuple[tuple[str, str], ...], int]
+
+# A model version with what its batcher has counted.
+Counted: TypeAlias = tuple[Model, BatcherStatistics]
+
+
+class TritonMetric(NamedTuple):
+    """A metric of Triton's, and how its values are found."""
+
+    name: str
+    type: str
+    help: str
+    values: Callable[[BatcherStatistics], _Values]
+
+
+def _one(value: Callable[[BatcherStatistics], int]) -> Callable[[BatcherStatistics], _Values]:
+    return lambda counts: {(): value(counts)}
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+TRITON_METRICS: Sequence[TritonMetric] = (
+    TritonMetric(
+        "nv_inference_request_success", "counter", "Requests answered", _one(lambda counts: counts.answered)
+    ),
+    TritonMetric(
+        "nv_inference_request_failure",
+        "counter",
+        "Requests that got no answer, by reason",
+        lambda counts: {(("reason", reason),): count for reason, count in failures(counts).items()},
+    ),
+    TritonMetric("nv_inference_count", "counter", "Rows run", _one(lambda counts: counts.rows)),
+    TritonMetric("nv_inference_exec_count", "counter", "Batches run", _one(lambda counts: counts.batches)),
+    TritonMetric(
+        "nv_inference_request_duration_us",
+        "counter",
+        "Microseconds from arrival to answer, summed over the answered requests",
+        _one(lambda counts: _us(counts.answer_times.total_sum)),
+    ),
+    TritonMetric(
+        "nv_inference_queue_duration_us",
+        "counter",
+        "Microseconds of waiting, summed over the answered requests",
+        _one(lambda counts: _us(counts.answer_times.queue_delay_sum)),
+    ),
+    TritonMetric(
+        "nv_inference_compute_input_duration_us",
+        "counter",
+        "Microseconds in which batches were joined, summed over their answered requests",
+        _one(lambda counts: _us(counts.answer_times.input_time_sum)),
+    ),
+    TritonMetric(
+        "nv_inference_compute_infer_duration_us",
+        "counter",
+        "Microseconds in which the model ran, summed over the answered requests",
+        _one(lambda counts: _us(counts.answer_times.compute_time_sum)),
+    ),
+    TritonMetric(
+        "nv_inference_compute_output_duration_us",
+        "counter",
+        "Microseconds in which outputs were split, summed over the answered requests",
+        _one(lambda counts: _us(counts.answer_times.output_time_sum)),
+    ),
+    TritonMetric(
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Requests accepted that do not run yet",
+        _one(lambda counts: counts.sizes.queued),
+    ),
+)
+
+
+def triton_text(counted: Sequence[Counted]) -> str:
+    """The metrics of these models in Prometheus' text format."""
+    return "".join(_lines(counted))
+
+
+def _lines(counted: Sequence[Counted]) -> Iterable[str]:
+    for metric in TRITON_METRICS:
+        yield f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.type}\n"
+        for model, counts in counted:
+            for further, value in metric.values(counts).items():
+                labels = sorted((("model", model.name), ("version", model.version), *further))
+                # Names of models have nothing in them that would have to be escaped.
+                pairs = ",".join([f'{label}="{text}"' for label, text in labels])
+                yield f"{metric.name}{{{pairs}}} {value}\n"

@@ -1,0 +1,177 @@
+"""A real server's metrics: where they are, that they are there when the answer is, and until when."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import grpc
+import numpy as np
+import pytest
+from e2e.fixtures import Serve
+from e2e.probe import WAIT_SECONDS, OpenStream, request
+from e2e.server import ServerProcess, command, environment
+from prometheus_client.parser import text_string_to_metric_families
+
+from tensorferry.client import InferenceClient
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import inference_pb2_grpc
+
+CLIENTS, EACH = 8, 25
+
+
+def scrape(server: ServerProcess) -> dict[str, float]:
+    """The values of one model by name and further labels, `name{label=value}`; and by name, their sum."""
+    with urllib.request.urlopen(server.ready["metrics"], timeout=WAIT_SECONDS) as response:
+        text = response.read().decode()
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.labels.pop("model", "probe") != "probe":
+                continue
+            sample.labels.pop("version", None)
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}"] = sample.value
+            found[sample.name] = found.get(sample.name, 0) + sample.value
+    return found
+
+
+def scrape_until(server: ServerProcess, reached: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+    """What is found as soon as it is as it must become."""
+    give_up = time.monotonic() + WAIT_SECONDS
+    while not reached(found := scrape(server)):
+        assert time.monotonic() < give_up, found
+    return found
+
+
+def test_what_clients_saw_is_what_is_counted(serve: Serve, probe_model: Path, echo_model: Path) -> None:
+    """Each client finds at least its own answers counted as soon as it has them; in the end it is all exact."""
+    server = serve(probe_model, echo_model, "--metrics-port", 0, "--max-batch-size", 4)
+    failures: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            with InferenceClient(server.address) as client:
+                for count in range(1, EACH + 1):
+                    rows = 1 + (number + count) % 6
+                    inputs = {
+                        "x": np.zeros((rows, 4), np.float32),
+                        "index": np.zeros(rows, np.int64),
+                        "work": np.zeros(rows, np.int64),
+                    }
+                    client.infer("probe", inputs, timeout=WAIT_SECONDS)
+                    if not count % 5:
+                        assert scrape(server)["tensorferry_requests_total{outcome=answered}"] >= count
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+    found = scrape(server)
+    rows = sum(1 + (number + count) % 6 for number in range(CLIENTS) for count in range(1, EACH + 1))
+    assert found["tensorferry_requests_accepted_total{}"] == CLIENTS * EACH
+    assert found["tensorferry_requests_total{outcome=answered}"] == CLIENTS * EACH
+    # The parser gives Triton's counters this ending.
+    assert found["nv_inference_request_success_total{}"] == CLIENTS * EACH
+    assert found["nv_inference_count_total{}"] == rows == found["tensorferry_batch_rows_sum{}"]
+    assert found["tensorferry_batch_rows_bucket{le=4}"] == found["tensorferry_batch_rows_count{}"]
+    assert found["nv_inference_pending_request_count{}"] == found["tensorferry_queued_requests{}"] == 0
+    assert found["tensorferry_running_requests{}"] == found["tensorferry_held_bytes{}"] == 0
+
+
+def test_failures_cancels_and_refusals(serve: Serve, probe_model: Path) -> None:
+    server = serve(probe_model, "--metrics-port", 0, "--max-queue-size", 3, "--max-queue-delay-ms", 600_000)
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stream = OpenStream(channel, timeout=None)
+        # The window is long: these wait until they are gone.
+        stream.send(request(1), request(2))
+        found = scrape(server)
+        assert found["tensorferry_queued_requests{}"] == found["nv_inference_pending_request_count{}"] == 2
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ModelInfer(request(3, rows=2), timeout=WAIT_SECONDS)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        hopeless = request(4)
+        hopeless.parameters["timeout"].int64_param = 1
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ModelInfer(hopeless, timeout=WAIT_SECONDS)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ModelInfer(pb.ModelInferRequest(model_name="probe"), timeout=WAIT_SECONDS)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        stream.cancel()
+        # A client hears of its own cancel before the server does.
+        ended = scrape_until(server, lambda found: found["tensorferry_requests_total"] == 2)
+    assert ended["tensorferry_requests_total{outcome=cancelled}"] == 2
+    assert ended["tensorferry_requests_refused_total{reason=queue_full}"] == 1
+    assert ended["tensorferry_requests_refused_total{reason=deadline}"] == 1
+    assert ended["tensorferry_requests_refused_total"] == 2, "what is malformed never got there"
+    assert ended["tensorferry_requests_accepted_total"] == 2
+    failed = {r: ended[f"nv_inference_request_failure_total{{reason={r}}}"] for r in ("CANCELED", "REJECTED")}
+    assert failed == {"CANCELED": 2, "REJECTED": 2}
+
+
+def test_the_page_is_there_until_the_server_stops(serve: Serve, probe_model: Path) -> None:
+    """While it drains, one sees what it waits for."""
+    server = serve(probe_model, "--metrics-port", 0, "--max-queue-delay-ms", 600_000)
+    with grpc.insecure_channel(server.address) as channel:
+        slow = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(
+            request(1, work=200_000), timeout=600
+        )
+        scrape_until(server, lambda found: found["tensorferry_requests_accepted_total"] == 1)
+        server.signal()
+        # Draining ends the window.
+        scrape_until(server, lambda found: found["tensorferry_running_requests"] == 1)
+        assert not slow.done()
+        slow.cancel()
+        assert server.wait() == 0
+    with pytest.raises(urllib.error.URLError):
+        scrape(server)
+
+
+def test_there_are_none_unless_asked_for(serve: Serve, probe_model: Path) -> None:
+    assert "metrics" not in serve(probe_model).ready
+
+
+def test_a_port_in_use_ends_the_server_with_the_flags_name(
+    serve: Serve, probe_model: Path, transport: str
+) -> None:
+    port = urlsplit(serve(probe_model, "--metrics-port", 0).ready["metrics"]).port
+    ended = subprocess.run(
+        command("serve", probe_model, "--port", "0", "--metrics-port", str(port), "--transport", transport),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=WAIT_SECONDS,
+    )
+    assert ended.returncode == 1
+    assert f"cannot serve metrics on 127.0.0.1 port {port}" in ended.stderr
+    assert "--metrics-port" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_ready_line_says_where(probe_model: Path, transport: str) -> None:
+    arguments = ("--port", "0", "--metrics-port", "0", "--transport", transport)
+    process = subprocess.Popen(
+        command("serve", probe_model, *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    with process:
+        line = process.stdout.readline()
+        process.terminate()
+    assert ", metrics on http://127.0.0.1:" in line
+    assert process.returncode == 0

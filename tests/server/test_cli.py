@@ -1,0 +1,82 @@
+"""The command line of `tensorferry serve`: switches, and signals whichever thread they reach."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from server.rig import PATIENCE
+
+from tensorferry.server import cli
+from tensorferry.server.config import ServerConfig
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
+    """The configurations that `main` would have served."""
+    configs: list[ServerConfig] = []
+
+    def serve(config: ServerConfig, output: None) -> int:
+        configs.append(config)
+        return 0
+
+    monkeypatch.setattr(cli, "_serve", serve)
+    monkeypatch.setattr("tensorferry.server.logs.configure", lambda *args: None)
+    return configs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "on"),
+    [
+        (["--allow-shared-memory", "m.onnx"], True),
+        (["m.onnx", "--allow-shared-memory"], True),
+        (["--allow-shared-memory=true", "m.onnx"], True),
+        (["--allow-shared-memory=false", "m.onnx"], False),
+        (["m.onnx"], False),
+    ],
+)
+def test_a_switch_may_stand_alone_before_a_model_too(
+    served: list[ServerConfig], arguments: list[str], on: bool
+) -> None:
+    assert cli.main(arguments) == 0
+    (config,) = served
+    assert config.allow_shared_memory is on
+    assert [source.path for source in config.models] == [Path("m.onnx")]
+
+
+def test_a_switch_is_true_or_false(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--allow-shared-memory=yes", "m.onnx"]) == 2
+    assert "--allow-shared-memory is 'yes'; it must be true or false" in capsys.readouterr().err
+
+
+_TAKEN_BY_ANOTHER_THREAD = f"""
+import queue, signal, threading
+from tensorferry.server.cli import _hear_signals
+
+events = queue.SimpleQueue()
+_hear_signals(events)
+
+def take():
+    # As the kernel may choose: to this thread, not to the main one, which waits.
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    threading.Event().wait()
+
+threading.Timer(0.2, take).start()
+print(events.get(timeout={PATIENCE}), flush=True)
+import os; os._exit(0)
+"""
+
+
+def test_a_signal_that_another_thread_takes_is_an_event() -> None:
+    """The handler of such a one waits for the main thread to wake, which nothing does."""
+    heard = subprocess.run(
+        [sys.executable, "-c", _TAKEN_BY_ANOTHER_THREAD],
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        timeout=2 * PATIENCE,
+    )
+    assert heard.stdout == "15\n", heard.stderr

@@ -1,0 +1,236 @@
+"""The page of metrics: what it says, that all of it is documented, and how it is served."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from server.rig import PATIENCE, signature, spec
+
+from tensorferry.batcher import Batcher, QueueFull
+from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.server.errors import StartError
+from tensorferry.server.metrics import CONTENT_TYPE, Metrics
+from tensorferry.server.metrics_server import MetricsServer
+from tensorferry.server.models import Model, ModelRegistry
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@pytest.fixture
+def runner() -> ScriptedRunner:
+    return ScriptedRunner(gated=True)
+
+
+@pytest.fixture
+def registry(runner: ScriptedRunner) -> Iterator[ModelRegistry]:
+    """With the model m, of two priority classes, whose batches wait for the test."""
+    registry = ModelRegistry()
+    batcher = Batcher(runner, 6, priority_weights=(4, 1), max_queue_size=8)
+    registry.ready(Model("m", "3", signature(spec("x", "FP32", "b")), 6, "in batches", batcher))
+    yield registry
+    runner.open()
+    assert batcher.close()
+
+
+def page(registry: ModelRegistry) -> str:
+    return Metrics(registry).page().decode()
+
+
+def samples(text: str) -> Samples:
+    """As they stand on the page: the parser would give Triton's counters a `_total`."""
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            match = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)
+            assert match is not None, line
+            labels = re.findall(r'(\w+)="([^"]*)"', match[2] or "")
+            assert labels == sorted(labels)
+            found[match[1], tuple((k, v) for k, v in labels if k not in ("model", "version"))] = float(
+                match[3]
+            )
+    return found
+
+
+def types(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
+
+
+def test_every_metric_is_documented_and_nothing_else_is(registry: ModelRegistry) -> None:
+    """With its type, its labels, and every value that a label has."""
+    rows = re.findall(r"^\| `(\w+)` \| (counter|gauge|histogram) \| (.*) \|$", DOCS.read_text(), re.MULTILINE)
+    documented = {name: type for name, type, _ in rows}
+    text = page(registry)
+    served = types(text)
+    processes = {name for name in served if name.startswith("process_")}
+    assert documented == {name: type for name, type in served.items() if name not in processes}
+    assert processes == set(re.findall(r"`(process_\w+)`", DOCS.read_text()))
+    about = {name: meaning for name, _, meaning in rows}
+    for (name, labels), _ in samples(text).items():
+        for label, value in labels:
+            if label != "le":
+                assert f"`{label}`" in about[name], name
+            # Those of requests without an answer are named once.
+            where = about["tensorferry_requests_total"] if label == "outcome" else about.get(name, "")
+            assert label in ("le", "priority") or f"`{value}`" in where + about[name], (name, value)
+
+
+def test_prometheus_own_parser_reads_it(registry: ModelRegistry) -> None:
+    text = page(registry)
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert len(families) == len(types(text))
+    for name, family in families.items():
+        assert family.documentation
+        assert family.samples, "even before the first request"
+        for sample in family.samples:
+            if not name.startswith("process_"):
+                assert (sample.labels["model"], sample.labels["version"]) == ("m", "3")
+
+
+def test_triton_names_types_and_labels(registry: ModelRegistry) -> None:
+    text = page(registry)
+    assert 'nv_inference_request_failure{model="m",reason="REJECTED",version="3"} 0\n' in text
+    assert 'nv_inference_exec_count{model="m",version="3"} 0\n' in text
+    assert not any(name.endswith("_total") for name in types(text) if name.startswith("nv_"))
+
+
+def test_the_figures_of_what_waits_runs_and_ended(registry: ModelRegistry, runner: ScriptedRunner) -> None:
+    (model,) = registry.models()
+    first = model.batcher.submit(1.0)
+    runner.await_batches(1)
+    low = model.batcher.submit_rows(np.zeros(5), priority=2)
+    high = [model.batcher.submit_rows(np.zeros(1), priority=1) for _ in range(2)]
+    with pytest.raises(QueueFull):
+        model.batcher.submit_rows(np.zeros(3), priority=2)
+    found = samples(page(registry))
+    assert found["tensorferry_queued_requests", ()] == 3 == found["nv_inference_pending_request_count", ()]
+    assert found["tensorferry_queued_rows", (("priority", "1"),)] == 2
+    assert found["tensorferry_queued_rows", (("priority", "2"),)] == 5
+    assert found["tensorferry_running_requests", ()] == 1
+    assert found["tensorferry_held_bytes", ()] == 8 * 8
+    assert found["tensorferry_requests_refused_total", (("reason", "queue_full"),)] == 1
+    assert found["tensorferry_rows_unanswered_total", (("outcome", "refused"),)] == 3
+    assert high[0].cancel()
+    runner.open()
+    for future in (first, low, high[1]):
+        future.result(PATIENCE)
+
+    found = samples(page(registry))
+    accepted = found["tensorferry_requests_accepted_total", ()]
+    assert accepted == 4 == sum(v for (name, _), v in found.items() if name == "tensorferry_requests_total")
+    assert found["tensorferry_requests_total", (("outcome", "answered"),)] == 3
+    assert found["nv_inference_request_success", ()] == 3
+    assert found["nv_inference_request_failure", (("reason", "CANCELED"),)] == 1
+    assert found["nv_inference_request_failure", (("reason", "REJECTED"),)] == 1
+    assert found["nv_inference_count", ()] == 7 == found["tensorferry_batch_rows_sum", ()]
+    assert found["nv_inference_exec_count", ()] == 2 == found["tensorferry_batch_rows_count", ()]
+    buckets = {
+        labels[0][1]: v for (name, labels), v in found.items() if name == "tensorferry_batch_rows_bucket"
+    }
+    assert buckets == {"1": 1, "2": 1, "4": 1, "6": 2, "+Inf": 2}
+    stages = ("queue", "compute_input", "compute_infer", "compute_output")
+    parts = sum(found[f"nv_inference_{stage}_duration_us", ()] for stage in stages)
+    assert found["nv_inference_request_duration_us", ()] == pytest.approx(parts, abs=2)
+    ours = sum(v for (name, _), v in found.items() if name == "tensorferry_request_seconds_total")
+    assert ours == pytest.approx(parts / 1e6, abs=1e-5)
+    assert found["tensorferry_batches_left_total", (("reason", "full"),)] == 1
+
+
+def test_without_models_there_is_the_process() -> None:
+    found = samples(page(ModelRegistry()))
+    assert found["process_resident_memory_bytes", ()] > 0
+    assert not any(labels for _, labels in found)
+
+
+def get(url: str, path: str | None = None, method: str = "GET") -> tuple[int, Any, bytes]:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
+    connection.request(method, path or parts.path)
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    return response.status, response.headers, body
+
+
+Serve = Callable[..., MetricsServer]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    servers: list[MetricsServer] = []
+
+    def start(page: Callable[[], bytes] = lambda: b"page\n", host: str = "127.0.0.1", port: int = 0) -> Any:
+        servers.append(MetricsServer(host, port, page))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def _ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as tried:
+            tried.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+IPV6 = pytest.mark.skipif(not _ipv6(), reason="this machine has no IPv6")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", pytest.param("::1", marks=IPV6), pytest.param("[::1]", marks=IPV6)],
+)
+def test_a_page_over_http(serve: Serve, host: str) -> None:
+    pages = iter([b"one\n", b"two\n"])
+    server = serve(lambda: next(pages), host)
+    status, headers, body = get(server.url)
+    assert (status, headers["Content-Type"], body) == (200, CONTENT_TYPE, b"one\n")
+    assert get(server.url, "/metrics?what=ever")[2] == b"two\n"
+
+
+def test_other_paths_and_methods(serve: Serve) -> None:
+    server = serve()
+    assert get(server.url, "/")[0] == 404
+    assert get(server.url, "/metrics/m")[0] == 404
+    assert get(server.url, method="POST")[0] == 501
+
+
+def test_a_page_that_fails_says_nothing_of_why(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> bytes:
+        raise RuntimeError("a secret")
+
+    status, _, body = get(serve(broken).url)
+    assert status == 500
+    assert b"secret" not in body
+    assert "a secret" in caplog.text
+
+
+def test_an_address_in_use_names_the_flags(serve: Serve) -> None:
+    port = urlsplit(serve().url).port
+    with pytest.raises(StartError, match=rf"127\.0\.0\.1 port {port}: .*--metrics-host and --metrics-port"):
+        serve(port=port)
+
+
+def test_one_that_connects_and_says_nothing_keeps_nobody(serve: Serve) -> None:
+    server = serve()
+    parts = urlsplit(server.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE):
+        assert get(server.url)[0] == 200
+        server.close()
+    with pytest.raises(ConnectionRefusedError):
+        get(server.url)
+    server.close()

@@ -1,0 +1,79 @@
+"""What tests with tritonclient share: its tensors, its answers, its streams."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+# A bound for waits that end at once unless something is broken.
+PATIENCE = 30.0
+
+# The probe model runs for a second or more with this much work.
+LONG = 10_000
+
+
+def tensor(name: str, array: Any, datatype: str) -> triton.InferInput:
+    given = triton.InferInput(name, list(array.shape), datatype)
+    given.set_data_from_numpy(array)
+    return given
+
+
+def probe(tag: int, index: int = 0, work: int = 0) -> list[triton.InferInput]:
+    """Inputs of the probe model: it answers 2 · tag, fails for an index beyond 9, and takes its time for work."""
+    return [
+        tensor("work", np.full(1, work, np.int64), "INT64"),
+        tensor("x", np.full((1, 4), tag, np.float32), "FP32"),
+        tensor("index", np.array([index]), "INT64"),
+    ]
+
+
+class Answers:
+    """What calls are answered, in the order of the answers. `put` is a callback for tritonclient."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[tuple[Any, Any]] = queue.Queue()
+
+    def put(self, result: Any, error: Any) -> None:
+        self._queue.put((result, error))
+
+    def next(self) -> tuple[Any, Any]:
+        return self._queue.get(timeout=PATIENCE)
+
+    def result(self) -> Any:
+        """The next answer, which must be no error."""
+        result, error = self.next()
+        assert error is None, error
+        return result
+
+    def error(self) -> InferenceServerException:
+        """The next answer, which must be an error."""
+        result, error = self.next()
+        assert result is None, result.get_response()
+        assert isinstance(error, InferenceServerException)
+        return error
+
+
+class Stream(Answers):
+    """An open stream of a client, closed at the end of a `with`, with what is in flight."""
+
+    def __init__(self, client: triton.InferenceServerClient, headers: dict[str, str] | None = None) -> None:
+        super().__init__()
+        self._client = client
+        client.start_stream(self.put, headers=headers)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.stop_stream(cancel_requests=True)
+
+    def send(self, model: str, inputs: Sequence[triton.InferInput], request_id: str, **options: Any) -> None:
+        self._client.async_stream_infer(model, inputs, request_id=request_id, **options)

@@ -1,0 +1,403 @@
+"""Tensors in system shared memory, by tritonclient and its own utilities."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from e2e import models
+from e2e.server import ServerProcess
+from onnx import TensorProto
+from tritonclient.utils import InferenceServerException, serialize_byte_tensor
+from tritonclient.utils import shared_memory as shm
+from wire.rig import LONG, Stream, probe, tensor
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture(scope="module")
+def server(transport: str, model_dir: Path, probe_model: Path) -> Iterator[ServerProcess]:
+    echoes = [
+        f"echo-{name}={models.echo(model_dir / f'echo-{name}.onnx', kind)}"
+        for name, kind in {"INT32": TensorProto.INT32, "BYTES": TensorProto.STRING}.items()
+    ]
+    server = ServerProcess.start("--allow-shared-memory", probe_model, *echoes, transport=transport)
+    yield server
+    assert server.stop() == 0
+    assert not server.errors(), "".join(server.log)
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(server.address) as client:
+        yield client
+        client.unregister_system_shared_memory()
+        assert names(client) == []
+
+
+class Memory:
+    """Shared memory files of this test, by short names, that are also those of the regions."""
+
+    def __init__(self, client: triton.InferenceServerClient) -> None:
+        self._client = client
+        self._prefix = f"/tensorferry-test-{uuid.uuid4().hex}-"
+        self._handles: dict[str, Any] = {}
+
+    def key(self, name: str) -> str:
+        return self._prefix + name
+
+    def create(self, name: str, nbytes: int = 64) -> None:
+        self._handles[name] = shm.create_shared_memory_region(name, self.key(name), nbytes)
+
+    def register(self, name: str, nbytes: int = 64, offset: int = 0) -> None:
+        self._client.register_system_shared_memory(name, self.key(name), nbytes, offset=offset)
+
+    def region(self, name: str, nbytes: int = 64) -> str:
+        self.create(name, nbytes)
+        self.register(name, nbytes)
+        return name
+
+    def put(self, name: str, array: Any, offset: int = 0) -> None:
+        shm.set_shared_memory_region(self._handles[name], [array], offset=offset)
+
+    def get(self, name: str, dtype: Any, shape: list[int], offset: int = 0) -> Any:
+        return shm.get_contents_as_numpy(self._handles[name], dtype, shape, offset=offset).copy()
+
+    def destroy(self, *chosen: str) -> None:
+        for name in chosen or list(self._handles):
+            shm.destroy_shared_memory_region(self._handles.pop(name))
+
+
+@pytest.fixture
+def memory(client: triton.InferenceServerClient) -> Iterator[Memory]:
+    memory = Memory(client)
+    yield memory
+    memory.destroy()
+
+
+def names(client: triton.InferenceServerClient) -> list[str]:
+    return sorted(client.get_system_shared_memory_status().regions)
+
+
+def given(region: str, shape: list[int], nbytes: int, offset: int = 0, kind: str = "INT32") -> Any:
+    placed = triton.InferInput("x", shape, kind)
+    placed.set_shared_memory(region, nbytes, offset=offset)
+    return placed
+
+
+def wanted(region: str, nbytes: int, offset: int = 0) -> Any:
+    placed = triton.InferRequestedOutput("y")
+    placed.set_shared_memory(region, nbytes, offset=offset)
+    return placed
+
+
+def refusal(client: triton.InferenceServerClient, placed: Any, output: Any = None) -> tuple[str, str]:
+    """The status and the message of a request to the echo that is refused."""
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer("echo-INT32", [placed], outputs=[output] if output else None)
+    return str(caught.value.status()).removeprefix("StatusCode."), str(caught.value.message())
+
+
+SIXTEEN = np.arange(16, dtype=np.int32).reshape(1, 16)
+
+
+def test_input_and_output_in_shared_memory(client: triton.InferenceServerClient, memory: Memory) -> None:
+    memory.region("in")
+    memory.region("out")
+    # More than once, since what is remembered of requests must not take one for another.
+    for times in range(1, 4):
+        memory.put("in", SIXTEEN * times)
+        result = client.infer("echo-INT32", [given("in", [1, 16], 64)], outputs=[wanted("out", 64)])
+        response = result.get_response()
+        assert (response.outputs[0].datatype, list(response.outputs[0].shape)) == ("INT32", [1, 16])
+        # One entry for each output, that those behind it are found by their places.
+        assert list(response.raw_output_contents) == [b""]
+        np.testing.assert_array_equal(memory.get("out", np.int32, [1, 16]), SIXTEEN * times)
+
+
+def test_only_the_input(client: triton.InferenceServerClient, memory: Memory) -> None:
+    memory.region("in")
+    memory.put("in", SIXTEEN)
+    result = client.infer("echo-INT32", [given("in", [2, 8], 64)])
+    np.testing.assert_array_equal(result.as_numpy("y"), SIXTEEN.reshape(2, 8))
+
+
+def test_only_the_output(client: triton.InferenceServerClient, memory: Memory) -> None:
+    memory.region("out", 128)
+    client.infer("echo-INT32", [tensor("x", SIXTEEN, "INT32")], outputs=[wanted("out", 100, offset=28)])
+    np.testing.assert_array_equal(memory.get("out", np.int32, [1, 16], offset=28), SIXTEEN)
+
+
+@pytest.mark.parametrize("in_memory", [{"x"}, {"work"}, {"index"}, {"work", "x"}, {"work", "x", "index"}])
+def test_inputs_of_both_kinds(
+    client: triton.InferenceServerClient, memory: Memory, in_memory: set[str]
+) -> None:
+    """Raw contents are those of the inputs that are not in shared memory, in their order."""
+    values: dict[str, Any] = {
+        "work": np.zeros(1, np.int64),
+        "x": np.full((1, 4), 21, np.float32),
+        "index": np.array([3], np.int64),
+    }
+    inputs = probe(21, 3)
+    for placed in inputs:
+        name = placed.name()
+        if name in in_memory:
+            memory.region(name)
+            memory.put(name, values[name])
+            placed.set_shared_memory(name, values[name].nbytes)
+    np.testing.assert_array_equal(client.infer("probe", inputs).as_numpy("y"), np.full((1, 4), 45))
+
+
+def test_several_tensors_in_one_region(client: triton.InferenceServerClient, memory: Memory) -> None:
+    memory.region("all", 256)
+    memory.put("all", SIXTEEN, offset=64)
+    client.infer("echo-INT32", [given("all", [1, 16], 64, 64)], outputs=[wanted("all", 64, offset=192)])
+    np.testing.assert_array_equal(memory.get("all", np.int32, [1, 16], offset=192), SIXTEEN)
+
+
+def test_strings(client: triton.InferenceServerClient, memory: Memory) -> None:
+    texts = np.array([["", "plain", "zwölf"]], dtype=object)
+    serialised = serialize_byte_tensor(texts)
+    nbytes = len(serialised.item())
+    memory.region("in", 256)
+    memory.region("out", 256)
+    memory.put("in", serialised)
+    client.infer("echo-BYTES", [given("in", [1, 3], nbytes, kind="BYTES")], outputs=[wanted("out", 256)])
+    assert memory.get("out", np.object_, [1, 3]).tolist() == [[text.encode() for text in texts[0]]]
+    with pytest.raises(InferenceServerException, match="unexpected number of BYTES elements"):
+        client.infer("echo-BYTES", [given("in", [1, 2], nbytes, kind="BYTES")])
+    with pytest.raises(InferenceServerException, match="incomplete length prefix of BYTES element 3"):
+        client.infer("echo-BYTES", [given("in", [1, 4], nbytes + 3, kind="BYTES")])
+
+
+def test_zero_rows(client: triton.InferenceServerClient, memory: Memory) -> None:
+    memory.region("out")
+    result = client.infer("echo-INT32", [given("out", [0, 16], 0)], outputs=[wanted("out", 64)])
+    assert list(result.get_output("y").shape) == [0, 16]
+
+
+def test_in_a_stream(client: triton.InferenceServerClient, memory: Memory) -> None:
+    memory.region("in")
+    memory.region("out")
+    memory.put("in", SIXTEEN)
+    with Stream(client) as stream:
+        stream.send("echo-INT32", [given("in", [1, 16], 64)], "1", outputs=[wanted("out", 64)])
+        stream.send("echo-INT32", [given("nowhere", [1, 16], 64)], "2")
+        assert stream.result().get_response().id == "1"
+        np.testing.assert_array_equal(memory.get("out", np.int32, [1, 16]), SIXTEEN)
+        assert "Unable to find shared memory region: 'nowhere'" in stream.error().message()
+
+
+def test_register_status_unregister(client: triton.InferenceServerClient, memory: Memory) -> None:
+    client.unregister_system_shared_memory("a")
+    memory.create("a", PAGE + 64)
+    memory.register("a", 64, offset=PAGE)
+    status = client.get_system_shared_memory_status("a").regions["a"]
+    assert (status.name, status.key, status.offset, status.byte_size) == ("a", memory.key("a"), PAGE, 64)
+    with pytest.raises(InferenceServerException, match="shared memory region 'a' already in manager"):
+        memory.register("a")
+    assert names(client) == ["a"]
+    client.unregister_system_shared_memory("a")
+    assert names(client) == []
+    with pytest.raises(InferenceServerException, match="Unable to find system shared memory region: 'a'"):
+        client.get_system_shared_memory_status("a")
+
+
+def test_unregister_all(client: triton.InferenceServerClient, memory: Memory) -> None:
+    for name in "abcd":
+        memory.region(name)
+    assert names(client) == ["a", "b", "c", "d"]
+    client.unregister_cuda_shared_memory()
+    assert names(client) == ["a", "b", "c", "d"]
+    client.unregister_system_shared_memory()
+    assert names(client) == []
+
+
+def test_a_region_outlives_its_file(client: triton.InferenceServerClient, memory: Memory) -> None:
+    memory.region("in")
+    memory.put("in", SIXTEEN)
+    memory.destroy("in")
+    result = client.infer("echo-INT32", [given("in", [1, 16], 64)])
+    np.testing.assert_array_equal(result.as_numpy("y"), SIXTEEN)
+
+
+def test_a_region_at_the_end_of_large_memory(client: triton.InferenceServerClient, memory: Memory) -> None:
+    for name in ("in", "out"):
+        memory.create(name, PAGE * 1024)
+        memory.register(name, 64, offset=PAGE * 1023)
+    memory.put("in", SIXTEEN, offset=PAGE * 1023)
+    client.infer("echo-INT32", [given("in", [1, 16], 64)], outputs=[wanted("out", 64)])
+    np.testing.assert_array_equal(memory.get("out", np.int32, [1, 16], offset=PAGE * 1023), SIXTEEN)
+
+
+@pytest.mark.parametrize(("nbytes", "offset"), [(65, 0), (64, 1), (1, 64), (0, 65)])
+def test_a_region_beyond_its_memory(
+    client: triton.InferenceServerClient, memory: Memory, nbytes: int, offset: int
+) -> None:
+    memory.create("a")
+    with pytest.raises(
+        InferenceServerException, match="failed to register shared memory region 'a': invalid args"
+    ) as caught:
+        memory.register("a", nbytes, offset)
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize(
+    ("key", "code", "message"),
+    [
+        ("/", "INVALID_ARGUMENT", "cannot register shared memory region 'a' - invalid shm key '/'"),
+        ("///", "INVALID_ARGUMENT", "cannot register shared memory region 'a' - invalid shm key '///'"),
+        ("/../../etc/passwd", "INVALID_ARGUMENT", "invalid shm key '/../../etc/passwd'"),
+        *(
+            (
+                f"{slashes}triton_python_backend_shm_region__1",
+                "INVALID_ARGUMENT",
+                f"cannot register shared memory region 'a' with key '{slashes}triton_python_backend_shm_region__1' as the "
+                "key contains the reserved prefix 'triton_python_backend_shm_region_'",
+            )
+            for slashes in ("", "/", "///")
+        ),
+        (
+            "/tensorferry-test-nothing",
+            "NOT_FOUND",
+            "Unable to open shared memory region: '/tensorferry-test-no",
+        ),
+    ],
+)
+def test_a_key_of_nothing(client: triton.InferenceServerClient, key: str, code: str, message: str) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        client.register_system_shared_memory("a", key, 10000)
+    assert caught.value.status() == f"StatusCode.{code}"
+    assert message in caught.value.message()
+
+
+def test_what_does_not_fit_a_region(client: triton.InferenceServerClient, memory: Memory) -> None:
+    memory.region("in")
+    memory.region("big", 128)
+    good = given("in", [1, 16], 64)
+    for code, message, placed, output in (
+        ("NOT_FOUND", "Unable to find shared memory region: 'other'", given("other", [1, 16], 64), None),
+        ("NOT_FOUND", "Unable to find shared memory region: 'other'", good, wanted("other", 64)),
+        (
+            "INVALID_ARGUMENT",
+            "input byte size mismatch for input 'x' for model 'echo-INT32'. Expected 64, got 128",
+            given("big", [1, 16], 128),
+            None,
+        ),
+        ("INVALID_ARGUMENT", "Invalid offset for shared memory region: 'in'", good, wanted("in", 64, 64)),
+        ("INVALID_ARGUMENT", "Invalid offset for shared memory region: 'in'", good, wanted("in", 64, -32)),
+        (
+            "INVALID_ARGUMENT",
+            "Invalid offset + byte size for shared memory region",
+            good,
+            wanted("in", 64, 1),
+        ),
+        ("INVALID_ARGUMENT", "Integer overflow detected: byte_size", good, wanted("in", -32, 32)),
+        (
+            "INVALID_ARGUMENT",
+            "shared memory size specified with the request for output 'y' (63 bytes) should be at least 64 bytes",
+            good,
+            wanted("in", 63),
+        ),
+    ):
+        got, text = refusal(client, placed, output)
+        assert (got, message in text) == (code, True), text
+    assert names(client) == ["big", "in"]
+
+
+def test_memory_that_shrinks_under_the_server_is_an_error_of_the_request(
+    client: triton.InferenceServerClient, memory: Memory
+) -> None:
+    memory.region("in", PAGE)
+    memory.region("out", PAGE)
+    for name in ("in", "out"):
+        os.truncate(f"/dev/shm{memory.key(name)}", 0)
+    for placed, output in (
+        (given("in", [1, 16], 64), None),
+        (tensor("x", SIXTEEN, "INT32"), wanted("out", 64)),
+    ):
+        code, message = refusal(client, placed, output)
+        assert code == "INVALID_ARGUMENT"
+        assert "has become smaller since it was registered" in message
+    assert client.is_server_live()
+
+
+def test_a_region_in_use_is_unregistered_with_the_end_of_its_use(
+    client: triton.InferenceServerClient, memory: Memory
+) -> None:
+    memory.region("x")
+    memory.region("y")
+    memory.region("idle")
+    memory.put("x", np.full((1, 4), 7, np.float32))
+    inputs = probe(0, work=LONG)
+    inputs[1].set_shared_memory("x", 16)
+    with Stream(client, headers={"tensorferry-stream-order": "completion"}) as stream:
+        stream.send("probe", inputs, "long", outputs=[wanted("y", 16)])
+        stream.send("other", [], "marker")
+        # It was read after the other, which is therefore at work.
+        assert "unknown model" in stream.error().message()
+        client.unregister_system_shared_memory()
+        assert names(client) == ["x", "y"]
+        assert stream.result().get_response().id == "long"
+    assert names(client) == []
+    np.testing.assert_array_equal(memory.get("y", np.float32, [1, 4]), np.full((1, 4), 14))
+
+
+@pytest.mark.parametrize("index", [0, 99], ids=["good", "fails in the model"])
+def test_a_region_is_let_go_however_its_request_ends(
+    client: triton.InferenceServerClient, memory: Memory, index: int
+) -> None:
+    memory.region("out")
+    for inputs in (probe(1, index), probe(1)[:2], [*probe(1), *probe(1)]):
+        try:
+            client.infer("probe", inputs, outputs=[wanted("out", 16)], timeout=60_000_000)
+        except InferenceServerException:
+            pass
+    with pytest.raises(InferenceServerException, match="Request timeout expired"):
+        client.infer("probe", probe(1), outputs=[wanted("out", 16)], timeout=1)
+    client.unregister_system_shared_memory("out")
+    assert names(client) == []
+
+
+def test_of_cuda_there_is_none(client: triton.InferenceServerClient) -> None:
+    assert not client.get_cuda_shared_memory_status().regions
+    client.unregister_cuda_shared_memory()
+    with pytest.raises(InferenceServerException, match="GPUs not supported") as caught:
+        client.register_cuda_shared_memory("c", b"AAAA", 0, 64)
+    assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+
+
+def test_extensions(client: triton.InferenceServerClient) -> None:
+    extensions = client.get_server_metadata().extensions
+    assert "system_shared_memory" in extensions
+    assert "cuda_shared_memory" not in extensions
+
+
+def test_it_is_off_unless_it_is_allowed(transport: str, probe_model: Path) -> None:
+    server = ServerProcess.start(probe_model, transport=transport)
+    try:
+        with triton.InferenceServerClient(server.address) as client:
+            assert not client.get_system_shared_memory_status().regions
+            calls: tuple[Any, ...] = (
+                lambda: client.register_system_shared_memory("a", "/a", 8),
+                lambda: client.unregister_system_shared_memory("a"),
+                client.unregister_cuda_shared_memory,
+            )
+            for call in calls:
+                with pytest.raises(InferenceServerException) as caught:
+                    call()
+                assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+                assert "Client shared memory is disabled" in caught.value.message()
+                assert "--allow-shared-memory" in caught.value.message()
+            with pytest.raises(InferenceServerException, match="--allow-shared-memory") as caught:
+                client.infer("probe", probe(1), outputs=[wanted("a", 16)])
+            assert caught.value.status() == "StatusCode.NOT_FOUND"
+            assert "system_shared_memory" not in client.get_server_metadata().extensions
+    finally:
+        assert server.stop() == 0

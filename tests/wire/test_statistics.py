@@ -1,0 +1,139 @@
+"""tritonclient reads a real server's statistics: what its callers saw, as soon as they saw it."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+from e2e.server import ServerProcess
+from tritonclient.utils import InferenceServerException
+
+from tensorferry.protos import inference_pb2 as pb
+
+MOST = 4
+
+
+@pytest.fixture
+def server(transport: str, digits_model: Path, probe_model: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess.start(
+        f"digits={digits_model}", probe_model, "--max-batch-size", str(MOST), transport=transport
+    )
+    yield server
+    assert server.stop() == 0
+    assert not server.errors(), "".join(server.log)
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(server.address) as client:
+        yield client
+
+
+def probe(rows: int = 1, index: int = 0) -> list[triton.InferInput]:
+    inputs = []
+    for name, datatype, array in (
+        ("x", "FP32", np.zeros((rows, 4), np.float32)),
+        ("index", "INT64", np.full(rows, index)),
+        ("work", "INT64", np.zeros(rows, np.int64)),
+    ):
+        given = triton.InferInput(name, list(array.shape), datatype)
+        given.set_data_from_numpy(array)
+        inputs.append(given)
+    return inputs
+
+
+def statistics(client: triton.InferenceServerClient, model: str = "probe", version: str = "") -> Any:
+    (one,) = client.get_inference_statistics(model, version).model_stats
+    return one
+
+
+def adds_up(one: pb.ModelStatistics) -> None:
+    """What perf_analyzer and others rely on."""
+    stats = one.inference_stats
+    stages = (stats.queue, stats.compute_input, stats.compute_infer, stats.compute_output)
+    assert {stage.count for stage in stages} == {stats.success.count}
+    assert sum(stage.ns for stage in stages) == stats.success.ns
+    executions = 0
+    for batch in one.batch_stats:
+        executions += batch.compute_infer.count
+        assert batch.compute_input.count == batch.compute_infer.count == batch.compute_output.count > 0
+        assert batch.compute_infer.ns > 0
+    assert executions == one.execution_count
+    assert sum(b.batch_size * b.compute_infer.count for b in one.batch_stats) == one.inference_count
+    assert (stats.cache_hit.count, stats.cache_miss.count) == (0, 0)
+
+
+def test_figures_are_there_when_the_answer_is(client: triton.InferenceServerClient) -> None:
+    """Without waiting: after each answer, and after each error, it is counted."""
+    assert statistics(client).inference_stats.success.count == 0
+    began = int(time.time() * 1e3)
+    answered = rows = failed = 0
+    for number in range(30):
+        if number % 5 == 4:
+            with pytest.raises(InferenceServerException):
+                client.infer("probe", probe(index=99))
+            failed += 1
+        else:
+            count = 1 + number % 7
+            client.infer("probe", probe(count))
+            answered, rows = answered + 1, rows + count
+        one = statistics(client)
+        assert one.inference_stats.success.count == answered
+        assert one.inference_stats.fail.count == failed
+        assert one.inference_count == rows
+        adds_up(one)
+    assert began <= one.last_inference <= int(time.time() * 1e3) + 1
+    assert {batch.batch_size for batch in one.batch_stats} == {1, 2, 3, 4}
+    assert statistics(client, "digits").inference_stats.success.count == 0
+    assert statistics(client) == one, "asking changes nothing"
+
+
+def test_in_a_stream_too(client: triton.InferenceServerClient) -> None:
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    for number in range(20):
+        client.async_stream_infer("probe", probe(2), request_id=str(number))
+    for count in range(1, 21):
+        _, error = answers.get(timeout=30)
+        assert error is None
+        assert statistics(client).inference_stats.success.count >= count
+    client.stop_stream()
+    one = statistics(client)
+    assert (one.inference_stats.success.count, one.inference_count) == (20, 40)
+    adds_up(one)
+
+
+def test_a_deadline_that_could_not_be_met_is_a_failure(client: triton.InferenceServerClient) -> None:
+    with pytest.raises(InferenceServerException):
+        # One microsecond, which the server hears of as a parameter.
+        client.infer("probe", probe(), timeout=1)
+    one = statistics(client)
+    assert (one.inference_stats.success.count, one.inference_stats.fail.count) == (0, 1)
+
+
+def test_of_all_models_of_one_and_of_none(client: triton.InferenceServerClient) -> None:
+    client.infer("probe", probe(3))
+    every = client.get_inference_statistics()
+    assert [(one.name, one.version) for one in every.model_stats] == [("digits", "1"), ("probe", "1")]
+    assert statistics(client, "probe", "1") == every.model_stats[1]
+    for model, version in (("other", ""), ("probe", "2")):
+        with pytest.raises(InferenceServerException) as caught:
+            client.get_inference_statistics(model, version)
+        assert caught.value.status() == "StatusCode.NOT_FOUND"
+    assert "statistics" in client.get_server_metadata().extensions
+    as_json = client.get_inference_statistics("probe", as_json=True)
+    assert as_json["model_stats"][0]["inference_count"] == "3"
+
+
+async def test_asyncio(server: ServerProcess) -> None:
+    async with triton_aio.InferenceServerClient(server.address) as client:
+        await client.infer("probe", probe(2))
+        (one,) = (await client.get_inference_statistics("probe")).model_stats
+        assert one.inference_count == 2
