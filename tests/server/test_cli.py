@@ -19,7 +19,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
     """The configurations that `main` would have served."""
     configs: list[ServerConfig] = []
 
-    def serve(config: ServerConfig, output: object) -> int:
+    def serve(config: ServerConfig, output: None) -> int:
         configs.append(config)
         return 0
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from server.rig import signature, spec
 
-from tensorferry.batcher import BatchInfo, Outcome
+from tensorferry.batcher import BatchInfo
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.models import Model
 from tensorferry.server.trace_file import TraceFile
@@ -137,8 +137,7 @@ def test_a_timeline_in_order() -> None:
     trace = tracing.sample(model("digits", "3"), "seven", 1.0)
     assert isinstance(trace, Trace)
     batch = BatchInfo(1, 1, 1, compute_time=0.5, input_time=0.25, output_time=0.125, ended=3.0)
-    trace.queued = 1.5
-    trace.end(Outcome({}, None, batch))
+    trace.end(1.5, batch)
     ((_, record),) = file.kept
     times = {time["name"]: time["ns"] for time in record["timestamps"]}
     assert times.pop("REQUEST_END") > 3_125_000_000
@@ -163,8 +162,7 @@ def test_what_never_ran_has_no_compute_times() -> None:
     for _ in range(2):
         trace = tracing.sample(model(), "", 1.0)
         assert trace is not None
-        trace.queued = 1.5
-        trace.end(Outcome(error=ValueError()))
+        trace.end(1.5, None)
     names = [[time["name"] for time in record["timestamps"]] for _, record in file.kept]
     assert (
         names

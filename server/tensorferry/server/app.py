@@ -64,9 +64,9 @@ class App:
         self.config = config
         self.port = 0
         self.registry = ModelRegistry()
-        self._regions = Regions(allowed=config.allow_shared_memory, max_bytes=config.max_queue_bytes)
         self._trace_file = TraceFile(config.trace_file) if config.trace_file is not None else None
         tracing = Tracing(self._trace_file)
+        self._regions = Regions(allowed=config.allow_shared_memory, max_bytes=config.max_queue_bytes)
         self._service = InferenceService(
             self.registry,
             regions=self._regions,
@@ -143,7 +143,7 @@ class App:
         return None if self._metrics is None else self._metrics.url
 
     def start(self) -> None:
-        """Listens and answers; not ready yet. StartError when an address, the lane or a trace file cannot be had."""
+        """Listens and answers; not ready yet. StartError when an address, the lane or the trace file cannot be had."""
         if self._trace_file is not None:
             self._trace_file.start()
         self._lane = self._attach_lane()

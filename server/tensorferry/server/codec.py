@@ -117,8 +117,8 @@ def decode(
         priority=parameters.priority,
         wanted=Wanted(
             outputs,
-            # A request without inputs shows neither form; clients of other servers expect raw.
-            typed=raws is None and bool(given) and (not spans or len(spans) < len(given)),
+            # Where no input shows a form (there are none, or all are in shared memory) clients expect raw.
+            typed=raws is None and len(spans) < len(given),
             explain=parameters.explain,
             classes=classes,
             places=places,

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from tensorferry.batcher import Batcher, BatcherClosed, Outcome, Tensor
+from tensorferry.batcher import Batcher, BatcherClosed, BatchInfo, Outcome, Tensor
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.codec import Wanted, decode, parse, place
 from tensorferry.server.errors import ModelFailedError, NotReadyError
@@ -38,8 +38,8 @@ class Reply:
         return None
 
     @property
-    def outcome(self) -> Outcome | None:
-        """What the batcher made of the request; None when it never had it."""
+    def batch(self) -> BatchInfo | None:
+        """The batch that the request was answered from; None if it was in none."""
         return None
 
     def __init__(self, request_id: str, build: Callable[[], Sequence[Piece]]) -> None:
@@ -117,8 +117,8 @@ class _Queued(Call, Reply):
         return batcher if batcher.awaits_attendance else None
 
     @property
-    def outcome(self) -> Outcome | None:
-        return self._outcome
+    def batch(self) -> BatchInfo | None:
+        return self._outcome.batch
 
     def completed(self, outcome: Outcome) -> None:
         """What the batcher calls, once."""
@@ -142,6 +142,18 @@ class _Queued(Call, Reply):
         if outcome.error is not None:
             raise outcome.error
         return self._form.response.pieces(self._id_field, outcome)
+
+
+def _traced(trace: Trace, complete: Callable[[Reply], None]) -> Callable[[Reply], None]:
+    """A completion that ends the trace of a request, which is to be enqueued now, before the other hears of it."""
+    queued = time.monotonic()
+
+    def end(reply: Reply) -> None:
+        # Whoever has the answer finds it traced.
+        trace.end(queued, reply.batch)
+        complete(reply)
+
+    return end
 
 
 class _Leased(_Queued):
@@ -171,17 +183,6 @@ class _Leased(_Queued):
                 outcome = outcome._replace(outputs=None, error=error)
         self._lease.release()
         super().completed(outcome)
-
-
-def _traced(trace: Trace, complete: Callable[[Reply], None]) -> Callable[[Reply], None]:
-    """A completion that ends the trace first: whoever has the answer finds it traced."""
-    trace.queued = time.monotonic()
-
-    def completed(reply: Reply) -> None:
-        trace.end(reply.outcome or Outcome())
-        complete(reply)
-
-    return completed
 
 
 class InferenceService:
@@ -239,7 +240,6 @@ class InferenceService:
         """
         now = time.monotonic()
         trace: Trace | None = None
-        told = complete
         while True:
             # Before the look-ups: what they find may be stale by the time that it is remembered.
             generation = self._registry.generation
@@ -265,17 +265,18 @@ class InferenceService:
                         form = unremembered(model, decoded)
                     else:
                         form = self._forms.add(data, request, model, decoded, generation)
+                answer = complete
                 if self._tracing.active or trace is not None:
                     trace = trace or self._tracing.sample(form.model, request_id, now)
                     if trace is not None:
                         trace.model = form.model
-                        told = _traced(trace, complete)
+                        answer = _traced(trace, complete)
                 if lease:
                     queued: _Queued = _Leased(
-                        form, request_id, id_field, metadata, told, lease, decoded.wanted
+                        form, request_id, id_field, metadata, answer, lease, decoded.wanted
                     )
                 else:
-                    queued = _Queued(form, request_id, id_field, metadata, told)
+                    queued = _Queued(form, request_id, id_field, metadata, answer)
                 queued.enqueue(tensors, min(deadline, now + form.timeout), unattended)
             except Exception as error:
                 if lease is not None:
@@ -284,7 +285,7 @@ class InferenceService:
                     # Its model was replaced, or unloaded, since it was looked up: another may serve by now.
                     continue
                 if trace is not None:
-                    trace.end(Outcome(error=error))
+                    trace.end(time.monotonic(), None)
                 complete(_failed(request_id, error))
                 return _OVER
             return queued

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from tensorferry.batcher import Outcome
+from tensorferry.batcher import BatchInfo
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.models import Model
 from tensorferry.server.trace_file import Sheet, TraceFile
@@ -67,10 +67,10 @@ class _Setting:
 class Trace:
     """A request that is traced, from its arrival on. `end` is to be called once.
 
-    `model` may be set until then, should another serve it, and `queued`, when it is given to its batcher.
+    `model` may be set until then, should another serve it.
     """
 
-    __slots__ = ("_file", "_number", "_request_id", "_sheet", "_started", "model", "queued")
+    __slots__ = ("_file", "_number", "_request_id", "_sheet", "_started", "model")
 
     def __init__(
         self, file: TraceFile, sheet: Sheet, number: int, model: Model, request_id: str, started: float
@@ -80,18 +80,17 @@ class Trace:
         self._number = number
         self.model = model
         self._request_id = request_id
-        self._started = self.queued = started
+        self._started = started
 
-    def end(self, outcome: Outcome) -> None:
-        """Hands over the request's timeline."""
+    def end(self, queued: float, batch: BatchInfo | None) -> None:
+        """Hands over the request's timeline; it was given to its batcher at `queued`, and answered from `batch`, if any."""
         times = [
             # When the call began to wait for its message is not known: that it was there is all that is.
             ("GRPC_WAITREAD_START", self._started),
             ("GRPC_WAITREAD_END", self._started),
             ("REQUEST_START", self._started),
-            ("QUEUE_START", self.queued),
+            ("QUEUE_START", queued),
         ]
-        batch = outcome.batch
         if batch is not None:
             began = batch.ended - batch.compute_time
             times += [
