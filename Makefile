@@ -16,6 +16,8 @@ OLDEST := $(VENV)/oldest
 OLDEST_PYTHON ?= $(shell command -v python3.11 || echo $(PYTHON))
 PROTOS := protos/tensorferry/protos
 GRPCURL := v1.9.3
+# What `make tools` builds, beside what it puts into $(BIN).
+CLIENTS := $(VENV)/clients
 UV := 0.13.8
 SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 # The load generator of `make bench`.
@@ -91,7 +93,7 @@ locks: $(VENV)/.python ## compile requirements/*.in into lock files
 	$(PIP) install -q uv==$(UV)
 	UV=$(CURDIR)/$(BIN)/uv requirements/lock.sh
 
-tools: $(BIN)/grpcurl ## grpcurl, by Go, for the tests that use it
+tools: $(BIN)/grpcurl $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done ## clients of other makers, for the tests that use them (needs Go, Node and npm, Java and Maven)
 
 train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(PIP) install -q scikit-learn
@@ -146,3 +148,17 @@ $(PROTOC_VENV)/.done: | $(VENV)/.python
 
 $(BIN)/grpcurl: | $(VENV)/.python
 	GOBIN=$(CURDIR)/$(BIN) go install github.com/fullstorydev/grpcurl/cmd/grpcurl@$(GRPCURL)
+
+PROTO_FILES := $(wildcard $(PROTOS)/*.proto)
+
+$(CLIENTS)/go/.done: $(wildcard tests/wire/go/*) $(PROTO_FILES) | $(PROTOC_VENV)/.done
+	tests/wire/go/build.sh $(CLIENTS)/go $(CURDIR)/$(PROTOC_VENV)/bin/python
+	@touch $@
+
+$(CLIENTS)/node/.done: $(wildcard tests/wire/node/*) | $(VENV)/.python
+	tests/wire/node/build.sh $(CLIENTS)/node
+	@touch $@
+
+$(CLIENTS)/java/.done: $(wildcard tests/wire/java/*) $(PROTO_FILES) | $(VENV)/.python
+	tests/wire/java/build.sh $(CLIENTS)/java
+	@touch $@
