@@ -93,7 +93,7 @@ locks: $(VENV)/.python ## compile requirements/*.in into lock files
 	$(PIP) install -q uv==$(UV)
 	UV=$(CURDIR)/$(BIN)/uv requirements/lock.sh
 
-tools: $(BIN)/grpcurl $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done ## clients of other makers, for the tests that use them (needs Go, Node and npm, Java and Maven)
+tools: $(BIN)/grpcurl $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done ## clients of other makers, for the tests that use them (needs Go, Node and npm, Java and Maven)
 
 train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(PIP) install -q scikit-learn
@@ -161,4 +161,17 @@ $(CLIENTS)/node/.done: $(wildcard tests/wire/node/*) | $(VENV)/.python
 
 $(CLIENTS)/java/.done: $(wildcard tests/wire/java/*) $(PROTO_FILES) | $(VENV)/.python
 	tests/wire/java/build.sh $(CLIENTS)/java
+	@touch $@
+
+# By uv, since pip takes a minute for what KServe requires.
+$(CLIENTS)/kserve/.done: requirements/kserve.lock | $(VENV)/.python
+	$(PYTHON) -m venv $(CLIENTS)/kserve
+	$(CLIENTS)/kserve/bin/python -m pip --disable-pip-version-check install -q uv==$(UV)
+	$(CLIENTS)/kserve/bin/uv pip install -q --python $(CLIENTS)/kserve/bin/python --require-hashes -r $<
+	@# Imported once for its bytecode, which uv does not make and the tests may be told not to write.
+	env -u PYTHONDONTWRITEBYTECODE $(CLIENTS)/kserve/bin/python -c 'import kserve'
+	@touch $@
+
+$(CLIENTS)/perf_analyzer/.done: tests/wire/perf_analyzer.sh | $(VENV)/.python
+	tests/wire/perf_analyzer.sh $(CLIENTS)/perf_analyzer $(CURDIR)/$(BIN)/python
 	@touch $@
