@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ TENSORS: dict[str, tuple[int, list[Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def report(transport: str, model_dir: Path, probe_model: Path) -> Iterator[Any]:
+def report(transport: str, model_dir: Path, probe_model: Path) -> Any:
     """What the client saw."""
     assert PYTHON.exists(), "CI needs KServe's client: make tools"
     echoes = [
@@ -55,7 +54,7 @@ def report(transport: str, model_dir: Path, probe_model: Path) -> Iterator[Any]:
     assert server.stop() == 0
     assert not server.errors(), "".join(server.log)
     assert ended.returncode == 0, ended.stderr
-    yield json.loads(ended.stdout)
+    return json.loads(ended.stdout)
 
 
 def test_health_and_metadata(report: Any) -> None:
