@@ -84,7 +84,8 @@ def test_no_dimensions(client: triton.InferenceServerClient) -> None:
 @pytest.mark.parametrize("name", FLOATS)
 def test_every_bit_of_a_float_survives(client: triton.InferenceServerClient, name: str) -> None:
     dtype, bits = DATATYPES[name][1], FLOATS[name]
-    limits = ml_dtypes.finfo(dtype)
+    finfo: Any = ml_dtypes.finfo
+    limits = finfo(dtype)
     special = [np.nan, np.inf, -np.inf, -0.0, 0.0, limits.max, limits.min, limits.smallest_subnormal]
     array = np.array([special], dtype)
     # A NaN with a sign and other bits than the usual.
