@@ -16,6 +16,8 @@ OLDEST := $(VENV)/oldest
 OLDEST_PYTHON ?= $(shell command -v python3.11 || echo $(PYTHON))
 PROTOS := protos/tensorferry/protos
 GRPCURL := v1.9.3
+# What `make tools` builds, beside what it puts into $(BIN).
+CLIENTS := $(VENV)/clients
 UV := 0.13.8
 SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 # The load generator of `make bench`.
@@ -94,7 +96,7 @@ locks: $(VENV)/.python ## compile requirements/*.in into lock files
 	$(PIP) install -q uv==$(UV)
 	UV=$(CURDIR)/$(BIN)/uv requirements/lock.sh
 
-tools: $(BIN)/grpcurl ## grpcurl, by Go, for the tests that use it
+tools: $(BIN)/grpcurl $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done ## clients of other makers, for the tests that use them (needs Go, Node and npm, Java and Maven)
 
 train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(PIP) install -q scikit-learn
@@ -149,3 +151,30 @@ $(PROTOC_VENV)/.done: | $(VENV)/.python
 
 $(BIN)/grpcurl: | $(VENV)/.python
 	GOBIN=$(CURDIR)/$(BIN) go install github.com/fullstorydev/grpcurl/cmd/grpcurl@$(GRPCURL)
+
+PROTO_FILES := $(wildcard $(PROTOS)/*.proto)
+
+$(CLIENTS)/go/.done: $(wildcard tests/wire/go/*) $(PROTO_FILES) | $(PROTOC_VENV)/.done
+	tests/wire/go/build.sh $(CLIENTS)/go $(CURDIR)/$(PROTOC_VENV)/bin/python
+	@touch $@
+
+$(CLIENTS)/node/.done: $(wildcard tests/wire/node/*) | $(VENV)/.python
+	tests/wire/node/build.sh $(CLIENTS)/node
+	@touch $@
+
+$(CLIENTS)/java/.done: $(wildcard tests/wire/java/*) $(PROTO_FILES) | $(VENV)/.python
+	tests/wire/java/build.sh $(CLIENTS)/java
+	@touch $@
+
+# By uv, since pip takes a minute for what KServe requires.
+$(CLIENTS)/kserve/.done: requirements/kserve.lock | $(VENV)/.python
+	$(PYTHON) -m venv $(CLIENTS)/kserve
+	$(CLIENTS)/kserve/bin/python -m pip --disable-pip-version-check install -q uv==$(UV)
+	$(CLIENTS)/kserve/bin/uv pip install -q --python $(CLIENTS)/kserve/bin/python --require-hashes -r $<
+	@# Imported once for its bytecode, which uv does not make and the tests may be told not to write.
+	env -u PYTHONDONTWRITEBYTECODE $(CLIENTS)/kserve/bin/python -c 'import kserve'
+	@touch $@
+
+$(CLIENTS)/perf_analyzer/.done: tests/wire/perf_analyzer.sh | $(VENV)/.python
+	tests/wire/perf_analyzer.sh $(CLIENTS)/perf_analyzer $(CURDIR)/$(BIN)/python
+	@touch $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -83,12 +84,12 @@ def mixing(path: Path) -> Path:
     return _save(path, graph)
 
 
-def echo(path: Path, datatype: int = TensorProto.FLOAT) -> Path:
-    """x [batch, n] → y = x, of any element type."""
+def echo(path: Path, datatype: int = TensorProto.FLOAT, shape: Sequence[str | int] = ("batch", "n")) -> Path:
+    """x [batch, n], or of another shape → y = x, of any element type."""
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"])],
         "echo",
-        [helper.make_tensor_value_info("x", datatype, ["batch", "n"])],
-        [helper.make_tensor_value_info("y", datatype, ["batch", "n"])],
+        [helper.make_tensor_value_info("x", datatype, shape)],
+        [helper.make_tensor_value_info("y", datatype, shape)],
     )
     return _save(path, graph)

@@ -17,6 +17,7 @@ from e2e.probe import TABLE_ERROR
 from e2e.server import ServerProcess
 from onnx import TensorProto
 from tritonclient.utils import InferenceServerException
+from wire.inputs import SLOW, probe, tensor
 
 DATATYPES: dict[str, tuple[int, Any]] = {
     "BOOL": (TensorProto.BOOL, np.bool_),
@@ -54,20 +55,6 @@ def server(transport: str, model_dir: Path, digits_model: Path, probe_model: Pat
 def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
     with triton.InferenceServerClient(server.address) as client:
         yield client
-
-
-def tensor(name: str, array: Any, datatype: str) -> triton.InferInput:
-    given = triton.InferInput(name, list(array.shape), datatype)
-    given.set_data_from_numpy(array)
-    return given
-
-
-def probe(tag: int, index: int = 0) -> list[triton.InferInput]:
-    return [
-        tensor("work", np.zeros(1, np.int64), "INT64"),
-        tensor("x", np.full((1, 4), tag, np.float32), "FP32"),
-        tensor("index", np.array([index]), "INT64"),
-    ]
 
 
 def test_health_and_metadata(client: triton.InferenceServerClient) -> None:
@@ -150,8 +137,9 @@ def test_async_infer_and_cancel(client: triton.InferenceServerClient) -> None:
         np.testing.assert_array_equal(
             result.as_numpy("y"), np.full((1, 4), 2 * int(result.get_response().id))
         )
-    slow = [*probe(1)[1:], tensor("work", np.array([20_000]), "INT64")]
-    call = client.async_infer("probe", slow, lambda result, error: answers.put((result, error)))
+    call = client.async_infer(
+        "probe", probe(1, work=SLOW), lambda result, error: answers.put((result, error))
+    )
     call.cancel()
     _, error = answers.get(timeout=30)
     assert error.status() == "StatusCode.CANCELLED"
@@ -164,9 +152,8 @@ def test_priority_and_timeout(client: triton.InferenceServerClient, asked: int, 
 
 
 def test_client_timeout(client: triton.InferenceServerClient) -> None:
-    slow = [*probe(1)[1:], tensor("work", np.array([20_000]), "INT64")]
     with pytest.raises(InferenceServerException) as caught:
-        client.infer("probe", slow, client_timeout=0.2)
+        client.infer("probe", probe(1, work=SLOW), client_timeout=0.2)
     assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
 
 
@@ -189,8 +176,7 @@ def test_stream_answers_in_request_order_and_survives_errors(client: triton.Infe
 def test_stop_stream_with_cancel(client: triton.InferenceServerClient) -> None:
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
-    slow = [*probe(1)[1:], tensor("work", np.array([20_000]), "INT64")]
-    client.async_stream_infer("probe", slow)
+    client.async_stream_infer("probe", probe(1, work=SLOW))
     client.stop_stream(cancel_requests=True)
     _, error = answers.get(timeout=30)
     assert "CANCELLED" in str(error)

@@ -1,0 +1,122 @@
+"""What test_kserve.py runs in KServe's environment: its client against the server at argv[1], a JSON report.
+
+stdin has the values of a tensor for each datatype.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from typing import Any
+
+import grpc
+import numpy as np
+from kserve import InferenceGRPCClient, InferInput, InferRequest
+from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
+from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
+from kserve.protocol.infer_type import RequestedOutput
+from kserve.utils.numpy_codec import to_np_dtype
+
+SLOW = 8000  # the probe's work: near a second
+CONCURRENT = 50
+
+
+def probe(tag: int, *, index: int = 0, work: int = 0, **request: Any) -> InferRequest:
+    """A request to the probe model: y = 2 tag + index, after so much work."""
+    inputs = [
+        InferInput("x", [1, 4], "FP32", np.full((1, 4), tag, np.float32)),
+        InferInput("index", [1], "INT64", np.array([index])),
+        InferInput("work", [1], "INT64", np.array([work])),
+    ]
+    return InferRequest(**{"model_name": "probe", "infer_inputs": inputs, **request})
+
+
+def texts(array: np.ndarray[Any, Any]) -> list[Any]:
+    """The elements as JSON has them; of strings, the texts."""
+    return [value.decode() if isinstance(value, bytes) else value for value in array.reshape(-1).tolist()]
+
+
+async def echo(client: InferenceGRPCClient, datatype: str, values: list[Any], *, raw: bool) -> list[Any]:
+    """The values as the server gives them back, sent as a numpy array or as a list."""
+    shape = [2, len(values) // 2]
+    array = np.array(values, to_np_dtype(datatype)).reshape(shape)
+    given = InferInput("x", shape, datatype, array if raw else values)
+    response = await client.infer(InferRequest(f"echo-{datatype}", [given]))
+    (output,) = response.outputs
+    assert output.shape == shape
+    return texts(output.as_numpy())
+
+
+async def failure(call: Any) -> dict[str, Any]:
+    """How a call failed."""
+    try:
+        await call
+    except grpc.RpcError as error:
+        return {"code": error.code().name, "message": error.details()}
+    except asyncio.CancelledError:
+        return {"code": "CANCELLED", "message": ""}
+    return {"code": "OK", "message": ""}
+
+
+async def cancelled(client: InferenceGRPCClient) -> dict[str, Any]:
+    """How a call ends whose task is cancelled while the model runs."""
+    call = asyncio.create_task(client.infer(probe(1, work=SLOW)))
+    asyncio.get_running_loop().call_later(0.05, call.cancel)
+    return await failure(call)
+
+
+async def stubs(address: str) -> dict[str, Any]:
+    """Metadata, for which the client has no method: by the stubs of the Open Inference Protocol that it brings."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        server = await stub.ServerMetadata(pb.ServerMetadataRequest())
+        model = await stub.ModelMetadata(pb.ModelMetadataRequest(name="probe"))
+    return {
+        "server": server.name,
+        "platform": model.platform,
+        "inputs": [[tensor.name, tensor.datatype, list(tensor.shape)] for tensor in model.inputs],
+    }
+
+
+async def report(address: str, tensors: dict[str, list[Any]]) -> dict[str, Any]:
+    """Everything that the tests look at."""
+    async with InferenceGRPCClient(address) as client:
+        misshapen = probe(1)
+        misshapen.inputs[0] = InferInput("x", [4], "FP32", [1.0] * 4)
+        several = await client.infer(
+            probe(3, request_id="three", request_outputs=[RequestedOutput("y")], parameters={"explain": True})
+        )
+        answers = await asyncio.gather(*(client.infer(probe(tag)) for tag in range(CONCURRENT)))
+        return {
+            "live": await client.is_server_live(),
+            "ready": await client.is_server_ready(),
+            "model_ready": [await client.is_model_ready(name) for name in ("probe", "nobody")],
+            "raw": {name: await echo(client, name, values, raw=True) for name, values in tensors.items()},
+            "typed": {
+                name: await echo(client, name, values, raw=False)
+                for name, values in tensors.items()
+                if name != "FP16"
+            },
+            "id": several.id,
+            "version": several.model_version,
+            "batch_rows": several.parameters["batch_rows"].int64_param,
+            "concurrent": [answer.outputs[0].as_numpy().reshape(-1)[0].item() for answer in answers],
+            "errors": {
+                # Of two forms in one request, as this client can send it.
+                "mixed": await failure(client.infer(misshapen)),
+                "nobody": await failure(client.infer(probe(1, model_name="nobody"))),
+                "version": await failure(client.infer(probe(1, model_version="7"))),
+                "raised": await failure(client.infer(probe(1, index=99))),
+                "deadline": await failure(client.infer(probe(1, work=SLOW), timeout=0.1)),
+                "cancelled": await cancelled(client),
+            },
+            "after": (await client.infer(probe(8))).outputs[0].as_numpy().reshape(-1)[0].item(),
+            **await stubs(address),
+        }
+
+
+if __name__ == "__main__":
+    logging.disable(logging.ERROR)  # the client logs each error that it raises
+    print(json.dumps(asyncio.run(report(sys.argv[1], json.load(sys.stdin)))))

@@ -1,0 +1,19 @@
+"""Programs that `make tools` installs for these tests, beside the packages of the environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+CLIENTS = Path(sys.prefix) / "clients"
+
+
+def needs(*files: Path) -> pytest.MarkDecorator:
+    """Skips where one of these is not installed, on a developer's machine; in CI they must be there."""
+    missing = [str(file) for file in files if not file.exists()]
+    return pytest.mark.skipif(
+        bool(missing) and not os.environ.get("CI"), reason=f"{missing} not installed: make tools installs it"
+    )
