@@ -118,7 +118,7 @@ def test_waiting_for_the_device_is_waiting(clock: VirtualClock) -> None:
     clock.advance(8.0)
     work = Work((request,), CloseReason.IDLE, ())
     times = Times(begun=1.0, ready=2.0, started=5.0, ended=7.0)
-    Completions(ledger, clock, "m").answer([request], [0], [[1.0]], work.batch, work, times)
+    Completions(ledger, clock, "m", lambda: None).answer([request], [0], [[1.0]], work.batch, work, times)
     statistics = ledger.statistics(1, QueueSizes(0, 0, 0, 0), {}, ReturnersStatistics(0.0, 0.0, 0), ())
     figures_add_up(statistics)
     assert asdict(statistics.answer_times) == {
@@ -127,7 +127,9 @@ def test_waiting_for_the_device_is_waiting(clock: VirtualClock) -> None:
         "output_time_sum": 1.0,
         "queue_delay_sum": 1.0 + 3.0,
     }
-    assert recorder.only.batch == BatchInfo(1, 1, 1, 2.0, CloseReason.IDLE, input_time=1.0, output_time=1.0)
+    assert recorder.only.batch == BatchInfo(
+        1, 1, 1, 2.0, CloseReason.IDLE, input_time=1.0, output_time=1.0, ended=7.0
+    )
 
 
 def test_what_failed_before_is_waiting_to_those_who_are_answered(make: Make, clock: VirtualClock) -> None:
