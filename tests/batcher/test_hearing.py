@@ -173,7 +173,7 @@ def test_no_deadline_is_missed_by_it(clock: VirtualClock, deadline: float, most:
     put(deadline)
     clock.advance(SECONDS)
     queue.finish(first.batch)
-    queue.last_answer()
+    queue.company.last_answer()
     queue.ran(first.batch, SECONDS)
     step = queue.poll()
     assert isinstance(step, Wait)

@@ -10,12 +10,11 @@ from server.rig import PATIENCE, fp32, request, signature, spec
 from server.scripted import Door
 
 from tensorferry.batcher import Batcher
-from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.models import Model
 
-# Of a batch, and of the wait for word.
+# Of a batch; and how many of these a batch waits for word.
 SECONDS, NEVER = 1.0, 1000.0
 
 
@@ -24,7 +23,7 @@ def runner(door: Door, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedRunn
     """What runs the model `m`, whose batches wait for ever for word of what is there."""
     if door.lane is None:
         pytest.skip("only the lane enqueues quietly")
-    monkeypatch.setattr(RequestQueue, "_hears_until_locked", lambda self, bucket, now: now + NEVER)
+    monkeypatch.setattr("tensorferry.batcher.company._SHARE", NEVER)
     runner = ScriptedRunner(lambda inputs: {"x": inputs["x"]}, gated=True)
     batcher = Batcher(runner, 4)
     batcher.anchor(1, SECONDS)

@@ -200,7 +200,7 @@ class Batcher:
         )
         self._ledger = Ledger()
         self._name = name
-        self._completions = Completions(self._ledger, self._clock, name, self._queue.last_answer)
+        self._completions = Completions(self._ledger, self._clock, name, self._queue.company.last_answer)
         self._warnings = tuple(unreachable(self._limits, max_queue_size))
         for warning in self._warnings:
             _log.warning("%s: %s", name, warning)
@@ -318,7 +318,7 @@ class Batcher:
 
         It does not wait for long, nor in vain: after answers, whose recipients may be back.
         """
-        return self._queue.awaits
+        return self._queue.company.awaits
 
     def _accept(self, request: Request, *, quietly: bool) -> bool:
         """Accepts a request; whether `attend` must be called, when it is accepted quietly."""

@@ -17,6 +17,7 @@ from tensorferry.batcher.admission import Admission
 from tensorferry.batcher.backlog import Backlog
 from tensorferry.batcher.bucket import Bucket
 from tensorferry.batcher.clock import Clock
+from tensorferry.batcher.company import Company
 from tensorferry.batcher.demand import DemandMeter
 from tensorferry.batcher.device import Device, Devices
 from tensorferry.batcher.errors import BatcherClosed, QueueFull
@@ -41,10 +42,6 @@ _new = tuple.__new__
 # in seconds, none is expected to be short for a while, whatever is usual.
 _LONG_SECONDS = 0.02
 _UNSTEADY_SECONDS = 60.0
-# To hear first who else has arrived takes up to a tenth of a millisecond: only where a batch of one takes so
-# many seconds, and no longer than a share of them.
-_HEAR_LEAST_SECONDS = 1e-3
-_HEAR_SHARE = 0.25
 
 
 class RequestQueue:
@@ -94,7 +91,6 @@ class RequestQueue:
         self._admission = Admission(self._backlog, max_rows, max_bytes, devices)
         ranked = strict or self.ranks > 1
         self._shares: Ranks | Shares = Ranks(ranks) if ranked else Shares(weights, limits.max_batch_size)
-        self._returners = returners or Returners()
         # By class, of all buckets together: they share the device that must keep up with it.
         self._demand = [DemandMeter() for _ in range(ranks)]
         self._numbers = count(1)
@@ -105,21 +101,14 @@ class RequestQueue:
         self._busy_workers = 0
         # Threads that wait for work.
         self._waiting_workers = 0
-        # Until when an idle worker waits for returners, and for which device; -inf when none does.
-        self._returners_until = -math.inf
-        self._returners_for: Device | None = None
         # One device runs one batch at a time, and none waits for a window's end.
-        self._simple = devices == 1 and not pipelined and not limits.max_queue_delay
+        simple = devices == 1 and not pipelined and not limits.max_queue_delay
+        self.company = Company(returners or Returners(), hears=simple)
+        # Until when an idle worker waits for company, and for which device; -inf when none does.
+        self._company_until = -math.inf
+        self._company_for: Device | None = None
         # Whether somebody other than a worker may run batches.
-        self._lends = self._simple and steady
-        # The last request was put quietly: who did may have more at hand.
-        self._quiet = False
-        # A batch is being answered after which the next is to hear who else has arrived.
-        self._hears = False
-        # Its last answer is on its way, and since then nobody has said that nothing more is there.
-        self._unheard = False
-        # Likewise, or the worker waits for it. Read without the lock.
-        self.awaits = False
+        self._lends = simple and steady
         # Threads that wait for `_all_done`.
         self._drainers = 0
         # A batch took much longer than any short one: until then workers run them all.
@@ -148,7 +137,7 @@ class RequestQueue:
         """
         with self._lock:
             displaced, wake = self._put_locked(requests)
-            self._quiet = self._unheard = False
+            self.company.put(quietly=False)
             if wake:
                 self._wake_locked(self._clock.now())
             return displaced
@@ -157,7 +146,7 @@ class RequestQueue:
         """As `put`, but wakes no worker: when true is returned, `take_short` must be called soon."""
         with self._lock:
             answer = self._put_locked(requests)
-            self._quiet = True
+            self.company.put(quietly=True)
             return answer
 
     def _put_locked(self, requests: Sequence[Request]) -> tuple[Sequence[Request], bool]:
@@ -186,12 +175,12 @@ class RequestQueue:
         for request in displaced:
             self._end_queued_locked(request)
         # First: whether a batch goes on waiting depends on who is back by now.
-        self._returners.arrived(now)
+        self.company.returners.arrived(now)
         wake = False
         for request in requests:
             bucket = self._enqueue_locked(request, now)
             # Under load nobody waits, and this is not asked.
-            if self._waiting_workers or self._returners_for is not None:
+            if self._waiting_workers or self._company_for is not None:
                 wake = self._wakes_locked(request, bucket, now) or wake
         self._held_bytes += nbytes
         if first.deadline < self._expiry_at:
@@ -232,11 +221,14 @@ class RequestQueue:
 
     def _wakes_locked(self, request: Request, bucket: Bucket, now: float) -> bool:
         """Whether a waiting worker must hear of a request that was put into the bucket."""
-        if bucket.rows == request.cost or bucket.rows >= self._limits.max_batch_size or self.awaits:
+        room = self._limits.max_batch_size - bucket.rows
+        if bucket.rows == request.cost or room <= 0 or self.company.awaits:
             return True
-        if self._returners_for is not None:
+        if self._company_for is not None:
             # Decided here, where it is known, rather than by waking the worker for each.
-            return self._returners_wait_locked(bucket, now) < self._returners_until - 100e-6
+            if len(self._backlog.buckets) > 1:
+                return True
+            return self.company.returners_until(bucket, now, room) < self._company_until - 100e-6
         # A worker that waits out a window must hear of an expiry before its end, and of a size
         # at which the window ends.
         return self._limits.max_queue_delay > 0 and (
@@ -271,9 +263,9 @@ class RequestQueue:
                 finally:
                     mine.waiting -= 1
                     self._waiting_workers -= 1
-                    self.awaits = False
-                    if self._returners_for is mine:
-                        self._returners_until, self._returners_for = -math.inf, None
+                    self.company.awaits = False
+                    if self._company_for is mine:
+                        self._company_until, self._company_for = -math.inf, None
 
     def take_short(self, most_seconds: float) -> Work | float:
         """Work for the one device if its worker waits and the batch should take at most so long.
@@ -282,7 +274,7 @@ class RequestQueue:
         inf when there is nothing to do, or a worker was woken to do it.
         """
         with self._lock:
-            self._unheard = self.awaits = False
+            self.company.heard()
             if not self._backlog.rows:
                 return _INF
             mine = self._devices.each[0]
@@ -329,14 +321,12 @@ class RequestQueue:
         if isinstance(decision, Close):
             bucket = backlog.buckets[decision.key]
             if decision.reason is _IDLE and not self._closing:
-                if self._unheard:
-                    self._unheard = False
-                    until = self._hears_until_locked(bucket, now)
-                    if until > now and not dead:
-                        return Wait(until)
-                until = self._returners_wait_locked(bucket, now)
+                until = now
+                if len(backlog.buckets) == 1:
+                    room = self._limits.max_batch_size - bucket.rows
+                    until = self.company.wait_until(bucket, now, room)
                 if until > now and not dead:
-                    self._returners_until, self._returners_for = until, device
+                    self._company_until, self._company_for = until, device
                     return Wait(until)
             return self._close_locked(device, bucket, decision, now, dead)
         if dead:
@@ -356,29 +346,11 @@ class RequestQueue:
             return math.inf
         if device.borrowed:
             return _INF
-        if device.unanswered and self._returners.expected:
+        if device.unanswered and self.company.returners.expected:
             full = self._limits.full
             if all(bucket.rows < full for bucket in self._backlog.buckets.values()):
                 return math.inf
         return device.turn(now)
-
-    def _returners_wait_locked(self, bucket: Bucket, now: float) -> float:
-        """Until when it pays to wait for callers that were just answered; `now` when it does not."""
-        profile = bucket.profile
-        room = self._limits.max_batch_size - bucket.rows
-        if len(self._backlog.buckets) > 1 or not profile.known or room <= 0:
-            return now
-        until = self._returners.wait_until(now, len(bucket), profile.mean, room, profile.answering)
-        return until if until <= now else min(until, bucket.latest_start)
-
-    def _hears_until_locked(self, bucket: Bucket, now: float) -> float:
-        """Until when a batch waits for the thread that puts quietly to say what else has arrived.
-
-        Callers answer a batch's first responses before its last are sent, and that thread has had
-        little of the interpreter meanwhile, perhaps none of a core: were the next batch closed at
-        once, it would leave without requests that are there already.
-        """
-        return min(now + _HEAR_SHARE * bucket.profile.mean(1), bucket.latest_start)
 
     def _close_locked(
         self, device: Device, bucket: Bucket, close: Close, now: float, dead: Sequence[Request]
@@ -568,17 +540,10 @@ class RequestQueue:
             self._held_bytes -= nbytes
             self._running -= len(alive)
             if alive:
-                # Not when all are answered: the first are back before the last have their answers.
-                self._returners.answered(self._clock.now(), len(alive))
-                own = self._simple and self._quiet and not self._devices.each[0].borrowed
-                self._hears = own and self._backlog.profile(alive[0].key).mean(1) >= _HEAR_LEAST_SECONDS
+                alone = self._backlog.profile(alive[0].key).mean(1)
+                by_worker = not self._devices.each[0].borrowed
+                self.company.ran(self._clock.now(), len(alive), alone, by_worker=by_worker)
             return alive
-
-    def last_answer(self) -> None:
-        """The last of the requests that `finish` returned is about to be completed."""
-        if self._hears:
-            # Before, since whoever puts quietly looks at it when the answer has left.
-            self._unheard = self.awaits = True
 
     def cancel(self, request: Request) -> bool:
         """Ends a request that is queued or running; True when the caller is to complete it."""
@@ -643,4 +608,4 @@ class RequestQueue:
     def learned(self) -> tuple[Mapping[Hashable, BucketStatistics], ReturnersStatistics]:
         """What is known of every bucket, and of callers that come back."""
         with self._lock:
-            return self._backlog.statistics(), self._returners.statistics()
+            return self._backlog.statistics(), self.company.returners.statistics()
