@@ -10,7 +10,8 @@ mkdir -p "$out"
 cp "$here"/*.go "$here"/go.mod "$here"/go.sum "$out"
 cd "$out"
 out=$PWD
-GOBIN=$out go install tool
+# -s -w: without what only a debugger needs.
+GOBIN=$out go install -ldflags='-s -w' tool
 cd "$root/protos"
 set -- tensorferry/protos/*.proto
 for proto in "$@"; do
@@ -19,4 +20,4 @@ done
 PATH=$out:$PATH "$python" -m grpc_tools.protoc -I. --go_opt=module=wire --go-grpc_opt=module=wire \
     "--go_out=$out" "--go-grpc_out=$out" "$@"
 cd "$out"
-go build -buildvcs=false -o client .
+go build -buildvcs=false -ldflags='-s -w' -o client .
