@@ -9,16 +9,9 @@ from typing import Any
 
 import pytest
 
-from tensorferry.server.config import (
-    OPTIONS,
-    ConfigError,
-    ModelSource,
-    Option,
-    PadLengths,
-    ServerConfig,
-    load_config,
-    model_source,
-)
+from tensorferry.server.config import ConfigError, ModelSource, PadLengths, ServerConfig
+from tensorferry.server.configure import load_config, model_source
+from tensorferry.server.options import OPTIONS, Option
 
 BY_FLAG = {option.flag: option for option in OPTIONS}
 

@@ -18,7 +18,7 @@ from wire.programs import CLIENTS, needs
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
-from tensorferry.server.config import OPTIONS
+from tensorferry.server.options import OPTIONS
 
 FOLDER = CLIENTS / "perf_analyzer"
 pytestmark = needs(FOLDER / ".done")

@@ -18,8 +18,10 @@ from typing import Any, NoReturn, TypeAlias
 
 from tensorferry.server import logs
 from tensorferry.server.app import App
-from tensorferry.server.config import OPTIONS, ConfigError, ServerConfig, load_config
+from tensorferry.server.config import ConfigError, ServerConfig
+from tensorferry.server.configure import load_config
 from tensorferry.server.errors import StartError
+from tensorferry.server.options import OPTIONS
 
 _log = logging.getLogger("tensorferry.server")
 

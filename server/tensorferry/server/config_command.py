@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tensorferry.server import logs
-from tensorferry.server.config import OPTIONS, ConfigError, ModelSource, load_config, model_source
+from tensorferry.server.config import ConfigError, ModelSource
+from tensorferry.server.configure import load_config, model_source
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_config import config_text
+from tensorferry.server.options import OPTIONS
 from tensorferry.server.preparation import prepare
 from tensorferry.server.repository import Repository
 from tensorferry.server.session import choose_device
