@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.collate import join, split
-from tensorferry.batcher.completions import Completions
+from tensorferry.batcher.completions import Completions, completed_twice
 from tensorferry.batcher.errors import BatcherError
 from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.request import Request
@@ -120,8 +120,7 @@ class Worker:
             _log.exception(
                 "%s failed while running a batch; this is a bug in tensorferry.batcher", self._name
             )
-            for request in self._queue.finish(batch):
-                self._completions.fail(request, BatcherError("internal error while running the batch"))
+            self._fail_all(self._queue.finish(batch))
         # Not earlier: a request that is cancelled while it runs may yet have to be joined.
         for request in batch:
             request.tensors = ()
@@ -148,8 +147,17 @@ class Worker:
             still_there = set(map(id, alive))
             positions = [position for position, request in enumerate(batch) if id(request) in still_there]
             outputs = [outputs[position] for position in positions]
-        self._completions.answer(alive, positions, outputs, batch, work, times)
+        try:
+            self._completions.answer(alive, positions, outputs, batch, work, times)
+        except Exception:
+            # They are finished as far as the queue knows: nobody else would tell them.
+            self._fail_all([request for request in alive if request.complete is not completed_twice])
+            raise
         return times
+
+    def _fail_all(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._completions.fail(request, BatcherError("internal error while running the batch"))
 
     def _execute(self, batch: Sequence[Request]) -> tuple[Sequence[Any], BaseException | None, Times]:
         now, instance = self._clock.now, self._instance
