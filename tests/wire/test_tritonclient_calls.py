@@ -266,7 +266,7 @@ def test_outputs_that_are_wanted(client: triton.InferenceServerClient) -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["label", "label"], "output 'label' already exists in the request"),
+        (["label", "label"], "output 'label' already exists in request"),
         (["label", "nothing"], "unexpected inference output 'nothing'"),
     ],
 )
