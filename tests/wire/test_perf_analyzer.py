@@ -18,13 +18,13 @@ from wire.programs import CLIENTS, needs
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
-from tensorferry.server.options import OPTIONS
 
 FOLDER = CLIENTS / "perf_analyzer"
-pytestmark = needs(FOLDER / ".done")
-
-SHARED_MEMORY = "allow-shared-memory"
-ALLOWED = any(option.flag == SHARED_MEMORY for option in OPTIONS)
+UNAVAILABLE = FOLDER / "unavailable"
+pytestmark = [
+    needs(FOLDER / ".done"),
+    pytest.mark.skipif(UNAVAILABLE.exists(), reason=UNAVAILABLE.read_text() if UNAVAILABLE.exists() else ""),
+]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
     server = ServerProcess.start(
         f"floats={models.echo(model_dir / 'floats.onnx')}",
         f"strings={models.echo(model_dir / 'strings.onnx', TensorProto.STRING)}",
-        *([f"--{SHARED_MEMORY}"] if ALLOWED else []),
+        "--allow-shared-memory",
         transport=transport,
     )
     yield server
@@ -42,17 +42,8 @@ def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def stub(server: ServerProcess) -> Iterator[inference_pb2_grpc.GRPCInferenceServiceStub]:
-    """A stub of a server that has the methods without which perf_analyzer does not begin."""
     with grpc.insecure_channel(server.address) as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        try:
-            stub.ModelConfig(pb.ModelConfigRequest(name="floats"), timeout=30)
-            stub.ModelStatistics(pb.ModelStatisticsRequest(name="floats"), timeout=30)
-        except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                raise
-            pytest.skip(f"perf_analyzer needs ModelConfig and ModelStatistics: {error.details()}")
-        yield stub
+        yield inference_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
 def perf_analyzer(server: ServerProcess, model: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -142,7 +133,6 @@ def test_a_rate_of_requests(server: ServerProcess, stub: inference_pb2_grpc.GRPC
     assert "Request Rate: 100" in ended.stdout
 
 
-@pytest.mark.skipif(not ALLOWED, reason=f"the server has no --{SHARED_MEMORY}")
 @pytest.mark.parametrize("mode", ["sync", "stream-async"])
 def test_tensors_in_shared_memory(
     server: ServerProcess, stub: inference_pb2_grpc.GRPCInferenceServiceStub, mode: str
