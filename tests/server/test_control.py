@@ -77,6 +77,8 @@ class World:
         if self.hold is not None:
             self.holding.set()
             assert self.hold.wait(PATIENCE)
+        if content == "a bug":
+            raise ZeroDivisionError
         if content == "broken":
             raise StartError(f"{source.path} is broken")
         runner = ScriptedRunner(gated=content == "slow")
@@ -253,6 +255,17 @@ def test_what_is_broken_is_tried_again_when_asked_for(world: World) -> None:
         with pytest.raises(LoadFailedError):
             control.load("m")
     assert world.loads == ["m/1: broken"] * 2
+
+
+def test_a_bug_while_loading_leaves_no_version_loading(world: World) -> None:
+    world.write("m", "1", "a bug")
+    control = world.start()
+    with pytest.raises(ZeroDivisionError):
+        control.load("m")
+    assert world.states() == [("m", "1", UNAVAILABLE)]
+    world.write("m", "1", "mended")
+    control.load("m")
+    assert world.serving() == "mended"
 
 
 def test_a_config_that_is_given_and_files(world: World) -> None:

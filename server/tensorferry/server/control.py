@@ -270,6 +270,9 @@ class ModelControl:
             broken[number] = fingerprint
             self._say(name, number, error)
             return f"version {number} is at UNAVAILABLE state: {error}"
+        except BaseException:
+            self._registry.failed(name, number, "internal error while it was loaded; the log has it")
+            raise
         broken.pop(number, None)
         loaded[number] = fingerprint
         replaced = self._registry.ready(model)
