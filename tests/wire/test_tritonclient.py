@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -15,26 +14,8 @@ import tritonclient.grpc.aio as triton_aio
 from e2e import models
 from e2e.probe import TABLE_ERROR
 from e2e.server import ServerProcess
-from onnx import TensorProto
 from tritonclient.utils import InferenceServerException
-from wire.inputs import SLOW, probe, tensor
-
-DATATYPES: dict[str, tuple[int, Any]] = {
-    "BOOL": (TensorProto.BOOL, np.bool_),
-    "INT8": (TensorProto.INT8, np.int8),
-    "INT16": (TensorProto.INT16, np.int16),
-    "INT32": (TensorProto.INT32, np.int32),
-    "INT64": (TensorProto.INT64, np.int64),
-    "UINT8": (TensorProto.UINT8, np.uint8),
-    "UINT16": (TensorProto.UINT16, np.uint16),
-    "UINT32": (TensorProto.UINT32, np.uint32),
-    "UINT64": (TensorProto.UINT64, np.uint64),
-    "FP16": (TensorProto.FLOAT16, np.float16),
-    "FP32": (TensorProto.FLOAT, np.float32),
-    "FP64": (TensorProto.DOUBLE, np.float64),
-    "BF16": (TensorProto.BFLOAT16, ml_dtypes.bfloat16),
-    "BYTES": (TensorProto.STRING, np.object_),
-}
+from wire.inputs import DATATYPES, SLOW, probe, tensor
 
 
 @pytest.fixture(scope="module")

@@ -17,25 +17,9 @@ from e2e.server import ServerProcess
 from onnx import TensorProto
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
-from wire.inputs import tensor
+from wire.inputs import DATATYPES, tensor
 
 MIB = 1 << 20
-DATATYPES: dict[str, tuple[int, Any]] = {
-    "BOOL": (TensorProto.BOOL, np.bool_),
-    "INT8": (TensorProto.INT8, np.int8),
-    "INT16": (TensorProto.INT16, np.int16),
-    "INT32": (TensorProto.INT32, np.int32),
-    "INT64": (TensorProto.INT64, np.int64),
-    "UINT8": (TensorProto.UINT8, np.uint8),
-    "UINT16": (TensorProto.UINT16, np.uint16),
-    "UINT32": (TensorProto.UINT32, np.uint32),
-    "UINT64": (TensorProto.UINT64, np.uint64),
-    "FP16": (TensorProto.FLOAT16, np.float16),
-    "FP32": (TensorProto.FLOAT, np.float32),
-    "FP64": (TensorProto.DOUBLE, np.float64),
-    "BF16": (TensorProto.BFLOAT16, ml_dtypes.bfloat16),
-    "BYTES": (TensorProto.STRING, np.object_),
-}
 FLOATS: dict[str, Any] = {"FP16": np.uint16, "BF16": np.uint16, "FP32": np.uint32, "FP64": np.uint64}
 
 
