@@ -378,6 +378,27 @@ def test_drain_waits_for_those_on_their_way_out(world: World) -> None:
     assert future.done()
 
 
+def test_polling_says_once_what_cannot_be_read(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.write("m", "1")
+    control = world.start("m")
+    config = world.root / "m" / "config.pbtxt"
+
+    def complaints_of_two_looks() -> int:
+        caplog.clear()
+        for _ in range(2):
+            control._poll()
+        return len([record for record in caplog.records if "cannot be loaded" in record.message])
+
+    config.write_text("max_batch_size: many")
+    assert complaints_of_two_looks() == 1
+    assert complaints_of_two_looks() == 0
+    assert world.serving() == "good"
+    config.write_text("")
+    assert complaints_of_two_looks() == 0
+    config.write_text("max_batch_size: many")
+    assert complaints_of_two_looks() == 1
+
+
 def test_polling_follows_the_repository(world: World) -> None:
     world.write("a", "1")
     world.write("b", "1")

@@ -34,7 +34,9 @@ _log = logging.getLogger("tensorferry.server")
 
 _Command: TypeAlias = Callable[[], None]
 
-_CLOSED = NotReadyError("the server is shutting down and loads no models any more")
+
+def _closed() -> NotReadyError:
+    return NotReadyError("the server is shutting down and loads no models any more")
 
 
 class ModelControl:
@@ -66,7 +68,9 @@ class ModelControl:
         # loading thread's own, and before there is one the starting thread's.
         self._loaded: dict[str, dict[str, Hashable]] = {}
         self._broken: dict[str, dict[str, Hashable]] = {}
-        # Guards _retiring, _thread and _closed. Nothing is called while it is held.
+        # By name, why it is not even known which versions serve; likewise that thread's own.
+        self._unreadable: dict[str, str] = {}
+        # Guards _retiring, _thread and changes of _closed. Nothing is loaded or waited for while it is held.
         self._lock = threading.Lock()
         self._retiring: dict[threading.Thread, Model] = {}
         self._thread: threading.Thread | None = None
@@ -159,7 +163,7 @@ class ModelControl:
         done: Future[None] = Future()
         with self._lock:
             if self._closed:
-                raise _CLOSED
+                raise _closed()
             if self._thread is None:
                 raise NotReadyError("the server is starting; load and unload models when it is ready")
             self._commands.put((command, done))
@@ -177,7 +181,7 @@ class ModelControl:
             command, done = given
             try:
                 if self._closed:
-                    raise _CLOSED
+                    raise _closed()
                 command()
             except BaseException as error:
                 done.set_exception(error)
@@ -187,7 +191,7 @@ class ModelControl:
             del command, done, given
         while not self._commands.empty():
             if (late := self._commands.get()) is not None:
-                late[1].set_exception(_CLOSED)
+                late[1].set_exception(_closed())
 
     def _poll(self) -> None:
         try:
@@ -240,8 +244,12 @@ class ModelControl:
             try:
                 versions = repository.versions(name, config)
             except StartError as error:
-                self._say(name, "", error)
+                if again or self._unreadable.get(name) != str(error):
+                    # Once, however often the repository is looked at.
+                    self._say(name, "", error)
+                self._unreadable[name] = str(error)
                 raise LoadFailedError(f"load failed for model {name!r}: {error}") from None
+            self._unreadable.pop(name, None)
             if not versions:
                 raise NotFoundError(
                     f"failed to load {name!r}, failed to poll from model repository: no directory of that name is in "
