@@ -231,14 +231,18 @@ def test_reloads_under_load_lose_nothing(root: Path, serve: Serve, connect: Conn
     assert control.is_model_ready("m")
 
 
-def test_polling(root: Path, serve: Serve, connect: Connect) -> None:
+def test_polling(root: Path, tmp_path: Path, serve: Serve, connect: Connect) -> None:
     write(root, "m", 1, scaled(1))
     write(root, "gone", 1, scaled(1))
     server = serve("--model-repository", root, "--model-control", "poll", "--repository-poll-seconds", "0.02")
     client = connect(server)
-    write(root, "m", 2, scaled(2))
-    write(root, "new", 1, scaled(5))
-    shutil.rmtree(root / "gone")
+    # The server may look at any time: what comes and goes is whole, or it would rightly complain.
+    aside = tmp_path / "aside"
+    write(aside, "m", 2, scaled(2))
+    write(aside, "new", 1, scaled(5))
+    (aside / "m" / "2").rename(root / "m" / "2")
+    (aside / "new").rename(root / "new")
+    (root / "gone").rename(aside / "gone")
     # Each look is answered at once; the models come within a few.
     bound = threading.Event()
     for _ in range(1500):
