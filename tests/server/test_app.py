@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 from tensorferry.server.app import App
 from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.corks import Corks
 from tensorferry.server.errors import StartError
 
 Make = Callable[..., App]
@@ -133,3 +135,28 @@ def test_reflection_knows_our_service_and_those_beside_it(make: Make) -> None:
     names = {service.name for service in listed.list_services_response.service}
     assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= names
     assert all(file.file_descriptor_response.file_descriptor_proto for file in files)
+
+
+def test_the_answers_of_one_batch_to_one_client_leave_together(
+    make: Make, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[tuple[int, int]] = []
+    begin = Corks.begin
+
+    def noting(self: Corks, count: int) -> Any:
+        begun = begin(self, count)
+        held.append((count, len(begun)))
+        return begun
+
+    monkeypatch.setattr(Corks, "begin", noting)
+    # A batch leaves when it is full: all eight are in one.
+    app = make(max_batch_size=8, max_queue_delay=PATIENCE)
+    app.start()
+    app.load()
+    with dial(app) as channel:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        calls = [stub.ModelInfer.future(request({"x": fp32(1, 3) + n}), timeout=PATIENCE) for n in range(8)]
+        for n, call in enumerate(calls):
+            assert call.result().raw_output_contents[0] == ((fp32(1, 3) + n) * 2).tobytes()
+    # On one connection; the threaded servicer sends from other threads.
+    assert held == [(8, 1 if transport == "lane" and hasattr(socket, "TCP_CORK") else 0)]

@@ -4,6 +4,7 @@ A library of its own: it needs numpy alone, and knows neither transport nor engi
 """
 
 from tensorferry.batcher.batcher import Batcher
+from tensorferry.batcher.completions import Together
 from tensorferry.batcher.errors import (
     BatcherClosed,
     BatcherError,
@@ -43,5 +44,6 @@ __all__ = [
     "RequestTooLarge",
     "Shed",
     "Tensor",
+    "Together",
     "batch_inference",
 ]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tensorferry.batcher.clock import Clock, MonotonicClock
 from tensorferry.batcher.collate import request_of
-from tensorferry.batcher.completions import Completions, completed_twice
+from tensorferry.batcher.completions import Completions, Together, completed_twice
 from tensorferry.batcher.errors import (
     BatcherClosed,
     BatcherError,
@@ -113,6 +113,10 @@ class Batcher:
         a time. Unless `steady`, by which a batch's time depends on its inputs' shapes alone, batches
         run on worker threads only (see `attend`).
 
+    Answers
+        `together`, where it is given, is told when the answers of a batch of several begin and end:
+        a transport may then send them as one.
+
     Every method may be called from any thread.
     """
 
@@ -134,6 +138,7 @@ class Batcher:
         pipelined: bool = False,
         steady: bool = True,
         padding: Padding | None = None,
+        together: Together | None = None,
         name: str = "batcher",
         clock: Clock | None = None,
     ) -> None:
@@ -200,7 +205,9 @@ class Batcher:
         )
         self._ledger = Ledger()
         self._name = name
-        self._completions = Completions(self._ledger, self._clock, name, self._queue.company.last_answer)
+        self._completions = Completions(
+            self._ledger, self._clock, name, self._queue.company.last_answer, together
+        )
         self._warnings = tuple(unreachable(self._limits, max_queue_size))
         for warning in self._warnings:
             _log.warning("%s: %s", name, warning)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import DeadlineExceeded, Shed
@@ -18,10 +18,31 @@ _log = logging.getLogger("tensorferry.batcher")
 _new = tuple.__new__
 
 
+class Together(Protocol):
+    """What a transport does around the answers of a batch of several, which are given on one thread in a row.
+
+    Batches may be answered at the same time, and within one another's answers. Must not raise.
+    """
+
+    def begin(self, count: int) -> Any:
+        """So many answers follow. What it returns is what `end` is called with."""
+
+    def end(self, begun: Any) -> None:
+        """They are given."""
+
+
 class Completions:
     """Ends requests that the queue has handed out as ended. Thread-safe."""
 
-    def __init__(self, ledger: Ledger, clock: Clock, name: str, last_answer: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        name: str,
+        last_answer: Callable[[], None],
+        together: Together | None = None,
+    ) -> None:
+        self._together = together
         self._ledger = ledger
         # Called before the last answer of each batch.
         self._last_answer = last_answer
@@ -77,6 +98,8 @@ class Completions:
             ),
         )
         last = requests[-1] if requests else None
+        together = self._together if len(requests) > 1 else None
+        gathering = together.begin(len(requests)) if together is not None else None
         for request, position, output in zip(requests, positions, outputs, strict=True):
             if request is last:
                 self._last_answer()
@@ -91,6 +114,8 @@ class Completions:
                     self._raised()
             else:
                 self.fail(request, DeadlineExceeded("the deadline passed while the request's batch ran"))
+        if together is not None:
+            together.end(gathering)
 
     def fail(self, request: Request, error: BaseException) -> None:
         """The request ends with this error."""

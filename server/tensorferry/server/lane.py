@@ -27,6 +27,7 @@ import grpc
 from tensorferry.batcher import Batcher
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server import grpc_core
+from tensorferry.server.corks import Corks
 from tensorferry.server.inference import Call, InferenceService, Reply
 from tensorferry.server.lane_stream import StreamCall
 from tensorferry.server.status import Status
@@ -58,9 +59,16 @@ class Lane:
     """
 
     def __init__(
-        self, server: grpc.Server, service: InferenceService, *, max_streams: int, max_in_flight: int
+        self,
+        server: grpc.Server,
+        service: InferenceService,
+        *,
+        max_streams: int,
+        max_in_flight: int,
+        corks: Corks | None = None,
     ) -> None:
         self._service = service
+        self.corks = corks or Corks()
         self.max_in_flight = max_in_flight
         self._max_streams = max_streams
         self._core = grpc_core.Server(server)
@@ -197,11 +205,13 @@ class UnaryCall:
         """Sends the response or the status. Called once, on any thread."""
         self._reply = reply
         try:
-            message = grpc_core.SendMessageOperation(reply.message(), 0)
+            data = reply.message()
         except Exception as error:
             self._send((grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(self._lane.status_of(error))))
         else:
+            message = grpc_core.SendMessageOperation(data, 0)
             self._send((grpc_core.SEND_INITIAL_METADATA, message, grpc_core.SEND_OK))
+            self._lane.corks.wrote(len(data))
 
     def _send(self, operations: tuple[Any, ...]) -> None:
         with self._lane.lock:
@@ -214,8 +224,10 @@ class UnaryCall:
 
     def ended(self, event: Any) -> None:
         """The response is on its way, or the client is not there any more."""
-        # The call itself is kept until it is seen not to wait; its outputs need not be.
+        # This object is kept until it is seen not to wait, but nothing that it holds: above all not
+        # core's call, whose memory is best used again while it is in the cache.
         reply, self._reply, self._handle = self._reply, None, None
+        self._call = self._metadata = None
         if reply is not None:
             self._lane.sent(reply)
 

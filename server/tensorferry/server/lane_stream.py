@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from tensorferry.server import grpc_core
+from tensorferry.server.corks import Corks
 from tensorferry.server.inference import Call, Reply
 from tensorferry.server.status import Status
 from tensorferry.server.stream import (
@@ -23,6 +24,10 @@ from tensorferry.server.stream import (
 
 class Owner(Protocol):
     """What a stream needs of the lane."""
+
+    @property
+    def corks(self) -> Corks:
+        """What holds back small writes."""
 
     def infer(self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Any) -> Call:
         """As `InferenceService.infer`."""
@@ -142,6 +147,7 @@ class StreamCall:
         operation = grpc_core.SendMessageOperation(message, 0)
         operations = (grpc_core.SEND_INITIAL_METADATA, operation) if first else (operation,)
         self._call.start_server_batch(operations, self.sent)
+        self._owner.corks.wrote(len(message))
 
     def sent(self, event: Any) -> None:
         """A response is on its way, or the client is gone, which `closed` tells as well."""

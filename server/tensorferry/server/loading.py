@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tensorferry.batcher import Batcher, Padding
+from tensorferry.batcher import Batcher, Padding, Together
 from tensorferry.server.classification import read_labels
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelFailedError, StartError
@@ -27,7 +27,9 @@ _log = logging.getLogger("tensorferry.server")
 _Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
-def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
+def load_model(
+    source: ModelSource, config: ServerConfig, device: str, together: Together | None = None
+) -> Model:
     """The model, proved, warm and ready to take requests. StartError names file and reason."""
     started = time.monotonic()
     prepared = prepare(source, config, device)
@@ -78,6 +80,7 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
         # The host has hands free while a GPU computes; on the CPU both would share the cores.
         pipelined=on_gpus,
         steady=not on_gpus and is_steady(source.path),
+        together=together,
         name=source.name,
     )
     if padding is not None and size is not None:
