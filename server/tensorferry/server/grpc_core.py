@@ -37,6 +37,8 @@ __all__ = [
 # Operations without contents of their own, which batches may share.
 SEND_INITIAL_METADATA = SendInitialMetadataOperation((), 0)
 SEND_OK = SendStatusFromServerOperation((), 0, b"", 0)
+# Likewise, for those who do not read what they hear.
+IGNORE_CLOSE = ReceiveCloseOnServerOperation(0)
 
 # How many events are handled in a row before it is looked what else is due.
 _MOST_EVENTS = 128

@@ -219,7 +219,7 @@ class UnaryCall:
             listening = self.listening
         if not listening:
             # Somebody has to ask for the close once, or core takes the call for abandoned.
-            operations = (*operations, grpc_core.ReceiveCloseOnServerOperation(0))
+            operations = (*operations, grpc_core.IGNORE_CLOSE)
         self._call.start_server_batch(operations, self.ended)
 
     def ended(self, event: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from tensorferry.server import grpc_core
 from tensorferry.server.corks import Corks
@@ -20,6 +20,10 @@ from tensorferry.server.stream import (
     terms_of,
     too_many_streams,
 )
+
+# A response (None: there are no more), whether it is the first that is sent, and whether a drain is the reason
+# when it is the end.
+_Turn: TypeAlias = tuple[Reply | None, bool, bool]
 
 
 class Owner(Protocol):
@@ -110,8 +114,9 @@ class StreamCall:
                 self._in_flight += 1
                 self._reading = self._in_flight < self._max_in_flight
             read_on = self._reading
+            turn = self._next_locked() if data is None else None
         if data is None:
-            self._send_next()
+            self._send(turn)
             return
         if read_on:
             self._read()
@@ -120,20 +125,26 @@ class StreamCall:
     def _complete(self, slot: Slot, reply: Reply) -> None:
         with self._lock:
             self._deliveries.done(slot, reply)
-        self._send_next()
+            turn = self._next_locked()
+        self._send(turn)
 
-    def _send_next(self) -> None:
-        """Sends a response that may be sent, or the status after the last, or that of an error which is the end."""
-        with self._lock:
-            if self._sending is not None or self._ended:
-                return
-            reply = self._sending = self._deliveries.pop()
-            if reply is None:
-                if self._in_flight > 0 or not (self._half_closed or self._draining):
-                    return
-                self._ended = True
-            drained = not self._half_closed
-            first, self._begun = not self._begun, True
+    def _next_locked(self) -> _Turn | None:
+        """What may be sent now: a response, or the status after the last; None when there is nothing."""
+        if self._sending is not None or self._ended:
+            return None
+        reply = self._sending = self._deliveries.pop()
+        if reply is None:
+            if self._in_flight > 0 or not (self._half_closed or self._draining):
+                return None
+            self._ended = True
+        first, self._begun = not self._begun, True
+        return reply, first, not self._half_closed
+
+    def _send(self, turn: _Turn | None) -> None:
+        """Sends what `_next_locked` said; or the status of an error which is the end."""
+        if turn is None:
+            return
+        reply, first, drained = turn
         if reply is None:
             self._send_status(SHUTTING_DOWN if drained else None, first)
             return
@@ -156,10 +167,10 @@ class StreamCall:
             self._in_flight -= 1
             read_on = not (self._reading or self._half_closed or self._ended)
             self._reading = self._reading or read_on
+            turn = self._next_locked() if event.success else None
         if read_on:
             self._read()
-        if event.success:
-            self._send_next()
+        self._send(turn)
         if reply is not None:
             self._owner.sent(reply)
 
@@ -179,7 +190,8 @@ class StreamCall:
         """Ends the stream once every request that was read is answered."""
         with self._lock:
             self._draining = True
-        self._send_next()
+            turn = self._next_locked()
+        self._send(turn)
 
     def closed(self, event: Any) -> None:
         """The call is over; if the client has left, what is in flight is withdrawn."""
