@@ -66,6 +66,7 @@ class Core:
             grpc_core, "SendMessageOperation", lambda data, flags: Operation("message", bytes(data))
         )
         monkeypatch.setattr(grpc_core, "SEND_INITIAL_METADATA", Operation("metadata"))
+        monkeypatch.setattr(grpc_core, "IGNORE_CLOSE", Operation("close"))
         monkeypatch.setattr(grpc_core, "SEND_OK", Operation("status", Status(grpc.StatusCode.OK, "")))
         monkeypatch.setattr(grpc_core, "send_status", lambda status: Operation("status", status))
 

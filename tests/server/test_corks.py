@@ -25,11 +25,14 @@ class Served:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.clients = [socket.create_connection(("127.0.0.1", self.port)) for _ in range(connections)]
-        self.servers = [self._listener.accept()[0] for _ in range(connections)]
-        for each in self.servers:
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.servers = [self.accept() for _ in range(connections)]
         for each in self.clients:
             each.setblocking(False)
+
+    def accept(self) -> socket.socket:
+        accepted, _ = self._listener.accept()
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return accepted
 
     def close(self) -> None:
         for each in (*self.clients, *self.servers, self._listener):
@@ -57,13 +60,13 @@ def holds(server: socket.socket) -> bool:
 def test_what_is_written_in_between_leaves_at_the_end_as_one(served: Served) -> None:
     held = Corks()
     held.serve(served.port)
-    begun = held.begin(8)
+    held.begin(8)
     for server in served.servers:
         for _ in range(4):
             server.send(SMALL)
             held.wrote(len(SMALL))
     assert [received(client) for client in served.clients] == [b"", b""]
-    held.end(begun)
+    held.end()
     assert [received(client) for client in served.clients] == [4 * SMALL, 4 * SMALL]
     assert not any(map(holds, served.servers))
 
@@ -71,37 +74,36 @@ def test_what_is_written_in_between_leaves_at_the_end_as_one(served: Served) -> 
 def test_fewer_than_two_answers_for_each_connection_leave_at_once(served: Served) -> None:
     held = Corks()
     held.serve(served.port)
-    begun = held.begin(3)
+    held.begin(3)
     served.servers[0].send(SMALL)
     assert received(served.clients[0]) == SMALL
-    held.end(begun)
+    held.end()
 
 
 def test_before_it_serves_a_port_it_holds_nothing(served: Served) -> None:
     held = Corks()
-    begun = held.begin(ENDLESS)
-    assert not begun
+    held.begin(ENDLESS)
     assert not any(map(holds, served.servers))
     held.wrote(1)
-    held.end(begun)
+    held.end()
 
 
 def test_a_large_answer_takes_what_was_gathered_along(served: Served) -> None:
     held = Corks()
     held.serve(served.port)
-    begun = held.begin(4)
+    held.begin(4)
     served.servers[0].send(SMALL)
     held.wrote(len(SMALL))
     assert received(served.clients[0]) == b""
     held.wrote(100_000)
     assert received(served.clients[0]) == SMALL
-    held.end(begun)
+    held.end()
 
 
 def test_the_first_of_many_does_not_wait_for_the_last(served: Served) -> None:
     held = Corks()
     held.serve(served.port)
-    begun = held.begin(100)
+    held.begin(100)
     for _ in range(32):
         assert received(served.clients[0]) == b""
         served.servers[0].send(SMALL)
@@ -109,33 +111,26 @@ def test_the_first_of_many_does_not_wait_for_the_last(served: Served) -> None:
     assert received(served.clients[0]) == 32 * SMALL
     served.servers[0].send(SMALL)
     assert received(served.clients[0]) == b""
-    held.end(begun)
+    held.end()
     assert received(served.clients[0]) == SMALL
-
-
-def test_two_batches_at_a_time_leave_nothing_behind(served: Served) -> None:
-    held = Corks()
-    held.serve(served.port)
-    first, second = held.begin(4), held.begin(4)
-    held.end(first)
-    served.servers[0].send(SMALL)
-    held.wrote(len(SMALL))
-    assert received(served.clients[0]) == SMALL
-    held.end(second)
-    assert not any(map(holds, served.servers))
 
 
 def test_connections_that_come_and_go_are_noticed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corks, "_LOOK_SECONDS", 0.0)
     held = Corks()
     held.serve(served.port)
-    begun = held.begin(4)
-    assert len(begun) == 2
+    held.begin(4)
+    assert all(map(holds, served.servers))
     gone = served.servers.pop()
     gone.close()
     # Closed while it holds back: nothing to take back, and no harm done.
-    held.end(begun)
-    assert len(held.begin(4)) == 1
+    held.end()
+    late = socket.create_connection(("127.0.0.1", served.port))
+    served.clients.append(late)
+    served.servers.append(served.accept())
+    held.begin(4)
+    assert all(map(holds, served.servers))
+    held.end()
 
 
 def test_a_look_borrows_and_closes_nothing(served: Served) -> None:
@@ -143,7 +138,8 @@ def test_a_look_borrows_and_closes_nothing(served: Served) -> None:
     for _ in range(3):
         held = Corks()
         held.serve(served.port)
-        held.end(held.begin(4))
+        held.begin(4)
+        held.end()
     del held
     assert sorted(os.listdir("/proc/self/fd")) == before
     served.servers[0].send(SMALL)
@@ -155,10 +151,10 @@ def test_other_ports_are_left_alone(served: Served) -> None:
     try:
         held = Corks()
         held.serve(other.port)
-        begun = held.begin(ENDLESS)
+        held.begin(ENDLESS)
         assert holds(other.servers[0])
         assert not any(map(holds, (*served.servers, *other.clients)))
-        held.end(begun)
+        held.end()
     finally:
         other.close()
 
@@ -167,11 +163,13 @@ def test_with_too_many_files_it_does_not_look(served: Served, monkeypatch: pytes
     monkeypatch.setattr(corks, "_MOST_FILES", 3)
     held = Corks()
     held.serve(served.port)
-    assert not held.begin(ENDLESS)
+    held.begin(ENDLESS)
+    assert not any(map(holds, served.servers))
 
 
 def test_a_system_without_corks_is_served_without(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corks, "_CORK", None)
     held = Corks()
     held.serve(served.port)
-    assert not held.begin(ENDLESS)
+    held.begin(ENDLESS)
+    assert not any(map(holds, served.servers))

@@ -17,13 +17,13 @@ from tensorferry.protos import POOL, SERVICE_NAME
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.configuration import ModelConfiguration
 from tensorferry.server.control import ModelControl
-from tensorferry.server.corks import Corks
 from tensorferry.server.errors import StartError
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.loading import load_model
 from tensorferry.server.log_settings import LogSettings
 from tensorferry.server.logs import LogOutput
 from tensorferry.server.models import Model, ModelRegistry
+from tensorferry.server.outbox import Outbox
 from tensorferry.server.repository import Repository
 from tensorferry.server.repository_methods import RepositoryMethods
 from tensorferry.server.servicer import Servicer
@@ -124,7 +124,7 @@ class App:
         self._set_health("", serving=False)
         for source in config.models:
             self._set_health(source.name, serving=False)
-        self._corks = Corks()
+        self._outbox = Outbox()
         self._lane: Lane | None = None
         self._metrics: MetricsServer | None = None
 
@@ -161,7 +161,7 @@ class App:
             self._metrics = self._serve_metrics(self.config.metrics_port)
         self._server.start()
         if self._lane is not None:
-            self._corks.serve(self.port)
+            self._outbox.serve(self.port)
             self._lane.start()
 
     def _serve_metrics(self, port: int) -> MetricsServer:
@@ -185,7 +185,7 @@ class App:
                 self._service,
                 max_streams=MAX_STREAMS_OF_LANE,
                 max_in_flight=MAX_IN_FLIGHT_PER_STREAM,
-                corks=self._corks,
+                outbox=self._outbox,
             )
         except Exception as error:
             reason = f"the lane does not work with grpcio {grpc.__version__}: {error!r}"
@@ -237,7 +237,7 @@ class App:
         return all(ended)
 
     def _load_model(self, source: ModelSource) -> Model:
-        return load_model(source, self.config, self._device, self._corks)
+        return load_model(source, self.config, self._device, self._outbox)
 
     def _model_changed(self, name: str) -> None:
         self._service.models_changed()

@@ -35,14 +35,13 @@ class Corks:
     """Holds back what is sent on a port's connections while the answers of a batch are written.
 
     It does nothing until `serve` was called, where TCP has no such option, and for batches of fewer than
-    two requests for each connection. Thread-safe; of two batches that are answered at the same
-    time, the first to end lets the other's answers go too.
+    two requests for each connection. For one thread.
     """
 
     def __init__(self) -> None:
         self._port: int | None = None
         self._look_at = math.inf
-        # Each changed as a whole: all that are known, and those that hold back now.
+        # All that are known, and those that hold back now.
         self._sockets: Sequence[_Borrowed] = ()
         self._holding: Sequence[_Borrowed] = ()
         self._written = 0
@@ -53,38 +52,32 @@ class Corks:
             self._port = port
             self._look_at = -math.inf
 
-    def begin(self, count: int) -> Sequence[_Borrowed]:
-        """So many answers are about to be written, on this thread. Returns what `end` wants."""
+    def begin(self, count: int) -> None:
+        """So many answers are about to be written."""
         now = time.monotonic()
         if now >= self._look_at:
-            # First, so that one thread looks.
             self._look_at = now + _LOOK_SECONDS
             self._sockets = _connections(self._port)
-        sockets = self._sockets
-        if not sockets or count < 2 * len(sockets):
-            return ()
-        self._written, self._holding = 0, sockets
-        _set(sockets, 1)
-        return sockets
+        if self._sockets and count >= 2 * len(self._sockets):
+            self._written, self._holding = 0, self._sockets
+            _set(self._holding, 1)
 
     def wrote(self, nbytes: int) -> None:
         """An answer of this size was written: what has been gathered may have to leave."""
-        holding = self._holding
-        if not holding:
+        if not self._holding:
             return
         self._written += 1
         if nbytes > _LARGE_BYTES:
-            _set(holding, 0)
+            self.end()
         elif self._written >= _MOST_ANSWERS:
             self._written = 0
-            _set(holding, 0)
-            _set(holding, 1)
+            _set(self._holding, 0)
+            _set(self._holding, 1)
 
-    def end(self, begun: Sequence[_Borrowed]) -> None:
+    def end(self) -> None:
         """The answers are written; what was gathered leaves."""
-        if begun:
-            self._holding = ()
-            _set(begun, 0)
+        holding, self._holding = self._holding, ()
+        _set(holding, 0)
 
 
 class _Borrowed(socket.socket):

@@ -27,9 +27,9 @@ import grpc
 from tensorferry.batcher import Batcher
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server import grpc_core
-from tensorferry.server.corks import Corks
 from tensorferry.server.inference import Call, InferenceService, Reply
 from tensorferry.server.lane_stream import StreamCall
+from tensorferry.server.outbox import Outbox
 from tensorferry.server.status import Status
 
 _log = logging.getLogger("tensorferry.server")
@@ -65,10 +65,10 @@ class Lane:
         *,
         max_streams: int,
         max_in_flight: int,
-        corks: Corks | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         self._service = service
-        self.corks = corks or Corks()
+        self.outbox = outbox or Outbox()
         self.max_in_flight = max_in_flight
         self._max_streams = max_streams
         self._core = grpc_core.Server(server)
@@ -105,12 +105,14 @@ class Lane:
 
     def _unary_arrived(self, event: Any) -> None:
         if event.success:
+            self.outbox.polled()
             self._core.request(UNARY, self._unary_arrived)
             UnaryCall(self, event)
 
     def _stream_arrived(self, event: Any) -> None:
         if not event.success:
             return
+        self.outbox.polled()
         self._core.request(STREAM, self._stream_arrived)
         stream = StreamCall(self, event, deadline_of(event), self.max_in_flight)
         with self.lock:
@@ -138,9 +140,10 @@ class Lane:
         """As the service's."""
         return self._service.status_of(error)
 
-    def sent(self, reply: Reply) -> None:
-        """The reply is on its way. On the polling thread."""
-        batcher = reply.waiting
+    def sent(self, reply: Reply | None) -> None:
+        """The reply is on its way, or another end of a call. On the polling thread."""
+        self.outbox.empty()
+        batcher = None if reply is None else reply.waiting
         if batcher is not None:
             self._unattended.add(batcher)
             self._core.queue.due = 0.0
@@ -202,8 +205,14 @@ class UnaryCall:
             self._lane.wait(self)
 
     def reply(self, reply: Reply) -> None:
-        """Sends the response or the status. Called once, on any thread."""
+        """Sends the response or the status, or has them sent. Called once, on any thread."""
         self._reply = reply
+        self._lane.outbox.give(self.deliver)
+
+    def deliver(self) -> None:
+        """Sends what became of the request. Called once, on any thread."""
+        reply = self._reply
+        assert reply is not None
         try:
             data = reply.message()
         except Exception as error:
@@ -211,7 +220,7 @@ class UnaryCall:
         else:
             message = grpc_core.SendMessageOperation(data, 0)
             self._send((grpc_core.SEND_INITIAL_METADATA, message, grpc_core.SEND_OK))
-            self._lane.corks.wrote(len(data))
+            self._lane.outbox.wrote(len(data))
 
     def _send(self, operations: tuple[Any, ...]) -> None:
         with self._lane.lock:
@@ -228,8 +237,7 @@ class UnaryCall:
         # core's call, whose memory is best used again while it is in the cache.
         reply, self._reply, self._handle = self._reply, None, None
         self._call = self._metadata = None
-        if reply is not None:
-            self._lane.sent(reply)
+        self._lane.sent(reply)
 
     def listen(self) -> None:
         """From now on the call hears of it when its client leaves, or has left."""

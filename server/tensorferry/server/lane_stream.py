@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from tensorferry.server import grpc_core
-from tensorferry.server.corks import Corks
 from tensorferry.server.inference import Call, Reply
+from tensorferry.server.outbox import Outbox
 from tensorferry.server.status import Status
 from tensorferry.server.stream import (
     SHUTTING_DOWN,
@@ -30,8 +30,8 @@ class Owner(Protocol):
     """What a stream needs of the lane."""
 
     @property
-    def corks(self) -> Corks:
-        """What holds back small writes."""
+    def outbox(self) -> Outbox:
+        """What the answers of batches leave by."""
 
     def infer(self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Any) -> Call:
         """As `InferenceService.infer`."""
@@ -39,8 +39,8 @@ class Owner(Protocol):
     def status_of(self, error: BaseException) -> Status:
         """As `InferenceService.status_of`."""
 
-    def sent(self, reply: Reply) -> None:
-        """The reply is on its way."""
+    def sent(self, reply: Reply | None) -> None:
+        """The reply is on its way, or the end of the stream."""
 
     def forget(self, stream: StreamCall) -> None:
         """The stream is over."""
@@ -126,7 +126,8 @@ class StreamCall:
         with self._lock:
             self._deliveries.done(slot, reply)
             turn = self._next_locked()
-        self._send(turn)
+        if turn is not None:
+            self._owner.outbox.give(partial(self._send, turn))
 
     def _next_locked(self) -> _Turn | None:
         """What may be sent now: a response, or the status after the last; None when there is nothing."""
@@ -158,7 +159,7 @@ class StreamCall:
         operation = grpc_core.SendMessageOperation(message, 0)
         operations = (grpc_core.SEND_INITIAL_METADATA, operation) if first else (operation,)
         self._call.start_server_batch(operations, self.sent)
-        self._owner.corks.wrote(len(message))
+        self._owner.outbox.wrote(len(message))
 
     def sent(self, event: Any) -> None:
         """A response is on its way, or the client is gone, which `closed` tells as well."""
@@ -171,8 +172,7 @@ class StreamCall:
         if read_on:
             self._read()
         self._send(turn)
-        if reply is not None:
-            self._owner.sent(reply)
+        self._owner.sent(reply)
 
     def _send_status(self, status: Status | None, first: bool) -> None:
         operation = grpc_core.SEND_OK if status is None else grpc_core.send_status(status)
@@ -183,8 +183,7 @@ class StreamCall:
         """The status is on its way; `closed` follows."""
         with self._lock:
             reply, self._sending = self._sending, None
-        if reply is not None:
-            self._owner.sent(reply)
+        self._owner.sent(reply)
 
     def drain(self) -> None:
         """Ends the stream once every request that was read is answered."""
