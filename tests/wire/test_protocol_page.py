@@ -303,10 +303,21 @@ def _(served: Served) -> Any:
     return served.stub.SystemSharedMemoryStatus(request, timeout=PATIENCE)
 
 
-@when("CUDA shared memory")
+@when("CUDA shared memory where there is no GPU")
 def _(served: Served) -> Any:
-    request = pb.CudaSharedMemoryRegisterRequest(name="c")
-    return served.stub.CudaSharedMemoryRegister(request, timeout=PATIENCE)
+    with pytest.MonkeyPatch.context() as patch:
+        # Hides those that there are.
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        server = ServerProcess.start(
+            "--allow-shared-memory", "--device", "cpu", served.model, transport=served.transport
+        )
+    try:
+        with grpc.insecure_channel(server.address) as channel:
+            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+            request = pb.CudaSharedMemoryRegisterRequest(name="c", raw_handle=bytes(64), byte_size=8)
+            return stub.CudaSharedMemoryRegister(request, timeout=PATIENCE)
+    finally:
+        server.stop()
 
 
 @when("shared memory is off")
@@ -348,5 +359,5 @@ def test_where_the_codes_differ_the_page_says_why() -> None:
         "the time allowed is over",
         "an output does not fit its place",
         "a key names nothing",
-        "CUDA shared memory",
+        "CUDA shared memory where there is no GPU",
     }

@@ -27,7 +27,8 @@ from tensorferry.server.repository import Repository
 from tensorferry.server.repository_methods import RepositoryMethods
 from tensorferry.server.servicer import Servicer
 from tensorferry.server.session import choose_device
-from tensorferry.server.shared_memory import Regions, SharedMemory
+from tensorferry.server.shared_memory import Regions
+from tensorferry.server.shared_memory_methods import SharedMemory
 from tensorferry.server.statistics import StatisticsExtension
 from tensorferry.server.trace_file import TraceFile
 from tensorferry.server.trace_settings import TraceSettings

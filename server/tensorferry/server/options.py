@@ -313,7 +313,8 @@ OPTIONS: tuple[Option, ...] = (
     _switch(
         "allow-shared-memory",
         "allow_shared_memory",
-        "let clients register any POSIX shared memory that this process may open, and have tensors there",
+        "let clients register any POSIX shared memory that this process may open, and any device memory that another process "
+        "exports, and have tensors there",
     ),
     Option(
         "metrics-port",
