@@ -95,7 +95,11 @@ class App:
                 RepositoryMethods(self.registry, self._control),
                 SharedMemory(self._regions),
                 TraceSettings(self.registry, tracing),
-                *([LogSettings(log_output)] if log_output is not None else []),
+                *(
+                    [LogSettings(log_output, allowed=config.allow_log_settings)]
+                    if log_output is not None
+                    else []
+                ),
             ),
         )
         self._health = health.HealthServicer(experimental_non_blocking=True)
