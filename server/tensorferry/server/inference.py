@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from tensorferry.batcher import Batcher, BatcherClosed, BatchInfo, Outcome, Tensor
+from tensorferry.batcher import Batcher, BatcherClosed, BatchInfo, ModelRowsError, Outcome, Tensor
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.codec import Wanted, decode, parse, place
 from tensorferry.server.errors import ModelFailedError, NotReadyError
@@ -135,14 +135,14 @@ class _Queued(Call, Reply):
     def completed(self, outcome: Outcome) -> None:
         """What the batcher calls, once."""
         self._outcome = outcome
-        if isinstance(outcome.error, ModelFailedError):
+        if isinstance(outcome.error, (ModelFailedError, ModelRowsError)):
             trace = [str(value) for name, value in self._metadata if name == _TRACE]
             _log.warning(
                 "model %s failed on request %r%s: %s",
                 self._form.model.name,
                 self.request_id,
                 f" ({_TRACE} {trace[0]})" if trace else "",
-                outcome.error.__cause__,
+                outcome.error.__cause__ or outcome.error,
             )
         complete = self._complete
         # It knows the call's place in a stream, which knows this.
