@@ -451,6 +451,7 @@ def test_all_is_closed_at_the_end(both: Regions, driver: ScriptedDriver) -> None
         (2, LimitError),
         (711, LimitError),
         (801, UnsupportedError),
+        (304, UnsupportedError),
         (700, NotReadyError),
         (999, NotReadyError),
     ],

@@ -1,7 +1,7 @@
 /* A stand-in for the NVIDIA driver's library, for tests on machines without a GPU. Device memory is POSIX shared
  * memory, and it is as strict as the driver where it matters: nothing works before cuInit, or without a context;
  * a handle is opened by another process than the one that made it, and as often as it is closed; a copy stays
- * within an allocation. An allocation has a whole number of pages of 512 bytes, as cudaMalloc's.
+ * within an allocation, and is made no sooner than its thread waits for the stream. An allocation has a whole number of pages of 512 bytes, as cudaMalloc's.
  *
  * A handle says by the numbers at the offsets 40, 44 and 48 with what result opening it, a copy of its memory, and
  * closing it fail; 0 for not. STAND_IN_GPUS is how many devices there are (2), STAND_IN_INIT what cuInit says.
@@ -96,9 +96,26 @@ int cuStreamCreate(void **stream, unsigned flags) {
     return result;
 }
 
+static _Thread_local struct { char *to; const char *from; size_t size; } waiting[8];
+static _Thread_local int count;
+
 int cuStreamSynchronize(void *stream) {
     int result = ready();
-    return result ? result : stream == &streams[device_now()] ? 0 : 400;
+    if (result) return result;
+    if (stream != &streams[device_now()]) return 400;
+    while (count) {
+        count--;
+        memcpy(waiting[count].to, waiting[count].from, waiting[count].size);
+    }
+    return 0;
+}
+
+static int later(void *to, const void *from, size_t size) {
+    if (count == 8) return 2;
+    waiting[count].to = to;
+    waiting[count].from = from;
+    waiting[count++].size = size;
+    return 0;
 }
 
 /* Maps the memory of a handle, whose file is made or must be there. */
@@ -209,14 +226,12 @@ static int copied(CUdeviceptr address, size_t size, void *stream) {
 
 int cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, void *stream) {
     int result = copied(from, size, stream);
-    if (!result) memcpy(to, (char *)from, size);
-    return result;
+    return result ? result : later(to, (char *)from, size);
 }
 
 int cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, void *stream) {
     int result = copied(to, size, stream);
-    if (!result) memcpy((char *)to, from, size);
-    return result;
+    return result ? result : later((char *)to, from, size);
 }
 
 int cuGetErrorName(int result, const char **name) {

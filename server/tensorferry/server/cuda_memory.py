@@ -13,6 +13,7 @@ from tensorferry.server.cuda_driver import (
     INVALID_VALUE,
     MAP_FAILED,
     NOT_SUPPORTED,
+    OPERATING_SYSTEM,
     OUT_OF_MEMORY,
     PEER_ACCESS_UNSUPPORTED,
     TOO_MANY_PEERS,
@@ -40,6 +41,7 @@ _CLIENTS_FAULT = {
     INVALID_HANDLE,
 }
 _FULL = {OUT_OF_MEMORY, TOO_MANY_PEERS}
+_NOT_HERE = {OPERATING_SYSTEM, NOT_SUPPORTED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +124,8 @@ def _as_server_error(what: str, error: CudaError, hint: str) -> ServerError:
         return InvalidRequestError(f"{what}: invalid args: {error}; {hint}")
     if error.code in _FULL:
         return LimitError(f"{what}: {error}")
-    if error.code == NOT_SUPPORTED:
+    if error.code in _NOT_HERE:
         return UnsupportedError(
-            f"{what}: {error}: this GPU, or its driver, shares no memory between processes"
+            f"{what}: {error}: this GPU, its driver or the containers of server and client let processes share no memory"
         )
     return NotReadyError(f"{what}: the GPU does not work: {error}")
