@@ -70,16 +70,15 @@ def test_through_a_server_as_by_onnx_runtime_alone(cases: list[Case], transport:
     assert any(verdict.company > 1 for verdict in verdicts.values())
     assert not any(verdict.batched for name, verdict in verdicts.items() if not name.endswith(".open"))
     refused = {name for name, verdict in verdicts.items() if verdict.refused}
-    assert refused == {
-        "node.test_and_bcast4v4d.open",
-        "node.test_strnormalizer_export_monday_casesensintive_nochangecase.open",
-    }
+    assert refused == {"node.test_and_bcast4v4d.open"}
     for name in (
         "cumsum_2d_axis_0",
         "softmax_axis_0",
         "gather_0",
         "transpose_default",
         "reduce_max_bool_inputs",
+        # Drops a row for each stop word.
+        "strnormalizer_export_monday_casesensintive_nochangecase",
     ):
         verdict = verdicts.get(f"node.test_{name}.open")
         assert verdict is None or not verdict.batched, name

@@ -206,6 +206,32 @@ def lookup(path: Path, size: int = 10) -> Path:
     )
 
 
+def without_stop_words(path: Path, words: Sequence[str] = ("the", "a"), dims: Dims = ("batch",)) -> Path:
+    """x BYTES [batch] → y, the elements in small letters, without those that are stop words."""
+    # A list that is empty has no type.
+    stop = {"stopwords": words} if words else {}
+    return save(
+        path,
+        [node("StringNormalizer", "x", "y", case_change_action="LOWER", locale="C", **stop)],
+        [value("x", "BYTES", dims)],
+        [value("y", "BYTES", dims)],
+    )
+
+
+def spelt(path: Path) -> Path:
+    """x BYTES [batch] → y FP32, the number that each spells; a table of words is in the file, for another use."""
+    return save(
+        path,
+        [
+            node("Cast", "x", "y", to=TensorProto.FLOAT),
+            node("Identity", "table", "words"),
+        ],
+        [value("x", "BYTES", ["batch"])],
+        [value("y", dims=["batch"])],
+        {"table": np.array(["one", "two"], dtype=object)},
+    )
+
+
 def added(path: Path) -> Path:
     """y = a + b, of shapes that only the run compares."""
     dims = ["batch", "n"]

@@ -157,7 +157,7 @@ def test_at_the_start_all_or_those_that_are_named(world: World) -> None:
     world.start("a", "c")
     assert world.states() == [("a", "1", READY), ("c", "1", READY)]
     assert world.changed == ["a", "c"]
-    assert world.control.unloaded_names() == ["b"]
+    assert world.control.without_versions() == {"b": ""}
 
 
 def test_all(world: World) -> None:
@@ -255,6 +255,32 @@ def test_what_is_broken_is_tried_again_when_asked_for(world: World) -> None:
         with pytest.raises(LoadFailedError):
             control.load("m")
     assert world.loads == ["m/1: broken"] * 2
+
+
+def test_a_model_whose_configuration_cannot_be_read_has_a_reason_and_no_version(world: World) -> None:
+    world.write("m", "1")
+    world.write("never", "1")
+    config = world.root / "m" / "config.pbtxt"
+    config.write_text("batch: 1")
+    control = world.start("m", strict=False)
+    reasons = control.without_versions()
+    assert list(reasons) == ["m", "never"]
+    assert 'line 1, column 1: Message type "inference.ModelConfig" has no field named "batch"' in reasons["m"]
+    assert reasons["never"] == ""
+    config.unlink()
+    control.load("m")
+    assert list(control.without_versions()) == ["never"]
+    # While a version serves, the model is no worse than it was.
+    config.write_text("batch: 1")
+    with pytest.raises(LoadFailedError):
+        control.load("m")
+    assert list(control.without_versions()) == ["never"]
+    control.unload("m")
+    world.await_state(("m", "1", UNAVAILABLE))
+    assert list(control.without_versions()) == ["never"]
+    with pytest.raises(LoadFailedError):
+        control.load("m")
+    assert list(control.without_versions()) == ["m", "never"]
 
 
 def test_a_bug_while_loading_leaves_no_version_loading(world: World) -> None:

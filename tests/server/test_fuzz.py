@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ class Fuzzed:
         self.registry = registry
         (directory / "key").write_bytes(bytes(REGION_BYTES))
         self.regions = Regions(allowed=True, directory=directory)
-        self.regions.register("r", "key", 0, REGION_BYTES)
+        self.regions.register_system("r", "key", 0, REGION_BYTES)
         self.service = InferenceService(registry, regions=self.regions)
         self.completions: list[Replies] = []
 
@@ -208,7 +207,7 @@ def test_inputs_in_shared_memory_are_as_good_as_sent_ones(fuzzed: Fuzzed, rows: 
         tensor = message.inputs[index]
         if offset >= REGION_BYTES or offset + len(raws[index]) > REGION_BYTES:
             return
-        os.pwrite(region.file, raws[index], offset)
+        region.memory.write(offset, memoryview(raws[index]))
         tensor.parameters["shared_memory_region"].string_param = "r"
         tensor.parameters["shared_memory_offset"].int64_param = offset
         tensor.parameters["shared_memory_byte_size"].int64_param = len(raws[index])

@@ -403,15 +403,23 @@ def test_the_row_that_fails_gets_its_error_and_its_neighbours_their_results(
     assert line.getMessage() == "model m failed on request 'id-1': /a/secret/place"
 
 
+def test_an_answer_with_too_few_rows_says_so_to_the_client_and_in_the_log(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, replies = submit(serve(lambda inputs: {"y": inputs["x"][:-1]}), fp32(2, 1))
+    said = "output 'y' has shape [1, 1], expected 2 rows on axis 0"
+    assert said in status_of(error_of(replies)).message
+    assert [record.levelname for record in caplog.records if said in record.getMessage()] == ["WARNING"]
+
+
 @pytest.mark.parametrize(
     "run",
     [
-        lambda inputs: {"y": inputs["x"][:-1]},
         lambda inputs: {"z": inputs["x"]},
         lambda inputs: None,
         lambda inputs: 1 / 0,
     ],
-    ids=["too few rows", "another name", "nothing", "raises"],
+    ids=["another name", "nothing", "raises"],
 )
 def test_a_runner_with_a_bug_is_an_internal_error_without_details(
     serve: Serve, run: Any, caplog: pytest.LogCaptureFixture

@@ -37,7 +37,7 @@ def _root() -> Iterator[None]:
 
 
 def made(log_format: str = "text", level: str = "info") -> LogSettings:
-    return LogSettings(logs.configure(log_format, level))
+    return LogSettings(logs.configure(log_format, level), allowed=True)
 
 
 def request(**settings: Any) -> pb.LogSettingsRequest:
@@ -193,7 +193,7 @@ def test_no_client_says_where_the_log_goes(path: str) -> None:
 
 def test_a_change_that_comes_between_is_kept() -> None:
     output = logs.configure("text", "info")
-    settings = LogSettings(output)
+    settings = LogSettings(output, allowed=True)
 
     class Between(logging.Handler):
         """As the first change is logged, another client makes one."""

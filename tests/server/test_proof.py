@@ -15,13 +15,14 @@ from server.rig import Array, signature, spec
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.proof import Verdict, prove, sample, working_size
 from tensorferry.server.session import Session
+from tensorferry.server.words import words_of
 
 Build = Callable[[Path], Path]
 
 
 def verdict(build: Build, directory: Path) -> Verdict:
     session = Session(build(directory / "m.onnx"))
-    return prove(session.signature, session.run)
+    return prove(session.signature, session.run, words_of(session.path))
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,20 @@ def test_rows_that_are_alike_by_chance_prove_nothing() -> None:
         False,
         "it runs one row, but not several together (all axes must be the same)",
     )
+
+
+def test_a_model_that_drops_words_is_found_out_by_its_own_words(tmp_path: Path) -> None:
+    found = verdict(models.without_stop_words, tmp_path)
+    assert (found.batchable, found.reason) == (
+        False,
+        "output 'y' has shape [2] for 5 rows: it does not follow the batch axis",
+    )
+    assert verdict(lambda path: models.without_stop_words(path, ()), tmp_path).batchable
+
+
+def test_words_that_are_not_for_the_input_prove_nothing(tmp_path: Path) -> None:
+    assert list(words_of(models.spelt(tmp_path / "spelt.onnx"))) == [("one", "two")]
+    assert verdict(models.spelt, tmp_path).batchable
 
 
 def test_what_runs_on_no_random_input_is_not_proved(tmp_path: Path) -> None:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server import cuda_driver
+from tensorferry.server.cuda_driver import CudaDriver, CudaError, Mapped
+from tensorferry.server.cuda_memory import CudaMemory
 from tensorferry.server.errors import (
     AlreadyExistsError,
     InvalidRequestError,
     LimitError,
     NotFoundError,
+    NotReadyError,
     ServerError,
     UnsupportedError,
 )
-from tensorferry.server.shared_memory import Lease, Regions, SharedMemory
+from tensorferry.server.shared_memory import Lease, Regions
+from tensorferry.server.shared_memory_methods import SharedMemory
+from tensorferry.server.system_memory import SystemMemory
 
 
 @pytest.fixture
@@ -56,7 +63,7 @@ def _exists(name: str) -> bool:
 
 @pytest.mark.parametrize("key", ["key", "/key", "///key"])
 def test_a_region_is_a_part_of_a_file(regions: Regions, key: str) -> None:
-    regions.register("r", key, 8, 32)
+    regions.register_system("r", key, 8, 32)
     span = Lease(regions).span(placed(nbytes=4, offset=2))
     assert span is not None
     assert span.read() == bytes([10, 11, 12, 13])
@@ -87,7 +94,7 @@ def test_a_region_is_a_part_of_a_file(regions: Regions, key: str) -> None:
 )
 def test_a_key_that_does_not_name_one_file_there(regions: Regions, key: str, message: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        regions.register("r", key, 0, 8)
+        regions.register_system("r", key, 0, 8)
     assert message in str(caught.value)
     assert names(regions) == []
 
@@ -101,7 +108,7 @@ def test_a_key_leads_to_nothing_but_a_file_of_its_own(regions: Regions, tmp_path
     files = open_files()
     for key in ("link", "directory", "pipe", "missing"):
         with pytest.raises(NotFoundError, match=f"Unable to open shared memory region: '{key}'"):
-            regions.register("r", key, 0, 8)
+            regions.register_system("r", key, 0, 8)
     assert open_files() == files
 
 
@@ -114,73 +121,73 @@ def test_a_part_that_the_file_does_not_have(
     with pytest.raises(
         InvalidRequestError, match=r"failed to register shared memory region 'r': invalid args.* of 64"
     ):
-        regions.register("r", "key", offset, nbytes)
+        regions.register_system("r", "key", offset, nbytes)
     assert names(regions) == []
     assert str(tmp_path / "key") not in open_files()
 
 
 def test_a_name_is_taken_once(regions: Regions) -> None:
-    regions.register("r", "key", 0, 8)
+    regions.register_system("r", "key", 0, 8)
     with pytest.raises(AlreadyExistsError, match="shared memory region 'r' already in manager"):
-        regions.register("r", "key", 8, 8)
-    regions.register("other", "key", 8, 8)
+        regions.register_system("r", "key", 8, 8)
+    regions.register_system("other", "key", 8, 8)
     assert names(regions) == ["r", "other"]
 
 
 @pytest.mark.parametrize("name", ["", "x" * 1025])
 def test_a_name_that_is_none(regions: Regions, name: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"with a name of {len(name)} characters"):
-        regions.register(name, "key", 0, 8)
+        regions.register_system(name, "key", 0, 8)
 
 
 def test_regions_leave_files_for_connections(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (4, 4))
     for name in "ab":
-        regions.register(name, "key", 0, 8)
+        regions.register_system(name, "key", 0, 8)
     with pytest.raises(LimitError, match=r"^2 shared memory regions are registered, which is the most"):
-        regions.register("c", "key", 0, 8)
+        regions.register_system("c", "key", 0, 8)
 
 
 def test_unregistering_closes_the_file(regions: Regions, tmp_path: Path) -> None:
-    regions.register("r", "key", 0, 8)
+    regions.register_system("r", "key", 0, 8)
     assert str(tmp_path / "key") in open_files()
-    regions.unregister("other")
+    regions.unregister("other", SystemMemory)
     assert names(regions) == ["r"]
-    regions.unregister("r")
+    regions.unregister("r", SystemMemory)
     assert names(regions) == []
     assert str(tmp_path / "key") not in open_files()
 
 
 def test_the_empty_name_unregisters_all(regions: Regions) -> None:
     for name in "abc":
-        regions.register(name, "key", 0, 8)
-    regions.unregister("")
+        regions.register_system(name, "key", 0, 8)
+    regions.unregister("", SystemMemory)
     assert names(regions) == []
 
 
 def test_a_region_that_is_in_use_goes_with_the_last_use(regions: Regions, tmp_path: Path) -> None:
-    regions.register("r", "key", 0, 8)
-    regions.register("idle", "key", 0, 8)
+    regions.register_system("r", "key", 0, 8)
+    regions.register_system("idle", "key", 0, 8)
     first, second = Lease(regions), Lease(regions)
     first.span(placed(nbytes=1))
     first.span(placed(nbytes=1))
-    regions.unregister("")
+    regions.unregister("", SystemMemory)
     assert names(regions) == ["r"]
     # As in Triton: until then it can be used further, and its name is taken.
     second.span(placed(nbytes=1))
     with pytest.raises(AlreadyExistsError):
-        regions.register("r", "key", 0, 8)
+        regions.register_system("r", "key", 0, 8)
     first.release()
     first.release()
     assert names(regions) == ["r"]
     second.release()
     assert names(regions) == []
     assert str(tmp_path / "key") not in open_files()
-    regions.register("r", "key", 0, 8)
+    regions.register_system("r", "key", 0, 8)
 
 
 def test_a_region_that_is_released_but_not_unregistered_stays(regions: Regions) -> None:
-    regions.register("r", "key", 0, 8)
+    regions.register_system("r", "key", 0, 8)
     lease = Lease(regions)
     lease.span(placed(nbytes=1))
     assert lease
@@ -190,12 +197,12 @@ def test_a_region_that_is_released_but_not_unregistered_stays(regions: Regions) 
 
 
 def test_a_span_that_is_refused_is_released_with_its_lease(regions: Regions) -> None:
-    regions.register("r", "key", 0, 8)
+    regions.register_system("r", "key", 0, 8)
     lease = Lease(regions)
     with pytest.raises(InvalidRequestError):
         lease.span(placed(nbytes=9))
     lease.release()
-    regions.unregister("r")
+    regions.unregister("r", SystemMemory)
     assert names(regions) == []
 
 
@@ -240,7 +247,7 @@ def test_a_span_that_is_refused_is_released_with_its_lease(regions: Regions) -> 
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_tensor_that_is_in_no_region(regions: Regions, tensor: Any, message: str) -> None:
-    regions.register("r", "key", 0, 64)
+    regions.register_system("r", "key", 0, 64)
     with pytest.raises(InvalidRequestError) as caught:
         Lease(regions).span(tensor)
     assert message in str(caught.value)
@@ -261,7 +268,7 @@ def test_an_unknown_region(regions: Regions) -> None:
 
 def test_a_file_that_was_cut_short_is_an_error_of_the_request(regions: Regions, tmp_path: Path) -> None:
     """To touch a mapping of it would kill the process."""
-    regions.register("r", "key", 0, 64)
+    regions.register_system("r", "key", 0, 64)
     span = Lease(regions).span(placed(nbytes=64))
     assert span is not None
     os.truncate(tmp_path / "key", 63)
@@ -272,7 +279,7 @@ def test_a_file_that_was_cut_short_is_an_error_of_the_request(regions: Regions, 
 
 
 def test_a_file_that_is_unlinked_is_still_the_region(regions: Regions, tmp_path: Path) -> None:
-    regions.register("r", "key", 0, 64)
+    regions.register_system("r", "key", 0, 64)
     (tmp_path / "key").unlink()
     span = Lease(regions).span(placed(nbytes=2))
     assert span is not None
@@ -280,7 +287,7 @@ def test_a_file_that_is_unlinked_is_still_the_region(regions: Regions, tmp_path:
 
 
 def test_what_cannot_be_written_is_said(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
-    regions.register("r", "key", 0, 64)
+    regions.register_system("r", "key", 0, 64)
     span = Lease(regions).span(placed())
     assert span is not None
 
@@ -295,7 +302,7 @@ def test_what_cannot_be_written_is_said(regions: Regions, monkeypatch: pytest.Mo
 def test_reading_and_writing_go_on_where_the_system_stops_short(
     regions: Regions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    regions.register("r", "key", 0, 64)
+    regions.register_system("r", "key", 0, 64)
     span = Lease(regions).span(placed(nbytes=10))
     assert span is not None
     pread, pwrite = os.pread, os.pwrite
@@ -323,27 +330,189 @@ def test_the_methods(regions: Regions) -> None:
         methods["SystemSharedMemoryStatus"](pb.SystemSharedMemoryStatusRequest(name="other"))
     methods["SystemSharedMemoryUnregister"](pb.SystemSharedMemoryUnregisterRequest(name="r"))
     assert not methods["SystemSharedMemoryStatus"](pb.SystemSharedMemoryStatusRequest()).regions
-    assert SharedMemory(regions).names == ("system_shared_memory",)
+    assert SharedMemory(regions).names[0] == "system_shared_memory"
 
 
-def test_of_cuda_there_is_nothing(regions: Regions) -> None:
-    methods = extension(regions)
-    regions.register("r", "key", 0, 8)
-    assert not methods["CudaSharedMemoryStatus"](pb.CudaSharedMemoryStatusRequest()).regions
-    for name, message in (
-        ("c", "Unable to find cuda shared memory region: 'c'"),
-        ("r", "The region named 'r' is registered as system shared memory, not CUDA shared memory"),
-    ):
-        with pytest.raises(NotFoundError, match=message):
-            methods["CudaSharedMemoryStatus"](pb.CudaSharedMemoryStatusRequest(name=name))
-    with pytest.raises(UnsupportedError, match="CUDA shared memory region: 'c', GPUs not supported"):
-        methods["CudaSharedMemoryRegister"](pb.CudaSharedMemoryRegisterRequest(name="c"))
-    methods["CudaSharedMemoryUnregister"](pb.CudaSharedMemoryUnregisterRequest())
-    assert names(regions) == ["r"]
+class ScriptedDriver(CudaDriver):
+    """Two devices, whose one allocation has 64 bytes; `opened` counts who has it. `fails` is the next open's result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.content = bytearray(range(64))
+        self.opened = 0
+        self.fails = 0
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def missing(self) -> str | None:
+        return None
+
+    def count(self) -> int:
+        return 2
+
+    def open(self, device: int, handle: bytes) -> Mapped:
+        if self.fails:
+            raise CudaError("cuIpcOpenMemHandle", self.fails, "scripted")
+        self.opened += 1
+        self.meanwhile()
+        return Mapped(1000, 64)
+
+    def close(self, device: int, address: int) -> None:
+        assert address == 1000
+        self.opened -= 1
+
+    def read(self, device: int, address: int, nbytes: int) -> bytes:
+        return bytes(self.content[address - 1000 :][:nbytes])
+
+    def write(self, device: int, address: int, data: memoryview) -> None:
+        self.content[address - 1000 : address - 1000 + len(data)] = data
+
+
+HANDLE = bytes(64)
+
+
+@pytest.fixture
+def driver() -> ScriptedDriver:
+    return ScriptedDriver()
+
+
+@pytest.fixture
+def both(driver: ScriptedDriver, regions: Regions, tmp_path: Path) -> Regions:
+    """Regions of system memory and of CUDA's."""
+    return Regions(allowed=True, directory=tmp_path, cuda=driver)
+
+
+def test_regions_of_both_kinds_are_read_and_written_alike(both: Regions, driver: ScriptedDriver) -> None:
+    both.register_system("system", "key", 0, 64)
+    both.register_cuda("device", HANDLE, 1, 64)
+    for name in ("system", "device"):
+        span = Lease(both).span(placed(name, 4, 10))
+        assert span is not None
+        assert span.read() == bytes([10, 11, 12, 13])
+        span.write(memoryview(b"new"))
+        assert span.read() == b"new\x0d"
+    assert driver.content[10:14] == b"new\x0d"
+
+
+def test_a_name_is_taken_by_either_kind(both: Regions, driver: ScriptedDriver) -> None:
+    both.register_cuda("c", HANDLE, 0, 64)
+    both.register_system("s", "key", 0, 64)
+    with pytest.raises(AlreadyExistsError):
+        both.register_system("c", "key", 0, 64)
+    with pytest.raises(AlreadyExistsError):
+        both.register_cuda("s", HANDLE, 0, 64)
+    assert driver.opened == 1
+
+
+def test_a_region_that_somebody_else_was_quicker_to_name_is_closed(
+    both: Regions, driver: ScriptedDriver
+) -> None:
+    driver.meanwhile = lambda: both.register_system("r", "key", 0, 8)
+    with pytest.raises(AlreadyExistsError):
+        both.register_cuda("r", HANDLE, 0, 64)
+    assert driver.opened == 0
+
+
+@pytest.mark.parametrize("nbytes", [0, 65])
+def test_device_memory_that_is_not_there_is_closed(
+    both: Regions, driver: ScriptedDriver, nbytes: int
+) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{nbytes} bytes, of an allocation of 64 bytes"):
+        both.register_cuda("r", HANDLE, 0, nbytes)
+    assert (driver.opened, names(both)) == (0, [])
+
+
+def test_device_memory_is_closed_with_its_last_use(both: Regions, driver: ScriptedDriver) -> None:
+    both.register_cuda("r", HANDLE, 0, 64)
+    lease = Lease(both)
+    lease.span(placed(nbytes=1))
+    both.unregister("r", SystemMemory)
+    lease.release()
+    assert (driver.opened, names(both)) == (1, ["r"])
+    lease.span(placed(nbytes=1))
+    both.unregister("r", CudaMemory)
+    assert (driver.opened, names(both)) == (1, ["r"])
+    lease.release()
+    assert (driver.opened, names(both)) == (0, [])
+
+
+def test_all_is_closed_at_the_end(both: Regions, driver: ScriptedDriver) -> None:
+    both.register_cuda("c", HANDLE, 0, 64)
+    both.register_system("s", "key", 0, 64)
+    both.close()
+    assert (driver.opened, names(both)) == (0, [])
 
 
 @pytest.mark.parametrize(
-    "method", ["SystemSharedMemoryRegister", "SystemSharedMemoryUnregister", "CudaSharedMemoryUnregister"]
+    ("result", "kind"),
+    [
+        (1, InvalidRequestError),
+        (101, InvalidRequestError),
+        (201, InvalidRequestError),
+        (2, LimitError),
+        (711, LimitError),
+        (801, UnsupportedError),
+        (304, UnsupportedError),
+        (700, NotReadyError),
+        (999, NotReadyError),
+    ],
+)
+def test_what_the_driver_says_is_an_error_of_its_kind(
+    both: Regions, driver: ScriptedDriver, result: int, kind: type[ServerError]
+) -> None:
+    driver.fails = result
+    with pytest.raises(
+        kind, match=r"failed to register CUDA shared memory region 'r': .*cuIpcOpenMemHandle: scripted"
+    ):
+        both.register_cuda("r", HANDLE, 0, 64)
+    driver.fails = 0
+    both.register_cuda("r", HANDLE, 0, 64)
+
+
+def test_the_methods_of_both_kinds(both: Regions) -> None:
+    methods = extension(both)
+    both.register_system("s", "key", 0, 8)
+    methods["CudaSharedMemoryRegister"](
+        pb.CudaSharedMemoryRegisterRequest(name="c", raw_handle=HANDLE, device_id=1, byte_size=16)
+    )
+    for name in ("", "c"):
+        status = methods["CudaSharedMemoryStatus"](pb.CudaSharedMemoryStatusRequest(name=name))
+        assert list(status.regions) == ["c"]
+        told = status.regions["c"]
+        assert (told.name, told.device_id, told.byte_size) == ("c", 1, 16)
+    for method, name, message in (
+        ("Cuda", "other", "Unable to find cuda shared memory region: 'other'"),
+        ("Cuda", "s", "The region named 's' is registered as system shared memory, not CUDA shared memory"),
+        ("System", "c", "The region named 'c' is registered as CUDA shared memory, not system shared memory"),
+    ):
+        request = getattr(pb, f"{method}SharedMemoryStatusRequest")(name=name)
+        with pytest.raises(NotFoundError, match=message):
+            methods[f"{method}SharedMemoryStatus"](request)
+    assert SharedMemory(both).names == ("system_shared_memory", "cuda_shared_memory")
+    methods["CudaSharedMemoryUnregister"](pb.CudaSharedMemoryUnregisterRequest())
+    assert names(both) == ["s"]
+
+
+def test_where_there_is_no_cuda(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "_LIBRARY", "libcuda-nowhere.so.1")
+    with pytest.raises(
+        UnsupportedError,
+        match=r"CUDA shared memory region: 'c', GPUs not supported: .* libcuda-nowhere.so.1, is not here",
+    ):
+        regions.register_cuda("c", HANDLE, 0, 64)
+    assert SharedMemory(regions).names == ("system_shared_memory",)
+    methods = extension(regions)
+    assert not methods["CudaSharedMemoryStatus"](pb.CudaSharedMemoryStatusRequest()).regions
+    methods["CudaSharedMemoryUnregister"](pb.CudaSharedMemoryUnregisterRequest())
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "SystemSharedMemoryRegister",
+        "SystemSharedMemoryUnregister",
+        "CudaSharedMemoryRegister",
+        "CudaSharedMemoryUnregister",
+    ],
 )
 def test_where_it_is_not_allowed_the_flag_is_named(method: str) -> None:
     regions = Regions()

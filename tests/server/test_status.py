@@ -43,6 +43,16 @@ def test_a_full_queue_says_when_to_retry() -> None:
     assert status == Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "Exceeds maximum queue size: full", 0.25)
 
 
+def test_a_model_without_rows_is_told_from_a_bug_and_what_to_change(caplog: pytest.LogCaptureFixture) -> None:
+    status = status_of(batcher.ModelRowsError("output 'y' has shape [1], expected 2 rows"))
+    assert status.code is grpc.StatusCode.INTERNAL
+    assert "--max-batch-size 0" in status.message
+    assert status.message.endswith(
+        "max_batch_size: 0, inputs and outputs: output 'y' has shape [1], expected 2 rows"
+    )
+    assert not caplog.records
+
+
 OVERLOAD = [
     (batcher.QueueFull("full", 0.25), "RESOURCE_EXHAUSTED", "Exceeds maximum queue size: full"),
     (batcher.Shed("dropped", 0.25), "RESOURCE_EXHAUSTED", "Exceeds maximum queue size: dropped"),

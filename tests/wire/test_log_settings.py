@@ -39,7 +39,7 @@ def failing(client: triton.InferenceServerClient, request_id: str) -> None:
 
 
 def test_settings_have_effect(serve: Serve, probe_model: Path) -> None:
-    server = serve(probe_model)
+    server = serve(probe_model, "--allow-log-settings")
     with triton.InferenceServerClient(server.address) as client:
         assert client.get_log_settings(as_json=True)["settings"] == AT_FIRST
         failing(client, "first")
@@ -83,9 +83,20 @@ def test_settings_have_effect(serve: Serve, probe_model: Path) -> None:
 async def test_what_is_refused(
     serve: Serve, echo_model: Path, settings: dict[str, Any], code: str, message: str
 ) -> None:
-    async with triton_aio.InferenceServerClient(serve(echo_model).address) as client:
+    async with triton_aio.InferenceServerClient(serve(echo_model, "--allow-log-settings").address) as client:
         with pytest.raises(InferenceServerException) as caught:
             await client.update_log_settings(settings)
         assert caught.value.status() == f"StatusCode.{code}"
         assert message in caught.value.message()
         assert (await client.get_log_settings(as_json=True))["settings"] == AT_FIRST
+
+
+def test_changes_are_refused_unless_they_are_allowed(serve: Serve, echo_model: Path) -> None:
+    server = serve(echo_model)
+    with triton.InferenceServerClient(server.address) as client:
+        for change in ({"log_error": False}, {"log_file": "other"}, {"nonsense": True}):
+            with pytest.raises(InferenceServerException, match="--allow-log-settings") as caught:
+                client.update_log_settings(change)
+            assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+        assert client.get_log_settings(as_json=True)["settings"] == AT_FIRST
+        assert "logging" in client.get_server_metadata().extensions

@@ -42,33 +42,73 @@ def rows() -> list[Row]:
 
 
 class Served(NamedTuple):
-    """A server, to which the file of the key, 64 bytes, is the region `r`; and how to start another one."""
+    """A server, to which the file of the key, 64 bytes, is the region `r`; and how to start another one.
+
+    `control` is of a server with a repository, which clients load models of.
+    """
 
     stub: Any
+    control: Any
+    repository: Path
     transport: str
     model: Path
+
+
+# By model, its configuration; `loads` waits for its labels, which come by a pipe.
+REPOSITORY = {
+    "loads": 'output { name: "y" data_type: TYPE_FP32 dims: [-1] label_filename: "labels.txt" }',
+    "decoupled": "model_transaction_policy { decoupled: true }",
+    "sequences": "sequence_batching { }",
+    "broken": "max_batch_size: -1",
+}
+
+
+def repository_in(directory: Path) -> Path:
+    for name, config in REPOSITORY.items():
+        (directory / name / "1").mkdir(parents=True)
+        models.echo(directory / name / "1" / "model.onnx")
+        (directory / name / "config.pbtxt").write_text(config)
+    os.mkfifo(directory / "loads" / "labels.txt")
+    return directory
 
 
 KEY = f"/tensorferry-page-{os.getpid()}"
 
 
 @pytest.fixture(scope="module")
-def served(transport: str, model_dir: Path, probe_model: Path) -> Iterator[Served]:
+def served(
+    transport: str, model_dir: Path, probe_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     texts = models.echo(model_dir / "texts.onnx", TensorProto.STRING)
     floats = models.echo(model_dir / "floats.onnx")
     file = Path("/dev/shm") / KEY.lstrip("/")
     file.write_bytes(bytes(64))
+    repository = repository_in(tmp_path_factory.mktemp("repository"))
     server = ServerProcess.start("--allow-shared-memory", probe_model, texts, floats, transport=transport)
+    control = ServerProcess.start(
+        *("--model-repository", repository, "--model-control", "explicit", "--exit-on-error", "false"),
+        *("--load-model", "decoupled", "--load-model", "sequences"),
+        transport=transport,
+    )
     try:
-        with grpc.insecure_channel(server.address) as channel:
+        with (
+            grpc.insecure_channel(server.address) as channel,
+            grpc.insecure_channel(control.address) as controlled,
+        ):
             stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
             stub.SystemSharedMemoryRegister(
                 pb.SystemSharedMemoryRegisterRequest(name="r", key=KEY, byte_size=64), timeout=PATIENCE
             )
-            yield Served(stub, transport, probe_model)
+            yield Served(
+                stub,
+                inference_pb2_grpc.GRPCInferenceServiceStub(controlled),
+                repository,
+                transport,
+                probe_model,
+            )
     finally:
         file.unlink()
-        assert server.stop() == 0
+        assert [server.stop(), control.stop()] == [0, 0]
     assert not server.errors(), "".join(server.log)
 
 
@@ -303,10 +343,21 @@ def _(served: Served) -> Any:
     return served.stub.SystemSharedMemoryStatus(request, timeout=PATIENCE)
 
 
-@when("CUDA shared memory")
+@when("CUDA shared memory where there is no GPU")
 def _(served: Served) -> Any:
-    request = pb.CudaSharedMemoryRegisterRequest(name="c")
-    return served.stub.CudaSharedMemoryRegister(request, timeout=PATIENCE)
+    with pytest.MonkeyPatch.context() as patch:
+        # Hides those that there are.
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        server = ServerProcess.start(
+            "--allow-shared-memory", "--device", "cpu", served.model, transport=served.transport
+        )
+    try:
+        with grpc.insecure_channel(server.address) as channel:
+            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+            request = pb.CudaSharedMemoryRegisterRequest(name="c", raw_handle=bytes(64), byte_size=8)
+            return stub.CudaSharedMemoryRegister(request, timeout=PATIENCE)
+    finally:
+        server.stop()
 
 
 @when("shared memory is off")
@@ -319,6 +370,83 @@ def _(served: Served) -> Any:
             return stub.SystemSharedMemoryRegister(request, timeout=PATIENCE)
     finally:
         server.stop()
+
+
+def to_model(name: str, version: str = "") -> pb.ModelInferRequest:
+    """To one of the repository's."""
+    request = pb.ModelInferRequest(model_name=name, model_version=version, raw_input_contents=[bytes(4)])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 1])
+    return request
+
+
+def load(served: Served, name: str) -> Any:
+    return served.control.RepositoryModelLoad(
+        pb.RepositoryModelLoadRequest(model_name=name), timeout=PATIENCE
+    )
+
+
+def while_loading(case: str, version: str) -> None:
+    @when(case)
+    def _(served: Served) -> Any:
+        name = "loads"
+        loading = served.control.RepositoryModelLoad.future(
+            pb.RepositoryModelLoadRequest(model_name=name), timeout=PATIENCE
+        )
+        try:
+            # Opened once the server reads it; the labels end when it is closed.
+            with (served.repository / "loads" / "labels.txt").open("w"):
+                return served.control.ModelInfer(to_model("loads", version), timeout=PATIENCE)
+        finally:
+            loading.result()
+            served.control.RepositoryModelUnload(
+                pb.RepositoryModelUnloadRequest(model_name=name), timeout=PATIENCE
+            )
+
+
+while_loading("the model is loading", "1")
+while_loading("the model is loading, and no version is named", "")
+
+
+@when("the model is decoupled")
+def _(served: Served) -> Any:
+    return served.control.ModelInfer(to_model("decoupled"), timeout=PATIENCE)
+
+
+@when("the model takes sequences")
+def _(served: Served) -> Any:
+    return served.control.ModelInfer(to_model("sequences"), timeout=PATIENCE)
+
+
+when("a decoupled model is loaded")(lambda served: load(served, "decoupled"))
+when("a model that takes sequences is loaded")(lambda served: load(served, "sequences"))
+when("a model is loaded that cannot be")(lambda served: load(served, "broken"))
+when("a model is loaded that is not there")(lambda served: load(served, "nothing"))
+
+
+@when("a model is loaded where that is not allowed")
+def _(served: Served) -> Any:
+    return served.stub.RepositoryModelLoad(
+        pb.RepositoryModelLoadRequest(model_name="probe"), timeout=PATIENCE
+    )
+
+
+@when("what is logged is changed")
+def _(served: Served) -> Any:
+    request = pb.LogSettingsRequest()
+    request.settings["log_info"].bool_param = False
+    return served.stub.LogSettings(request, timeout=PATIENCE)
+
+
+def traced(case: str, level: str) -> None:
+    @when(case)
+    def _(served: Served) -> Any:
+        request = pb.TraceSettingRequest()
+        request.settings["trace_level"].value.append(level)
+        return served.stub.TraceSetting(request, timeout=PATIENCE)
+
+
+traced("traces have no file", "TIMESTAMPS")
+traced("traces are to have tensors", "TENSORS")
 
 
 def test_every_row_is_provoked_and_nothing_else() -> None:
@@ -348,5 +476,14 @@ def test_where_the_codes_differ_the_page_says_why() -> None:
         "the time allowed is over",
         "an output does not fit its place",
         "a key names nothing",
-        "CUDA shared memory",
+        "CUDA shared memory where there is no GPU",
+        "the model is loading, and no version is named",
+        "the model is decoupled",
+        "the model takes sequences",
+        "a decoupled model is loaded",
+        "a model that takes sequences is loaded",
+        "a model is loaded that cannot be",
+        "a model is loaded that is not there",
+        "what is logged is changed",
+        "traces are to have tensors",
     }

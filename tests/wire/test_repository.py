@@ -192,6 +192,28 @@ def test_a_broken_new_version_leaves_the_old_one_serving(
     assert any("cannot be loaded" in line for line in server.log)
 
 
+def test_a_configuration_that_cannot_be_read_is_in_the_index(
+    root: Path, transport: str, connect: Connect
+) -> None:
+    write(root, "good", 1, scaled(1))
+    write(root, "bad", 1, scaled(1), config="batch: 1")
+    server = ServerProcess.start(
+        "--model-repository", root, "--model-control", "explicit", "--load-model", "*", "--exit-on-error", "false",
+        transport=transport,
+    )  # fmt: skip
+    try:
+        client = connect(server)
+        assert index(client) == [("bad", "", "UNAVAILABLE"), ("good", "1", "READY")]
+        bad = client.get_model_repository_index().models[0]
+        assert 'Message type "inference.ModelConfig" has no field named "batch"' in bad.reason
+        (root / "bad" / "config.pbtxt").unlink()
+        client.load_model("bad")
+        assert index(client) == [("bad", "1", "READY"), ("good", "1", "READY")]
+    finally:
+        # With an error in the log: that of the bad model.
+        assert server.stop() == 0
+
+
 def test_reloads_under_load_lose_nothing(root: Path, serve: Serve, connect: Connect) -> None:
     write(root, "m", 1, scaled(1))
     server = serve("--model-repository", root, "--model-control", "explicit", "--load-model", "m")

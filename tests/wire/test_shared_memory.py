@@ -365,20 +365,6 @@ def test_a_region_is_let_go_however_its_request_ends(
     assert names(client) == []
 
 
-def test_of_cuda_there_is_none(client: triton.InferenceServerClient) -> None:
-    assert not client.get_cuda_shared_memory_status().regions
-    client.unregister_cuda_shared_memory()
-    with pytest.raises(InferenceServerException, match="GPUs not supported") as caught:
-        client.register_cuda_shared_memory("c", b"AAAA", 0, 64)
-    assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
-
-
-def test_extensions(client: triton.InferenceServerClient) -> None:
-    extensions = client.get_server_metadata().extensions
-    assert "system_shared_memory" in extensions
-    assert "cuda_shared_memory" not in extensions
-
-
 def test_it_is_off_unless_it_is_allowed(transport: str, probe_model: Path) -> None:
     server = ServerProcess.start(probe_model, transport=transport)
     try:

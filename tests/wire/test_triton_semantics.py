@@ -110,14 +110,23 @@ def test_a_unary_response_has_no_parameter_of_streams(client: triton.InferenceSe
     assert not client.infer("probe", probe(1)).get_response().parameters
 
 
-def test_an_error_in_a_stream_has_the_id_of_its_request(stub: Any) -> None:
-    """tritonclient drops it, so by the bare message."""
+def test_an_error_in_a_stream_has_the_id_and_the_model_of_its_request(stub: Any) -> None:
+    """tritonclient drops them, so by the bare message."""
     bad_index = message("failing")
     bad_index.raw_input_contents[2] = np.array([99]).tobytes()
     unknown = message("unknown")
     unknown.model_name = "other"
-    answers = list(stub.ModelStreamInfer(iter([bad_index, unknown, message("good")]), timeout=PATIENCE))
-    assert [answer.infer_response.id for answer in answers] == ["failing", "unknown", "good"]
+    missing = message("missing")
+    missing.model_version = "9"
+    short = message("short")
+    short.raw_input_contents.pop()
+    sent = [bad_index, unknown, missing, short, message("good"), bad_index]
+    answers = list(stub.ModelStreamInfer(iter(sent), timeout=PATIENCE))
+    assert [answer.infer_response.id for answer in answers] == [request.id for request in sent]
+    # The version that it went to; or, where there is none, what the request says.
+    assert [
+        (answer.infer_response.model_name, answer.infer_response.model_version) for answer in answers
+    ] == [("probe", "1"), ("other", ""), ("probe", "9"), ("probe", "1"), ("probe", "1"), ("probe", "1")]
     assert TABLE_ERROR in answers[0].error_message
     assert "Request for unknown model: 'other' is not found" in answers[1].error_message
     assert all(answer.infer_response.parameters["triton_final_response"].bool_param for answer in answers)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorferry.batcher.errors import InvalidRequest, ModelOutputError
+from tensorferry.batcher.errors import InvalidRequest, ModelOutputError, ModelRowsError
 from tensorferry.batcher.padding import Padding, PadPlan
 from tensorferry.batcher.request import Array, Outcome, Request, Tensor
 
@@ -201,7 +201,7 @@ def _check_rows(outputs: Any, rows: int, what: str) -> None:
     # First: of an array, whether it is a mapping takes longer to tell.
     if isinstance(outputs, np.ndarray):
         if not outputs.shape or outputs.shape[0] != rows:
-            raise ModelOutputError(
+            raise ModelRowsError(
                 f"{what} has shape {list(outputs.shape)}, expected {rows} rows on axis 0: one for each row of the batch"
             )
     elif isinstance(outputs, Mapping):
@@ -209,7 +209,7 @@ def _check_rows(outputs: Any, rows: int, what: str) -> None:
             _check_rows(output, rows, f"output {name!r}")
     elif isinstance(outputs, (list, tuple)):
         if len(outputs) != rows:
-            raise ModelOutputError(
+            raise ModelRowsError(
                 f"{what} has {len(outputs)} entries, expected {rows}: one for each row of the batch"
             )
     else:

@@ -49,3 +49,7 @@ class BatcherClosed(BatcherError):
 
 class ModelOutputError(BatcherError):
     """The model function returned something that cannot be split into the requests' rows."""
+
+
+class ModelRowsError(ModelOutputError):
+    """An output of the model has another number of rows than the batch."""

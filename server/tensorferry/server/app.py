@@ -28,7 +28,8 @@ from tensorferry.server.repository import Repository
 from tensorferry.server.repository_methods import RepositoryMethods
 from tensorferry.server.servicer import Servicer
 from tensorferry.server.session import choose_device
-from tensorferry.server.shared_memory import Regions, SharedMemory
+from tensorferry.server.shared_memory import Regions
+from tensorferry.server.shared_memory_methods import SharedMemory
 from tensorferry.server.statistics import StatisticsExtension
 from tensorferry.server.trace_file import TraceFile
 from tensorferry.server.trace_settings import TraceSettings
@@ -95,7 +96,11 @@ class App:
                 RepositoryMethods(self.registry, self._control),
                 SharedMemory(self._regions),
                 TraceSettings(self.registry, tracing),
-                *([LogSettings(log_output)] if log_output is not None else []),
+                *(
+                    [LogSettings(log_output, allowed=config.allow_log_settings)]
+                    if log_output is not None
+                    else []
+                ),
             ),
         )
         self._health = health.HealthServicer(experimental_non_blocking=True)

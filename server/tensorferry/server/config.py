@@ -66,6 +66,7 @@ class ServerConfig:
     metrics_host: str = "127.0.0.1"
     triton_status_codes: bool = False
     allow_shared_memory: bool = False
+    allow_log_settings: bool = False
     trace_file: Path | None = None
     log_format: str = "text"
     log_level: str = "info"

@@ -27,7 +27,7 @@ from tensorferry.server.errors import (
     NotReadyError,
     StartError,
 )
-from tensorferry.server.models import Model, ModelRegistry
+from tensorferry.server.models import Model, ModelRegistry, ModelState
 from tensorferry.server.repository import Repository, Version
 
 _log = logging.getLogger("tensorferry.server")
@@ -68,8 +68,8 @@ class ModelControl:
         # loading thread's own, and before there is one the starting thread's.
         self._loaded: dict[str, dict[str, Hashable]] = {}
         self._broken: dict[str, dict[str, Hashable]] = {}
-        # By name, why it is not even known which versions serve; likewise that thread's own.
-        self._unreadable: dict[str, str] = {}
+        # By name, why it is not even known which versions serve. That thread replaces it, and any may read it.
+        self._unreadable: Mapping[str, str] = {}
         # Guards _retiring, _thread and changes of _closed. Nothing is loaded or waited for while it is held.
         self._lock = threading.Lock()
         self._retiring: dict[threading.Thread, Model] = {}
@@ -128,10 +128,19 @@ class ModelControl:
         """
         self._await(lambda: self._unload_known(name))
 
-    def unloaded_names(self) -> Sequence[str]:
-        """Models of the repositories that nothing was ever done with."""
-        known = {entry.name for entry in self._registry.entries()}
-        return [name for name in self._repository.names() if name not in known]
+    def without_versions(self) -> Mapping[str, str]:
+        """Models of the repositories of which no version is known, and why; "" if nothing was ever done with one.
+
+        One whose versions are all unloaded is among them when its files have become unreadable since.
+        """
+        entries, unreadable = self._registry.entries(), self._unreadable
+        known = {entry.name for entry in entries}
+        alive = {entry.name for entry in entries if entry.state is not ModelState.UNAVAILABLE}
+        return {
+            name: unreadable.get(name, "")
+            for name in self._repository.names()
+            if name not in known or (name in unreadable and name not in alive)
+        }
 
     def drain(self, until: float) -> bool:
         """Waits for models that were unloaded or replaced, until a time of `time.monotonic`; whether all have ended."""
@@ -247,9 +256,9 @@ class ModelControl:
                 if again or self._unreadable.get(name) != str(error):
                     # Once, however often the repository is looked at.
                     self._say(name, "", error)
-                self._unreadable[name] = str(error)
+                self._unreadable = {**self._unreadable, name: str(error)}
                 raise LoadFailedError(f"load failed for model {name!r}: {error}") from None
-            self._unreadable.pop(name, None)
+            self._forget_unreadable(name)
             if not versions:
                 raise NotFoundError(
                     f"failed to load {name!r}, failed to poll from model repository: no directory of that name is in "
@@ -261,6 +270,10 @@ class ModelControl:
             raise LoadFailedError(f"load failed for model {name!r}: {'; '.join(broken)}")
         wanted = {version.source.version for version in versions}
         self._unload(name, [version for version in self._loaded.get(name, ()) if version not in wanted])
+
+    def _forget_unreadable(self, name: str) -> None:
+        if name in self._unreadable:
+            self._unreadable = {other: why for other, why in self._unreadable.items() if other != name}
 
     def _load_version(self, version: Version, files: Mapping[str, bytes] | None, again: bool) -> str | None:
         """Loads a version if it has changed; what is wrong with it, if it cannot be loaded."""
@@ -305,6 +318,7 @@ class ModelControl:
             raise NotFoundError(
                 f"failed to unload {name!r}: no model of that name is loaded, or in the repository"
             )
+        self._forget_unreadable(name)
         self._unload(name, list(self._loaded.get(name, ())))
 
     def _unload(self, name: str, versions: Sequence[str]) -> None:

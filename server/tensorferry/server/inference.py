@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from tensorferry.batcher import Batcher, BatcherClosed, BatchInfo, Outcome, Tensor
+from tensorferry.batcher import Batcher, BatcherClosed, BatchInfo, ModelRowsError, Outcome, Tensor
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.codec import Wanted, decode, parse, place
 from tensorferry.server.errors import ModelFailedError, NotReadyError
@@ -30,7 +30,12 @@ _TRACE = "traceparent"
 class Reply:
     """What became of one ModelInfer. Whoever sends the response builds it, by one of the methods."""
 
-    __slots__ = ("_build", "request_id")
+    __slots__ = ("_addressed", "_build", "request_id")
+
+    @property
+    def addressed(self) -> tuple[str, str]:
+        """Name and version of the model that it is from, or as the request had them; "" for what is not known."""
+        return self._addressed
 
     @property
     def waiting(self) -> Batcher | None:
@@ -42,9 +47,12 @@ class Reply:
         """The batch that the request was answered from; None if it was in none."""
         return None
 
-    def __init__(self, request_id: str, build: Callable[[], Sequence[Piece]]) -> None:
+    def __init__(
+        self, request_id: str, build: Callable[[], Sequence[Piece]], addressed: tuple[str, str] = ("", "")
+    ) -> None:
         self.request_id = request_id
         self._build = build
+        self._addressed = addressed
 
     def pieces(self) -> Sequence[Piece]:
         """The serialised ModelInferResponse, in pieces; or what went wrong, raised."""
@@ -59,11 +67,11 @@ class Reply:
         return b"".join(stream_response(self.pieces()))
 
 
-def _failed(request_id: str, error: BaseException) -> Reply:
+def _failed(request_id: str, error: BaseException, addressed: tuple[str, str]) -> Reply:
     def build() -> Sequence[Piece]:
         raise error
 
-    return Reply(request_id, build)
+    return Reply(request_id, build, addressed)
 
 
 class Call:
@@ -112,6 +120,10 @@ class _Queued(Call, Reply):
         self._form.model.batcher.cancel(self._request)
 
     @property
+    def addressed(self) -> tuple[str, str]:
+        return self._form.model.name, self._form.model.version
+
+    @property
     def waiting(self) -> Batcher | None:
         batcher = self._form.model.batcher
         return batcher if batcher.awaits_attendance else None
@@ -123,14 +135,14 @@ class _Queued(Call, Reply):
     def completed(self, outcome: Outcome) -> None:
         """What the batcher calls, once."""
         self._outcome = outcome
-        if isinstance(outcome.error, ModelFailedError):
+        if isinstance(outcome.error, (ModelFailedError, ModelRowsError)):
             trace = [str(value) for name, value in self._metadata if name == _TRACE]
             _log.warning(
                 "model %s failed on request %r%s: %s",
                 self._form.model.name,
                 self.request_id,
                 f" ({_TRACE} {trace[0]})" if trace else "",
-                outcome.error.__cause__,
+                outcome.error.__cause__ or outcome.error,
             )
         complete = self._complete
         # It knows the call's place in a stream, which knows this.
@@ -245,6 +257,8 @@ class InferenceService:
             generation = self._registry.generation
             request_id = ""
             lease: Lease | None = None
+            addressed = ("", "")
+            found = None
             try:
                 found = self._forms.find(data, generation)
                 if found is not None:
@@ -252,12 +266,14 @@ class InferenceService:
                 else:
                     request = parse(data, pb.ModelInferRequest)
                     request_id, id_field = request.id, id_field_of(request.id)
+                    addressed = request.model_name, request.model_version
                 if self._draining.is_set():
                     raise NotReadyError(
                         "the server is shutting down and has stopped accepting new requests; retry elsewhere"
                     )
                 if found is None:
-                    model = self._registry.get(request.model_name, request.model_version)
+                    model = self._registry.get(*addressed)
+                    addressed = model.name, model.version
                     lease = Lease(self._regions)
                     decoded = decode(request, model.name, model.signature, model.batched, lease)
                     tensors = decoded.tensors
@@ -286,6 +302,8 @@ class InferenceService:
                     continue
                 if trace is not None:
                     trace.end(time.monotonic(), None)
-                complete(_failed(request_id, error))
+                if found is not None:
+                    addressed = found[0].model.name, found[0].model.version
+                complete(_failed(request_id, error, addressed))
                 return _OVER
             return queued

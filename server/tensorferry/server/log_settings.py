@@ -24,18 +24,24 @@ _KINDS = {
 }
 _DEFAULT, _ISO = "default", "ISO8601"
 
+_CLOSED = (
+    "Log settings can not be changed by clients of this server. Start it with --allow-log-settings to let them, or with "
+    "another --log-level or --log-format"
+)
+
 
 class LogSettings:
     """The extension `logging` of the protocol, over what the command line set up. Thread-safe.
 
-    A change is checked as a whole before any of it is made, and is itself a warning in the log, written
-    before it takes effect.
+    Changes are refused unless they are `allowed`. One is checked as a whole before any of it is made, and is
+    itself a warning in the log, written before it takes effect.
     """
 
     names = ("logging",)
 
-    def __init__(self, output: LogOutput) -> None:
+    def __init__(self, output: LogOutput, *, allowed: bool = False) -> None:
         self._output = output
+        self._allowed = allowed
 
     def methods(self) -> Mapping[str, Callable[[Any], Any]]:
         """LogSettings."""
@@ -45,6 +51,8 @@ class LogSettings:
         """All settings, after those in the request are made. Whatever is wrong with one, none is made."""
         shown = self._output.shown
         if request.settings:
+            if not self._allowed:
+                raise UnsupportedError(_CLOSED)
             while (changed := self._changed(shown, request.settings)) != shown:
                 _log.warning("a client changes what is logged: %s", _difference(shown, changed))
                 if self._output.replace(shown, changed):

@@ -313,7 +313,13 @@ OPTIONS: tuple[Option, ...] = (
     _switch(
         "allow-shared-memory",
         "allow_shared_memory",
-        "let clients register any POSIX shared memory that this process may open, and have tensors there",
+        "let clients register any POSIX shared memory that this process may open, and any device memory that another process "
+        "exports, and have tensors there",
+    ),
+    _switch(
+        "allow-log-settings",
+        "allow_log_settings",
+        "let clients change what is logged, by LogSettings; which they can always read",
     ),
     Option(
         "metrics-port",
@@ -334,7 +340,7 @@ OPTIONS: tuple[Option, ...] = (
         "trace_file",
         _path,
         "a path",
-        "where traces of requests go, once clients switch them on by TraceSetting",
+        "where traces of requests go, once clients switch them on by TraceSetting, which they cannot without it",
     ),
     Option(
         "log-format", "log_format", _one_of("text", "json"), "text or json", "form of the log lines on stderr"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config import ModelSource, ServerConfig
@@ -20,6 +21,7 @@ from tensorferry.server.proof import Array, prove, working_size
 from tensorferry.server.session import Session, machine_of
 from tensorferry.server.session_options import SessionOptions, session_options_of, unknown_parameters
 from tensorferry.server.settings import ModelSettings, check_dynamic_batching, settings_of
+from tensorferry.server.words import words_of
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -68,7 +70,7 @@ def prepare(source: ModelSource, options: ServerConfig, device: str) -> Prepared
     else:
         # How requests are batched changes nothing of what they look like.
         contract = contract_of(completed(Batching(asked.max_batch_size, False, "")), session.signature)
-        batching, size = _as_asked(asked, contract, contract.runner(session.run), options)
+        batching, size = _as_asked(asked, contract, contract.runner(session.run), options, source.path)
     config = completed(batching)
     own = asked is None or not asked.HasField("dynamic_batching")
     settings = settings_of(config, batching, groups, options, own=own)
@@ -127,7 +129,7 @@ def _own_rule(
         _log.warning("model %s is batched without proof (--batching trust)", name)
         words = _words(options.max_batch_size, window, "trusted")
         return Batching(options.max_batch_size, True, words), working_size(signature, session.run)[0]
-    verdict = prove(signature, session.run)
+    verdict = prove(signature, session.run, words_of(session.path))
     if not verdict.batchable:
         _log.warning(
             "model %s is served unbatched: %s (--batching trust batches it all the same)",
@@ -140,7 +142,7 @@ def _own_rule(
 
 
 def _as_asked(
-    asked: ModelConfig, contract: Contract, run: _Run, options: ServerConfig
+    asked: ModelConfig, contract: Contract, run: _Run, options: ServerConfig, path: Path
 ) -> tuple[Batching, int | None]:
     """As the configuration says, but that requests share no batch where that is shown to change answers."""
     name, most = asked.name, asked.max_batch_size
@@ -163,7 +165,7 @@ def _as_asked(
     if options.batching == "trust":
         _log.warning("model %s is batched without proof (--batching trust)", name)
         return Batching(most, True, _words(most, window, "trusted")), working_size(contract.signature, run)[0]
-    verdict = prove(contract.signature, run)
+    verdict = prove(contract.signature, run, words_of(path))
     if verdict.batchable:
         return Batching(most, True, _words(most, window, "proved")), verdict.size
     if explicit and verdict.size is None:

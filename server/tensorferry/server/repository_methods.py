@@ -45,7 +45,8 @@ class RepositoryMethods:
     def index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         """Every model version and its state; with `ready`, only those that take requests.
 
-        Models that were never loaded have a name only.
+        Models that were never loaded have a name only; one of which it cannot even be read which versions
+        serve, no version, but a reason.
         """
         _check_repository(request.repository_name)
         index = pb.RepositoryIndexResponse.ModelIndex
@@ -55,7 +56,10 @@ class RepositoryMethods:
             if entry.state is ModelState.READY or not request.ready
         ]
         if not request.ready:
-            models += [index(name=name) for name in self._control.unloaded_names()]
+            models += [
+                index(name=name, state=ModelState.UNAVAILABLE.value if reason else "", reason=reason)
+                for name, reason in self._control.without_versions().items()
+            ]
         return pb.RepositoryIndexResponse(models=sorted(models, key=operator.attrgetter("name")))
 
     def load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:

@@ -94,10 +94,11 @@ def stream_response(pieces: Sequence[Piece]) -> Sequence[Piece]:
     return (bytes([_RESPONSE_TAG]) + varint(size + len(_FINAL)) + _FINAL, *pieces)
 
 
-def stream_error(request_id: str, status: Status) -> bytes:
-    """A serialised ModelStreamInferResponse that says what went wrong."""
+def stream_error(request_id: str, addressed: tuple[str, str], status: Status) -> bytes:
+    """A serialised ModelStreamInferResponse that says what went wrong, with which request to which model and version."""
     response = pb.ModelStreamInferResponse(error_message=status.message)
     response.infer_response.id = request_id
+    response.infer_response.model_name, response.infer_response.model_version = addressed
     parameters = response.infer_response.parameters
     parameters[FINAL_PARAMETER].bool_param = True
     parameters[STATUS_PARAMETER].string_param = status.code.name

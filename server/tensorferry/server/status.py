@@ -19,6 +19,7 @@ from tensorferry.batcher import (
     Cancelled,
     DeadlineExceeded,
     InvalidRequest,
+    ModelRowsError,
     QueueFull,
     RequestTooLarge,
     Shed,
@@ -45,6 +46,12 @@ _MAX_MESSAGE_BYTES = 1500
 # What Triton says of these in front of nothing else; here it is in front of what happened.
 _FULL = "Exceeds maximum queue size: "
 _EXPIRED = "Request timeout expired: "
+
+# Of a model whose outputs do not follow its rows, though it looked as if they did, or was trusted to.
+_NO_ROWS = (
+    "the model's answer cannot be cut into rows, so it must not be batched; start the server with --max-batch-size 0, or "
+    "give the model a configuration with max_batch_size: 0, inputs and outputs: "
+)
 
 
 class _Row(NamedTuple):
@@ -73,6 +80,7 @@ _TABLE = (
     _Row(LoadFailedError, grpc.StatusCode.FAILED_PRECONDITION),
     _Row(UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),
     _Row(ModelFailedError, grpc.StatusCode.INTERNAL),
+    _Row(ModelRowsError, grpc.StatusCode.INTERNAL, prefix=_NO_ROWS),
 )
 
 

@@ -47,7 +47,7 @@ def message_or_end(
         return reply.stream_message()
     except Exception as error:
         status = status_of(error)
-    return status if terms.ends_on_error else stream_error(reply.request_id, status)
+    return status if terms.ends_on_error else stream_error(reply.request_id, reply.addressed, status)
 
 
 def too_many_streams(most: int) -> Status:

@@ -1,0 +1,245 @@
+/* A stand-in for the NVIDIA driver's library, for tests on machines without a GPU. Device memory is POSIX shared
+ * memory, and it is as strict as the driver where it matters: nothing works before cuInit, or without a context;
+ * a handle is opened by another process than the one that made it, and as often as it is closed; a copy stays
+ * within an allocation, and is made no sooner than its thread waits for the stream. An allocation has a whole number of pages of 512 bytes, as cudaMalloc's.
+ *
+ * A handle says by the numbers at the offsets 40, 44 and 48 with what result opening it, a copy of its memory, and
+ * closing it fail; 0 for not. STAND_IN_GPUS is how many devices there are (2), STAND_IN_INIT what cuInit says.
+ */
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <pthread.h>
+
+enum { PAGE = 512, MOST = 256, DEVICES = 16 };
+
+typedef uint64_t CUdeviceptr;
+typedef struct {
+    uint32_t magic, pid, device, number;
+    uint64_t size;
+    char pad[16];
+    int32_t open_result, copy_result, close_result;
+    char rest[12];
+} Handle;
+_Static_assert(sizeof(Handle) == 64, "a cudaIpcMemHandle_t has 64 bytes");
+
+typedef struct {
+    Handle handle;
+    char *at;
+    int opened;
+} Memory;
+
+static const uint32_t MAGIC = 0x41445543;
+static Memory memories[MOST];
+static int initialised, made;
+static char contexts[DEVICES], streams[DEVICES];
+static _Thread_local void *stack[8];
+static _Thread_local int depth;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int number_of(const char *variable, int otherwise) {
+    const char *text = getenv(variable);
+    return text ? atoi(text) : otherwise;
+}
+
+static int ready(void) {
+    return !initialised ? 3 : !depth ? 201 : 0;
+}
+
+int cuInit(unsigned flags) {
+    int result = number_of("STAND_IN_INIT", 0);
+    initialised = !result;
+    return result;
+}
+
+int cuDeviceGetCount(int *count) {
+    *count = number_of("STAND_IN_GPUS", 2);
+    return initialised ? 0 : 3;
+}
+
+int cuDeviceGet(int *device, int number) {
+    if (!initialised) return 3;
+    if (number < 0 || number >= number_of("STAND_IN_GPUS", 2)) return 101;
+    *device = number;
+    return 0;
+}
+
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    if (!initialised) return 3;
+    *context = &contexts[device];
+    return 0;
+}
+
+int cuCtxPushCurrent_v2(void *context) {
+    if (depth == 8) return 1;
+    stack[depth++] = context;
+    return 0;
+}
+
+int cuCtxPopCurrent_v2(void **context) {
+    if (!depth) return 201;
+    *context = stack[--depth];
+    return 0;
+}
+
+static uint32_t device_now(void) {
+    return (char *)stack[depth - 1] - contexts;
+}
+
+int cuStreamCreate(void **stream, unsigned flags) {
+    int result = ready();
+    if (!result) *stream = &streams[device_now()];
+    return result;
+}
+
+static _Thread_local struct { char *to; const char *from; size_t size; } waiting[8];
+static _Thread_local int count;
+
+int cuStreamSynchronize(void *stream) {
+    int result = ready();
+    if (result) return result;
+    if (stream != &streams[device_now()]) return 400;
+    while (count) {
+        count--;
+        memcpy(waiting[count].to, waiting[count].from, waiting[count].size);
+    }
+    return 0;
+}
+
+static int later(void *to, const void *from, size_t size) {
+    if (count == 8) return 2;
+    waiting[count].to = to;
+    waiting[count].from = from;
+    waiting[count++].size = size;
+    return 0;
+}
+
+/* Maps the memory of a handle, whose file is made or must be there. */
+static Memory *mapped(const Handle *handle, int flags) {
+    char name[64];
+    snprintf(name, sizeof name, "/tensorferry-cuda-%u-%u", handle->pid, handle->number);
+    int file = shm_open(name, O_RDWR | flags, 0600);
+    if (file < 0) return NULL;
+    if (flags && ftruncate(file, handle->size)) return NULL;
+    char *at = mmap(NULL, handle->size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (at == MAP_FAILED) return NULL;
+    for (Memory *memory = memories; memory < memories + MOST; memory++)
+        if (!memory->at) {
+            *memory = (Memory){*handle, at, 1};
+            return memory;
+        }
+    return NULL;
+}
+
+static Memory *around(CUdeviceptr address) {
+    for (Memory *memory = memories; memory < memories + MOST; memory++)
+        if (memory->at && address >= (uintptr_t)memory->at && address < (uintptr_t)memory->at + memory->handle.size)
+            return memory;
+    return NULL;
+}
+
+static void forget(Memory *memory) {
+    munmap(memory->at, memory->handle.size);
+    memory->at = NULL;
+}
+
+int cuMemAlloc_v2(CUdeviceptr *address, size_t size) {
+    int result = ready();
+    if (result) return result;
+    pthread_mutex_lock(&lock);
+    Handle handle = {MAGIC, getpid(), device_now(), made++, (size + PAGE - 1) / PAGE * PAGE};
+    Memory *memory = mapped(&handle, O_CREAT | O_EXCL);
+    if (memory) *address = (uintptr_t)memory->at;
+    pthread_mutex_unlock(&lock);
+    return memory ? 0 : 2;
+}
+
+int cuMemFree_v2(CUdeviceptr address) {
+    Memory *memory = around(address);
+    if (!memory) return 1;
+    char name[64];
+    snprintf(name, sizeof name, "/tensorferry-cuda-%u-%u", memory->handle.pid, memory->handle.number);
+    shm_unlink(name);
+    forget(memory);
+    return 0;
+}
+
+int cuIpcGetMemHandle(Handle *handle, CUdeviceptr address) {
+    Memory *memory = around(address);
+    if (!memory) return 1;
+    *handle = memory->handle;
+    return 0;
+}
+
+int cuIpcOpenMemHandle_v2(CUdeviceptr *address, Handle handle, unsigned flags) {
+    int result = ready();
+    if (result) return result;
+    if (handle.open_result) return handle.open_result;
+    if (flags != 1 || handle.magic != MAGIC || handle.device != device_now()) return 1;
+    if (handle.pid == (uint32_t)getpid()) return 201;
+    pthread_mutex_lock(&lock);
+    Memory *memory = NULL;
+    for (Memory *other = memories; other < memories + MOST; other++)
+        if (other->at && other->handle.pid == handle.pid && other->handle.number == handle.number) memory = other;
+    if (memory) memory->opened++;
+    else memory = mapped(&handle, 0);
+    if (memory) *address = (uintptr_t)memory->at;
+    pthread_mutex_unlock(&lock);
+    return memory ? 0 : 1;
+}
+
+int cuIpcCloseMemHandle(CUdeviceptr address) {
+    int result = ready();
+    if (result) return result;
+    pthread_mutex_lock(&lock);
+    Memory *memory = around(address);
+    result = memory ? memory->handle.close_result : 1;
+    if (memory && !--memory->opened) forget(memory);
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+int cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address) {
+    int result = ready();
+    if (result) return result;
+    Memory *memory = around(address);
+    if (!memory) return 500;
+    *base = (uintptr_t)memory->at;
+    *size = memory->handle.size;
+    return 0;
+}
+
+/* Whether a copy of so much may be made: 0, or what fails. */
+static int copied(CUdeviceptr address, size_t size, void *stream) {
+    int result = ready();
+    if (result) return result;
+    if (stream != &streams[device_now()]) return 400;
+    Memory *memory = around(address);
+    if (!memory || address + size > (uintptr_t)memory->at + memory->handle.size) return 1;
+    return memory->handle.copy_result;
+}
+
+int cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, void *stream) {
+    int result = copied(from, size, stream);
+    return result ? result : later(to, (char *)from, size);
+}
+
+int cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, void *stream) {
+    int result = copied(to, size, stream);
+    return result ? result : later((char *)to, from, size);
+}
+
+int cuGetErrorName(int result, const char **name) {
+    *name = result == 1 ? "CUDA_ERROR_INVALID_VALUE" : result == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : NULL;
+    return *name ? 0 : 1;
+}
+
+int cuGetErrorString(int result, const char **text) {
+    *text = result == 1 ? "invalid argument" : result == 2 ? "out of memory" : NULL;
+    return *text ? 0 : 1;
+}

@@ -1,0 +1,418 @@
+"""Tensors in CUDA shared memory, over the wire, by another process than the server.
+
+Each test runs with a stand-in for the driver's library, which the server finds in place of the real one; and, where
+there is a GPU, with that.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from e2e import models
+from e2e.server import ServerProcess
+from onnx import TensorProto
+from tritonclient.utils import InferenceServerException, serialize_byte_tensor
+from wire.device_memory import DeviceMemory, build_stand_in
+from wire.rig import LONG, Stream, probe, tensor
+
+SIXTEEN = np.arange(16, dtype=np.int32).reshape(1, 16)
+
+# Where the stand-in's handles say what fails.
+OPENING, COPYING, CLOSING = 40, 44, 48
+INVALID_VALUE, OUT_OF_MEMORY, ILLEGAL_ADDRESS, NOT_SUPPORTED = 1, 2, 700, 801
+
+
+class Served(NamedTuple):
+    server: ServerProcess
+    memory: DeviceMemory
+    client: triton.InferenceServerClient
+
+
+def gpu_is_here() -> bool:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = build_stand_in(tmp_path_factory.mktemp("cuda"))
+    if library is None:
+        pytest.skip("NO C COMPILER: CUDA shared memory was not tested with the stand-in for the driver")
+    return library
+
+
+@pytest.fixture(scope="module", params=["stand-in", "gpu"])
+def library(request: pytest.FixtureRequest) -> Path:
+    if request.param == "stand-in":
+        return Path(request.getfixturevalue("stand_in"))
+    if not gpu_is_here():
+        pytest.skip("NO GPU: CUDA shared memory was not tested with a real one")
+    return Path("libcuda.so.1")
+
+
+@pytest.fixture(scope="module")
+def server(transport: str, library: Path, model_dir: Path, probe_model: Path) -> Iterator[ServerProcess]:
+    echoes = [
+        f"echo-{name}={models.echo(model_dir / f'echo-{name}.onnx', kind)}"
+        for name, kind in {"INT32": TensorProto.INT32, "BYTES": TensorProto.STRING}.items()
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        device: tuple[str, ...] = ()
+        if library.is_absolute():
+            patch.setenv("LD_LIBRARY_PATH", str(library.parent))
+            # The models have no use for a stand-in.
+            device = ("--device", "cpu")
+        server = ServerProcess.start(
+            "--allow-shared-memory", *device, probe_model, *echoes, transport=transport
+        )
+    yield server
+    assert server.stop() == 0
+    assert not server.errors(), "".join(server.log)
+
+
+@pytest.fixture
+def served(server: ServerProcess, library: Path) -> Iterator[Served]:
+    memory = DeviceMemory(library)
+    with triton.InferenceServerClient(server.address) as client:
+        yield Served(server, memory, client)
+        client.unregister_cuda_shared_memory()
+        client.unregister_system_shared_memory()
+        assert names(client) == []
+    memory.free_all()
+
+
+def names(client: triton.InferenceServerClient) -> list[str]:
+    return sorted(client.get_cuda_shared_memory_status().regions)
+
+
+def register(served: Served, name: str, handle: bytes, nbytes: int = 64, device: int = 0) -> None:
+    # tritonclient takes the handle in base64, and sends it as it is.
+    served.client.register_cuda_shared_memory(name, base64.b64encode(handle), device, nbytes)
+
+
+def region(served: Served, name: str, nbytes: int = 64) -> int:
+    """A region of this name; the address of its memory in this process."""
+    address, handle = served.memory.allocate(nbytes)
+    register(served, name, handle, nbytes)
+    return address
+
+
+def given(region: str, shape: list[int], nbytes: int, offset: int = 0, kind: str = "INT32") -> Any:
+    placed = triton.InferInput("x", shape, kind)
+    placed.set_shared_memory(region, nbytes, offset=offset)
+    return placed
+
+
+def wanted(region: str, nbytes: int, offset: int = 0) -> Any:
+    placed = triton.InferRequestedOutput("y")
+    placed.set_shared_memory(region, nbytes, offset=offset)
+    return placed
+
+
+def test_input_and_output_in_device_memory(served: Served) -> None:
+    source, target = region(served, "in"), region(served, "out")
+    for times in range(1, 4):
+        served.memory.put(source, (SIXTEEN * times).tobytes())
+        result = served.client.infer("echo-INT32", [given("in", [1, 16], 64)], outputs=[wanted("out", 64)])
+        assert list(result.get_response().raw_output_contents) == [b""]
+        assert served.memory.get(target, 64) == (SIXTEEN * times).tobytes()
+
+
+def test_several_tensors_in_one_region(served: Served) -> None:
+    address = region(served, "all", 256)
+    served.memory.put(address + 64, SIXTEEN.tobytes())
+    served.client.infer(
+        "echo-INT32", [given("all", [1, 16], 64, 64)], outputs=[wanted("all", 64, offset=192)]
+    )
+    assert served.memory.get(address + 192, 64) == SIXTEEN.tobytes()
+    assert served.memory.get(address + 64, 64) == SIXTEEN.tobytes()
+
+
+def test_device_memory_and_sent_tensors_and_no_rows(served: Served) -> None:
+    source, target = region(served, "in"), region(served, "out")
+    served.memory.put(source, SIXTEEN.tobytes())
+    result = served.client.infer("echo-INT32", [given("in", [2, 8], 64)])
+    np.testing.assert_array_equal(result.as_numpy("y"), SIXTEEN.reshape(2, 8))
+    served.client.infer("echo-INT32", [tensor("x", SIXTEEN, "INT32")], outputs=[wanted("out", 64)])
+    assert served.memory.get(target, 64) == SIXTEEN.tobytes()
+    result = served.client.infer("echo-INT32", [given("in", [0, 16], 0)], outputs=[wanted("out", 64)])
+    assert list(result.get_output("y").shape) == [0, 16]
+
+
+def test_strings(served: Served) -> None:
+    texts = serialize_byte_tensor(np.array([["", "plain", "zwölf"]], dtype=object)).item()
+    source, target = region(served, "in", 256), region(served, "out", 256)
+    served.memory.put(source, texts)
+    served.client.infer(
+        "echo-BYTES", [given("in", [1, 3], len(texts), kind="BYTES")], outputs=[wanted("out", 256)]
+    )
+    assert served.memory.get(target, len(texts)) == texts
+
+
+def test_a_large_tensor(served: Served) -> None:
+    array = np.arange(1 << 20, dtype=np.int32)
+    source, target = region(served, "in", array.nbytes), region(served, "out", array.nbytes)
+    served.memory.put(source, array.tobytes())
+    served.client.infer(
+        "echo-INT32", [given("in", [1, 1 << 20], array.nbytes)], outputs=[wanted("out", array.nbytes)]
+    )
+    assert served.memory.get(target, array.nbytes) == array.tobytes()
+
+
+def test_in_a_stream(served: Served) -> None:
+    source, target = region(served, "in"), region(served, "out")
+    served.memory.put(source, SIXTEEN.tobytes())
+    with Stream(served.client) as stream:
+        stream.send("echo-INT32", [given("in", [1, 16], 64)], "1", outputs=[wanted("out", 64)])
+        assert stream.result().get_response().id == "1"
+        assert served.memory.get(target, 64) == SIXTEEN.tobytes()
+
+
+def test_register_status_unregister(served: Served) -> None:
+    client = served.client
+    client.unregister_cuda_shared_memory("a")
+    _, handle = served.memory.allocate(64)
+    register(served, "a", handle)
+    # The same memory may be several regions.
+    register(served, "b", handle, 32)
+    status = client.get_cuda_shared_memory_status("b").regions["b"]
+    assert (status.name, status.device_id, status.byte_size) == ("b", 0, 32)
+    with pytest.raises(InferenceServerException, match="shared memory region 'a' already in manager"):
+        register(served, "a", handle)
+    assert names(client) == ["a", "b"]
+    client.unregister_system_shared_memory()
+    client.unregister_system_shared_memory("a")
+    assert names(client) == ["a", "b"]
+    assert not client.get_system_shared_memory_status().regions
+    with pytest.raises(
+        InferenceServerException,
+        match="The region named 'a' is registered as CUDA shared memory, not system shared memory",
+    ):
+        client.get_system_shared_memory_status("a")
+    client.unregister_cuda_shared_memory("a")
+    assert names(client) == ["b"]
+    client.unregister_cuda_shared_memory()
+    assert names(client) == []
+    with pytest.raises(InferenceServerException, match="Unable to find cuda shared memory region: 'a'"):
+        client.get_cuda_shared_memory_status("a")
+
+
+def refused(served: Served, handle: bytes, nbytes: int = 64, device: int = 0) -> tuple[str, str]:
+    """Code and message of a region that cannot be had."""
+    with pytest.raises(InferenceServerException) as caught:
+        register(served, "a", handle, nbytes, device)
+    assert names(served.client) == []
+    return str(caught.value.status()).removeprefix("StatusCode."), str(caught.value.message())
+
+
+def test_what_cannot_be_a_region(served: Served) -> None:
+    _, handle = served.memory.allocate(64)
+    failed = "failed to register CUDA shared memory region 'a': invalid args"
+    for case, text in (
+        ((handle, 1 << 40), f"{failed}: {1 << 40} bytes, of an allocation of "),
+        ((handle, (1 << 64) - 1), f"{failed}: {(1 << 64) - 1} bytes, of an allocation of "),
+        ((handle, 0), f"{failed}: 0 bytes, of an allocation of "),
+        ((handle[:63],), f"{failed}: raw_handle has 63 bytes; it must be a cudaIpcMemHandle_t, of 64 bytes"),
+        ((base64.b64encode(handle),), "raw_handle has 88 bytes"),
+        ((b"",), "raw_handle has 0 bytes"),
+        ((handle, 64, 99), f"{failed}: device_id is 99; this server has GPU 0"),
+        ((handle, 64, -1), f"{failed}: device_id is -1"),
+        ((bytes(64),), f"{failed}: cuIpcOpenMemHandle: CUDA_ERROR_"),
+    ):
+        code, message = refused(served, *case)
+        assert (code, text in message) == ("INVALID_ARGUMENT", True), message
+    # Each was closed again: the memory can still be had.
+    register(served, "a", handle)
+
+
+def test_what_is_not_in_a_region(served: Served) -> None:
+    region(served, "a", 64)
+    for offset, nbytes, text in (
+        (64, 1, "Invalid offset for shared memory region: 'a'"),
+        (1, 64, "Invalid offset + byte size for shared memory region: 'a'"),
+        (0, 65, "Invalid offset + byte size for shared memory region: 'a'"),
+        (-1, 4, "Invalid offset for shared memory region: 'a'"),
+    ):
+        with pytest.raises(InferenceServerException) as caught:
+            served.client.infer("echo-INT32", [given("a", [1, 16], nbytes, offset)])
+        assert text in str(caught.value.message())
+    with pytest.raises(InferenceServerException, match="should be at least 64 bytes"):
+        served.client.infer("echo-INT32", [tensor("x", SIXTEEN, "INT32")], outputs=[wanted("a", 60)])
+
+
+def test_a_region_in_use_is_unregistered_with_the_end_of_its_use(served: Served) -> None:
+    source, target = region(served, "x"), region(served, "y")
+    served.memory.put(source, np.full((1, 4), 7, np.float32).tobytes())
+    inputs = probe(0, work=LONG)
+    inputs[1].set_shared_memory("x", 16)
+    with Stream(served.client, headers={"tensorferry-stream-order": "completion"}) as stream:
+        stream.send("probe", inputs, "long", outputs=[wanted("y", 16)])
+        stream.send("other", [], "marker")
+        # It was read after the other, which is therefore at work.
+        assert "unknown model" in stream.error().message()
+        served.client.unregister_cuda_shared_memory()
+        assert names(served.client) == ["x", "y"]
+        assert stream.result().get_response().id == "long"
+    assert names(served.client) == []
+    assert served.memory.get(target, 16) == np.full((1, 4), 14, np.float32).tobytes()
+
+
+def test_extensions(served: Served) -> None:
+    extensions = served.client.get_server_metadata().extensions
+    assert "cuda_shared_memory" in extensions
+    assert "system_shared_memory" in extensions
+
+
+def test_by_tritons_own_utilities(served: Served, library: Path) -> None:
+    """What tritonclient's users write."""
+    if library.is_absolute():
+        pytest.skip("tritonclient allocates on a real GPU only")
+    pytest.importorskip("cuda.bindings", reason="NO cuda-bindings: tritonclient's utilities were not tested")
+    import tritonclient.utils.cuda_shared_memory as shm
+
+    source, target = (shm.create_shared_memory_region(name, 64, 0) for name in ("in", "out"))
+    try:
+        shm.set_shared_memory_region(source, [SIXTEEN])
+        served.client.register_cuda_shared_memory("in", shm.get_raw_handle(source), 0, 64)
+        served.client.register_cuda_shared_memory("out", shm.get_raw_handle(target), 0, 64)
+        served.client.infer("echo-INT32", [given("in", [1, 16], 64)], outputs=[wanted("out", 64)])
+        np.testing.assert_array_equal(shm.get_contents_as_numpy(target, np.int32, [1, 16]), SIXTEEN)
+    finally:
+        served.client.unregister_cuda_shared_memory()
+        for handle in (source, target):
+            shm.destroy_shared_memory_region(handle)
+
+
+# From here on what only the stand-in does on demand.
+
+
+def failing(handle: bytes, at: int, result: int) -> bytes:
+    spoiled = bytearray(handle)
+    struct.pack_into("<i", spoiled, at, result)
+    return bytes(spoiled)
+
+
+@pytest.fixture
+def scripted(served: Served, library: Path) -> Served:
+    if not library.is_absolute():
+        pytest.skip("a real GPU does not fail on demand")
+    return served
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "text"),
+    [
+        (INVALID_VALUE, "INVALID_ARGUMENT", "cuIpcOpenMemHandle: CUDA_ERROR_INVALID_VALUE, invalid argument"),
+        (OUT_OF_MEMORY, "RESOURCE_EXHAUSTED", "cuIpcOpenMemHandle: CUDA_ERROR_OUT_OF_MEMORY, out of memory"),
+        (NOT_SUPPORTED, "UNIMPLEMENTED", "let processes share no memory"),
+        (ILLEGAL_ADDRESS, "UNAVAILABLE", "the GPU does not work: cuIpcOpenMemHandle: result 700"),
+    ],
+)
+def test_how_opening_fails(scripted: Served, result: int, code: str, text: str) -> None:
+    _, handle = scripted.memory.allocate(64)
+    got, message = refused(scripted, failing(handle, OPENING, result))
+    assert (got, text in message) == (code, True), message
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "text"),
+    [
+        (INVALID_VALUE, "INVALID_ARGUMENT", "has its memory been freed?"),
+        (ILLEGAL_ADDRESS, "UNAVAILABLE", "the GPU does not work"),
+    ],
+)
+def test_how_a_copy_fails(scripted: Served, result: int, code: str, text: str) -> None:
+    _, handle = scripted.memory.allocate(64)
+    register(scripted, "a", failing(handle, COPYING, result))
+    sent = tensor("x", SIXTEEN, "INT32")
+    for inputs, outputs, done in (
+        ([given("a", [1, 16], 64)], None, "read"),
+        ([sent], [wanted("a", 64)], "written to"),
+    ):
+        with pytest.raises(InferenceServerException) as caught:
+            scripted.client.infer("echo-INT32", inputs, outputs=outputs)
+        assert caught.value.status() == f"StatusCode.{code}"
+        assert f"CUDA shared memory region 'a' cannot be {done}" in str(caught.value.message())
+        assert text in str(caught.value.message())
+    np.testing.assert_array_equal(scripted.client.infer("echo-INT32", [sent]).as_numpy("y"), SIXTEEN)
+
+
+def test_a_region_that_cannot_be_closed_is_gone_all_the_same(scripted: Served) -> None:
+    _, handle = scripted.memory.allocate(64)
+    register(scripted, "a", failing(handle, CLOSING, INVALID_VALUE))
+    scripted.client.unregister_cuda_shared_memory("a")
+    assert names(scripted.client) == []
+
+
+def test_memory_of_another_device(scripted: Served) -> None:
+    address, handle = scripted.memory.allocate(64, device=1)
+    scripted.memory.put(address, SIXTEEN.tobytes(), device=1)
+    code, message = refused(scripted, handle)
+    assert (code, "allocated on this device" in message) == ("INVALID_ARGUMENT", True), message
+    register(scripted, "a", handle, device=1)
+    assert scripted.client.get_cuda_shared_memory_status("a").regions["a"].device_id == 1
+    result = scripted.client.infer("echo-INT32", [given("a", [1, 16], 64)])
+    np.testing.assert_array_equal(result.as_numpy("y"), SIXTEEN)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("STAND_IN_GPUS", "0", "the NVIDIA driver finds no GPU"),
+        ("STAND_IN_INIT", "100", "the NVIDIA driver finds no GPU"),
+        ("STAND_IN_INIT", "2", "the NVIDIA driver does not start: CUDA_ERROR_OUT_OF_MEMORY"),
+    ],
+)
+def test_a_driver_without_a_gpu(
+    stand_in: Path,
+    transport: str,
+    echo_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    reason: str,
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(stand_in.parent))
+    monkeypatch.setenv(variable, value)
+    server = ServerProcess.start("--allow-shared-memory", "--device", "cpu", echo_model, transport=transport)
+    try:
+        with triton.InferenceServerClient(server.address) as client:
+            with pytest.raises(InferenceServerException, match=f"GPUs not supported: {reason}") as caught:
+                client.register_cuda_shared_memory("c", base64.b64encode(bytes(64)), 0, 64)
+            assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+            assert "cuda_shared_memory" not in client.get_server_metadata().extensions
+            assert not client.get_cuda_shared_memory_status().regions
+    finally:
+        assert server.stop() == 0
+
+
+def test_a_machine_without_a_gpu(transport: str, echo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Hides those that there are.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    server = ServerProcess.start("--allow-shared-memory", "--device", "cpu", echo_model, transport=transport)
+    try:
+        with triton.InferenceServerClient(server.address) as client:
+            assert not client.get_cuda_shared_memory_status().regions
+            client.unregister_cuda_shared_memory()
+            with pytest.raises(
+                InferenceServerException, match="GPUs not supported: the NVIDIA driver"
+            ) as caught:
+                client.register_cuda_shared_memory("c", b"AAAA", 0, 64)
+            assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+            extensions = client.get_server_metadata().extensions
+            assert "system_shared_memory" in extensions
+            assert "cuda_shared_memory" not in extensions
+    finally:
+        assert server.stop() == 0

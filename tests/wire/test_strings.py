@@ -1,0 +1,67 @@
+"""Models that drop elements of their input: rows that do not follow, by tritonclient."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from e2e.fixtures import Serve
+from server import models
+from tritonclient.utils import InferenceServerException
+from wire.rig import PATIENCE, Answers, tensor
+
+
+def texts(*words: str) -> list[Any]:
+    return [tensor("x", np.array(words, dtype=object), "BYTES")]
+
+
+def test_a_model_that_drops_words_is_served_unbatched(serve: Serve, tmp_path: Path) -> None:
+    path = models.without_stop_words(tmp_path / "words.onnx")
+    server = serve(path)
+    assert server.ready["models"][0]["batching"].startswith("unbatched (output 'y' has shape [2] for 5 rows")
+    with triton.InferenceServerClient(server.address) as client:
+        answers = Answers()
+        for _ in range(8):
+            client.async_infer("words", texts("The", "QUICK", "a", "fox"), answers.put)
+        for _ in range(8):
+            assert answers.result().as_numpy("y").tolist() == [b"quick", b"fox"]
+
+
+def test_one_that_is_batched_all_the_same_says_what_is_wrong(serve: Serve, tmp_path: Path) -> None:
+    path = models.without_stop_words(tmp_path / "words.onnx")
+    server = serve("--batching", "trust", "--max-queue-delay-ms", "50", path)
+    with triton.InferenceServerClient(server.address) as client:
+        good, bad = Answers(), Answers()
+        for _ in range(3):
+            client.async_infer("words", texts("quick", "fox"), good.put, client_timeout=PATIENCE)
+            client.async_infer("words", texts("the", "fox"), bad.put, client_timeout=PATIENCE)
+        for _ in range(3):
+            # Neighbours get their own.
+            assert good.result().as_numpy("y").tolist() == [b"quick", b"fox"]
+            error = bad.error()
+            assert error.status() == "StatusCode.INTERNAL"
+            assert "output 'y' has shape [1], expected 2 rows" in error.message()
+            assert "--max-batch-size 0" in error.message()
+    assert server.stop() == 0
+    warned = [line for line in server.log if "model words failed on request" in line]
+    assert len(warned) == 3
+    assert all("output 'y' has shape [1], expected 2 rows" in line for line in warned)
+
+
+def test_as_its_configuration_says(serve: Serve, tmp_path: Path) -> None:
+    """What the error recommends, to somebody whose model must be batched for others."""
+    directory = tmp_path / "models" / "words"
+    (directory / "1").mkdir(parents=True)
+    models.without_stop_words(directory / "1" / "model.onnx")
+    (directory / "config.pbtxt").write_text(
+        'max_batch_size: 0 input { name: "x" data_type: TYPE_STRING dims: [-1] } '
+        'output { name: "y" data_type: TYPE_STRING dims: [-1] }'
+    )
+    server = serve("--model-repository", directory.parent, "--batching", "trust")
+    with triton.InferenceServerClient(server.address) as client:
+        assert client.infer("words", texts("the", "fox")).as_numpy("y").tolist() == [b"fox"]
+        with pytest.raises(InferenceServerException, match="unexpected shape"):
+            client.infer("words", [tensor("x", np.array([["fox"]], dtype=object), "BYTES")])
