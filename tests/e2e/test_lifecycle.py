@@ -160,7 +160,7 @@ def test_drain_seconds_bound_the_drain(serve: Serve, probe_model: Path) -> None:
     server = serve(probe_model, "--drain-seconds", "0.2")
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        work = 3 * work_of_one_second(stub)
+        work = 30 * work_of_one_second(stub)
         stream = OpenStream(channel)
         stream.send(request(1, work=work))
         server.signal()
