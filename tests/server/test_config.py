@@ -11,7 +11,8 @@ import pytest
 
 from tensorferry.server.config import ConfigError, ModelSource, PadLengths, ServerConfig
 from tensorferry.server.configure import load_config, model_source
-from tensorferry.server.options import OPTIONS, Option
+from tensorferry.server.option import Option
+from tensorferry.server.options import OPTIONS
 
 BY_FLAG = {option.flag: option for option in OPTIONS}
 
