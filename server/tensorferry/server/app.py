@@ -199,8 +199,8 @@ class App:
         config = self.config
         self._device = choose_device(config.device)
         if self._device == "cpu":
-            for flag, value in cuda_flags(config):
-                _log.warning("--%s is %s, which changes nothing: no model runs on a GPU", flag, value)
+            for given in cuda_flags(config):
+                _log.warning("--%s, which changes nothing: no model runs on a GPU", given)
         elif self._metrics is not None:
             self._gpus = open_gpus()
         names = config.load_models if config.model_control == "explicit" else ("*",)
@@ -236,8 +236,9 @@ class App:
         self._threads.shutdown(wait=False)
         if self._metrics is not None:
             self._metrics.close()
-        if self._gpus is not None:
-            self._gpus.close()
+        gpus, self._gpus = self._gpus, None
+        if gpus is not None:
+            gpus.close()
         self._regions.close()
         if self._trace_file is not None and not self._trace_file.stop(_LAST_TRACES_SECONDS):
             _log.warning("the last traces are not written: the disk takes too long")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.server.config import ConfigError, ModelSource, ServerConfig
-from tensorferry.server.device_options import cuda_flags
+from tensorferry.server.device_options import cuda_flags, fp16_flags
 from tensorferry.server.models import NAME
 from tensorferry.server.option import Option
 from tensorferry.server.options import OPTIONS
@@ -103,25 +103,14 @@ def _check_control(config: ServerConfig) -> None:
 
 def _check_device(config: ServerConfig) -> None:
     if config.device == "cpu":
-        for flag, value in cuda_flags(config):
+        for given in cuda_flags(config):
             raise ConfigError(
-                f"{flag} is {_shown(value)}, but device is 'cpu', where it changes nothing; leave out one of them"
+                f"{given}, but device is 'cpu', where it changes nothing; leave out one of them"
             )
     # A model of a repository may ask for FP16 itself.
     if not config.fp16 and not config.model_repositories:
-        defaults = ServerConfig(())
-        for flag in ("fp16-tolerance", "fp16-except"):
-            field = flag.replace("-", "_")
-            if getattr(config, field) != getattr(defaults, field):
-                raise ConfigError(
-                    f"{flag} is {_shown(getattr(config, field))}, but no model is converted to FP16; give --fp16, or leave it out"
-                )
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, tuple):
-        return repr(",".join(value))
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+        for given in fp16_flags(config):
+            raise ConfigError(f"{given}, but no model is converted to FP16; give --fp16, or leave it out")
 
 
 def _text(value: Any, option: Option) -> str:

@@ -90,11 +90,30 @@ DEVICE_OPTIONS: tuple[Option, ...] = (
 _OF_CUDA = ("cuda-memory-bytes", "cuda-memory-growth", "cudnn-search", "tf32")
 
 
-def cuda_flags(config: ServerConfig) -> Sequence[tuple[str, object]]:
-    """The options of GPUs that are not left at their defaults, by their flags, with their values."""
+# Those that change nothing where no model is converted to FP16.
+_OF_FP16 = ("fp16-tolerance", "fp16-except")
+
+
+def cuda_flags(config: ServerConfig) -> Sequence[str]:
+    """The options of GPUs that are not left at their defaults, each with its value: "tf32 is false"."""
+    return _given(config, _OF_CUDA)
+
+
+def fp16_flags(config: ServerConfig) -> Sequence[str]:
+    """The same of those that say how models are converted to FP16."""
+    return _given(config, _OF_FP16)
+
+
+def _given(config: ServerConfig, flags: Sequence[str]) -> Sequence[str]:
     defaults = ServerConfig(())
     return [
-        (option.flag, getattr(config, option.field))
+        f"{option.flag} is {_shown(getattr(config, option.field))}"
         for option in DEVICE_OPTIONS
-        if option.flag in _OF_CUDA and getattr(config, option.field) != getattr(defaults, option.field)
+        if option.flag in flags and getattr(config, option.field) != getattr(defaults, option.field)
     ]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return repr(",".join(value))
+    return str(value).lower() if isinstance(value, bool) else repr(value)

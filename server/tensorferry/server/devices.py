@@ -13,8 +13,8 @@ from tensorferry.server.instances import Machine, gpus_of
 
 _log = logging.getLogger("tensorferry.server")
 
-# "0000:3b:00.0", and the zero behind.
-_BUS_ID_BYTES = 13
+# "0000:3b:00.0", with room for the longer domains of virtual machines.
+_BUS_ID_BYTES = 32
 
 
 def cuda_device_count() -> int:

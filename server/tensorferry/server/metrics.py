@@ -40,7 +40,7 @@ _OF_GPUS: Sequence[tuple[str, Callable[..., Any], str, str]] = (
     ("temperature_celsius", GaugeMetricFamily, "temperature_celsius", "Temperature"),
     ("power_watts", GaugeMetricFamily, "power_watts", "Power that is drawn"),
     ("power_limit_watts", GaugeMetricFamily, "power_limit_watts", "Power that may be drawn"),
-    ("energy_joules", CounterMetricFamily, "energy_joules", "Energy drawn since the server started"),
+    ("energy_joules", CounterMetricFamily, "energy_joules", "Energy drawn since the first look"),
 )
 
 

@@ -70,6 +70,12 @@ def prepare(source: ModelSource, options: ServerConfig, device: str, scratch: Ex
     if tuning.fp16 is not None:
         folder = scratch.enter_context(TemporaryDirectory(prefix="tensorferry-fp16-"))
         file = convert(source.path, tuning.fp16, Path(folder))
+        if "cpu" in devices:
+            _log.warning(
+                "model %s is in FP16 on the CPU, which has few operators for it and computes the others in FP32: it "
+                "gets no faster there",
+                source.name,
+            )
     session = file.session(devices[0], tuning)
     precision = max(tuning.precision(place) for place in devices)
 

@@ -111,7 +111,7 @@ _OF_GPUS: Sequence[tuple[str, str, str, str]] = (
     ("memory_used_bytes", "nv_gpu_memory_used_bytes", "gauge", "Memory in use, by all processes"),
     ("power_watts", "nv_gpu_power_usage", "gauge", "Power that is drawn, in watts"),
     ("power_limit_watts", "nv_gpu_power_limit", "gauge", "Power that may be drawn, in watts"),
-    ("energy_joules", "nv_energy_consumption", "counter", "Energy in joules since the server started"),
+    ("energy_joules", "nv_energy_consumption", "counter", "Energy in joules since the first look"),
 )
 
 
