@@ -32,7 +32,7 @@ DEVICE_OPTIONS: tuple[Option, ...] = (
         "device",
         "device",
         _device,
-        "auto, cpu, cuda, cuda:N or, for an instance on each of several, cuda:N,M,... with each number once",
+        "auto, cpu, cuda or cuda:N, or for an instance on each of several cuda:N,M,..., each number once",
         "where the models run; auto takes CUDA if it can; cuda:0,1 has an instance of each model on both",
     ),
     Option(

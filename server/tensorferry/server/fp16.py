@@ -97,12 +97,13 @@ def convert(source: Path, fp16: Fp16, folder: Path) -> ModelFile:
 
 
 def _converter() -> Any:
-    """ONNX Runtime's own converter; what its package adds to the path of modules is taken off again."""
-    path = list(sys.path)
-    try:
-        from onnxruntime.transformers import float16
-    finally:
-        sys.path[:] = path
+    """ONNX Runtime's own converter; the folder that its package adds to the path of modules is taken off again."""
+    before = list(sys.path)
+    from onnxruntime.transformers import float16
+
+    added = str(Path(float16.__file__).parent)
+    if added in sys.path and added not in before:
+        sys.path.remove(added)
     return float16
 
 
