@@ -26,12 +26,13 @@ from tensorferry.batcher import Batcher
 from tensorferry.server import app as app_module
 from tensorferry.server import devices, fp16, loading
 from tensorferry.server.app import App
-from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.config import ModelSource, PadLengths, ServerConfig
 from tensorferry.server.devices import choose_device
 from tensorferry.server.errors import StartError
 from tensorferry.server.gpus import Gpus
 from tensorferry.server.model_config import parse_config
 from tensorferry.server.models import Model
+from tensorferry.server.padding import prove_padding
 from tensorferry.server.session import Session
 from tensorferry.server.session_options import SessionOptions
 
@@ -48,6 +49,8 @@ class Devices:
         self.runs: dict[str, int] = dict.fromkeys(self.gates, 0)
         self.seconds: dict[str, float] = dict.fromkeys(self.gates, 0.0)
         self.now = 0.0
+        # What batches of several rows are off by, relative to their outputs.
+        self.rounding = 0.0
         self.made: list[tuple[str, SessionOptions]] = []
         self.let_go()
 
@@ -77,7 +80,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
             assert rig.gates[self.device].wait(PATIENCE)
             rig.runs[self.device] += 1
             rig.now += rig.seconds[self.device]
-            return super().run(inputs)
+            outputs = super().run(inputs)
+            by = 1 + (rig.rounding if len(next(iter(inputs.values()))) > 1 else 0)
+            return {name: array * np.float32(by) for name, array in outputs.items()}
 
     monkeypatch.setattr(fp16, "Session", OnDevice)
     providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -95,9 +100,14 @@ Load = Callable[..., Model]
 def load(scripted: Devices, tmp_path: Path) -> Iterator[Load]:
     loaded: list[Model] = []
 
-    def make(device: str, config: str | None = None, **options: Any) -> Model:
+    def make(
+        device: str,
+        config: str | None = None,
+        build: Callable[[Path], Path] = models.twice,
+        **options: Any,
+    ) -> Model:
         asked = parse_config(config, "test") if config is not None else None
-        source = ModelSource("m", models.twice(tmp_path / "m.onnx"), config=asked)
+        source = ModelSource("m", build(tmp_path / "m.onnx"), config=asked)
         wanted = ServerConfig((source,), device=device, **options)
         loaded.append(loading.load_model(source, wanted, choose_device(device)))
         return loaded[-1]
@@ -177,6 +187,32 @@ def test_options_of_the_gpus_reach_every_session(load: Load, scripted: Devices) 
     load("cuda:0,1", cuda_memory_bytes=1 << 30, cudnn_search="heuristic", tf32=False)
     wanted = {"gpu_mem_limit": str(1 << 30), "cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0"}
     assert [dict(settings.cuda) for _, settings in scripted.made] == [wanted, wanted]
+
+
+@pytest.mark.parametrize(("tf32", "how"), [(True, "(proved)"), (False, "changes with its neighbours")])
+def test_the_proof_knows_how_precise_the_device_is(
+    tf32: bool, how: str, load: Load, scripted: Devices
+) -> None:
+    scripted.rounding = 2e-3
+    assert how in load("cuda:0", tf32=tf32).batching
+
+
+@pytest.mark.parametrize(("tf32", "padded"), [(True, True), (False, False)])
+def test_the_proof_of_padding_knows_it_too(
+    tf32: bool, padded: bool, load: Load, scripted: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a model that is proved batchable before the device begins to round."""
+    real = prove_padding
+
+    def rounding(*arguments: Any) -> str:
+        scripted.rounding = 2e-3
+        return real(*arguments)
+
+    monkeypatch.setattr(loading, "prove_padding", rounding)
+    lengths = PadLengths("sequence", (4, 8))
+    values = (("ids", "0"), ("mask", "0"))
+    model = load("cuda:0", build=models.masked_mean, tf32=tf32, pad_lengths=lengths, pad_values=values)
+    assert (model.padding is not None) is padded
 
 
 @pytest.mark.parametrize("device", ["cuda:0,2", "cuda:2,0"])
