@@ -18,9 +18,10 @@ sys.path.insert(0, str(HERE))
 
 from e2e import models  # noqa: E402 (the tests' folder is put on the path above)
 
+from tensorferry.server.devices import choose_device  # noqa: E402
 from tensorferry.server.errors import StartError  # noqa: E402
 from tensorferry.server.proof import sample  # noqa: E402
-from tensorferry.server.session import Session, choose_device  # noqa: E402
+from tensorferry.server.session import Session  # noqa: E402
 
 
 def compare(path: Path, size: int = 16) -> float:

@@ -11,7 +11,8 @@ import pytest
 
 from tensorferry.server.config import ConfigError, ModelSource, PadLengths, ServerConfig
 from tensorferry.server.configure import load_config, model_source
-from tensorferry.server.options import OPTIONS, Option
+from tensorferry.server.option import Option
+from tensorferry.server.options import OPTIONS
 
 BY_FLAG = {option.flag: option for option in OPTIONS}
 
@@ -29,7 +30,14 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "host": [("0.0.0.0", "0.0.0.0"), ("::1", "::1"), ("some-host.example", "some-host.example")],
     "port": [("0", 0), ("65535", 65535), ("9000", 9000)],
     "transport": [("auto", "auto"), ("lane", "lane"), ("Threaded", "threaded")],
-    "device": [("cpu", "cpu"), ("cuda", "cuda"), ("cuda:12", "cuda:12")],
+    "device": [("cpu", "cpu"), ("cuda", "cuda"), ("cuda:12,00", "cuda:12,0")],
+    "cuda-memory-bytes": [("1", 1), ("3 GiB", 3 << 30), ("5KiB", 5 << 10)],
+    "cuda-memory-growth": [("exact", "exact"), ("Exact", "exact"), ("doubling", "doubling")],
+    "cudnn-search": [("heuristic", "heuristic"), ("DEFAULT", "default"), ("exhaustive", "exhaustive")],
+    "tf32": [("false", False), ("False", False), ("TRUE", True)],
+    "fp16": [("true", True), ("False", False), ("TRUE", True)],
+    "fp16-tolerance": [("0.1", 0.1), ("1e-3", 0.001), ("2", 2.0)],
+    "fp16-except": [("Softmax", ("Softmax",)), ("a,/b/c", ("a", "/b/c")), ("node 1", ("node 1",))],
     "max-batch-size": [("0", 0), ("1048576", 1 << 20), ("8", 8)],
     "batching": [("trust", "trust"), ("PROVE", "prove"), ("prove", "prove")],
     "pad-lengths": [
@@ -64,6 +72,8 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
 # What means nothing alone.
 NEEDS = {
     "pad-values": {"pad-lengths": "sequence=16"},
+    "fp16-tolerance": {"fp16": "true"},
+    "fp16-except": {"fp16": "true"},
     "model-control": {"model-repository": "models"},
     "load-model": {"model-repository": "models", "model-control": "explicit"},
 }
@@ -77,7 +87,26 @@ BAD: dict[str, list[str]] = {
     "host": ["", "a b", "a/b", "a,b", "http://a"],
     "port": ["", "-1", "65536", "80.0", "http"],
     "transport": ["", "fast", "async"],
-    "device": ["", "gpu", "cuda:", "cuda:-1", "cuda:1234", "CPU", "cuda:0\n"],
+    "device": [
+        *("", "gpu", "cuda:", "cuda:-1", "cuda:1234", "CPU", "cuda:0\n"),
+        *(
+            "cuda:0,0",
+            "cuda:1,01",
+            "cuda:0,",
+            "cuda:,1",
+            "cuda:0,cpu",
+            "cpu,cuda:0",
+            "cuda:0,cuda:1",
+            "cuda:0, 1",
+        ),
+    ],
+    "cuda-memory-bytes": ["", "0", "-1", "1.5 GiB", "1 GB"],
+    "cuda-memory-growth": ["", "0", "kNextPowerOfTwo"],
+    "cudnn-search": ["", "0", "fast"],
+    "tf32": ["", "0", "off"],
+    "fp16": ["", "1", "on"],
+    "fp16-tolerance": ["", "0", "-1", "nan", "inf", "1 %"],
+    "fp16-except": ["", ",", "a,", "a,,b", " a", "a, b"],
     "max-batch-size": ["", "-1", "1048577", "many", "1.5"],
     "batching": ["", "off", "true"],
     "pad-lengths": ["", "16", "=16", "n=", "n=0", "n=8,4", "n=4,4", "n=4,,8", "n=-1,2", "n=1.5"],
@@ -192,6 +221,29 @@ def test_pad_values_without_pad_lengths() -> None:
 def test_pad_lengths_without_batches() -> None:
     with pytest.raises(ConfigError, match="pad-lengths are given, but max-batch-size is 0"):
         load({"pad-lengths": "n=16", "max-batch-size": "0"})
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "said"),
+    [
+        ("cuda-memory-bytes", "1 KiB", "cuda-memory-bytes is 1024, but device is 'cpu'"),
+        ("cuda-memory-growth", "exact", "cuda-memory-growth is 'exact', but device is 'cpu'"),
+        ("cudnn-search", "heuristic", "cudnn-search is 'heuristic', but device is 'cpu'"),
+        ("tf32", "false", "tf32 is false, but device is 'cpu'"),
+    ],
+)
+def test_what_is_for_gpus_without_one(flag: str, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load({flag: text, "device": "cpu"})
+    assert load({flag: text, "device": "cuda"}) != load({"device": "cuda"})
+
+
+@pytest.mark.parametrize(("flag", "text"), [("fp16-tolerance", "0.5"), ("fp16-except", "a,b")])
+def test_what_is_for_fp16_without_it(flag: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{flag} is ['\w,.]*{text}'?, but no model is converted"):
+        load({flag: text})
+    # One of a repository may ask for it.
+    assert load({flag: text, "model-repository": "models"}, models=())
 
 
 def test_unknown_keys_of_the_file(tmp_path: Path) -> None:

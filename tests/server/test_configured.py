@@ -290,7 +290,7 @@ def test_every_instance_is_warm(load: Load, runs: list[tuple[Session, list[float
 @pytest.mark.parametrize(("device", "why"), [("cpu", "--device is cpu"), ("auto", "")])
 def test_a_gpu_that_is_not_there_is_an_error(load: Load, device: str, why: str) -> None:
     if device == "auto":
-        from tensorferry.server.session import choose_device
+        from tensorferry.server.devices import choose_device
 
         if choose_device("auto") != "cpu":
             pytest.skip("this machine has a GPU")

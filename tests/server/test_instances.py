@@ -11,6 +11,7 @@ from tensorferry.server.model_config import parse_config
 CPU = Machine("cpu", (), "there is no CUDA device 0 (the driver reports 0)")
 GPU = Machine("cuda:0", (0, 1))
 ONE = Machine("cuda:1", (1,))
+SEVERAL = Machine("cuda:2,0", (2, 0))
 
 
 def devices(text: str | None, machine: Machine) -> list[str]:
@@ -47,6 +48,14 @@ def test_gpus_are_those_that_may_be_used() -> None:
     assert devices(group % "", GPU) == ["cuda:0", "cuda:1"]
     assert devices(group % "gpus: 1 count: 2", GPU) == ["cuda:1", "cuda:1"]
     assert devices(group % "", ONE) == ["cuda:1"]
+
+
+def test_one_on_each_of_several() -> None:
+    assert devices(None, SEVERAL) == devices("instance_group { }", SEVERAL) == ["cuda:2", "cuda:0"]
+    assert devices("instance_group { kind: KIND_GPU gpus: 0 }", SEVERAL) == ["cuda:0"]
+    assert devices("instance_group { kind: KIND_CPU }", SEVERAL) == ["cpu"]
+    with pytest.raises(StartError, match="unsupported gpu id 1; this server may use: 2, 0"):
+        devices("instance_group { gpus: 1 kind: KIND_GPU }", SEVERAL)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +106,7 @@ def test_what_cannot_be(groups: str, machine: Machine, said: str) -> None:
     [
         (None, CPU, 'name: "m" kind: KIND_CPU count: 1'),
         (None, GPU, 'name: "m" kind: KIND_GPU count: 1 gpus: 0'),
+        (None, SEVERAL, 'name: "m" kind: KIND_GPU count: 1 gpus: [ 2, 0 ]'),
         ("{ }", GPU, 'name: "m_0" kind: KIND_GPU count: 1 gpus: [ 0, 1 ]'),
         ("{ gpus: [ 0, 7 ] }", GPU, 'name: "m_0" kind: KIND_CPU count: 1'),
         (

@@ -13,11 +13,13 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from server.nvml import FakeGpu, FakeNvml
 from server.rig import PATIENCE, signature, spec
 
 from tensorferry.batcher import Batcher, QueueFull
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.errors import StartError
+from tensorferry.server.gpus import Gpus
 from tensorferry.server.metrics import CONTENT_TYPE, Metrics
 from tensorferry.server.metrics_server import MetricsServer, _Handler
 from tensorferry.server.models import Model, ModelRegistry
@@ -37,14 +39,31 @@ def registry(runner: ScriptedRunner) -> Iterator[ModelRegistry]:
     """With the model m, of two priority classes, whose batches wait for the test."""
     registry = ModelRegistry()
     batcher = Batcher(runner, 6, priority_weights=(4, 1), max_queue_size=8)
-    registry.ready(Model("m", "3", signature(spec("x", "FP32", "b")), 6, "in batches", batcher))
+    registry.ready(
+        Model(
+            "m", "3", signature(spec("x", "FP32", "b")), 6, "in batches", batcher, devices=("cuda:1", "cpu")
+        )
+    )
     yield registry
     runner.open()
     assert batcher.close()
 
 
-def page(registry: ModelRegistry) -> str:
-    return Metrics(registry).page().decode()
+def page(registry: ModelRegistry, *gpus: FakeGpu) -> str:
+    """With the figures of these GPUs, CUDA's devices from 0 on."""
+    if not gpus:
+        return Metrics(registry).page().decode()
+    nvml = FakeNvml(*gpus)
+    nvml.nvmlInit()
+    reader = Gpus(nvml, lambda index: gpus[index].place)
+    return Metrics(registry, lambda: reader).page().decode()
+
+
+# Of which the registry's model runs on the second.
+GPUS = (
+    FakeGpu("0000:17:00.0", "GPU-a"),
+    FakeGpu("0000:b3:00.0", "GPU-b", busy=40, used=7, total=9, celsius=61, milliwatts=312_500),
+)
 
 
 def samples(text: str) -> Samples:
@@ -70,7 +89,7 @@ def test_every_metric_is_documented_and_nothing_else_is(registry: ModelRegistry)
     """With its type, its labels, and every value that a label has."""
     rows = re.findall(r"^\| `(\w+)` \| (counter|gauge|histogram) \| (.*) \|$", DOCS.read_text(), re.MULTILINE)
     documented = {name: type for name, type, _ in rows}
-    text = page(registry)
+    text = page(registry, *GPUS)
     served = types(text)
     processes = {name for name in served if name.startswith("process_")}
     assert documented == {name: type for name, type in served.items() if name not in processes}
@@ -78,6 +97,8 @@ def test_every_metric_is_documented_and_nothing_else_is(registry: ModelRegistry)
     about = {name: meaning for name, _, meaning in rows}
     for (name, labels), _ in samples(text).items():
         for label, value in labels:
+            if "gpu_uuid" in dict(labels):
+                continue
             if label != "le":
                 assert f"`{label}`" in about[name], name
             # Those of requests without an answer are named once.
@@ -86,14 +107,16 @@ def test_every_metric_is_documented_and_nothing_else_is(registry: ModelRegistry)
 
 
 def test_prometheus_own_parser_reads_it(registry: ModelRegistry) -> None:
-    text = page(registry)
+    text = page(registry, *GPUS)
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert len(families) == len(types(text))
     for name, family in families.items():
         assert family.documentation
         assert family.samples, "even before the first request"
         for sample in family.samples:
-            if not name.startswith("process_"):
+            if "gpu_uuid" in sample.labels:
+                assert sample.labels["gpu_uuid"] == "GPU-b"
+            elif not name.startswith("process_"):
                 assert (sample.labels["model"], sample.labels["version"]) == ("m", "3")
 
 
@@ -144,6 +167,46 @@ def test_the_figures_of_what_waits_runs_and_ended(registry: ModelRegistry, runne
     ours = sum(v for (name, _), v in found.items() if name == "tensorferry_request_seconds_total")
     assert ours == pytest.approx(parts / 1e6, abs=1e-5)
     assert found["tensorferry_batches_left_total", (("reason", "full"),)] == 1
+
+
+def test_the_figures_of_the_gpus_that_serve(registry: ModelRegistry) -> None:
+    found = {
+        (name, labels): value
+        for (name, labels), value in samples(page(registry, *GPUS)).items()
+        if "gpu_uuid" in dict(labels)
+    }
+    expected: Samples = {}
+    for name, value in {
+        "nv_gpu_utilization": 0.4,
+        "nv_gpu_memory_total_bytes": 9,
+        "nv_gpu_memory_used_bytes": 7,
+        "nv_gpu_power_usage": 312.5,
+        "nv_gpu_power_limit": 700,
+        "nv_energy_consumption": 0,
+    }.items():
+        expected[name, (("gpu_uuid", "GPU-b"),)] = value
+    for name, value in {
+        "utilization_ratio": 0.4,
+        "memory_total_bytes": 9,
+        "memory_used_bytes": 7,
+        "temperature_celsius": 61,
+        "power_watts": 312.5,
+        "power_limit_watts": 700,
+        "energy_joules_total": 0,
+    }.items():
+        expected[f"tensorferry_gpu_{name}", (("device", "cuda:1"), ("gpu_uuid", "GPU-b"))] = value
+    assert found == expected
+
+
+def test_what_a_gpu_does_not_tell_is_left_out(registry: ModelRegistry) -> None:
+    text = page(registry, GPUS[0], FakeGpu("0000:b3:00.0", "GPU-b", untold={"utilization", "energy"}))
+    assert "nv_gpu_power_usage" in text
+    assert not [name for name in types(text) if "utilization" in name or "energy" in name]
+
+
+def test_without_gpus_there_are_none_of_their_metrics(registry: ModelRegistry) -> None:
+    assert "gpu" not in page(registry)
+    assert "gpu" not in page(ModelRegistry(), *GPUS)
 
 
 def test_without_models_there_is_the_process() -> None:

@@ -122,12 +122,12 @@ def test_what_runs_on_no_random_input_is_not_proved(tmp_path: Path) -> None:
 Model = Callable[[Array], Array]
 
 
-def proved(model: Model, datatype: str = "FP32") -> Verdict:
+def proved(model: Model, datatype: str = "FP32", precision: float = 0.0) -> Verdict:
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         return {"y": model(inputs["x"])}
 
     made = signature(spec("x", datatype, "batch", 8), outputs=(spec("y", datatype, "batch", 8),))
-    return prove(made, run)
+    return prove(made, run, precision=precision)
 
 
 def off(by: float) -> Model:
@@ -154,6 +154,14 @@ def test_rounding_is_allowed_and_another_answer_is_not(datatype: str, allowed: f
     found = proved(off(refused), datatype)
     assert not found.batchable
     assert "its values reach" in found.reason
+
+
+def test_a_device_may_compute_to_less_than_its_outputs_show() -> None:
+    assert not proved(off(3e-3), precision=1e-3).batchable
+    assert proved(off(3e-3), precision=1e-2).batchable
+    assert not proved(off(5e-2), precision=1e-2).batchable
+    # It makes nothing stricter.
+    assert proved(off(4e-3), "FP16", precision=1e-4).batchable
 
 
 def test_rounding_of_bf16() -> None:

@@ -9,14 +9,17 @@ import pytest
 from server import models
 from server.rig import fp32
 
+from tensorferry.server.config import ServerConfig
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.model_config import ModelConfigError, parse_config
 from tensorferry.server.session import Session
 from tensorferry.server.session_options import (
+    Fp16,
     Provider,
     SessionOptions,
     session_options_of,
     unknown_parameters,
+    with_flags,
 )
 
 
@@ -66,6 +69,17 @@ def read(text: str) -> SessionOptions:
             SessionOptions(
                 cuda=(("arena_extend_strategy", "kSameAsRequested"), ("do_copy_in_default_stream", "0"))
             ),
+        ),
+        (
+            parameter("use_tf32", "0") + parameter("fp16", "0"),
+            SessionOptions(cuda=(("use_tf32", "0"),)),
+        ),
+        (parameter("fp16", "1"), SessionOptions(fp16=Fp16(0.02))),
+        (
+            parameter("fp16", "true")
+            + parameter("fp16_tolerance", "0.5")
+            + parameter("fp16_except", "Pow, /a/b"),
+            SessionOptions(fp16=Fp16(0.5, ("Pow", "/a/b"))),
         ),
         (
             parameter("gpu_mem_limit", "1") + accelerator("gpu", "cuda", gpu_mem_limit="2"),
@@ -131,6 +145,22 @@ def test_what_is_asked_for(text: str, options: SessionOptions) -> None:
             accelerator("gpu", "tensorrt", workspace="1"),
             "unknown parameter 'workspace' is provided for TensorRT",
         ),
+        (parameter("gpu_mem_limit", "0"), "expected values for gpu_mem_limit are an integer of at least 1"),
+        (parameter("gpu_mem_limit", "1GiB"), "expected values for gpu_mem_limit are an integer of at least"),
+        (parameter("do_copy_in_default_stream", "2"), "for do_copy_in_default_stream are 0 or 1"),
+        (parameter("use_tf32", "on"), "expected values for use_tf32 are 0 or 1"),
+        (parameter("fp16", "on"), "expected values for fp16 are 0 or 1"),
+        *(
+            (
+                parameter("fp16", "1") + parameter("fp16_tolerance", tolerance),
+                f"parameter fp16_tolerance is '{tolerance}'; expected values for fp16_tolerance are numbers above 0",
+            )
+            for tolerance in ("0", "-1", "nan", "inf", "little")
+        ),
+        (accelerator("gpu", "cuda", user_compute_stream="94"), "addresses in their own memory; leave it out"),
+        (accelerator("gpu", "cuda", gpu_external_alloc="94"), "addresses in their own memory; leave it out"),
+        (accelerator("gpu", "tensorrt", trt_onnx_bytestream="9"), "addresses in their own memory"),
+        (accelerator("gpu", "cuda", device_id="1"), "the device is said by instance_group"),
         (accelerator("gpu", "tensorrt", trt_cuda_graph_enable="1"), "CUDA graphs are not used"),
         (accelerator("gpu", "cuda", enable_cuda_graph="1"), "CUDA graphs are not used"),
         (
@@ -142,6 +172,94 @@ def test_what_is_asked_for(text: str, options: SessionOptions) -> None:
 def test_what_is_not_allowed(text: str, said: str) -> None:
     with pytest.raises(ModelConfigError, match=said):
         read(text)
+
+
+FLAGS = ServerConfig(
+    (),
+    cuda_memory_bytes=5,
+    cuda_memory_growth="exact",
+    cudnn_search="default",
+    tf32=False,
+    fp16=True,
+    fp16_tolerance=0.123456789,
+    fp16_except=("Pow", "Sqrt"),
+)
+ALL = {
+    "gpu_mem_limit": "5",
+    "arena_extend_strategy": "1",
+    "cudnn_conv_algo_search": "2",
+    "use_tf32": "0",
+    "fp16": "1",
+    "fp16_tolerance": "0.123456789",
+    "fp16_except": "Pow,Sqrt",
+}
+OF_FP16 = {name: value for name, value in ALL.items() if name.startswith("fp16")}
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "devices", "parameters"),
+    [
+        ("", ServerConfig(()), ["cuda:0"], {}),
+        ("", FLAGS, ["cuda:0"], ALL),
+        ("", FLAGS, ["cpu", "cuda:0"], ALL),
+        ("", FLAGS, ["cpu"], OF_FP16),
+        (
+            "".join(map(parameter, ALL, ("1", "0", "0", "1", "1", "1", "Tanh"))),
+            FLAGS,
+            ["cuda:0"],
+            dict(zip(ALL, ("1", "0", "0", "1", "1", "1", "Tanh"), strict=True)),
+        ),
+        (
+            parameter("fp16", "0") + accelerator("gpu", "cuda", use_tf32="1", gpu_mem_limit="7"),
+            FLAGS,
+            ["cuda:0"],
+            {"fp16": "0", "arena_extend_strategy": "1", "cudnn_conv_algo_search": "2"},
+        ),
+        (
+            parameter("fp16", "1"),
+            ServerConfig((), fp16_tolerance=0.5),
+            ["cpu"],
+            {"fp16": "1", "fp16_tolerance": "0.5"},
+        ),
+    ],
+)
+def test_flags_are_for_what_a_configuration_leaves_open(
+    text: str, options: ServerConfig, devices: list[str], parameters: dict[str, str]
+) -> None:
+    given = parse_config('name: "m" ' + text, "test")
+    before = given.SerializeToString(deterministic=True)
+    completed = with_flags(given, options, devices)
+    assert {name: value.string_value for name, value in completed.parameters.items()} == parameters
+    assert given.SerializeToString(deterministic=True) == before
+    assert with_flags(completed, ServerConfig(()), devices) == completed
+
+
+def test_what_the_flags_come_to() -> None:
+    assert session_options_of(with_flags(parse_config("", "test"), FLAGS, ["cuda:0"])) == SessionOptions(
+        cuda=(
+            ("arena_extend_strategy", "kSameAsRequested"),
+            ("cudnn_conv_algo_search", "DEFAULT"),
+            ("gpu_mem_limit", "5"),
+            ("use_tf32", "0"),
+        ),
+        fp16=Fp16(0.123456789, ("Pow", "Sqrt")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "on_cpu", "on_gpu"),
+    [
+        ("", 0.0, 1e-2),
+        (parameter("use_tf32", "1"), 0.0, 1e-2),
+        (parameter("use_tf32", "0"), 0.0, 0.0),
+        (parameter("use_tf32", "0") + parameter("fp16", "1"), 1e-2, 1e-2),
+        (parameter("use_tf32", "0") + accelerator("gpu", "tensorrt", precision_mode="FP16"), 0.0, 1e-2),
+        (parameter("use_tf32", "0") + accelerator("gpu", "tensorrt", precision_mode="INT8"), 0.0, 5e-2),
+    ],
+)
+def test_how_precise_a_device_is(text: str, on_cpu: float, on_gpu: float) -> None:
+    options = read(text)
+    assert (options.precision("cpu"), options.precision("cuda:1")) == (on_cpu, on_gpu)
 
 
 def test_parameters_that_nothing_reads() -> None:

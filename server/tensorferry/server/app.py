@@ -17,7 +17,10 @@ from tensorferry.protos import POOL, SERVICE_NAME
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.configuration import ModelConfiguration
 from tensorferry.server.control import ModelControl
+from tensorferry.server.device_options import cuda_flags
+from tensorferry.server.devices import choose_device
 from tensorferry.server.errors import StartError
+from tensorferry.server.gpus import Gpus, open_gpus
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.loading import load_model
 from tensorferry.server.log_settings import LogSettings
@@ -27,7 +30,6 @@ from tensorferry.server.outbox import Outbox
 from tensorferry.server.repository import Repository
 from tensorferry.server.repository_methods import RepositoryMethods
 from tensorferry.server.servicer import Servicer
-from tensorferry.server.session import choose_device
 from tensorferry.server.shared_memory import Regions
 from tensorferry.server.shared_memory_methods import SharedMemory
 from tensorferry.server.statistics import StatisticsExtension
@@ -132,6 +134,7 @@ class App:
         self._outbox = Outbox()
         self._lane: Lane | None = None
         self._metrics: MetricsServer | None = None
+        self._gpus: Gpus | None = None
 
     @property
     def transport(self) -> str:
@@ -174,7 +177,8 @@ class App:
         from tensorferry.server.metrics import Metrics
         from tensorferry.server.metrics_server import MetricsServer
 
-        return MetricsServer(self.config.metrics_host, port, Metrics(self.registry).page)
+        page = Metrics(self.registry, lambda: self._gpus).page
+        return MetricsServer(self.config.metrics_host, port, page)
 
     def _attach_lane(self) -> Lane | None:
         if self.config.transport == "threaded":
@@ -203,6 +207,11 @@ class App:
         """Loads every model; afterwards the server is ready. StartError names the first that fails."""
         config = self.config
         self._device = choose_device(config.device)
+        if self._device == "cpu":
+            for given in cuda_flags(config):
+                _log.warning("--%s, which changes nothing: no model runs on a GPU", given)
+        elif self._metrics is not None:
+            self._gpus = open_gpus()
         names = config.load_models if config.model_control == "explicit" else ("*",)
         self._control.start(config.models, names, strict=config.exit_on_error)
         self.registry.complete = True
@@ -236,6 +245,9 @@ class App:
         self._threads.shutdown(wait=False)
         if self._metrics is not None:
             self._metrics.close()
+        gpus, self._gpus = self._gpus, None
+        if gpus is not None:
+            gpus.close()
         self._regions.close()
         if self._trace_file is not None and not self._trace_file.stop(_LAST_TRACES_SECONDS):
             _log.warning("the last traces are not written: the disk takes too long")

@@ -21,7 +21,7 @@ from tensorferry.server.app import App
 from tensorferry.server.config import ConfigError, ServerConfig
 from tensorferry.server.configure import load_config
 from tensorferry.server.errors import StartError
-from tensorferry.server.options import OPTIONS
+from tensorferry.server.options import OPTIONS, add_flags, read_flags
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -40,34 +40,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("models", metavar="MODEL", nargs="*", help="path.onnx or name=path.onnx")
     parser.add_argument("--config", metavar="FILE", help="TOML file (also TENSORFERRY_CONFIG)")
-    defaults = ServerConfig(())
-    for option in OPTIONS:
-        default = getattr(defaults, option.field)
-        shown = f"{default * 1e3:g}" if option.flag.endswith("-ms") else default
-        if default in (None, ()):
-            shown = "none"
-        if isinstance(default, bool):
-            shown = str(default).lower()
-        parser.add_argument(
-            f"--{option.flag}",
-            metavar="VALUE",
-            action="append" if option.separator else "store",
-            help=f"{option.help} (default: {shown})",
-        )
+    add_flags(parser, OPTIONS)
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Serves until SIGTERM or Ctrl-C. 0 after a clean stop, 1 when it cannot start, 2 for bad options."""
-    parser = _parser()
-    # Not left to argparse, for which the MODEL behind would be the value of a switch that stands alone.
-    alone = {f"--{option.flag}" for option in OPTIONS if option.switch}
-    arguments = vars(parser.parse_args([f"{text}=true" if text in alone else text for text in argv]))
+    arguments, flags = read_flags(_parser(), argv, OPTIONS)
     file = arguments["config"] or os.environ.get("TENSORFERRY_CONFIG")
-    flags = {option.flag: arguments[option.flag.replace("-", "_")] for option in OPTIONS}
-    for option in OPTIONS:
-        if option.separator and flags[option.flag] is not None:
-            flags[option.flag] = option.separator.join(flags[option.flag])
     try:
         config = load_config(arguments["models"], flags, os.environ, Path(file) if file else None)
     except ConfigError as error:

@@ -49,6 +49,13 @@ class ServerConfig:
     port: int = 8001
     transport: str = "auto"
     device: str = "auto"
+    cuda_memory_bytes: int | None = None
+    cuda_memory_growth: str = "doubling"
+    cudnn_search: str = "exhaustive"
+    tf32: bool = True
+    fp16: bool = False
+    fp16_tolerance: float = 0.02
+    fp16_except: tuple[str, ...] = ()
     max_batch_size: int = 32
     batching: str = "prove"
     pad_lengths: PadLengths | None = None

@@ -6,21 +6,23 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from tensorferry.server import logs
 from tensorferry.server.config import ConfigError, ModelSource
 from tensorferry.server.configure import load_config, model_source
+from tensorferry.server.device_options import DEVICE_OPTIONS
+from tensorferry.server.devices import choose_device
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_config import config_text
-from tensorferry.server.options import OPTIONS
+from tensorferry.server.options import OPTIONS, add_flags, read_flags
 from tensorferry.server.preparation import prepare
 from tensorferry.server.repository import Repository
-from tensorferry.server.session import choose_device
 
 # Those that the configuration depends on.
 _FLAGS = (
-    "device",
+    *(option.flag for option in DEVICE_OPTIONS),
     "max-batch-size",
     "batching",
     "max-queue-delay-ms",
@@ -30,6 +32,7 @@ _FLAGS = (
     "log-format",
     "log-level",
 )
+_OPTIONS = [option for option in OPTIONS if option.flag in _FLAGS]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,16 +48,13 @@ def _parser() -> argparse.ArgumentParser:
         help="path.onnx, name=path.onnx, or a model's directory NAME with NAME/VERSION/model.onnx and perhaps "
         "NAME/config.pbtxt, of whose versions the highest that serves is read",
     )
-    for option in OPTIONS:
-        if option.flag in _FLAGS:
-            parser.add_argument(f"--{option.flag}", metavar="VALUE", help=option.help)
+    add_flags(parser, _OPTIONS)
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
     """0 when it is printed, 1 when the model cannot be served, 2 for bad options."""
-    arguments = vars(_parser().parse_args(argv))
-    flags = {flag: arguments[flag.replace("-", "_")] for flag in _FLAGS}
+    arguments, flags = read_flags(_parser(), argv, _OPTIONS)
     # The configuration is on stdout; of the log, only what its owner must know.
     flags["log-level"] = flags["log-level"] or os.environ.get("TENSORFERRY_LOG_LEVEL", "warning")
     model = arguments["model"]
@@ -63,7 +63,8 @@ def main(argv: Sequence[str]) -> int:
         source = source_in(directory) if directory.is_dir() else model_source(model)
         options = load_config([f"{source.name}={source.path}"], flags, os.environ, None)
         logs.configure(options.log_format, options.log_level)
-        prepared = prepare(source, options, choose_device(options.device))
+        with ExitStack() as scratch:
+            prepared = prepare(source, options, choose_device(options.device), scratch)
     except ConfigError as error:
         print(f"tensorferry config: {error}", file=sys.stderr)
         return 2

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.server.config import ConfigError, ModelSource, ServerConfig
+from tensorferry.server.device_options import cuda_flags, fp16_flags
 from tensorferry.server.models import NAME
-from tensorferry.server.options import OPTIONS, Option
+from tensorferry.server.option import Option
+from tensorferry.server.options import OPTIONS
 
 
 def model_source(text: str) -> ModelSource:
@@ -74,6 +76,7 @@ def load_config(
         if names.count(name) > 1:
             raise ConfigError(f"two models are named {name!r}; give one another name by name=path.onnx")
     _check_control(config)
+    _check_device(config)
     if config.pad_lengths is None and config.pad_values:
         raise ConfigError(
             "pad-values are given without pad-lengths; say what is padded: --pad-lengths AXIS=16,32,64"
@@ -96,6 +99,18 @@ def _check_control(config: ServerConfig) -> None:
             f"load-model is {','.join(config.load_models)!r}, but model-control is {config.model_control!r}, by which "
             "every model of the repository is loaded; leave it out, or give --model-control explicit"
         )
+
+
+def _check_device(config: ServerConfig) -> None:
+    if config.device == "cpu":
+        for given in cuda_flags(config):
+            raise ConfigError(
+                f"{given}, but device is 'cpu', where it changes nothing; leave out one of them"
+            )
+    # A model of a repository may ask for FP16 itself.
+    if not config.fp16 and not config.model_repositories:
+        for given in fp16_flags(config):
+            raise ConfigError(f"{given}, but no model is converted to FP16; give --fp16, or leave it out")
 
 
 def _text(value: Any, option: Option) -> str:

@@ -12,9 +12,16 @@ from tensorferry.server.errors import StartError
 _MOST = 64
 
 
+def gpus_of(device: str) -> tuple[int, ...]:
+    """The CUDA devices that a --device names by number; none for one without numbers."""
+    return tuple(int(index) for index in device.partition(":")[2].split(",") if index)
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Where models may run: `device` is what --device came to, `gpus` those that may be used, by number.
+
+    `device` is `cpu`, `cuda:N`, or, for an instance on each of several, `cuda:N,M`.
 
     `why_no_gpu` says why there are none.
     """
@@ -33,7 +40,7 @@ class InstanceGroup:
 
 
 def instance_groups(given: ModelConfig | None, name: str, machine: Machine) -> Sequence[InstanceGroup]:
-    """The groups that a configuration asks for; without any, one instance on the server's device.
+    """The groups that a configuration asks for; without any, one instance on each of the server's devices.
 
     StartError when a group cannot run on this machine.
     """
@@ -59,8 +66,7 @@ def instance_groups(given: ModelConfig | None, name: str, machine: Machine) -> S
 def _default(machine: Machine) -> ModelInstanceGroup:
     if machine.device == "cpu":
         return ModelInstanceGroup(kind=ModelInstanceGroup.KIND_CPU)
-    gpu = int(machine.device.partition(":")[2])
-    return ModelInstanceGroup(kind=ModelInstanceGroup.KIND_GPU, gpus=[gpu])
+    return ModelInstanceGroup(kind=ModelInstanceGroup.KIND_GPU, gpus=gpus_of(machine.device))
 
 
 def _group(given: ModelInstanceGroup, default_name: str, model: str, machine: Machine) -> InstanceGroup:

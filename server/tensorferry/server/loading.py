@@ -6,23 +6,30 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from tensorferry.batcher import Batcher, Padding, Together
 from tensorferry.server.classification import read_labels
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.fp16 import check, check_inputs
 from tensorferry.server.models import Model
 from tensorferry.server.padding import padding_of, prove_padding
 from tensorferry.server.preparation import Prepared, prepare
-from tensorferry.server.proof import Array, sample, varies
+from tensorferry.server.proof import Array, sample, varies, working_size
 from tensorferry.server.session import Session
+from tensorferry.server.session_options import Fp16
 from tensorferry.server.signature import Signature
 from tensorferry.server.steady import is_steady
 from tensorferry.server.warmup import WarmUpSample, warm_up_samples
 
 _log = logging.getLogger("tensorferry.server")
+
+# In a random input that is run both in FP16 and in FP32.
+_ROWS = 4
 
 _Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
@@ -31,8 +38,15 @@ def load_model(
     source: ModelSource, config: ServerConfig, device: str, together: Together | None = None
 ) -> Model:
     """The model, proved, warm and ready to take requests. StartError names file and reason."""
+    with ExitStack() as scratch:
+        return _load(source, config, device, together, scratch)
+
+
+def _load(
+    source: ModelSource, config: ServerConfig, device: str, together: Together | None, scratch: ExitStack
+) -> Model:
     started = time.monotonic()
-    prepared = prepare(source, config, device)
+    prepared = prepare(source, config, device, scratch)
     settings, signature, size = prepared.settings, prepared.contract.signature, prepared.size
     samples, left_out = warm_up_samples(prepared.config, signature, source.directory)
     for warning in left_out:
@@ -40,7 +54,7 @@ def load_model(
     declared = _declared_padding(prepared, config)
     # Each instance has the model's weights of its own.
     sessions = [prepared.session]
-    sessions += [Session(source.path, place, settings.session) for place in settings.devices[1:]]
+    sessions += [prepared.file.session(place, settings.session) for place in settings.devices[1:]]
     instances = [prepared.contract.runner(session.run) for session in sessions]
     padding = _decide_padding(source.name, prepared, instances[0], config, declared)
     words = prepared.batching.words
@@ -49,12 +63,20 @@ def load_model(
         axis, lengths = config.pad_lengths
         ladder = [{axis: length} for length in lengths]
         words += f", padded along {axis!r} to {', '.join(map(str, lengths))}"
+    if prepared.file.path != source.path and settings.session.fp16 is not None:
+        given = [one.inputs for one in samples]
+        _check_fp16(source.name, prepared, instances[0], ladder[-1], given, settings.session.fp16)
+    each = []
     for instance in instances:
         _run_samples(source.name, instance, samples)
-        runs = [
-            _warm_up(source.name, signature, instance, settings.max_batch_size, size, sizes)
-            for sizes in ladder
-        ]
+        each.append(
+            [
+                _warm_up(source.name, signature, instance, settings.max_batch_size, size, sizes)
+                for sizes in ladder
+            ]
+        )
+    # Where devices differ, nothing is promised that only the fastest can keep.
+    runs = [_slowest(of_one_length) for of_one_length in zip(*each, strict=True)]
     warmed = runs[-1]
     _log.info(
         "model %s loaded from %s on %s in %.2f s, warmed at batches of %s",
@@ -105,7 +127,41 @@ def load_model(
         padding,
         prepared.config,
         read_labels(source.config, source.directory),
+        settings.devices,
     )
+
+
+def _slowest(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """What each number of rows took on the instance that took longest, where all of them ran it."""
+    return {rows: max(run[rows] for run in runs) for rows in runs[0] if all(rows in run for run in runs)}
+
+
+def _check_fp16(
+    name: str,
+    prepared: Prepared,
+    run: _Run,
+    sizes: Mapping[str, int],
+    given: Sequence[Mapping[str, Array]],
+    fp16: Fp16,
+) -> None:
+    """Compares the model with what its own file computes in FP32, on the CPU if it can."""
+    settings = replace(prepared.settings.session, fp16=None)
+    device = prepared.settings.devices[0]
+    try:
+        reference = Session(prepared.file.source, "cpu", settings)
+    except StartError:
+        # Some operators are there on GPUs alone.
+        if device == "cpu":
+            raise
+        reference = Session(prepared.file.source, device, settings)
+    in_fp32 = prepared.contract.runner(reference.run)
+    signature, size = prepared.contract.signature, prepared.size
+    if size is None:
+        # That it runs in FP32 alone would be said by the check.
+        size, _ = working_size(signature, in_fp32)
+    rows = min(_ROWS, max(1, prepared.settings.max_batch_size))
+    inputs = check_inputs(signature, rows, size, sizes, given)
+    check(name, signature, run, in_fp32, inputs, fp16.tolerance)
 
 
 def _places(devices: tuple[str, ...]) -> str:
@@ -154,7 +210,7 @@ def _declared_padding(prepared: Prepared, config: ServerConfig) -> Padding | Non
     try:
         return padding_of(prepared.contract.signature, config.pad_lengths, dict(config.pad_values))
     except StartError as error:
-        raise StartError(f"{prepared.session.path}: {error}") from None
+        raise StartError(f"{prepared.file.source}: {error}") from None
 
 
 def _decide_padding(
@@ -171,7 +227,12 @@ def _decide_padding(
         _log.warning("model %s is padded without proof (--batching trust)", name)
         return declared
     reason = prove_padding(
-        prepared.contract.signature, run, declared, config.pad_lengths.axis, prepared.size or 1
+        prepared.contract.signature,
+        run,
+        declared,
+        config.pad_lengths.axis,
+        prepared.size or 1,
+        prepared.precision,
     )
     if reason:
         _log.warning(

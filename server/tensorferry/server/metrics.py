@@ -5,7 +5,7 @@ Nothing is done for a metric while requests are served.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import ProcessCollector, generate_latest
@@ -17,8 +17,9 @@ from prometheus_client.metrics_core import (
 )
 
 from tensorferry.batcher import BatcherStatistics, CloseReason
+from tensorferry.server.gpus import Gpus, GpuStatistics
 from tensorferry.server.models import ModelRegistry
-from tensorferry.server.triton_metrics import Counted, triton_text
+from tensorferry.server.triton_metrics import Counted, triton_gpu_text, triton_text
 
 # Of prometheus-client's text format, in which alone Triton's names can be what they are.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -26,22 +27,43 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS = ("model", "version")
 _REFUSALS = ("queue_full", "too_large", "deadline", "closed", "invalid")
 _UNANSWERED = ("failed", "cancelled", "expired", "shed", "abandoned")
+# Of each GPU that serves: what of its statistics, as what, by which name.
+_OF_GPUS: Sequence[tuple[str, Callable[..., Any], str, str]] = (
+    (
+        "utilization",
+        GaugeMetricFamily,
+        "utilization_ratio",
+        "Share of the time in which a kernel ran, 0 to 1",
+    ),
+    ("memory_used_bytes", GaugeMetricFamily, "memory_used_bytes", "Memory in use, by all processes"),
+    ("memory_total_bytes", GaugeMetricFamily, "memory_total_bytes", "Memory that there is"),
+    ("temperature_celsius", GaugeMetricFamily, "temperature_celsius", "Temperature"),
+    ("power_watts", GaugeMetricFamily, "power_watts", "Power that is drawn"),
+    ("power_limit_watts", GaugeMetricFamily, "power_limit_watts", "Power that may be drawn"),
+    ("energy_joules", CounterMetricFamily, "energy_joules", "Energy drawn since the first look"),
+)
 
 
 class Metrics:
-    """All metrics of a server. Thread-safe."""
+    """All metrics of a server; `gpus` gives what tells of its GPUs, if anything does. Thread-safe."""
 
-    def __init__(self, registry: ModelRegistry) -> None:
+    def __init__(self, registry: ModelRegistry, gpus: Callable[[], Gpus | None] = lambda: None) -> None:
         self._registry = registry
+        self._gpus = gpus
         # Of this process alone, not of those that some other code may register.
         self._process = ProcessCollector(registry=None)
 
     def page(self) -> bytes:
         """What is there now, in Prometheus' text format: one moment's figures for each model."""
-        counted = [(model, model.batcher.statistics()) for model in self._registry.models()]
+        models = self._registry.models()
+        counted = [(model, model.batcher.statistics()) for model in models]
         ours = generate_latest(_Collected(families(counted)))
         process = generate_latest(_Collected(self._process.collect()))
-        return ours + triton_text(counted).encode() + process
+        reader = self._gpus()
+        devices = sorted({device for model in models for device in model.devices})
+        gpus = reader.statistics(devices) if reader is not None else ()
+        ours += generate_latest(_Collected(gpu_families(gpus)))
+        return ours + (triton_text(counted) + triton_gpu_text(gpus)).encode() + process
 
 
 class _Collected:
@@ -66,6 +88,20 @@ def families(counted: Sequence[Counted]) -> Sequence[Metric]:
             of, _buckets(counts.batch_rows, model.max_batch_size), counts.rows
         )
     return list(every.values())
+
+
+def gpu_families(gpus: Sequence[GpuStatistics]) -> Sequence[Metric]:
+    """Our own metrics of the GPUs; none where there are no GPUs, and without those that none of them tells."""
+    labels = ("device", "gpu_uuid")
+    made: list[Metric] = []
+    for field, kind, name, help in _OF_GPUS:
+        family = kind(f"tensorferry_gpu_{name}", help, labels=labels)
+        for gpu in gpus:
+            if (value := getattr(gpu, field)) is not None:
+                family.add_metric((gpu.device, gpu.uuid), value)
+        if family.samples:
+            made.append(family)
+    return made
 
 
 def _families() -> dict[str, Any]:

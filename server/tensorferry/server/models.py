@@ -33,7 +33,7 @@ class Model:
     `slo` is the time in seconds that every request has at most, inf for no such limit.
     `padding` says how requests of different lengths share a batch; None when they do not. `config` is
     the completed configuration, which says what is really used. `labels` are the names of the
-    classes, by output.
+    classes, by output, `devices` where its instances run.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Model:
     padding: Padding | None = None
     config: ModelConfig = field(default_factory=ModelConfig, compare=False)
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
 
     @property
     def batched(self) -> bool:

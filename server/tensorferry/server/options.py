@@ -2,80 +2,22 @@
 
 from __future__ import annotations
 
-import math
+import argparse
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tensorferry.server.config import ConfigError, PadLengths
+from tensorferry.server.config import PadLengths, ServerConfig
+from tensorferry.server.device_options import DEVICE_OPTIONS
 from tensorferry.server.models import NAME
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option: a flag, an environment variable and a key of the file by the same name.
-
-    With a `separator` the flag may be given several times, and the file may have a list: their
-    texts are one, with that between. The flag of a `switch` may stand alone, which means true.
-    """
-
-    flag: str
-    field: str
-    parse: Callable[[str], Any]
-    allowed: str
-    help: str
-    separator: str = ""
-    switch: bool = False
-
-    @property
-    def variable(self) -> str:
-        """The environment variable."""
-        return "TENSORFERRY_" + self.flag.replace("-", "_").upper()
-
-    def value(self, text: str, source: str) -> Any:
-        """The value in a text; ConfigError names where it stood (`source`)."""
-        try:
-            return self.parse(text)
-        except ValueError:
-            raise ConfigError(f"{source} is {text!r}; it must be {self.allowed}") from None
-
-
-def _integer(least: int, most: int | None = None) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        value = int(text)
-        if value < least or (most is not None and value > most):
-            raise ValueError
-        return value
-
-    return parse
-
-
-def _number(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise ValueError
-    return value
-
-
-def _positive(text: str) -> float:
-    if not (value := _number(text)):
-        raise ValueError
-    return value
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+) ?(|KiB|MiB|GiB)", text.strip())
-    if match is None or int(match[1]) < 1:
-        raise ValueError
-    return int(match[1]) << {"": 0, "KiB": 10, "MiB": 20, "GiB": 30}[match[2]]
+from tensorferry.server.option import Option, integer, number, one_of, positive, size, switch
 
 
 def _message_size(text: str) -> int:
-    value = _size(text)
+    value = size(text)
     if value >= 1 << 31:
         raise ValueError
     return value
@@ -86,28 +28,6 @@ def _integers(text: str) -> tuple[int, ...]:
     if min(values) < 1:
         raise ValueError
     return values
-
-
-def _one_of(*values: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in values:
-            raise ValueError
-        return text.lower()
-
-    return parse
-
-
-def _switch(flag: str, field: str, help: str) -> Option:
-    def parse(text: str) -> bool:
-        return _one_of("true", "false")(text) == "true"
-
-    return Option(flag, field, parse, "true or false", help, switch=True)
-
-
-def _device(text: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda|cuda:\d{1,3}", text):
-        raise ValueError
-    return text
 
 
 def _pad_lengths(text: str) -> PadLengths:
@@ -164,7 +84,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "model-control",
         "model_control",
-        _one_of("none", "poll", "explicit"),
+        one_of("none", "poll", "explicit"),
         "none, poll or explicit",
         "none serves the repository as it is at the start; poll follows its changes; explicit loads and unloads "
         "models when a client says so",
@@ -181,14 +101,14 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "repository-poll-seconds",
         "repository_poll_seconds",
-        _positive,
+        positive,
         "a number of seconds above 0",
         "with --model-control poll: how often the repository is looked at",
     ),
     Option(
         "exit-on-error",
         "exit_on_error",
-        lambda text: _one_of("true", "false")(text) == "true",
+        lambda text: one_of("true", "false")(text) == "true",
         "true or false",
         "whether a model of the repository that cannot be loaded at the start ends the server",
     ),
@@ -196,35 +116,29 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "port",
         "port",
-        _integer(0, 65535),
+        integer(0, 65535),
         "an integer from 0 to 65535",
         "port; 0 picks a free one and prints it",
     ),
     Option(
         "transport",
         "transport",
-        _one_of("auto", "lane", "threaded"),
+        one_of("auto", "lane", "threaded"),
         "auto, lane or threaded",
         "how ModelInfer and ModelStreamInfer are served; auto takes the fast lane if it works with this grpcio",
     ),
-    Option(
-        "device",
-        "device",
-        _device,
-        "auto, cpu, cuda or cuda:N",
-        "where the models run; auto takes CUDA if it can",
-    ),
+    *DEVICE_OPTIONS,
     Option(
         "max-batch-size",
         "max_batch_size",
-        _integer(0, 1 << 20),
+        integer(0, 1 << 20),
         "an integer from 0 to 1048576",
         "most rows in a batch; 0 runs each request alone",
     ),
     Option(
         "batching",
         "batching",
-        _one_of("prove", "trust"),
+        one_of("prove", "trust"),
         "prove or trust",
         "prove at load that rows of a batch do not affect each other, or trust that they do not",
     ),
@@ -245,7 +159,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "max-queue-delay-ms",
         "max_queue_delay",
-        lambda text: _number(text) / 1e3,
+        lambda text: number(text) / 1e3,
         "a number of milliseconds of at least 0",
         "how long a request may wait, from its arrival, for its batch to fill; 0: only while the device is busy",
     ),
@@ -266,28 +180,28 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "default-priority",
         "default_priority",
-        _integer(0),
+        integer(0),
         "an integer of at least 0",
         "class of requests that name none, 1 the highest; 0: the lowest",
     ),
     Option(
         "slo-ms",
         "slo",
-        lambda text: _number(text) / 1e3,
+        lambda text: number(text) / 1e3,
         "a number of milliseconds of at least 0",
         "deadline of every request from its arrival, if it has no earlier one; 0: none",
     ),
     Option(
         "max-queue-size",
         "max_queue_size",
-        _integer(1),
+        integer(1),
         "an integer of at least 1",
         "most rows waiting, for each model; beyond it requests are refused",
     ),
     Option(
         "max-queue-bytes",
         "max_queue_bytes",
-        _size,
+        size,
         "a number of bytes of at least 1, or one with KiB, MiB or GiB",
         "most bytes of requests accepted and not answered, for each model",
     ),
@@ -301,22 +215,22 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "drain-seconds",
         "drain_seconds",
-        _number,
+        number,
         "a number of seconds of at least 0",
         "how long accepted requests may take to finish after SIGTERM or Ctrl-C",
     ),
-    _switch(
+    switch(
         "triton-status-codes",
         "triton_status_codes",
         "UNAVAILABLE, as Triton has it, where a request meets a full queue or its deadline passes",
     ),
-    _switch(
+    switch(
         "allow-shared-memory",
         "allow_shared_memory",
         "let clients register any POSIX shared memory that this process may open, and any device memory that another process "
         "exports, and have tensors there",
     ),
-    _switch(
+    switch(
         "allow-log-settings",
         "allow_log_settings",
         "let clients change what is logged, by LogSettings; which they can always read",
@@ -324,7 +238,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "metrics-port",
         "metrics_port",
-        _integer(0, 65535),
+        integer(0, 65535),
         "an integer from 0 to 65535",
         "port that serves metrics for Prometheus over HTTP, at /metrics; 0 picks a free one and prints it; none: no metrics",
     ),
@@ -343,13 +257,45 @@ OPTIONS: tuple[Option, ...] = (
         "where traces of requests go, once clients switch them on by TraceSetting, which they cannot without it",
     ),
     Option(
-        "log-format", "log_format", _one_of("text", "json"), "text or json", "form of the log lines on stderr"
+        "log-format", "log_format", one_of("text", "json"), "text or json", "form of the log lines on stderr"
     ),
     Option(
         "log-level",
         "log_level",
-        _one_of("debug", "info", "warning", "error"),
+        one_of("debug", "info", "warning", "error"),
         "debug, info, warning or error",
         "least level that is logged",
     ),
 )
+
+
+def add_flags(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:
+    """Adds the flags of these options; `read_flags` reads them."""
+    defaults = ServerConfig(())
+    for option in options:
+        default = getattr(defaults, option.field)
+        shown = f"{default * 1e3:g}" if option.flag.endswith("-ms") else default
+        if default in (None, ()):
+            shown = "none"
+        if isinstance(default, bool):
+            shown = str(default).lower()
+        parser.add_argument(
+            f"--{option.flag}",
+            metavar="VALUE",
+            action="append" if option.separator else "store",
+            help=f"{option.help} (default: {shown})",
+        )
+
+
+def read_flags(
+    parser: argparse.ArgumentParser, argv: Sequence[str], options: Sequence[Option]
+) -> tuple[dict[str, Any], dict[str, str | None]]:
+    """All arguments, and the texts of the flags among them, None for one that is not given."""
+    # Not left to argparse, for which the MODEL behind would be the value of a switch that stands alone.
+    alone = {f"--{option.flag}" for option in options if option.switch}
+    arguments = vars(parser.parse_args([f"{text}=true" if text in alone else text for text in argv]))
+    flags = {option.flag: arguments[option.flag.replace("-", "_")] for option in options}
+    for option in options:
+        if option.separator and flags[option.flag] is not None:
+            flags[option.flag] = option.separator.join(flags[option.flag])
+    return arguments, flags

@@ -93,15 +93,18 @@ def _parse(datatype: Datatype, text: str) -> Any:
     return kind.type(int(text))
 
 
-def prove_padding(signature: Signature, run: Run, padding: Padding, axis: str, size: int) -> str:
+def prove_padding(
+    signature: Signature, run: Run, padding: Padding, axis: str, size: int, precision: float = 0.0
+) -> str:
     """Why padding changes the answers of a model; "" when it does not. Never raises.
 
-    `size` is for the dimensions that vary besides the batch axis and the padded one, `axis`.
+    `size` is for the dimensions that vary besides the batch axis and the padded one, `axis`; `precision` is
+    as in `prove`.
     """
     below = 0
     for rung in padding.lengths:
         try:
-            reason = _compare(signature, run, padding, axis, size, below, rung)
+            reason = _compare(signature, run, padding, axis, size, below, rung, precision)
         except Exception as error:
             reason = f"it does not run on rows padded to {rung} ({error})"
         if reason:
@@ -111,7 +114,14 @@ def prove_padding(signature: Signature, run: Run, padding: Padding, axis: str, s
 
 
 def _compare(
-    signature: Signature, run: Run, padding: Padding, axis: str, size: int, below: int, rung: int
+    signature: Signature,
+    run: Run,
+    padding: Padding,
+    axis: str,
+    size: int,
+    below: int,
+    rung: int,
+    precision: float,
 ) -> str:
     # The longest and the shortest that are padded to the rung, one between, and one that needs none.
     lengths = sorted({max(below + 1, rung - 1), below + 1, (below + 1 + rung) // 2, rung}, reverse=True)
@@ -123,7 +133,7 @@ def _compare(
         for length, expected, got in zip(lengths, alone, answers, strict=True):
             for spec in signature.outputs:
                 answer = np.asarray(got[spec.name])[None]
-                difference = difference_of(spec, expected[spec.name], answer)
+                difference = difference_of(spec, expected[spec.name], answer, precision)
                 if difference:
                     return f"output {spec.name!r} of a row of length {length} changes when it is {how}: {difference}"
     return ""

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.contract import Contract, contract_of
+from tensorferry.server.devices import machine_of
 from tensorferry.server.fields import check_fields
+from tensorferry.server.fp16 import ModelFile, convert
 from tensorferry.server.instances import instance_groups
 from tensorferry.server.model_config import Batching, complete, is_complete
 from tensorferry.server.proof import Array, prove, working_size
-from tensorferry.server.session import Session, machine_of
-from tensorferry.server.session_options import SessionOptions, session_options_of, unknown_parameters
+from tensorferry.server.session import Session
+from tensorferry.server.session_options import (
+    SessionOptions,
+    session_options_of,
+    unknown_parameters,
+    with_flags,
+)
 from tensorferry.server.settings import ModelSettings, check_dynamic_batching, settings_of
 from tensorferry.server.words import words_of
 
@@ -32,29 +41,47 @@ _Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 class Prepared:
     """A model that is loaded and decided on, but neither warm nor served.
 
-    `session` is its first instance, `size` one of the dimensions that vary besides the batch axis with which it
-    runs (None: none is known).
+    `session` is its first instance, made from `file`, `size` one of the dimensions that vary besides the batch axis
+    with which it runs (None: none is known), and `precision` that to which its instances compute FP32.
     """
 
+    file: ModelFile
     session: Session
     contract: Contract
     batching: Batching
     size: int | None
     settings: ModelSettings
     config: ModelConfig
+    precision: float
 
 
-def prepare(source: ModelSource, options: ServerConfig, device: str) -> Prepared:
-    """Loads a model's first instance and decides on all else; StartError says what is at fault."""
+def prepare(source: ModelSource, options: ServerConfig, device: str, scratch: ExitStack) -> Prepared:
+    """Loads a model's first instance and decides on all else; StartError says what is at fault.
+
+    What the instances are made from is there until `scratch` is closed.
+    """
     asked = _asked(source)
     groups = instance_groups(asked, source.name, machine_of(options.device, device))
     devices = [place for group in groups for place in group.devices]
-    tuning = session_options_of(asked or ModelConfig(name=source.name))
-    _warn_of_unused_providers(source.name, tuning, devices)
-    session = Session(source.path, devices[0], tuning)
+    tuning = session_options_of(with_flags(asked or ModelConfig(name=source.name), options, devices))
+    _warn_of_unused_providers(
+        source.name, session_options_of(asked or ModelConfig(name=source.name)), devices
+    )
+    file = ModelFile(source.path, source.path)
+    if tuning.fp16 is not None:
+        folder = scratch.enter_context(TemporaryDirectory(prefix="tensorferry-fp16-"))
+        file = convert(source.path, tuning.fp16, Path(folder))
+        if "cpu" in devices:
+            _log.warning(
+                "model %s is in FP16 on the CPU, which has few operators for it and computes the others in FP32: it "
+                "gets no faster there",
+                source.name,
+            )
+    session = file.session(devices[0], tuning)
+    precision = max(tuning.precision(place) for place in devices)
 
     def completed(batching: Batching) -> ModelConfig:
-        return complete(
+        config = complete(
             asked,
             session.signature,
             batching,
@@ -64,17 +91,21 @@ def prepare(source: ModelSource, options: ServerConfig, device: str) -> Prepared
             filename=source.path.name,
             scalars_as_one=source.directory is not None,
         )
+        return with_flags(config, options, devices)
 
     if asked is None or (asked.max_batch_size == 0 and not is_complete(asked)):
-        batching, size = _own_rule(source.name, session, asked, options)
+        batching, size = _own_rule(source.name, session, asked, options, precision)
     else:
         # How requests are batched changes nothing of what they look like.
         contract = contract_of(completed(Batching(asked.max_batch_size, False, "")), session.signature)
-        batching, size = _as_asked(asked, contract, contract.runner(session.run), options, source.path)
+        run = contract.runner(session.run)
+        batching, size = _as_asked(asked, contract, run, options, precision, source.path)
     config = completed(batching)
     own = asked is None or not asked.HasField("dynamic_batching")
     settings = settings_of(config, batching, groups, options, own=own)
-    return Prepared(session, contract_of(config, session.signature), batching, size, settings, config)
+    return Prepared(
+        file, session, contract_of(config, session.signature), batching, size, settings, config, precision
+    )
 
 
 def _asked(source: ModelSource) -> ModelConfig | None:
@@ -111,7 +142,7 @@ def _warn_of_unused_providers(name: str, tuning: SessionOptions, devices: list[s
 
 
 def _own_rule(
-    name: str, session: Session, asked: ModelConfig | None, options: ServerConfig
+    name: str, session: Session, asked: ModelConfig | None, options: ServerConfig, precision: float
 ) -> tuple[Batching, int | None]:
     """As the options say, if it is safe; and a size that warms the model up."""
     signature = session.signature
@@ -129,7 +160,7 @@ def _own_rule(
         _log.warning("model %s is batched without proof (--batching trust)", name)
         words = _words(options.max_batch_size, window, "trusted")
         return Batching(options.max_batch_size, True, words), working_size(signature, session.run)[0]
-    verdict = prove(signature, session.run, words_of(session.path))
+    verdict = prove(signature, session.run, words_of(session.path), precision)
     if not verdict.batchable:
         _log.warning(
             "model %s is served unbatched: %s (--batching trust batches it all the same)",
@@ -142,7 +173,12 @@ def _own_rule(
 
 
 def _as_asked(
-    asked: ModelConfig, contract: Contract, run: _Run, options: ServerConfig, path: Path
+    asked: ModelConfig,
+    contract: Contract,
+    run: _Run,
+    options: ServerConfig,
+    precision: float,
+    path: Path,
 ) -> tuple[Batching, int | None]:
     """As the configuration says, but that requests share no batch where that is shown to change answers."""
     name, most = asked.name, asked.max_batch_size
@@ -165,7 +201,7 @@ def _as_asked(
     if options.batching == "trust":
         _log.warning("model %s is batched without proof (--batching trust)", name)
         return Batching(most, True, _words(most, window, "trusted")), working_size(contract.signature, run)[0]
-    verdict = prove(contract.signature, run, words_of(path))
+    verdict = prove(contract.signature, run, words_of(path), precision)
     if verdict.batchable:
         return Batching(most, True, _words(most, window, "proved")), verdict.size
     if explicit and verdict.size is None:

@@ -99,17 +99,20 @@ def varies(signature: Signature) -> bool:
     return any(not isinstance(dim, int) for spec in signature.inputs for dim in spec.dims[1:])
 
 
-def prove(signature: Signature, run: Run, words: Sequence[Sequence[str]] = ()) -> Verdict:
+def prove(
+    signature: Signature, run: Run, words: Sequence[Sequence[str]] = (), precision: float = 0.0
+) -> Verdict:
     """Runs the proof on a model whose signature has a batch axis; never raises.
 
-    `words` are lists of strings that the model knows.
+    `words` are lists of strings that the model knows, `precision` is that to which it is computed, where
+    its outputs do not show it.
     """
     size, reason = working_size(signature, run)
     if size is None:
         return Verdict(False, f"it does not run on random input ({reason}), so nothing can be proved", None)
     try:
         inputs = _differing(signature, size)
-        verdict = _compare(signature, run, size, inputs, _alone(run, inputs))
+        verdict = _compare(signature, run, size, precision, inputs, _alone(run, inputs))
         if any(spec.datatype.name == "BYTES" for spec in signature.inputs):
             for known in words:
                 if not verdict.batchable:
@@ -120,7 +123,7 @@ def prove(signature: Signature, run: Run, words: Sequence[Sequence[str]] = ()) -
                 except Exception:
                     # Not all that is in the file is for this input.
                     continue
-                verdict = _compare(signature, run, size, spoken, alone)
+                verdict = _compare(signature, run, size, precision, spoken, alone)
     except Exception as error:
         return Verdict(False, f"it runs one row, but not several together ({error})", size)
     return verdict
@@ -147,12 +150,13 @@ def _compare(
     signature: Signature,
     run: Run,
     size: int,
+    precision: float,
     inputs: Mapping[str, Array],
     alone: Sequence[Mapping[str, Array]],
 ) -> Verdict:
     again = run(_take(inputs, [0]))
     for spec in signature.outputs:
-        difference = difference_of(spec, alone[0][spec.name], again[spec.name])
+        difference = difference_of(spec, alone[0][spec.name], again[spec.name], precision)
         if difference:
             return Verdict(
                 False, f"output {spec.name!r} of one row differs from run to run: {difference}", size
@@ -165,7 +169,7 @@ def _compare(
                 reason = f"output {spec.name!r} has shape {list(output.shape)} for {len(rows)} rows"
                 return Verdict(False, f"{reason}: it does not follow the batch axis", size)
             for at, row in enumerate(rows):
-                difference = difference_of(spec, alone[row][spec.name], output[at : at + 1])
+                difference = difference_of(spec, alone[row][spec.name], output[at : at + 1], precision)
                 if difference:
                     reason = f"output {spec.name!r} of a row changes with its neighbours: {difference}"
                     return Verdict(False, reason, size)
@@ -192,15 +196,19 @@ def _take(inputs: Mapping[str, Array], rows: list[int]) -> dict[str, Array]:
     return {name: np.ascontiguousarray(array[rows]) for name, array in inputs.items()}
 
 
-def difference_of(spec: TensorSpec, expected: Array, got: Array) -> str:
-    """In what `got` is another answer than `expected`; "" when it is the same but for rounding."""
+def difference_of(spec: TensorSpec, expected: Array, got: Array, precision: float = 0.0) -> str:
+    """In what `got` is another answer than `expected`; "" when it is the same but for rounding.
+
+    Rounding is that of the datatype, or, if that is coarser, to `precision`.
+    """
     if expected.shape != got.shape:
         return f"shape {list(got.shape)} instead of {list(expected.shape)}"
     tolerance = _TOLERANCE.get(spec.datatype.name)
     if tolerance is None:
         wrong = int(np.count_nonzero(expected != got))
         return f"{wrong} of {expected.size} values are others" if wrong else ""
-    a, b = (_as_float64(array, spec) for array in (expected, got))
+    tolerance = max(tolerance, precision)
+    a, b = (as_float64(array, spec) for array in (expected, got))
     finite = np.isfinite(a) & np.isfinite(b)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return "infinities or NaNs stand elsewhere"
@@ -211,7 +219,8 @@ def difference_of(spec: TensorSpec, expected: Array, got: Array) -> str:
     return f"by {worst:.3g}, its values reach {scale:.3g}" if worst > tolerance * scale else ""
 
 
-def _as_float64(array: Array, spec: TensorSpec) -> Array:
+def as_float64(array: Array, spec: TensorSpec) -> Array:
+    """The numbers in a tensor of floats, BF16 among them."""
     if spec.datatype.name == "BF16":
         return (array.astype("<u4") << 16).view("<f4").astype("<f8")
     return array.astype("<f8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import math
 import os
 import re
@@ -16,11 +15,8 @@ import numpy.typing as npt
 import onnxruntime
 
 from tensorferry.server.errors import ModelFailedError, StartError
-from tensorferry.server.instances import Machine
 from tensorferry.server.session_options import ARENA_SHRINKAGE, DEVICE_ALLOCATOR, SessionOptions
 from tensorferry.server.signature import Signature, TensorSpec, signature_of
-
-_log = logging.getLogger("tensorferry.server")
 
 Array = npt.NDArray[Any]
 
@@ -32,60 +28,6 @@ _GRAPH_LEVELS = {
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
-
-
-def cuda_device_count() -> int:
-    """The CUDA devices that the driver has; 0 without a driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return 0
-    return count.value
-
-
-def choose_device(wanted: str) -> str:
-    """The device to run on, `cpu` or `cuda:N`, for `auto`, `cpu`, `cuda` or `cuda:N`.
-
-    `auto` falls back to the CPU with one line in the log; StartError when a CUDA device was
-    asked for and is not there.
-    """
-    if wanted == "cpu":
-        return "cpu"
-    missing = _why_no_cuda(int(wanted.partition(":")[2] or 0))
-    if missing is None:
-        # Finds the CUDA and cuDNN libraries that are installed as Python packages; since 1.21.
-        if hasattr(onnxruntime, "preload_dlls"):
-            onnxruntime.preload_dlls()
-        return wanted if wanted.startswith("cuda:") else "cuda:0"
-    if wanted == "auto":
-        _log.info("running on the CPU: %s", missing)
-        return "cpu"
-    raise StartError(
-        f"--device is {wanted!r}, but {missing}; use --device cpu, or auto to fall back by itself"
-    )
-
-
-def machine_of(wanted: str, device: str) -> Machine:
-    """Where a configuration may put a model, where --device is `wanted`, and came to `device`."""
-    if wanted == "cpu":
-        return Machine(device, (), "--device is cpu")
-    missing = _why_no_cuda(int(wanted.partition(":")[2] or 0))
-    if missing is not None:
-        return Machine(device, (), missing)
-    only = wanted.partition(":")[2]
-    return Machine(device, (int(only),) if only else tuple(range(cuda_device_count())))
-
-
-def _why_no_cuda(index: int) -> str | None:
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        return "the installed onnxruntime has no CUDA provider (pip install 'tensorferry[gpu]' has it)"
-    count = cuda_device_count()
-    if index >= count:
-        return f"there is no CUDA device {index} (the driver reports {count})"
-    return None
 
 
 class Session:
@@ -112,7 +54,10 @@ class Session:
                     f"{', '.join(onnxruntime.get_available_providers())}"
                 )
         try:
-            self._session = onnxruntime.InferenceSession(str(path), _options(settings), providers=providers)
+            # Without falling back to other providers: the reason would be printed, and lost.
+            self._session = onnxruntime.InferenceSession(
+                str(path), _options(settings), providers=providers, enable_fallback=False
+            )
         except Exception as error:
             raise StartError(f"{path}: ONNX Runtime cannot load it: {_reason(error)}") from error
         for name, _ in providers:

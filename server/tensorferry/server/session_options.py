@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelOptimizationPolicy
+from tensorferry.server.config import ServerConfig
 from tensorferry.server.model_config import ModelConfigError
 
 # By optimization.graph.level.
@@ -19,8 +21,27 @@ _CUDA_PARAMETERS: Mapping[str, Sequence[str] | None] = {
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     "gpu_mem_limit": None,
     "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
-    "do_copy_in_default_stream": None,
+    "do_copy_in_default_stream": ("0", "1"),
+    "use_tf32": ("0", "1"),
 }
+# Of these an execution accelerator may have any, but no addresses: ONNX Runtime would jump to them. The device is
+# the instance's.
+_REFUSED = {
+    "device_id": "the device is said by instance_group",
+    **dict.fromkeys(
+        (
+            "user_compute_stream",
+            "has_user_compute_stream",
+            "gpu_external_alloc",
+            "gpu_external_free",
+            "gpu_external_empty_cache",
+            "trt_onnx_bytestream",
+            "trt_external_data_bytestream",
+        ),
+        "it is of programs that hand over addresses in their own memory",
+    ),
+}
+_FP16_PARAMETERS = ("fp16", "fp16_tolerance", "fp16_except")
 _PARAMETERS = (
     "intra_op_thread_count",
     "inter_op_thread_count",
@@ -30,6 +51,7 @@ _PARAMETERS = (
     ARENA_SHRINKAGE,
     DEVICE_ALLOCATOR,
     *_CUDA_PARAMETERS,
+    *_FP16_PARAMETERS,
 )
 
 # TensorRT's options have names of ONNX Runtime's, `trt_...`, but for these.
@@ -44,6 +66,15 @@ _PRECISIONS: Mapping[str, Mapping[str, str]] = {
     "BF16": {"trt_bf16_enable": "1"},
     "INT8": {"trt_int8_enable": "1"},
 }
+# In the order of ONNX Runtime's numbers.
+_GROWTHS = ("doubling", "exact")
+_SEARCHES = ("exhaustive", "heuristic", "default")
+
+# What rounding to so many bits of a mantissa, over the layers of a model, may come to: as the proof has it for
+# outputs that are FP16 and BF16.
+_OF_11_BITS = 1e-2
+_OF_8_BITS = 5e-2
+
 # A captured graph reads its inputs where they were when it was captured; ours are elsewhere each time.
 _GRAPH_OPTIONS = ("enable_cuda_graph", "trt_cuda_graph_enable")
 
@@ -54,6 +85,17 @@ class Provider:
 
     name: str
     options: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fp16:
+    """That a model is converted to FP16, but for operators or nodes by these names.
+
+    `tolerance` is how far its outputs may then be off, relative to their greatest magnitudes.
+    """
+
+    tolerance: float
+    excepted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +117,48 @@ class SessionOptions:
     cuda: tuple[tuple[str, str], ...] = ()
     gpu: tuple[Provider, ...] = ()
     cpu: tuple[Provider, ...] = ()
+    fp16: Fp16 | None = None
+
+    def precision(self, device: str) -> float:
+        """To how much, relative to its greatest magnitude, a device computes an output that is FP32."""
+        if device != "cpu":
+            accelerated = {name for provider in self.gpu for name, value in provider.options if value == "1"}
+            if accelerated & {"trt_bf16_enable", "trt_int8_enable"}:
+                return _OF_8_BITS
+            if "trt_fp16_enable" in accelerated or ("use_tf32", "0") not in self.cuda:
+                return _OF_11_BITS
+        return _OF_11_BITS if self.fp16 is not None else 0.0
+
+
+def with_flags(config: ModelConfig, options: ServerConfig, devices: Sequence[str]) -> ModelConfig:
+    """A copy that has, for a model on these devices, what the options say and it leaves open, as parameters."""
+    completed = ModelConfig()
+    completed.CopyFrom(config)
+    defaults = ServerConfig(())
+    given: dict[str, str] = {}
+    if set(devices) - {"cpu"}:
+        if options.cuda_memory_bytes is not None:
+            given["gpu_mem_limit"] = str(options.cuda_memory_bytes)
+        if options.cuda_memory_growth != defaults.cuda_memory_growth:
+            given["arena_extend_strategy"] = str(_GROWTHS.index(options.cuda_memory_growth))
+        if options.cudnn_search != defaults.cudnn_search:
+            given["cudnn_conv_algo_search"] = str(_SEARCHES.index(options.cudnn_search))
+        if options.tf32 != defaults.tf32:
+            given["use_tf32"] = str(int(options.tf32))
+    for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:
+        if accelerator.name == "cuda":
+            for name in accelerator.parameters:
+                given.pop(name, None)
+    if _Reader(config).boolean("fp16", options.fp16):
+        given["fp16"] = "1"
+        if options.fp16_tolerance != defaults.fp16_tolerance:
+            given["fp16_tolerance"] = str(options.fp16_tolerance)
+        if options.fp16_except:
+            given["fp16_except"] = ",".join(options.fp16_except)
+    for name, value in given.items():
+        if name not in completed.parameters:
+            completed.parameters[name].string_value = value
+    return completed
 
 
 def unknown_parameters(config: ModelConfig) -> Sequence[str]:
@@ -105,6 +189,10 @@ def session_options_of(config: ModelConfig) -> SessionOptions:
                 f"{sorted(accelerator.parameters)}; it takes none"
             )
     for name, value in [*cuda.items(), *(option for provider in providers for option in provider.options)]:
+        if name in _REFUSED:
+            raise ModelConfigError(
+                f"model {config.name!r} has {name} {value!r} for an execution accelerator: {_REFUSED[name]}; leave it out"
+            )
         if name in _GRAPH_OPTIONS and _BOOLEANS.get(value.lower()) is not False:
             raise ModelConfigError(
                 f"model {config.name!r} has {name} {value!r}: CUDA graphs are not used, since every batch lies "
@@ -136,6 +224,7 @@ def session_options_of(config: ModelConfig) -> SessionOptions:
             Provider("OpenVINOExecutionProvider", (("device_type", "CPU"),))
             for _ in accelerators.cpu_execution_accelerator
         ),
+        fp16=read.fp16(),
     )
 
 
@@ -186,9 +275,9 @@ class _Reader:
             raise self._wrong(name, text, "an integer of at least 0")
         return int(text)
 
-    def boolean(self, name: str) -> bool:
-        """True where it is not given, as is ONNX Runtime's default of what is asked here."""
-        text = self.text(name) or "1"
+    def boolean(self, name: str, default: bool = True) -> bool:
+        """`default` where it is not given; that is ONNX Runtime's of what is asked of it."""
+        text = self.text(name) or str(default)
         if text.lower() not in _BOOLEANS:
             raise self._wrong(name, text, "0 or 1")
         return _BOOLEANS[text.lower()]
@@ -205,10 +294,25 @@ class _Reader:
             if not self.text(name):
                 continue
             if values is None:
+                if not self.natural(name):
+                    raise self._wrong(name, self.text(name), "an integer of at least 1")
                 options[name] = self.text(name)
             else:
                 options[name] = values[self.choice(name, [str(number) for number in range(len(values))])]
         return options
+
+    def fp16(self) -> Fp16 | None:
+        if not self.boolean("fp16", False):
+            return None
+        text = self.text("fp16_tolerance") or str(ServerConfig(()).fp16_tolerance)
+        try:
+            tolerance = float(text)
+        except ValueError:
+            tolerance = 0.0
+        if not 0 < tolerance < math.inf:
+            raise self._wrong("fp16_tolerance", text, "numbers above 0")
+        excepted = self.text("fp16_except")
+        return Fp16(tolerance, tuple(name.strip() for name in excepted.split(",") if name.strip()))
 
     def _wrong(self, name: str, text: str, allowed: str) -> ModelConfigError:
         return ModelConfigError(

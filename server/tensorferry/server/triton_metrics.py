@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from tensorferry.batcher import BatcherStatistics
+from tensorferry.server.gpus import GpuStatistics
 from tensorferry.server.models import Model
 from tensorferry.server.statistics import failures
 
@@ -101,3 +102,25 @@ def _lines(counted: Sequence[Counted]) -> Iterable[str]:
                 # Names of models have nothing in them that would have to be escaped.
                 pairs = ",".join([f'{label}="{text}"' for label, text in labels])
                 yield f"{metric.name}{{{pairs}}} {value}\n"
+
+
+# What of a GPU's statistics, by which name, as what.
+_OF_GPUS: Sequence[tuple[str, str, str, str]] = (
+    ("utilization", "nv_gpu_utilization", "gauge", "Share of the time in which a kernel ran, 0 to 1"),
+    ("memory_total_bytes", "nv_gpu_memory_total_bytes", "gauge", "Memory that there is"),
+    ("memory_used_bytes", "nv_gpu_memory_used_bytes", "gauge", "Memory in use, by all processes"),
+    ("power_watts", "nv_gpu_power_usage", "gauge", "Power that is drawn, in watts"),
+    ("power_limit_watts", "nv_gpu_power_limit", "gauge", "Power that may be drawn, in watts"),
+    ("energy_joules", "nv_energy_consumption", "counter", "Energy in joules since the first look"),
+)
+
+
+def triton_gpu_text(gpus: Sequence[GpuStatistics]) -> str:
+    """The metrics of these GPUs in Prometheus' text format; without those that none of them tells."""
+    lines = []
+    for field, name, type, help in _OF_GPUS:
+        values = [(gpu.uuid, getattr(gpu, field)) for gpu in gpus]
+        told = [f'{name}{{gpu_uuid="{uuid}"}} {value}\n' for uuid, value in values if value is not None]
+        if told:
+            lines += [f"# HELP {name} {help}\n# TYPE {name} {type}\n", *told]
+    return "".join(lines)

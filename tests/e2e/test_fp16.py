@@ -1,0 +1,56 @@
+"""A real server with models in FP16: clients send and get FP32, and one that it harms ends the server."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from e2e.fixtures import Serve
+from e2e.server import command, environment
+from server import models
+
+from tensorferry.client import InferenceClient
+
+
+def test_clients_notice_nothing_but_the_rounding(serve: Serve, tmp_path: Path) -> None:
+    whole = models.mlp(tmp_path / "whole.onnx")
+    path = tmp_path / "m.onnx"
+    onnx.save_model(
+        onnx.load(str(whole)), str(path), save_as_external_data=True, location="weights", size_threshold=0
+    )
+    server = serve(path, "--fp16", "--fp16-except", "Softmax,Relu")
+    assert server.ready["models"][0]["signature"] == "(x: FP32[-1, 8]) -> (p: FP32[-1, 4])"
+    session = onnxruntime.InferenceSession(str(whole), providers=["CPUExecutionProvider"])
+    with InferenceClient(server.address) as client:
+        for seed in range(5):
+            x = np.random.default_rng(seed).standard_normal((3, 8)).astype(np.float32)
+            (expected,) = session.run(["p"], {"x": x})
+            got = client.infer("m", {"x": x}, timeout=60)["p"]
+            assert got.dtype == np.float32
+            np.testing.assert_allclose(got, expected, atol=5e-3)
+            assert not np.array_equal(got, expected)
+    assert any("model m in FP16: outputs differ from FP32 by at most" in line for line in server.log)
+
+
+def test_a_model_that_is_too_far_off_ends_the_server(tmp_path: Path) -> None:
+    path = models.save(
+        tmp_path / "tiny.onnx",
+        [models.node("Mul", "x tiny", "y")],
+        [models.value("x")],
+        [models.value("y")],
+        {"tiny": np.full(3, 1e-9, np.float32)},
+    )
+    server = subprocess.run(
+        command("serve", path, "--fp16", "--port", "0"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert server.returncode == 1
+    said = "serve: model 'tiny' in FP16: output 'y' differs from FP32 by 59 of its greatest magnitude"
+    assert said in server.stderr
+    assert "Traceback" not in server.stderr
