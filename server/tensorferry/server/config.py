@@ -67,5 +67,7 @@ class ServerConfig:
     triton_status_codes: bool = False
     allow_shared_memory: bool = False
     trace_file: Path | None = None
+    cuda_graphs: tuple[int, ...] | None = None
+    tensorrt_cache: Path | None = None
     log_format: str = "text"
     log_level: str = "info"

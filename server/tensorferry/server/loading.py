@@ -6,17 +6,19 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tensorferry.batcher import Batcher, Padding
 from tensorferry.server.classification import read_labels
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.ladder import powers_of_two
 from tensorferry.server.models import Model
 from tensorferry.server.padding import padding_of, prove_padding
 from tensorferry.server.preparation import Prepared, prepare
 from tensorferry.server.proof import Array, sample, varies
+from tensorferry.server.rungs import rungs_of
 from tensorferry.server.session import Session
 from tensorferry.server.signature import Signature
 from tensorferry.server.steady import is_steady
@@ -39,14 +41,16 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
     # Each instance has the model's weights of its own.
     sessions = [prepared.session]
     sessions += [Session(source.path, place, settings.session) for place in settings.devices[1:]]
-    instances = [prepared.contract.runner(session.run) for session in sessions]
-    padding = _decide_padding(source.name, prepared, instances[0], config, declared)
+    run_first = prepared.contract.runner(prepared.session.run)
+    padding = _decide_padding(source.name, prepared, run_first, config, declared)
     words = prepared.batching.words
     ladder: list[Mapping[str, int]] = [{}]
     if padding is not None and config.pad_lengths is not None:
         axis, lengths = config.pad_lengths
         ladder = [{axis: length} for length in lengths]
         words += f", padded along {axis!r} to {', '.join(map(str, lengths))}"
+    captured = [_capture(session, prepared, ladder) for session in sessions]
+    instances = [_function(prepared, session) for session in sessions]
     for instance in instances:
         _run_samples(source.name, instance, samples)
         runs = [
@@ -62,6 +66,9 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
         time.monotonic() - started,
         ", ".join(map(str, warmed)) or "no size: it does not run on random input",
     )
+    for rungs in captured[:1]:
+        if rungs:
+            _log.info("model %s: CUDA graphs for batches of %s", source.name, ", ".join(map(str, rungs)))
     on_gpus = "cpu" not in settings.devices
     batcher = Batcher(
         instances,
@@ -103,6 +110,30 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
         prepared.config,
         read_labels(source.config, source.directory),
     )
+
+
+def _capture(session: Session, prepared: Prepared, lengths: Sequence[Mapping[str, int]]) -> list[int]:
+    """Captures the CUDA graphs that are wanted of a session; the rows of their batches, if that could be done."""
+    graphs, settings = session.graphs, prepared.settings
+    if graphs is None:
+        return []
+    try:
+        rungs = rungs_of(graphs, session.signature, settings.max_batch_size, lengths)
+    except StartError as error:
+        session.go_without_graphs(str(error))
+        return []
+    # Rows of their own beside a request's are safe where requests may share a batch.
+    if not session.capture(rungs, pads=settings.merges):
+        return []
+    return sorted({next(iter(shapes.values()))[0] if settings.max_batch_size else 1 for shapes in rungs})
+
+
+def _function(prepared: Prepared, session: Session) -> _Run:
+    """What the batcher runs: in steps, where the tensors of the wire are those of the model."""
+    contract = prepared.contract
+    if session.staged is not None and not contract.inputs and not contract.outputs:
+        return session.staged
+    return contract.runner(session.run)
 
 
 def _places(devices: tuple[str, ...]) -> str:
@@ -208,11 +239,8 @@ def _warm_up(
     """
     if size is None:
         return {}
-    counts = sorted(
-        {min(1 << power, max_batch_size or 1) for power in range(max(1, max_batch_size).bit_length() + 1)}
-    )
     seconds: dict[int, float] = {}
-    for rows in counts:
+    for rows in powers_of_two(max(1, max_batch_size)):
         inputs: Mapping[str, Any] = sample(signature, rows, size, sizes=sizes)
         try:
             run(inputs)

@@ -88,6 +88,12 @@ def _integers(text: str) -> tuple[int, ...]:
     return values
 
 
+def _graphs(text: str) -> tuple[int, ...] | None:
+    if text.lower() in ("true", "false"):
+        return () if text.lower() == "true" else None
+    return _integers(text)
+
+
 def _one_of(*values: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.lower() not in values:
@@ -213,6 +219,22 @@ OPTIONS: tuple[Option, ...] = (
         _device,
         "auto, cpu, cuda or cuda:N",
         "where the models run; auto takes CUDA if it can",
+    ),
+    Option(
+        "cuda-graphs",
+        "cuda_graphs",
+        _graphs,
+        "true, false, or integers of at least 1, with commas between",
+        "run batches on a GPU as captured CUDA graphs, of these sizes (true: 1, 2, 4, ... to the most), padded up to the "
+        "next; models that cannot be captured run without",
+        switch=True,
+    ),
+    Option(
+        "tensorrt-cache",
+        "tensorrt_cache",
+        _path,
+        "a path",
+        "folder that keeps the engines of models whose configuration has TensorRT, so that they are built once",
     ),
     Option(
         "max-batch-size",

@@ -20,6 +20,7 @@ from tensorferry.server.proof import Array, prove, working_size
 from tensorferry.server.session import Session, machine_of
 from tensorferry.server.session_options import SessionOptions, session_options_of, unknown_parameters
 from tensorferry.server.settings import ModelSettings, check_dynamic_batching, settings_of
+from tensorferry.server.tuning import tuned
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -47,8 +48,9 @@ def prepare(source: ModelSource, options: ServerConfig, device: str) -> Prepared
     asked = _asked(source)
     groups = instance_groups(asked, source.name, machine_of(options.device, device))
     devices = [place for group in groups for place in group.devices]
-    tuning = session_options_of(asked or ModelConfig(name=source.name))
-    _warn_of_unused_providers(source.name, tuning, devices)
+    own = session_options_of(asked or ModelConfig(name=source.name))
+    _warn_of_unused_providers(source.name, own, devices)
+    tuning = tuned(own, options, source.name)
     session = Session(source.path, devices[0], tuning)
 
     def completed(batching: Batching) -> ModelConfig:
@@ -70,8 +72,8 @@ def prepare(source: ModelSource, options: ServerConfig, device: str) -> Prepared
         contract = contract_of(completed(Batching(asked.max_batch_size, False, "")), session.signature)
         batching, size = _as_asked(asked, contract, contract.runner(session.run), options)
     config = completed(batching)
-    own = asked is None or not asked.HasField("dynamic_batching")
-    settings = settings_of(config, batching, groups, options, own=own)
+    own_batching = asked is None or not asked.HasField("dynamic_batching")
+    settings = settings_of(config, batching, groups, options, own=own_batching)
     return Prepared(session, contract_of(config, session.signature), batching, size, settings, config)
 
 
@@ -94,10 +96,10 @@ def _asked(source: ModelSource) -> ModelConfig | None:
 
 
 def _warn_of_unused_providers(name: str, tuning: SessionOptions, devices: list[str]) -> None:
-    if (tuning.gpu or tuning.cuda) and "cpu" in devices:
+    if (tuning.gpu or tuning.cuda or tuning.graphs) and "cpu" in devices:
         _log.warning(
-            "the configuration of model %r has options of the GPU's execution providers: they change nothing of its "
-            "instances on the CPU",
+            "the configuration of model %r has options of the GPU's execution providers, or CUDA graphs: they change "
+            "nothing of its instances on the CPU",
             name,
         )
     if tuning.cpu and set(devices) != {"cpu"}:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelOptimizationPolicy
+from tensorferry.server.ladder import GraphOptions, GraphSpec
 from tensorferry.server.model_config import ModelConfigError
 
 # By optimization.graph.level.
@@ -44,7 +45,7 @@ _PRECISIONS: Mapping[str, Mapping[str, str]] = {
     "BF16": {"trt_bf16_enable": "1"},
     "INT8": {"trt_int8_enable": "1"},
 }
-# A captured graph reads its inputs where they were when it was captured; ours are elsewhere each time.
+# Set by the server where graphs are wanted: each is captured by it, for batches of one size.
 _GRAPH_OPTIONS = ("enable_cuda_graph", "trt_cuda_graph_enable")
 
 
@@ -61,7 +62,8 @@ class SessionOptions:
     """What a session is made with; 0 threads are ONNX Runtime's own choice.
 
     `graph` is what the graph optimizer does: all, extended, basic or none. `gpu` are the providers of a session
-    on a GPU before the CUDA provider, whose options are `cuda`; `cpu` those of one on the CPU.
+    on a GPU before the CUDA provider, whose options are `cuda`; `cpu` those of one on the CPU. `graphs` are the
+    CUDA graphs of one on a GPU.
     """
 
     graph: str = "all"
@@ -75,6 +77,7 @@ class SessionOptions:
     cuda: tuple[tuple[str, str], ...] = ()
     gpu: tuple[Provider, ...] = ()
     cpu: tuple[Provider, ...] = ()
+    graphs: GraphOptions | None = None
 
 
 def unknown_parameters(config: ModelConfig) -> Sequence[str]:
@@ -107,8 +110,8 @@ def session_options_of(config: ModelConfig) -> SessionOptions:
     for name, value in [*cuda.items(), *(option for provider in providers for option in provider.options)]:
         if name in _GRAPH_OPTIONS and _BOOLEANS.get(value.lower()) is not False:
             raise ModelConfigError(
-                f"model {config.name!r} has {name} {value!r}: CUDA graphs are not used, since every batch lies "
-                "elsewhere in memory; leave it out"
+                f"model {config.name!r} has {name} {value!r}: leave it out; CUDA graphs are asked for by "
+                "optimization { cuda { graphs: true } }"
             )
     if "cpu" in read.text(ARENA_SHRINKAGE) and not read.boolean("enable_mem_arena"):
         raise ModelConfigError(
@@ -136,7 +139,28 @@ def session_options_of(config: ModelConfig) -> SessionOptions:
             Provider("OpenVINOExecutionProvider", (("device_type", "CPU"),))
             for _ in accelerators.cpu_execution_accelerator
         ),
+        graphs=_graphs(config),
     )
+
+
+def _graphs(config: ModelConfig) -> GraphOptions | None:
+    cuda = config.optimization.cuda
+    if not cuda.graphs:
+        return None
+    for spec in cuda.graph_spec:
+        if spec.batch_size < 0 or any(dim < 1 for shape in spec.input.values() for dim in shape.dim):
+            raise ModelConfigError(
+                f"model {config.name!r}: a graph_spec of optimization.cuda has batch_size {spec.batch_size} and inputs "
+                f"{ {name: list(shape.dim) for name, shape in spec.input.items()} }; sizes must be at least 1, and "
+                "batch_size is left out for a model without batch axis"
+            )
+    specs = [
+        GraphSpec(
+            spec.batch_size, tuple((name, tuple(shape.dim)) for name, shape in sorted(spec.input.items()))
+        )
+        for spec in cuda.graph_spec
+    ]
+    return GraphOptions(tuple(dict.fromkeys(specs)), required=True)
 
 
 def _unknown(
