@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -127,20 +128,32 @@ class Slot:
         return self.block.nbytes
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How batches of some shapes lie. `key` are those of the layout; `rows` their own where it has room for more."""
+
+    layout: Layout
+    key: tuple[Shape, ...]
+    rows: int | None
+
+
+_NOT_PLANNED = Plan(Layout((), (), (), 0, 0), (), None)
+
+
 class Batch(dict[str, Array]):
-    """The inputs of a batch, to be filled. `rows` is its own number where the layout has room for more."""
+    """The inputs of a batch, to be filled; see `Plan` for `layout`, `key` and `rows`."""
 
     __slots__ = ("address", "key", "layout", "root", "rows", "slot")
 
-    def __init__(self, layout: Layout, rows: int | None, root: Any) -> None:
-        self.layout = layout
-        self.key = tuple(place.shape for place in layout.inputs)
-        self.rows = rows
-        # What keeps the block, for which arrays stand.
+    def __init__(self, plan: Plan, root: Any, address: int) -> None:
+        self.layout = plan.layout
+        self.key = plan.key
+        self.rows = plan.rows
+        # The arrays keep it, and it keeps the block.
         self.root = root
-        self.address = ctypes.addressof(root)
+        self.address = address
         self.slot: Slot | None = None
-        super().__init__((place.spec.name, self.array(place)) for place in layout.inputs)
+        super().__init__([(place.spec.name, self.array(place)) for place in plan.layout.inputs])
 
     def array(self, place: Place) -> Array:
         """A tensor, without the rows that it has room for beyond the batch's."""
@@ -168,7 +181,7 @@ class Staging:
         self._run = run
         self._host = Pool(memory.host, most_bytes)
         self._device = Pool(lambda nbytes: Slot(memory.device(nbytes)), most_bytes)
-        self._layouts: dict[tuple[tuple[Shape, ...], bool], Layout] = {}
+        self._plans: dict[tuple[Any, ...], Plan | None] = {}
         self._known = True
         self._ladder: Ladder | None = None
         # Free slots of each rung, of two: one computes while the other is loaded or fetched.
@@ -179,31 +192,35 @@ class Staging:
 
         Without `outputs`, their shapes are taken for unknown.
         """
-        if shapes.keys() != {spec.name for spec in self._signature.inputs}:
+        asked = (*shapes.items(), outputs)
+        plan = self._plans.get(asked, _NOT_PLANNED)
+        if plan is _NOT_PLANNED:
+            if len(self._plans) >= _MOST_SHAPES:
+                self._plans.clear()
+            plan = self._plans[asked] = self._plan(shapes, outputs and self._known)
+        if plan is None:
             return None
-        ordered = {spec.name: shapes[spec.name] for spec in self._signature.inputs}
-        if any(len(ordered[spec.name]) != len(spec.dims) for spec in self._signature.inputs):
-            return None
-        rung = self._ladder.rung(ordered) if self._ladder is not None else None
-        rows = None
-        if rung is not None and rung != ordered:
-            rows = next(iter(ordered.values()))[0]
-        layout = self._layout(rung or ordered, outputs)
-        block = self._host.take(layout.nbytes)
+        block = self._host.take(plan.layout.nbytes)
         if block is None:
             return None
-        root = (ctypes.c_ubyte * layout.nbytes).from_address(block.address)
+        # Of the block's size, not the layout's: ctypes keeps each type for ever.
+        root = (ctypes.c_ubyte * block.nbytes).from_address(block.address)
         weakref.finalize(root, self._host.give, block).atexit = False
-        return Batch(layout, rows, root)
+        return Batch(plan, root, block.address)
 
-    def _layout(self, shapes: Mapping[str, Shape], outputs: bool) -> Layout:
-        key = tuple(shapes.values()), outputs and self._known
-        layout = self._layouts.get(key)
-        if layout is None:
-            if len(self._layouts) >= _MOST_SHAPES:
-                self._layouts.clear()
-            layout = self._layouts[key] = layout_of(self._signature, shapes, outputs=key[1])
-        return layout
+    def _plan(self, given: Mapping[str, Shape], outputs: bool) -> Plan | None:
+        """How batches of these shapes lie; None when they cannot be the model's."""
+        if given.keys() != {spec.name for spec in self._signature.inputs}:
+            return None
+        shapes = {spec.name: given[spec.name] for spec in self._signature.inputs}
+        if any(len(shapes[spec.name]) != len(spec.dims) for spec in self._signature.inputs):
+            return None
+        rung = self._ladder.rung(shapes) if self._ladder is not None else None
+        rows = None
+        if rung is not None and rung != shapes:
+            rows = next(iter(shapes.values()))[0]
+            shapes = dict(rung)
+        return Plan(layout_of(self._signature, shapes, outputs=outputs), tuple(shapes.values()), rows)
 
     def load(self, batch: Batch) -> bool:
         """Copies the inputs to a slot; whether there was one to be had."""
@@ -271,6 +288,7 @@ class Staging:
     def forget_outputs(self) -> None:
         """No output's shape is known in advance any more: the model does not keep to what it declares."""
         self._known = False
+        self._plans.clear()
 
     def placed(self, inputs: Mapping[str, Array], *, outputs: bool = True) -> Batch | None:
         """Memory for a batch, with these inputs copied into it."""
@@ -283,6 +301,7 @@ class Staging:
     def climb(self, ladder: Ladder | None) -> None:
         """Batches are padded up to the ladder's rungs from now on; without one, captured graphs are forgotten."""
         self._ladder = ladder
+        self._plans.clear()
         if ladder is None:
             self._captured.clear()
 
