@@ -19,7 +19,7 @@ from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.ladder import GraphOptions, Ladder
 from tensorferry.server.layout import Shape, layout_of
-from tensorferry.server.memory import Block, CpuMemory, CudaMemory
+from tensorferry.server.memory import Block, CpuMemory
 from tensorferry.server.session import Session
 from tensorferry.server.session_options import SessionOptions
 from tensorferry.server.staging import Batch, Pool, Staging
@@ -421,11 +421,6 @@ def test_runs_of_graphs_are_all_on_one_thread(tmp_path: Path, device: Device) ->
     session._session = Spy()
     session.run({"x": fp32(2, 3)})
     assert threads == {"tensorferry-graphs-m_0"}
-
-
-def test_cuda_without_its_package_or_its_driver_says_so() -> None:
-    with pytest.raises(StartError, match="cuda-bindings"):
-        CudaMemory(0)
 
 
 def test_staging_needs_every_input(tmp_path: Path, device: Device) -> None:
