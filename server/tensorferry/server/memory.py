@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tensorferry.server import gate
 from tensorferry.server.errors import StartError
 
 Array = npt.NDArray[Any]
@@ -95,14 +96,16 @@ class CudaMemory:
     def host(self, nbytes: int) -> Block:
         """Page-locked memory."""
         self._stream()
-        address = int(self._done(self._cuda.cudaHostAlloc(nbytes, self._cuda.cudaHostAllocPortable)))
+        with gate.CUDA.using():
+            address = int(self._done(self._cuda.cudaHostAlloc(nbytes, self._cuda.cudaHostAllocPortable)))
         cuda = self._cuda
         return Block(address, nbytes, lambda: cuda.cudaFreeHost(address))
 
     def device(self, nbytes: int) -> Block:
         """The device's memory."""
         self._stream()
-        address = int(self._done(self._cuda.cudaMalloc(nbytes)))
+        with gate.CUDA.using():
+            address = int(self._done(self._cuda.cudaMalloc(nbytes)))
         cuda = self._cuda
         return Block(address, nbytes, lambda: cuda.cudaFree(address))
 

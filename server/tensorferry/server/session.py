@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from tensorferry.batcher import StagedModel
+from tensorferry.server import gate
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.instances import Machine
 from tensorferry.server.ladder import GraphOptions, Ladder
@@ -25,6 +27,7 @@ from tensorferry.server.proof import difference_of, random_array
 from tensorferry.server.session_options import ARENA_SHRINKAGE, DEVICE_ALLOCATOR, SessionOptions
 from tensorferry.server.signature import Signature, TensorSpec, signature_of
 from tensorferry.server.staging import Batch, CaptureError, Staging, array_of
+from tensorferry.server.steps import Steps
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -159,6 +162,8 @@ class Session:
         if self._graphs is not None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tensorferry-graphs-{path.stem}")
         self._graph_options: dict[int, Any] = {}
+        # The numbers of graphs that have run once.
+        self._captured: set[int] = set()
         self._staging: Staging | None = None
         if not self._plain and self._memory is None and device != "cpu":
             self._memory = _cuda_memory(device)
@@ -167,6 +172,10 @@ class Session:
 
     def _open(self, providers: Providers) -> Any:
         """ONNX Runtime's session, for captured graphs where they are wanted and can be had."""
+        with self._using():
+            return self._opened(providers)
+
+    def _opened(self, providers: Providers) -> Any:
         options = _options(self._settings)
         if self._graphs is not None and any(name == _TENSORRT for name, _ in providers):
             self._without_graphs("TensorRT captures one graph alone, of one batch size")
@@ -209,7 +218,9 @@ class Session:
     @property
     def staged(self) -> StagedModel | None:
         """The same as `run`, in steps, for a batcher that overlaps them; None where nothing is gained."""
-        return _Steps(self, self._staging) if self._staging is not None else None
+        if self._staging is None:
+            return None
+        return Steps(self.signature, self._staging, self._compute, self.run, _failed)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Runs the model once; arrays in `storage` form (see `tensors`), BYTES as `str` objects.
@@ -267,7 +278,9 @@ class Session:
                 self._graph_options.update((graph, self._options_of_runs(graph)) for graph in graphs)
                 self._staging.capture(shapes, graphs, lambda shapes=shapes: self._prove(shapes))  # type: ignore[misc]
         except Exception as error:
-            self.go_without_graphs(str(error) if isinstance(error, CaptureError) else _reason(error))
+            self.go_without_graphs(
+                str(error) if isinstance(error, (CaptureError, TimeoutError)) else _reason(error)
+            )
             return False
         self._staging.climb(Ladder(rungs, pads=pads))
         return True
@@ -299,15 +312,18 @@ class Session:
 
     def _run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if self._plain:
-            outputs = self._session.run(self._outputs, inputs, self._run_options)
+            with self._using():
+                outputs = self._session.run(self._outputs, inputs, self._run_options)
             return dict(zip(self._outputs, outputs, strict=True))
         return self._run_in_callers_memory(inputs)
 
     def _run_in_callers_memory(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         signature = self.signature
         binding = self._session.io_binding()
-        for spec in signature.inputs:
-            binding.bind_ortvalue_input(spec.name, _to_ort(inputs[spec.name], spec))
+        with self._using():
+            # What is bound is copied to the device here.
+            for spec in signature.inputs:
+                binding.bind_ortvalue_input(spec.name, _to_ort(inputs[spec.name], spec))
         for spec in signature.outputs:
             binding.bind_output(spec.name, "cpu")
         self._run_bound(binding, None)
@@ -317,54 +333,21 @@ class Session:
         }
 
     def _run_bound(self, binding: Any, graph: int | None) -> None:
-        options = self._run_options if graph is None else self._graph_options[graph]
-        if self._thread is None:
-            self._session.run_with_iobinding(binding, options)
+        if graph is None:
+            options, using = self._run_options, self._using()
         else:
-            self._thread.submit(self._session.run_with_iobinding, binding, options).result()
+            options = self._graph_options[graph]
+            using = self._using() if graph in self._captured else gate.CUDA.capturing()
+        with using:
+            if self._thread is None:
+                self._session.run_with_iobinding(binding, options)
+            else:
+                self._thread.submit(self._session.run_with_iobinding, binding, options).result()
+        if graph is not None:
+            self._captured.add(graph)
 
-
-class _Steps:
-    """A session as `StagedModel` has it: batches that are in its memory go step by step, others at once."""
-
-    def __init__(self, session: Session, staging: Staging) -> None:
-        self._session = session
-        self._staging = staging
-        self._dtypes = {spec.name: spec.datatype.storage for spec in session.signature.inputs}
-
-    def place(self, tensors: Mapping[str, tuple[np.dtype[Any], Shape]]) -> Batch | None:
-        """Arrays in page-locked memory."""
-        for name, (dtype, _) in tensors.items():
-            if self._dtypes.get(name) != dtype:
-                return None
-        return self._staging.place({name: shape for name, (_, shape) in tensors.items()})
-
-    def load(self, batch: Any) -> Any:
-        """Copies to the device."""
-        if isinstance(batch, Batch):
-            try:
-                self._staging.load(batch)
-            except Exception as error:
-                raise _failed(error) from error
-        return batch
-
-    def __call__(self, batch: Any) -> Any:
-        """Runs on the device."""
-        if not isinstance(batch, Batch) or batch.slot is None:
-            return self._session.run(batch)
-        try:
-            return self._session._compute(self._staging, batch)
-        except Exception as error:
-            raise _failed(error) from error
-
-    def fetch(self, outputs: Any) -> Any:
-        """Copies from the device."""
-        if not isinstance(outputs, Batch):
-            return outputs
-        try:
-            return self._staging.fetch(outputs)
-        except Exception as error:
-            raise _failed(error) from error
+    def _using(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.device == "cpu" else gate.CUDA.using()
 
 
 def _failed(error: Exception) -> ModelFailedError:
