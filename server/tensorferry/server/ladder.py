@@ -40,9 +40,8 @@ class Ladder:
     """Rungs by the inputs' shapes. With `pads`, a batch goes up to the next one that has enough rows."""
 
     def __init__(self, rungs: Iterable[Mapping[str, Shape]], *, pads: bool) -> None:
-        self._pads = pads
         self._exact: dict[tuple[Shape, ...], Mapping[str, Shape]] = {}
-        # By all dimensions but the rows, the rows ascending.
+        # By all dimensions but the rows, the rows ascending; nothing without padding.
         self._rows: dict[tuple[Shape, ...], list[int]] = {}
         for rung in rungs:
             self._exact[tuple(rung.values())] = rung
@@ -55,8 +54,8 @@ class Ladder:
     def rung(self, shapes: Mapping[str, Shape]) -> Mapping[str, Shape] | None:
         """The shapes of the rung for a batch of these, in the same order of inputs; None if there is none."""
         key = tuple(shapes.values())
-        if key in self._exact or not self._pads:
-            return self._exact.get(key)
+        if key in self._exact:
+            return self._exact[key]
         rest, rows = _rest(key), key[0][0]
         rungs = self._rows.get(rest, ())
         at = bisect_left(rungs, rows)
