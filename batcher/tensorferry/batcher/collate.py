@@ -79,6 +79,10 @@ def _nbytes(tensor: Tensor) -> int:
     return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
+# Bytes of a request up to which a second copy of all of them costs less than a step of a loop for each: of 32 with
+# 90 bytes it takes 1.0 µs instead of 4.0, of 32 with 16 KiB 38.7 instead of 17.0.
+_SMALL = 4096
+
 _Place = Callable[[Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]], Mapping[str, Array] | None]
 
 
@@ -184,9 +188,12 @@ def _join_into(
         if pad is not None:
             _fill_padded(array, [request.tensors[i] for request in requests], *pad)
             continue
-        target, start = memoryview(array.data).cast("B"), 0
-        for request in requests:
-            data = request.tensors[i].data
+        target, pieces = memoryview(array.data).cast("B"), [request.tensors[i].data for request in requests]
+        if len(target) <= _SMALL * len(pieces):
+            target[:] = b"".join(pieces)
+            continue
+        start = 0
+        for data in pieces:
             end = start + len(data)
             target[start:end] = data
             start = end
