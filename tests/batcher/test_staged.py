@@ -170,6 +170,13 @@ def test_padded_elsewhere_is_padded_the_same(sizes: list[tuple[int, int]], axis:
         }
 
 
+@pytest.mark.parametrize("columns", [1023, 1024, 1025, 5000])
+def test_small_rows_and_large_ones(columns: int) -> None:
+    rows = np.arange(3 * columns, dtype=np.float32).reshape(3, columns)
+    requests = [request_of({"x": rows[i : i + 1]}, ignore, one_row=False) for i in range(3)]
+    assert join(requests, dirty)["x"].tolist() == rows.tolist()
+
+
 def test_strings_stay_where_they_are() -> None:
     requests = [request_of({"x": np.array([["a"]], object)}, ignore, one_row=False) for _ in range(2)]
     assert join(requests, lambda tensors: pytest.fail("asked"))["x"].tolist() == [["a"], ["a"]]
