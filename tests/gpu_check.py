@@ -1,6 +1,11 @@
-"""`make gpu-check`: the end-to-end tests on CUDA, and CUDA against the CPU, on a GPU machine.
+"""`make gpu-check`: CUDA against the CPU, with and without CUDA graphs, and the end-to-end tests on CUDA.
 
-On a machine without one it says that it checked nothing, and exits with 0.
+On a machine without a GPU it says that it checked nothing, and exits with 0.
+
+Compared are models that echo each datatype, where every bit must be the CPU's, and models that compute, where outputs
+may differ by what `TOLERANCE` says, relative to their greatest magnitude: other kernels sum in another order, and
+CUDA computes FP32 matrix products in TF32 on some GPUs. Each runs through the session alone at several sizes, and
+through a batcher with two batches in flight, under load from many threads.
 """
 
 from __future__ import annotations
@@ -9,32 +14,157 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from e2e import models  # noqa: E402 (the tests' folder is put on the path above)
+from e2e import models as e2e_models  # noqa: E402 (the tests' folder is put on the path above)
+from server import models  # noqa: E402
 
+from tensorferry.batcher import Batcher  # noqa: E402
+from tensorferry.protos.tensors import DATATYPES  # noqa: E402
 from tensorferry.server.devices import choose_device  # noqa: E402
 from tensorferry.server.errors import StartError  # noqa: E402
+from tensorferry.server.ladder import GraphOptions  # noqa: E402
+from tensorferry.server.memory import Memory  # noqa: E402
 from tensorferry.server.proof import sample  # noqa: E402
 from tensorferry.server.session import Session  # noqa: E402
+from tensorferry.server.session_options import SessionOptions  # noqa: E402
+
+Array = npt.NDArray[Any]
+
+# Greatest difference from the CPU, relative to the output's greatest magnitude, by what the model computes in.
+TOLERANCE = {"exact": 0.0, "FP16": 1e-2, "FP32": 1e-3, "FP64": 1e-9}
+
+ROWS = (1, 2, 3, 7, 8, 32, 33)
+RUNGS = (1, 4, 32)
+THREADS, REQUESTS = 16, 40
 
 
-def compare(path: Path, size: int = 16) -> float:
-    """The greatest difference of the outputs on CUDA and on the CPU, relative to their magnitude."""
-    on_cpu, on_cuda = Session(path, "cpu"), Session(path, "cuda:0")
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model, in what it computes, and the size of the dimensions that vary besides the batch axis.
+
+    `captured`: whether it must be possible to capture it as a CUDA graph.
+    """
+
+    name: str
+    path: Path
+    precision: str
+    size: int = 16
+    captured: bool = True
+
+
+def cases(folder: Path) -> Iterator[Case]:
+    """Every datatype, and models of several kinds."""
+    for name in DATATYPES:
+        path = models.echo(folder / f"echo_{name}.onnx", name)
+        # ONNX Runtime may leave the one node to the CPU, or leave it out.
+        yield Case(f"echo of {name}", path, "exact", captured=False)
+    for name, dtype in (("FP16", np.float16), ("FP32", np.float32), ("FP64", np.float64)):
+        yield Case(f"mlp in {name}", models.mlp(folder / f"mlp_{name}.onnx", dtype), name)
+    yield Case("convolution", models.conv(folder / "conv.onnx"), "FP32", captured=False)
+    yield Case("attention", models.attention(folder / "attention.onnx"), "FP32", captured=False)
+    yield Case("digits", HERE.parent / "examples" / "digits" / "digits.onnx", "FP32", captured=False)
+    yield Case("probe", e2e_models.probe(folder / "probe.onnx"), "FP32", captured=False)
+    yield Case("mixing", e2e_models.mixing(folder / "mixing.onnx"), "FP32", captured=False)
+
+
+def difference(expected: Mapping[str, Array], got: Mapping[str, Array]) -> float:
+    """The greatest difference, relative to the magnitude of the output; inf where shape or kind differ."""
     worst = 0.0
-    for rows in (1, 2, 7, 32):
-        inputs = sample(on_cpu.signature, rows, size, seed=rows)
-        expected, got = on_cpu.run(inputs), on_cuda.run(inputs)
-        for name, array in expected.items():
-            a, b = array.astype(np.float64), got[name].astype(np.float64)
-            worst = max(worst, float(np.abs(a - b).max()) / max(float(np.abs(a).max()), 1e-6))
+    for name, array in expected.items():
+        other = got[name]
+        if (array.shape, array.dtype) != (other.shape, other.dtype):
+            return float("inf")
+        if array.dtype.kind != "f":
+            worst = max(worst, 0.0 if np.array_equal(array, other) else float("inf"))
+        elif array.size:
+            a, b = array.astype(np.float64), other.astype(np.float64)
+            finite = np.isfinite(a)
+            if not np.array_equal(a[~finite], b[~finite], equal_nan=True) or not np.isfinite(b[finite]).all():
+                return float("inf")
+            if finite.any():
+                scale = max(float(np.abs(a[finite]).max()), 1e-6)
+                worst = max(worst, float(np.abs(a[finite] - b[finite]).max()) / scale)
     return worst
+
+
+def alone(case: Case, on_cpu: Session, session: Session) -> float:
+    """The session at several sizes, up and down, so that memory is used again."""
+    worst = 0.0
+    for seed, rows in enumerate((*ROWS, *reversed(ROWS))):
+        inputs = sample(on_cpu.signature, rows, case.size, seed)
+        worst = max(worst, difference(on_cpu.run(inputs), session.run(inputs)))
+    return worst
+
+
+def under_load(case: Case, on_cpu: Session, session: Session) -> float:
+    """Requests of one to three rows from many threads, answered by batches of which two are in flight."""
+    worst = [0.0] * THREADS
+    # What it answers is the same for rows alone and together, or was found out by the proof.
+    with Batcher([session.staged or session.run], 32, pipelined=True) as batcher:
+
+        def send(thread: int) -> None:
+            generator = np.random.default_rng(thread)
+            kept = []
+            for index in range(REQUESTS):
+                rows = int(generator.integers(1, 4))
+                inputs = sample(on_cpu.signature, rows, case.size, thread * REQUESTS + index)
+                kept.append((inputs, batcher.submit_rows(inputs)))
+            # Answers are kept while others run: their memory must not be used again meanwhile.
+            answers = [(inputs, future.result(60)) for inputs, future in kept]
+            worst[thread] = max(difference(on_cpu.run(inputs), answer) for inputs, answer in answers)
+
+        threads = [threading.Thread(target=send, args=(index,)) for index in range(THREADS)]
+        worst = [float("inf")] * THREADS
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    return max(worst)
+
+
+def check(case: Case, device: str, memory: Memory | None = None) -> list[str]:
+    """What differs too much, or could not be had; prints the figures."""
+    on_cpu = Session(case.path, "cpu")
+    wrong = []
+    for graphs in (False, True):
+        options = SessionOptions(graphs=GraphOptions()) if graphs else SessionOptions()
+        session = Session(case.path, device, options, memory)
+        if graphs:
+            rungs = [
+                {name: array.shape for name, array in sample(on_cpu.signature, rows, case.size).items()}
+                for rows in RUNGS
+            ]
+            # Rows of a model that mixes them are what they are with their neighbours.
+            if not session.capture(rungs, pads=case.name not in MIXING):
+                if case.captured:
+                    wrong.append(f"{case.name} could not be captured")
+                continue
+        how = "with CUDA graphs" if graphs else "without CUDA graphs"
+        figures = {"alone": alone(case, on_cpu, session)}
+        if case.name not in MIXING:
+            figures["under load"] = under_load(case, on_cpu, session)
+        for when, figure in figures.items():
+            print(f"gpu-check: {case.name}, {when}, {how}: differs by {figure:.2e} of the outputs' magnitude")
+            if not figure <= TOLERANCE[case.precision]:
+                wrong.append(
+                    f"{case.name}, {when}, {how}: {figure:.2e}, allowed {TOLERANCE[case.precision]:.0e}"
+                )
+    return wrong
+
+
+# Their rows are not independent, on purpose.
+MIXING = ("mixing",)
 
 
 def main() -> int:
@@ -46,21 +176,15 @@ def main() -> int:
         return 0
     print(f"gpu-check: on {device}")
     with tempfile.TemporaryDirectory() as folder:
-        paths = [
-            HERE.parent / "examples" / "digits" / "digits.onnx",
-            models.probe(Path(folder) / "probe.onnx"),
-            models.mixing(Path(folder) / "mixing.onnx"),
-        ]
-        differences = {path.stem: compare(path) for path in paths}
-    for name, difference in differences.items():
-        print(f"gpu-check: {name}: CUDA differs from CPU by {difference:.2e} of the outputs' magnitude")
+        wrong = [line for case in cases(Path(folder)) for line in check(case, device)]
+    for line in wrong:
+        print(f"gpu-check: WRONG: {line}")
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "tests/e2e", "tests/wire"],
         cwd=HERE.parent,
         env={**os.environ, "TENSORFERRY_DEVICE": "cuda"},
     )
-    agree = all(difference < 1e-3 for difference in differences.values())
-    return 0 if agree and tests.returncode == 0 else 1
+    return 1 if wrong or tests.returncode else 0
 
 
 if __name__ == "__main__":

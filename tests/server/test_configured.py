@@ -303,8 +303,8 @@ def test_a_gpu_that_is_not_there_is_an_error(load: Load, device: str, why: str) 
 def test_options_of_other_devices_are_warned_of(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     load('optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }')
     assert warnings(caplog) == [
-        "the configuration of model 'm' has options of the GPU's execution providers: they change nothing of its "
-        "instances on the CPU"
+        "the configuration of model 'm' has options of the GPU's execution providers, or CUDA graphs: they "
+        "change nothing of its instances on the CPU"
     ]
 
 

@@ -40,7 +40,9 @@ def test_the_documentation_says_what_becomes_of_each() -> None:
 WARNED = {
     "runtime": 'runtime: "libtriton_onnxruntime.so"',
     "optimization.priority": "optimization { priority: PRIORITY_MAX }",
-    "optimization.cuda": "optimization { cuda { graphs: true } }",
+    "optimization.cuda.graph_spec.graph_lower_bound": "optimization { cuda { graph_spec { graph_lower_bound { } } } }",
+    "optimization.cuda.busy_wait_events": "optimization { cuda { busy_wait_events: true } }",
+    "optimization.cuda.output_copy_stream": "optimization { cuda { output_copy_stream: true } }",
     "optimization.input_pinned_memory": "optimization { input_pinned_memory { enable: false } }",
     "optimization.output_pinned_memory": "optimization { output_pinned_memory { } }",
     "optimization.gather_kernel_buffer_threshold": "optimization { gather_kernel_buffer_threshold: 4 }",

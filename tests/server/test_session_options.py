@@ -161,8 +161,8 @@ def test_what_is_asked_for(text: str, options: SessionOptions) -> None:
         (accelerator("gpu", "cuda", gpu_external_alloc="94"), "addresses in their own memory; leave it out"),
         (accelerator("gpu", "tensorrt", trt_onnx_bytestream="9"), "addresses in their own memory"),
         (accelerator("gpu", "cuda", device_id="1"), "the device is said by instance_group"),
-        (accelerator("gpu", "tensorrt", trt_cuda_graph_enable="1"), "CUDA graphs are not used"),
-        (accelerator("gpu", "cuda", enable_cuda_graph="1"), "CUDA graphs are not used"),
+        (accelerator("gpu", "tensorrt", trt_cuda_graph_enable="1"), "CUDA graphs are asked for by"),
+        (accelerator("gpu", "cuda", enable_cuda_graph="1"), "CUDA graphs are asked for by"),
         (
             parameter("memory.enable_memory_arena_shrinkage", "cpu:0") + parameter("enable_mem_arena", "0"),
             "there is no arena to shrink",

@@ -21,6 +21,7 @@ from tensorferry.batcher.offline import batch_inference
 from tensorferry.batcher.padding import Padding, PadInput, PadPlan
 from tensorferry.batcher.policy import CloseReason
 from tensorferry.batcher.request import BatchInfo, Outcome, Request, Tensor
+from tensorferry.batcher.staged import StagedModel
 from tensorferry.batcher.statistics import BatcherStatistics
 from tensorferry.batcher.timeouts import QueuePolicy
 
@@ -45,6 +46,7 @@ __all__ = [
     "Request",
     "RequestTooLarge",
     "Shed",
+    "StagedModel",
     "Tensor",
     "Together",
     "batch_inference",

@@ -79,14 +79,26 @@ def _nbytes(tensor: Tensor) -> int:
     return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
-def join(requests: Sequence[Request]) -> Any:
+# Bytes of a request up to which a second copy of all of them costs less than a step of a loop for each: of 32 with
+# 90 bytes it takes 1.0 µs instead of 4.0, of 32 with 16 KiB 38.7 instead of 17.0.
+_SMALL = 4096
+
+_Place = Callable[[Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]], Mapping[str, Array] | None]
+
+
+def join(requests: Sequence[Request], place: _Place | None = None) -> Any:
     """The batch that the model function gets: one array, or a dict of arrays, rows on axis 0.
 
     The rows are copied once, so that the model function may write to its input; only a single
-    request that holds `bytes` is not copied, and its arrays are read-only.
+    request that holds `bytes` is not copied, and its arrays are read-only. With `place`, the rows are
+    copied to where the model function wants them (`StagedModel.place`), if it does.
     """
     first = requests[0]
     names, plan = first.names, first.padding
+    if place is not None and names is not None:
+        placed = _join_into(place, names, requests)
+        if placed is not None:
+            return placed
     if len(requests) == 1 and plan is None:
         arrays = [_alone(tensor) for tensor in first.tensors]
         return arrays[0] if names is None else dict(zip(names, arrays, strict=True))
@@ -148,6 +160,54 @@ def _join_padded(tensors: Sequence[Tensor], rows: int, length: int, axis: int, v
         for start in range(0, count * width, width or 1):
             pieces += (data[start : start + width], tail)
     return np.frombuffer(bytearray().join(pieces), np.uint8).view(first.dtype).reshape(shape)
+
+
+def _join_into(
+    place: _Place, names: Sequence[str], requests: Sequence[Request]
+) -> Mapping[str, Array] | None:
+    first = requests[0]
+    if any(tensor.dtype.hasobject for tensor in first.tensors):
+        return None
+    plan = first.padding
+    shapes = plan.shapes if plan is not None else [tensor.shape[1:] for tensor in first.tensors]
+    rows = sum([request.rows for request in requests])
+    # Alone, a request may have no axis of rows.
+    alone = len(requests) == 1 and plan is None
+    wanted = {
+        name: (tensor.dtype, tensor.shape if alone else (rows, *shape))
+        for name, tensor, shape in zip(names, first.tensors, shapes, strict=True)
+    }
+    batch = place(wanted)
+    if batch is None:
+        return None
+    for i, name in enumerate(names):
+        array = batch[name]
+        pad = plan.pads[i] if plan is not None else None
+        if not array.size:
+            continue
+        if pad is not None:
+            _fill_padded(array, [request.tensors[i] for request in requests], *pad)
+            continue
+        target, pieces = memoryview(array.data).cast("B"), [request.tensors[i].data for request in requests]
+        if len(target) <= _SMALL * len(pieces):
+            target[:] = b"".join(pieces)
+            continue
+        start = 0
+        for data in pieces:
+            end = start + len(data)
+            target[start:end] = data
+            start = end
+    return batch
+
+
+def _fill_padded(array: Array, tensors: Sequence[Tensor], axis: int, value: Array) -> None:
+    start = 0
+    for dtype, shape, data in tensors:
+        rows = array[start : start + shape[0]]
+        before = _up_to(axis, shape[axis])
+        rows[before] = np.frombuffer(data, dtype).reshape(shape)
+        rows[(*before[:-1], slice(shape[axis], None))] = value
+        start += shape[0]
 
 
 def _up_to(axis: int, length: int) -> tuple[slice, ...]:

@@ -15,6 +15,7 @@ from tensorferry.batcher.completions import Completions, completed_twice
 from tensorferry.batcher.errors import BatcherError
 from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.request import Request
+from tensorferry.batcher.staged import StagedModel
 from tensorferry.batcher.statistics import Ledger
 from tensorferry.batcher.work import Times, Work
 
@@ -29,6 +30,7 @@ class Instance:
     def __init__(self, index: int, model_fn: Callable[[Any], Any], *, batched: bool, pipelined: bool) -> None:
         self.index = index
         self.model_fn = model_fn
+        self.staged = model_fn if isinstance(model_fn, StagedModel) else None
         self.batched = batched
         self.pipelined = pipelined
         # Held by the worker whose batch the device runs, where there are two. Nothing but the model
@@ -163,7 +165,8 @@ class Worker:
         now, instance = self._clock.now, self._instance
         begun = ready = started = ended = now()
         try:
-            joined = join(batch)
+            staged = instance.staged
+            joined = join(batch) if staged is None else staged.load(join(batch, staged.place))
             ready = now()
             with instance.turn:
                 started = now()
@@ -171,6 +174,8 @@ class Worker:
                     outputs = instance.model_fn(joined)
                 finally:
                     ended = now()
+            if staged is not None:
+                outputs = staged.fetch(outputs)
             answers = split(outputs, batch) if instance.batched else [outputs]
             return answers, None, _new(Times, (begun, ready, started, ended))
         except BaseException as error:

@@ -75,5 +75,7 @@ class ServerConfig:
     allow_shared_memory: bool = False
     allow_log_settings: bool = False
     trace_file: Path | None = None
+    cuda_graphs: tuple[int, ...] | None = None
+    tensorrt_cache: Path | None = None
     log_format: str = "text"
     log_level: str = "info"

@@ -52,8 +52,12 @@ def _refused(said: str) -> Rule:
 
 
 _TENSORRT = "it is of TensorRT models alone"
+_CUDA = (
+    "it changes nothing: options of the CUDA provider belong into execution_accelerators "
+    "{ gpu_execution_accelerator { name: 'cuda' } }"
+)
 _PINNED = _warned(
-    "it changes nothing: tensors do not go through pinned memory here", when=lambda buffer: not buffer.enable
+    "it changes nothing: tensors for a GPU go through pinned memory", when=lambda buffer: not buffer.enable
 )
 
 RULES: Mapping[str, Rule] = {
@@ -90,9 +94,15 @@ RULES: Mapping[str, Rule] = {
     "batch_output": _refused("outputs are cut up by rows alone; export the model so, and leave it out"),
     "optimization.graph.level": _USED,
     "optimization.priority": _warned("it changes nothing: the models of a device have no priorities"),
-    "optimization.cuda": _warned(
-        "it changes nothing, as with Triton's ONNX Runtime backend: options of the CUDA provider belong into "
-        "execution_accelerators { gpu_execution_accelerator { name: 'cuda' } }"
+    "optimization.cuda.graphs": _USED,
+    "optimization.cuda.graph_spec.batch_size": _USED,
+    "optimization.cuda.graph_spec.input": _USED,
+    "optimization.cuda.graph_spec.graph_lower_bound": _warned(
+        "it changes nothing: a batch is padded up to the next larger graph, whatever its size"
+    ),
+    "optimization.cuda.busy_wait_events": _warned(_CUDA),
+    "optimization.cuda.output_copy_stream": _warned(
+        "it changes nothing: outputs are copied on a stream of their own"
     ),
     "optimization.execution_accelerators": _USED,
     "optimization.input_pinned_memory": _PINNED,

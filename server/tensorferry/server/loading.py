@@ -16,10 +16,12 @@ from tensorferry.server.classification import read_labels
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.fp16 import check, check_inputs
+from tensorferry.server.ladder import powers_of_two
 from tensorferry.server.models import Model
 from tensorferry.server.padding import padding_of, prove_padding
 from tensorferry.server.preparation import Prepared, prepare
 from tensorferry.server.proof import Array, sample, varies, working_size
+from tensorferry.server.rungs import rungs_of
 from tensorferry.server.session import Session
 from tensorferry.server.session_options import Fp16
 from tensorferry.server.signature import Signature
@@ -55,8 +57,8 @@ def _load(
     # Each instance has the model's weights of its own.
     sessions = [prepared.session]
     sessions += [prepared.file.session(place, settings.session) for place in settings.devices[1:]]
-    instances = [prepared.contract.runner(session.run) for session in sessions]
-    padding = _decide_padding(source.name, prepared, instances[0], config, declared)
+    run_first = prepared.contract.runner(prepared.session.run)
+    padding = _decide_padding(source.name, prepared, run_first, config, declared)
     words = prepared.batching.words
     ladder: list[Mapping[str, int]] = [{}]
     if padding is not None and config.pad_lengths is not None:
@@ -65,7 +67,9 @@ def _load(
         words += f", padded along {axis!r} to {', '.join(map(str, lengths))}"
     if prepared.file.path != source.path and settings.session.fp16 is not None:
         given = [one.inputs for one in samples]
-        _check_fp16(source.name, prepared, instances[0], ladder[-1], given, settings.session.fp16)
+        _check_fp16(source.name, prepared, run_first, ladder[-1], given, settings.session.fp16)
+    captured = [_capture(session, prepared, ladder) for session in sessions]
+    instances = [_function(prepared, session) for session in sessions]
     each = []
     for instance in instances:
         _run_samples(source.name, instance, samples)
@@ -86,6 +90,9 @@ def _load(
         time.monotonic() - started,
         ", ".join(map(str, warmed)) or "no size: it does not run on random input",
     )
+    for rungs in captured[:1]:
+        if rungs:
+            _log.info("model %s: CUDA graphs for batches of %s", source.name, ", ".join(map(str, rungs)))
     on_gpus = "cpu" not in settings.devices
     batcher = Batcher(
         instances,
@@ -162,6 +169,30 @@ def _check_fp16(
     rows = min(_ROWS, max(1, prepared.settings.max_batch_size))
     inputs = check_inputs(signature, rows, size, sizes, given)
     check(name, signature, run, in_fp32, inputs, fp16.tolerance)
+
+
+def _capture(session: Session, prepared: Prepared, lengths: Sequence[Mapping[str, int]]) -> list[int]:
+    """Captures the CUDA graphs that are wanted of a session; the rows of their batches, if that could be done."""
+    graphs, settings = session.graphs, prepared.settings
+    if graphs is None:
+        return []
+    try:
+        rungs = rungs_of(graphs, session.signature, settings.max_batch_size, lengths)
+    except StartError as error:
+        session.go_without_graphs(str(error))
+        return []
+    # Rows of their own beside a request's are safe where requests may share a batch.
+    if not session.capture(rungs, pads=settings.merges):
+        return []
+    return sorted({next(iter(shapes.values()))[0] if settings.max_batch_size else 1 for shapes in rungs})
+
+
+def _function(prepared: Prepared, session: Session) -> _Run:
+    """What the batcher runs: in steps, where the tensors of the wire are those of the model."""
+    contract = prepared.contract
+    if session.staged is not None and not contract.inputs and not contract.outputs:
+        return session.staged
+    return contract.runner(session.run)
 
 
 def _places(devices: tuple[str, ...]) -> str:
@@ -272,11 +303,8 @@ def _warm_up(
     """
     if size is None:
         return {}
-    counts = sorted(
-        {min(1 << power, max_batch_size or 1) for power in range(max(1, max_batch_size).bit_length() + 1)}
-    )
     seconds: dict[int, float] = {}
-    for rows in counts:
+    for rows in powers_of_two(max(1, max_batch_size)):
         inputs: Mapping[str, Any] = sample(signature, rows, size, sizes=sizes)
         try:
             run(inputs)

@@ -30,6 +30,12 @@ def _integers(text: str) -> tuple[int, ...]:
     return values
 
 
+def _graphs(text: str) -> tuple[int, ...] | None:
+    if text.lower() in ("true", "false"):
+        return () if text.lower() == "true" else None
+    return _integers(text)
+
+
 def _pad_lengths(text: str) -> PadLengths:
     axis, _, listed = text.rpartition("=")
     lengths = tuple(int(length) for length in listed.split(","))
@@ -128,6 +134,22 @@ OPTIONS: tuple[Option, ...] = (
         "how ModelInfer and ModelStreamInfer are served; auto takes the fast lane if it works with this grpcio",
     ),
     *DEVICE_OPTIONS,
+    Option(
+        "cuda-graphs",
+        "cuda_graphs",
+        _graphs,
+        "true, false, or integers of at least 1, with commas between",
+        "run batches on a GPU as captured CUDA graphs, of these sizes (true: 1, 2, 4, ... to the most), padded up to the "
+        "next; models that cannot be captured run without",
+        switch=True,
+    ),
+    Option(
+        "tensorrt-cache",
+        "tensorrt_cache",
+        _path,
+        "a path",
+        "folder that keeps the engines of models whose configuration has TensorRT, so that they are built once",
+    ),
     Option(
         "max-batch-size",
         "max_batch_size",

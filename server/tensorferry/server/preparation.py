@@ -30,6 +30,7 @@ from tensorferry.server.session_options import (
     with_flags,
 )
 from tensorferry.server.settings import ModelSettings, check_dynamic_batching, settings_of
+from tensorferry.server.tuning import tuned
 from tensorferry.server.words import words_of
 
 _log = logging.getLogger("tensorferry.server")
@@ -63,10 +64,9 @@ def prepare(source: ModelSource, options: ServerConfig, device: str, scratch: Ex
     asked = _asked(source)
     groups = instance_groups(asked, source.name, machine_of(options.device, device))
     devices = [place for group in groups for place in group.devices]
-    tuning = session_options_of(with_flags(asked or ModelConfig(name=source.name), options, devices))
-    _warn_of_unused_providers(
-        source.name, session_options_of(asked or ModelConfig(name=source.name)), devices
-    )
+    own = asked or ModelConfig(name=source.name)
+    _warn_of_unused_providers(source.name, session_options_of(own), devices)
+    tuning = tuned(session_options_of(with_flags(own, options, devices)), options, source.name)
     file = ModelFile(source.path, source.path)
     if tuning.fp16 is not None:
         folder = scratch.enter_context(TemporaryDirectory(prefix="tensorferry-fp16-"))
@@ -101,8 +101,8 @@ def prepare(source: ModelSource, options: ServerConfig, device: str, scratch: Ex
         run = contract.runner(session.run)
         batching, size = _as_asked(asked, contract, run, options, precision, source.path)
     config = completed(batching)
-    own = asked is None or not asked.HasField("dynamic_batching")
-    settings = settings_of(config, batching, groups, options, own=own)
+    own_batching = asked is None or not asked.HasField("dynamic_batching")
+    settings = settings_of(config, batching, groups, options, own=own_batching)
     return Prepared(
         file, session, contract_of(config, session.signature), batching, size, settings, config, precision
     )
@@ -127,10 +127,10 @@ def _asked(source: ModelSource) -> ModelConfig | None:
 
 
 def _warn_of_unused_providers(name: str, tuning: SessionOptions, devices: list[str]) -> None:
-    if (tuning.gpu or tuning.cuda) and "cpu" in devices:
+    if (tuning.gpu or tuning.cuda or tuning.graphs) and "cpu" in devices:
         _log.warning(
-            "the configuration of model %r has options of the GPU's execution providers: they change nothing of its "
-            "instances on the CPU",
+            "the configuration of model %r has options of the GPU's execution providers, or CUDA graphs: they change "
+            "nothing of its instances on the CPU",
             name,
         )
     if tuning.cpu and set(devices) != {"cpu"}:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
+import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,29 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from tensorferry.batcher import StagedModel
+from tensorferry.server import gate
 from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.ladder import GraphOptions, Ladder
+from tensorferry.server.layout import Shape
+from tensorferry.server.memory import CudaMemory, Memory
+from tensorferry.server.proof import difference_of, random_array
 from tensorferry.server.session_options import ARENA_SHRINKAGE, DEVICE_ALLOCATOR, SessionOptions
 from tensorferry.server.signature import Signature, TensorSpec, signature_of
+from tensorferry.server.staging import Batch, CaptureError, Staging, array_of
+from tensorferry.server.steps import Steps
+
+_log = logging.getLogger("tensorferry.server")
 
 Array = npt.NDArray[Any]
 
 _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
+# Runs of one captured graph at a time, each with memory of its own: the batcher has two batches in flight.
+_SLOTS = 2
+_CUDA = "CUDAExecutionProvider"
+_TENSORRT = "TensorrtExecutionProvider"
+# The number of a captured graph, in the options of a run; -1 for a run that is none.
+_GRAPH_ID = "gpu_graph_id"
 
 _GRAPH_LEVELS = {
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
@@ -28,6 +45,9 @@ _GRAPH_LEVELS = {
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
+
+
+Providers = list[tuple[str, dict[str, Any]]]
 
 
 class Session:
@@ -41,36 +61,36 @@ class Session:
         path: Path,
         device: str = "cpu",
         settings: SessionOptions = SessionOptions(),  # noqa: B008 (frozen)
+        memory: Memory | None = None,
     ) -> None:
         self.path = path
         self.device = device
+        self._settings = settings
         if not path.is_file():
             raise StartError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
         providers = _providers(device, settings)
+        self._graphs = settings.graphs if device != "cpu" or memory is not None else None
         for name, _ in providers:
             if name not in onnxruntime.get_available_providers():
                 raise StartError(
                     f"{path}: its configuration asks for {name}, which the installed onnxruntime does not have; it has "
                     f"{', '.join(onnxruntime.get_available_providers())}"
                 )
-        try:
-            # Without falling back to other providers: the reason would be printed, and lost.
-            self._session = onnxruntime.InferenceSession(
-                str(path), _options(settings), providers=providers, enable_fallback=False
-            )
-        except Exception as error:
-            raise StartError(f"{path}: ONNX Runtime cannot load it: {_reason(error)}") from error
-        for name, _ in providers:
+        self._providers = providers
+        self._memory = memory
+        self._start()
+
+    def _start(self) -> None:
+        """Loads the model, and makes ready for runs."""
+        path, device = self.path, self.device
+        self._session = self._open(self._providers)
+        for name, _ in self._providers:
             if name not in self._session.get_providers():
                 what = device if name == "CUDAExecutionProvider" else name
                 raise StartError(
                     f"{path}: ONNX Runtime could not use {what}; its log has the reason. Use --device cpu"
                 )
-        # A run that fails is run again in halves and then reported once, by us.
-        self._run_options = onnxruntime.RunOptions()
-        self._run_options.log_severity_level = 4
-        if settings.arena_shrinkage:
-            self._run_options.add_run_config_entry(ARENA_SHRINKAGE, settings.arena_shrinkage)
+        self._run_options = self._options_of_runs(-1)
         try:
             self.signature: Signature = signature_of(self._session.get_inputs(), self._session.get_outputs())
         except StartError as error:
@@ -78,8 +98,73 @@ class Session:
         self._outputs = [spec.name for spec in self.signature.outputs]
         kinds = {spec.datatype.name for spec in self.signature.inputs + self.signature.outputs}
         # IO binding has no strings, and a plain run no bfloat16. On the CPU a plain run takes numpy's
-        # arrays as they are, and costs a tenth of what a binding does.
+        # arrays as they are, and costs less than a binding: a third, of one small row.
         self._plain = "BYTES" in kinds or (device == "cpu" and "BF16" not in kinds)
+        # ONNX Runtime keeps the graphs that it captures by thread: all of a session's runs are on this one. It
+        # ends when the session is dropped.
+        self._thread: ThreadPoolExecutor | None = None
+        if self._graphs is not None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tensorferry-graphs-{path.stem}")
+        self._graph_options: dict[int, Any] = {}
+        # The numbers of graphs that have run once.
+        self._captured: set[int] = set()
+        self._staging: Staging | None = None
+        if not self._plain and self._memory is None and device != "cpu":
+            self._memory = _cuda_memory(device)
+        if "BYTES" not in kinds and self._memory is not None:
+            self._staging = Staging(self.signature, self._memory, self._session.io_binding, self._run_bound)
+
+    def _open(self, providers: Providers) -> Any:
+        """ONNX Runtime's session, for captured graphs where they are wanted and can be had."""
+        with self._using():
+            return self._opened(providers)
+
+    def _opened(self, providers: Providers) -> Any:
+        options = _options(self._settings)
+        if self._graphs is not None and any(name == _TENSORRT for name, _ in providers):
+            self._without_graphs("TensorRT captures one graph alone, of one batch size")
+        if self._graphs is not None:
+            try:
+                return _inference_session(self.path, options, _capturing(providers))
+            except Exception as error:
+                self._without_graphs(_reason(error))
+        try:
+            return _inference_session(self.path, options, providers)
+        except Exception as error:
+            raise StartError(f"{self.path}: ONNX Runtime cannot load it: {_reason(error)}") from error
+
+    def _without_graphs(self, reason: str) -> None:
+        """Goes on without CUDA graphs, with a line in the log; StartError where the configuration asks for them."""
+        if self._graphs is not None and self._graphs.required:
+            raise StartError(
+                f"{self.path}: its configuration asks for CUDA graphs (optimization.cuda.graphs), but it cannot be "
+                f"captured: {reason}; leave that out"
+            )
+        _log.warning("%s is served without CUDA graphs: %s", self.path, reason)
+        self._graphs = None
+
+    def _options_of_runs(self, graph: int) -> Any:
+        options = onnxruntime.RunOptions()
+        # A run that fails is run again in halves and then reported once, by us.
+        options.log_severity_level = 4
+        if self._settings.arena_shrinkage:
+            options.add_run_config_entry(ARENA_SHRINKAGE, self._settings.arena_shrinkage)
+        # Also where there are no graphs: ONNX Runtime looks for it before every bound run, and takes ten times as long
+        # where it finds nothing.
+        options.add_run_config_entry(_GRAPH_ID, str(graph))
+        return options
+
+    @property
+    def graphs(self) -> GraphOptions | None:
+        """The CUDA graphs that are wanted, unless it is known that they cannot be had."""
+        return self._graphs
+
+    @property
+    def staged(self) -> StagedModel | None:
+        """The same as `run`, in steps, for a batcher that overlaps them; None where nothing is gained."""
+        if self._staging is None:
+            return None
+        return Steps(self.signature, self._staging, self._compute, self.run, _failed)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Runs the model once; arrays in `storage` form (see `tensors`), BYTES as `str` objects.
@@ -87,25 +172,156 @@ class Session:
         ModelFailedError when ONNX Runtime does not carry it out, with its own reason as cause.
         """
         try:
-            return self._run(inputs)
+            batch = self._staging.placed(inputs) if self._staging is not None else None
+            if self._staging is None or batch is None:
+                return self._run(inputs)
+            return self._run_staged(self._staging, batch)
         except Exception as error:
-            raise ModelFailedError(f"the model failed on this request: {_run_reason(error)}") from error
+            raise _failed(error) from error
+
+    def _run_staged(self, staging: Staging, batch: Batch) -> dict[str, Array]:
+        if not staging.load(batch):
+            return self._run(batch)
+        return staging.fetch(self._compute(staging, batch))
+
+    def _compute(self, staging: Staging, batch: Batch) -> Batch:
+        """Runs a batch that is loaded; returns it, or the one that stands for it, to be fetched."""
+        try:
+            staging.compute(batch)
+            return batch
+        except Exception as error:
+            if not batch.layout.outputs or not re.search("shape|dimension", str(error)):
+                raise
+            # The file may declare of an output what does not hold.
+            again = staging.placed(batch, outputs=False)
+            if again is None or not staging.load(again):
+                raise
+            staging.compute(again)
+            staging.forget_outputs()
+            _log.warning(
+                "%s declares shapes of its outputs that do not hold, so that their memory is not made in advance: %s",
+                self.path,
+                _reason(error),
+            )
+            return again
+
+    def capture(self, rungs: Sequence[Mapping[str, Shape]], *, pads: bool) -> bool:
+        """Captures a CUDA graph for batches of each of these shapes; from then on, such batches run as these.
+
+        With `pads`, smaller ones are padded up to the next rung. Nothing else may run meanwhile. False, and a line
+        in the log, when the model cannot be captured: all its batches then run without. StartError when its
+        configuration asks for graphs.
+        """
+        if self._graphs is None:
+            return False
+        try:
+            if self._staging is None:
+                raise CaptureError(_why_not_staged(self._plain))
+            for number, shapes in enumerate(rungs):
+                graphs = [number * _SLOTS + slot + 1 for slot in range(_SLOTS)]
+                self._graph_options.update((graph, self._options_of_runs(graph)) for graph in graphs)
+                self._staging.capture(shapes, graphs, lambda shapes=shapes: self._prove(shapes))  # type: ignore[misc]
+        except Exception as error:
+            self.go_without_graphs(
+                str(error) if isinstance(error, (CaptureError, TimeoutError)) else _reason(error)
+            )
+            return False
+        self._staging.climb(Ladder(rungs, pads=pads))
+        return True
+
+    def go_without_graphs(self, reason: str) -> None:
+        """Loads the model again, as if CUDA graphs had never been asked for; as `capture` when it cannot."""
+        self._without_graphs(reason)
+        self._start()
+
+    def _prove(self, shapes: Mapping[str, Shape]) -> None:
+        """Captures a graph of these shapes, and holds what it says of other inputs against a run without."""
+        assert self._staging is not None
+        generator = np.random.default_rng(0)
+        for _ in range(2):
+            inputs = {
+                spec.name: random_array(spec.datatype, shapes[spec.name], generator)
+                for spec in self.signature.inputs
+            }
+            batch = self._staging.placed(inputs)
+            if batch is None or not self._staging.load(batch):
+                raise CaptureError("there is no memory for its batches")
+            self._staging.compute(batch)
+            answers = self._staging.fetch(batch)
+        expected = self._run(inputs)
+        for spec in self.signature.outputs:
+            difference = difference_of(spec, expected[spec.name], answers[spec.name])
+            if difference:
+                raise CaptureError(f"captured, its output {spec.name!r} is another: {difference}")
 
     def _run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        signature = self.signature
         if self._plain:
-            outputs = self._session.run(self._outputs, inputs, self._run_options)
+            with self._using():
+                outputs = self._session.run(self._outputs, inputs, self._run_options)
             return dict(zip(self._outputs, outputs, strict=True))
+        return self._run_in_callers_memory(inputs)
+
+    def _run_in_callers_memory(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        signature = self.signature
         binding = self._session.io_binding()
-        for spec in signature.inputs:
-            binding.bind_ortvalue_input(spec.name, _to_ort(inputs[spec.name], spec))
+        with self._using():
+            # What is bound is copied to the device here.
+            for spec in signature.inputs:
+                binding.bind_ortvalue_input(spec.name, _to_ort(inputs[spec.name], spec))
         for spec in signature.outputs:
             binding.bind_output(spec.name, "cpu")
-        self._session.run_with_iobinding(binding, self._run_options)
+        self._run_bound(binding, None)
         values = binding.get_outputs()
         return {
-            spec.name: _to_array(value, spec) for spec, value in zip(signature.outputs, values, strict=True)
+            spec.name: array_of(value, spec) for spec, value in zip(signature.outputs, values, strict=True)
         }
+
+    def _run_bound(self, binding: Any, graph: int | None) -> None:
+        if graph is None:
+            options, using = self._run_options, self._using()
+        else:
+            options = self._graph_options[graph]
+            using = self._using() if graph in self._captured else gate.CUDA.capturing()
+        with using:
+            if self._thread is None:
+                self._session.run_with_iobinding(binding, options)
+            else:
+                self._thread.submit(self._session.run_with_iobinding, binding, options).result()
+        if graph is not None:
+            self._captured.add(graph)
+
+    def _using(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.device == "cpu" else gate.CUDA.using()
+
+
+def _failed(error: Exception) -> ModelFailedError:
+    return ModelFailedError(f"the model failed on this request: {_run_reason(error)}")
+
+
+def _cuda_memory(device: str) -> Memory | None:
+    try:
+        return CudaMemory(int(device.partition(":")[2]))
+    except StartError as error:
+        _log.warning("batches for %s do not go through page-locked memory: %s", device, error)
+        return None
+
+
+def _why_not_staged(plain: bool) -> str:
+    if plain:
+        return "strings are not on the device"
+    return "there is no page-locked memory for its batches"
+
+
+def _inference_session(path: Path, options: Any, providers: Providers) -> Any:
+    # A fallback would serve from the CPU what was to run elsewhere, and say so on stdout alone.
+    return onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+
+
+def _capturing(providers: Providers) -> Providers:
+    return [
+        (name, {**options, "enable_cuda_graph": "1"} if name == _CUDA else options)
+        for name, options in providers
+    ]
 
 
 def _options(settings: SessionOptions) -> onnxruntime.SessionOptions:
@@ -146,15 +362,6 @@ def _to_ort(array: Array, spec: TensorSpec) -> Any:
     if spec.datatype.name == "BF16":
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _ONNX_BFLOAT16)
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
-
-
-def _to_array(value: Any, spec: TensorSpec) -> Array:
-    if spec.datatype.name != "BF16":
-        return np.asarray(value.numpy())
-    # ONNX Runtime gives no numpy array of bfloat16: its bits are copied out.
-    shape = value.shape()
-    bits = ctypes.string_at(value.data_ptr(), math.prod(shape) * spec.datatype.size)
-    return np.frombuffer(bits, spec.datatype.storage).reshape(shape)
 
 
 def _reason(error: Exception) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelOptimizationPolicy
 from tensorferry.server.config import ServerConfig
+from tensorferry.server.ladder import GraphOptions, GraphSpec
 from tensorferry.server.model_config import ModelConfigError
 
 # By optimization.graph.level.
@@ -75,7 +76,7 @@ _SEARCHES = ("exhaustive", "heuristic", "default")
 _OF_11_BITS = 1e-2
 _OF_8_BITS = 5e-2
 
-# A captured graph reads its inputs where they were when it was captured; ours are elsewhere each time.
+# Set by the server where graphs are wanted: each is captured by it, for batches of one size.
 _GRAPH_OPTIONS = ("enable_cuda_graph", "trt_cuda_graph_enable")
 
 
@@ -103,7 +104,8 @@ class SessionOptions:
     """What a session is made with; 0 threads are ONNX Runtime's own choice.
 
     `graph` is what the graph optimizer does: all, extended, basic or none. `gpu` are the providers of a session
-    on a GPU before the CUDA provider, whose options are `cuda`; `cpu` those of one on the CPU.
+    on a GPU before the CUDA provider, whose options are `cuda`; `cpu` those of one on the CPU. `graphs` are the
+    CUDA graphs of one on a GPU.
     """
 
     graph: str = "all"
@@ -118,6 +120,7 @@ class SessionOptions:
     gpu: tuple[Provider, ...] = ()
     cpu: tuple[Provider, ...] = ()
     fp16: Fp16 | None = None
+    graphs: GraphOptions | None = None
 
     def precision(self, device: str) -> float:
         """To how much, relative to its greatest magnitude, a device computes an output that is FP32."""
@@ -195,8 +198,8 @@ def session_options_of(config: ModelConfig) -> SessionOptions:
             )
         if name in _GRAPH_OPTIONS and _BOOLEANS.get(value.lower()) is not False:
             raise ModelConfigError(
-                f"model {config.name!r} has {name} {value!r}: CUDA graphs are not used, since every batch lies "
-                "elsewhere in memory; leave it out"
+                f"model {config.name!r} has {name} {value!r}: leave it out; CUDA graphs are asked for by "
+                "optimization { cuda { graphs: true } }"
             )
     if "cpu" in read.text(ARENA_SHRINKAGE) and not read.boolean("enable_mem_arena"):
         raise ModelConfigError(
@@ -225,7 +228,28 @@ def session_options_of(config: ModelConfig) -> SessionOptions:
             for _ in accelerators.cpu_execution_accelerator
         ),
         fp16=read.fp16(),
+        graphs=_graphs(config),
     )
+
+
+def _graphs(config: ModelConfig) -> GraphOptions | None:
+    cuda = config.optimization.cuda
+    if not cuda.graphs:
+        return None
+    for spec in cuda.graph_spec:
+        if spec.batch_size < 0 or any(dim < 1 for shape in spec.input.values() for dim in shape.dim):
+            raise ModelConfigError(
+                f"model {config.name!r}: a graph_spec of optimization.cuda has batch_size {spec.batch_size} and inputs "
+                f"{ {name: list(shape.dim) for name, shape in spec.input.items()} }; sizes must be at least 1, and "
+                "batch_size is left out for a model without batch axis"
+            )
+    specs = [
+        GraphSpec(
+            spec.batch_size, tuple((name, tuple(shape.dim)) for name, shape in sorted(spec.input.items()))
+        )
+        for spec in cuda.graph_spec
+    ]
+    return GraphOptions(tuple(dict.fromkeys(specs)), required=True)
 
 
 def _unknown(

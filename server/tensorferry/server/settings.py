@@ -12,6 +12,7 @@ from tensorferry.server.config import ServerConfig
 from tensorferry.server.instances import InstanceGroup
 from tensorferry.server.model_config import Batching, ModelConfigError
 from tensorferry.server.session_options import SessionOptions, session_options_of
+from tensorferry.server.tuning import tuned
 
 # Each is looked at for every batch.
 _MOST_LEVELS = 64
@@ -68,7 +69,7 @@ def settings_of(
         default_priority=default,
         policies=_policies(dynamic),
         devices=tuple(device for group in groups for device in group.devices),
-        session=session_options_of(config),
+        session=tuned(session_options_of(config), options, config.name),
     )
 
 

@@ -1,0 +1,195 @@
+"""What each step between a batch's requests and its answers costs on a device, and what each of ours gains.
+
+    python benchmarks/gpu/steps.py model.onnx --device cuda:0 --rows 1,8,32
+    python benchmarks/gpu/steps.py model.onnx --device cpu
+
+For each number of rows, requests of one row each are joined and run in four ways:
+
+- plain: ONNX Runtime's `run` on numpy's arrays, joined in memory of their own
+- bound: the same arrays, bound for each run, outputs bound to the host
+- staged: joined into page-locked memory, copied, run on addresses bound once, copied back (`Session.staged`)
+- graphs: the same as a captured CUDA graph; only on CUDA, and only for models that can be captured
+
+`one` is the time of a batch from its requests to its answers, in one thread. `two` is the time from one batch's end
+to the next one's, with two threads that take turns as the batcher's workers do: there, copies overlap.
+The ways are interleaved, and the figure is the median of the rounds. Requests are random, in memory before the start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+
+from tensorferry.batcher import Outcome, Request
+from tensorferry.batcher.collate import join, request_of
+from tensorferry.server.devices import choose_device
+from tensorferry.server.errors import StartError
+from tensorferry.server.ladder import GraphOptions
+from tensorferry.server.memory import CpuMemory
+from tensorferry.server.proof import sample, working_size
+from tensorferry.server.session import Session
+from tensorferry.server.session_options import SessionOptions
+
+# From requests to answers, the turn held only where the device computes.
+Way = Callable[[Sequence[Request], threading.Lock], object]
+
+
+def _ignore(outcome: Outcome) -> None:
+    """Nobody waits for these requests."""
+
+
+def plain(session: Session) -> Way:
+    """As `Session` runs on the CPU."""
+    names = [spec.name for spec in session.signature.outputs]
+    options = onnxruntime.RunOptions()
+
+    def run(requests: Sequence[Request], turn: threading.Lock) -> object:
+        joined = join(requests)
+        with turn:
+            return session._session.run(names, joined, options)
+
+    return run
+
+
+def bound(session: Session) -> Way:
+    """As `Session` runs on CUDA without page-locked memory."""
+
+    def run(requests: Sequence[Request], turn: threading.Lock) -> object:
+        joined = join(requests)
+        with turn:
+            return session._run_in_callers_memory(joined)
+
+    return run
+
+
+def staged(session: Session) -> Way:
+    """As the batcher runs a session that has its batches in memory of its own."""
+    steps = session.staged
+    assert steps is not None
+
+    def run(requests: Sequence[Request], turn: threading.Lock) -> object:
+        batch = steps.load(join(requests, steps.place))
+        with turn:
+            outputs = steps(batch)
+        return steps.fetch(outputs)
+
+    return run
+
+
+def ways(
+    path: Path, device: str, rows: Sequence[int], size: int | None
+) -> tuple[dict[str, Way], list[Request], str]:
+    """The ways that the device and the model have, requests for the largest batch, and what is missing and why."""
+    memory = CpuMemory() if device == "cpu" else None
+    session = Session(path, device, memory=memory)
+    if "BYTES" in {spec.datatype.name for spec in session.signature.inputs + session.signature.outputs}:
+        raise StartError(f"{path} has strings, which are never copied to a device: choose another model")
+    size = size or working_size(session.signature, session.run)[0]
+    if size is None:
+        raise StartError(
+            f"{path} does not run on random input; give a --size that its varying dimensions can have"
+        )
+    inputs = sample(session.signature, max(rows), size)
+    requests = [
+        request_of({name: array[row : row + 1] for name, array in inputs.items()}, _ignore, one_row=False)
+        for row in range(max(rows))
+    ]
+    found: dict[str, Way] = {"bound": bound(session)}
+    if "BF16" not in {spec.datatype.name for spec in session.signature.inputs + session.signature.outputs}:
+        found = {"plain": plain(session), **found}
+    if session.staged is None:
+        return found, requests, "no page-locked memory: the log says why"
+    found["staged"] = staged(session)
+    if device == "cpu":
+        return found, requests, "graphs: nothing to capture on the CPU"
+    captured = Session(path, device, SessionOptions(graphs=GraphOptions()))
+    rungs = [{name: (count, *array.shape[1:]) for name, array in inputs.items()} for count in rows]
+    if not captured.capture(rungs, pads=False):
+        return found, requests, "graphs: the model cannot be captured; the log says why"
+    found["graphs"] = staged(captured)
+    return found, requests, ""
+
+
+def one(way: Way, requests: Sequence[Request], runs: int) -> float:
+    """Seconds of a batch, in one thread."""
+    turn = threading.Lock()
+    started = time.perf_counter()
+    for _ in range(runs):
+        way(requests, turn)
+    return (time.perf_counter() - started) / runs
+
+
+def two(way: Way, requests: Sequence[Request], runs: int) -> float:
+    """Seconds from a batch to the next, with two threads that take turns."""
+    turn, together = threading.Lock(), threading.Barrier(3)
+
+    def work() -> None:
+        together.wait()
+        for _ in range((runs + 1) // 2):
+            way(requests, turn)
+
+    threads = [threading.Thread(target=work, name=f"worker-{index}") for index in range(2)]
+    for thread in threads:
+        thread.start()
+    together.wait()
+    started = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    return (time.perf_counter() - started) / ((runs + 1) // 2 * 2)
+
+
+def measure(
+    found: Mapping[str, Way], requests: Sequence[Request], runs: int, rounds: int
+) -> dict[tuple[str, str], float]:
+    """The median seconds of each way, by `one` and by `two`."""
+    seconds: dict[tuple[str, str], list[float]] = {}
+    for name, way in found.items():
+        one(way, requests, 3)  # the first runs of a shape are slow
+        seconds[name, "one"], seconds[name, "two"] = [], []
+    for _ in range(rounds):
+        for name, way in found.items():
+            seconds[name, "one"].append(one(way, requests, runs))
+            seconds[name, "two"].append(two(way, requests, runs))
+    return {key: statistics.median(values) for key, values in seconds.items()}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints a table; 2 where the device or the model is of no use."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--rows", default="1,8,32", help="sizes of batch")
+    parser.add_argument("--size", type=int, help="of the dimensions that vary besides the batch axis")
+    parser.add_argument("--runs", type=int, default=50, help="batches of a round")
+    parser.add_argument("--rounds", type=int, default=9)
+    options: Any = parser.parse_args(argv)
+    rows = [int(text) for text in options.rows.split(",")]
+    try:
+        device = choose_device(options.device)
+        found, requests, missing = ways(options.model, device, rows, options.size)
+    except StartError as error:
+        print(f"steps: {error}", file=sys.stderr)
+        return 2
+    print(
+        f"{options.model} on {device}; milliseconds, medians of {options.rounds} rounds of {options.runs} batches"
+    )
+    if missing:
+        print(f"not measured: {missing}")
+    print(f"{'rows':>6} {'way':8} {'one':>9} {'two':>9}")
+    for count in rows:
+        result = measure(found, requests[:count], options.runs, options.rounds)
+        for name in found:
+            print(f"{count:6} {name:8} {result[name, 'one'] * 1e3:9.3f} {result[name, 'two'] * 1e3:9.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
