@@ -94,7 +94,7 @@ def queued(
 ) -> Request:
     request = request_of(np.zeros((rows, 1)), Recorder(), one_row=False, deadline=deadline)
     request.level, request.arrival, request.order = level, arrival, (deadline, int(arrival))
-    backlog.add(request)
+    backlog.add(request, backlog.bucket(request.key))
     return request
 
 

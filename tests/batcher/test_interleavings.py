@@ -112,7 +112,7 @@ class World:
             assert lasted <= allowed, "a device is idle, and requests wait"
         else:
             self.idle_since = math.inf
-        at_its_post = vars(queue._expiry)["_waiters"]
+        at_its_post = vars(queue._expiry.due)["_waiters"]
         for sent in self.sent if at_its_post else ():
             waits = sent.request is not None and sent.request.state is State.QUEUED
             assert not waits or sent.deadline >= self.loom.now(), "a deadline passed, and nobody was told"
@@ -247,7 +247,7 @@ def test_a_lost_wake_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tool itself: a queue that forgets to wake its worker fails the run."""
     loom = Loom(0)
     loom.install(monkeypatch)
-    monkeypatch.setattr("tensorferry.batcher.queue.RequestQueue._wake_locked", lambda self, now: None)
+    monkeypatch.setattr("tensorferry.batcher.waking.Waking.wake", lambda self, now: None)
 
     def main() -> None:
         batcher = Batcher(lambda x: x, clock=loom.clock)

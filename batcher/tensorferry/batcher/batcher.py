@@ -198,6 +198,9 @@ class Batcher:
             policies=policies,
             steady=steady,
         )
+        self._ranks = self._queue.ranks
+        # What a request may have and ride in one batch.
+        self._most_rows = self._limits.max_batch_size if self._batched else math.inf
         self._ledger = Ledger()
         self._name = name
         self._completions = Completions(self._ledger, self._clock, name, self._queue.company.last_answer)
@@ -322,36 +325,23 @@ class Batcher:
 
     def _accept(self, request: Request, *, quietly: bool) -> bool:
         """Accepts a request; whether `attend` must be called, when it is accepted quietly."""
-        wake = False
-        if not 0 <= request.priority <= self._classes:
+        priority = request.priority
+        if not 0 <= priority <= self._classes:
             raise self._refused(
                 request,
                 InvalidRequest(
-                    f"priority is {request.priority}; it must be from 1, the highest, to {self._classes}, or 0 for the default"
+                    f"priority is {priority}; it must be from 1, the highest, to {self._classes}, or 0 for the default"
                 ),
             )
-        request.priority = request.priority or self._default_priority
-        request.level = (request.priority - 1) * self._queue.ranks
-        # Written so that it refuses NaN, which no comparison would ever expire.
-        if request.deadline != math.inf and not request.deadline > self._clock.now():
-            raise self._refused(
-                request, DeadlineExceeded("the deadline had passed before the request was enqueued")
-            )
+        if not priority:
+            priority = request.priority = self._default_priority
+        request.level = (priority - 1) * self._ranks
         complete = request.complete
-        if self._batched and request.rows > self._limits.max_batch_size:
-            if not self._limits.merges:
-                raise self._refused(
-                    request,
-                    RequestTooLarge(
-                        f"inference request batch-size must be <= {self._limits.max_batch_size} for {self._name!r}: "
-                        f"the request has {request.rows} rows; send fewer at once"
-                    ),
-                )
-            # Before it is cut up: rows without bytes are cheap to claim.
-            self._check_size(request)
-            request.complete = self._end_whole(request)
-            request.parts = split_request(request, self._limits.max_batch_size)
-        queued = request.parts or (request,)
+        queued: Sequence[Request] = (request,)
+        if request.rows > self._most_rows:
+            queued = self._cut_up(request)
+        displaced: Sequence[Request]
+        wake = False
         try:
             if quietly:
                 displaced, wake = self._queue.put_quietly(queued)
@@ -370,12 +360,25 @@ class Batcher:
             )
         return wake
 
-    def _check_size(self, request: Request) -> None:
+    def _cut_up(self, request: Request) -> Sequence[Request]:
+        """The parts of a request of more rows than a batch has, which complete it together."""
+        if not self._limits.merges:
+            raise self._refused(
+                request,
+                RequestTooLarge(
+                    f"inference request batch-size must be <= {self._limits.max_batch_size} for {self._name!r}: "
+                    f"the request has {request.rows} rows; send fewer at once"
+                ),
+            )
         try:
+            # Before it is cut up: rows without bytes are cheap to claim.
             self._queue.check_size(request.cost, request.nbytes)
         except BatcherError as error:
             self._refused(request, error)
             raise
+        request.complete = self._end_whole(request)
+        request.parts = split_request(request, self._limits.max_batch_size)
+        return request.parts
 
     def _refused(self, request: Request, error: BatcherError) -> BatcherError:
         """Counts a request that is refused for this reason."""

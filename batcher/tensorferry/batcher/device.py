@@ -48,6 +48,11 @@ class Device:
         """The time from which on a batch that leaves now is on its way without waiting."""
         return max(now, self._free_at - self.preparation) if self._in_flight else now
 
+    @property
+    def next_start(self) -> float:
+        """The same, as far as it is known already: long ago for an idle one."""
+        return self._free_at - self.preparation if self._in_flight else -math.inf
+
     def turn(self, now: float) -> float:
         """When the next batch should leave, to be prepared just in time."""
         return self.free_at(now) - self.preparation - _GUARD if self._in_flight else now
@@ -69,29 +74,22 @@ class Device:
 class Devices:
     """The devices that pull from one queue. Guarded by the queue's lock."""
 
-    __slots__ = ("_next_start", "each")
+    __slots__ = ("each", "next_start")
 
     def __init__(self, lock: threading.Lock, number: int) -> None:
         self.each = [Device(lock) for _ in range(number)]
-        # When the first can start on what it is given, long ago while one is idle; None until it
-        # is asked for again.
-        self._next_start: float | None = None
-
-    def next_start(self, now: float) -> float:
-        """From when on one of them can start on what it is given."""
-        if self._next_start is None:
-            self._next_start = min([device.starts(now) for device in self.each])
-        return max(now, self._next_start)
+        # From when on one of them can start on what it is given: long ago while one is idle.
+        self.next_start = -math.inf
 
     def left(self, device: Device, now: float, seconds: float) -> None:
         """A batch left for one of them that keeps it for so many seconds."""
         device.left(now, seconds)
-        self._next_start = None
+        self.next_start = min([device.next_start for device in self.each])
 
     def released(self, device: Device, now: float) -> None:
         """One of them has run its batch."""
         device.released(now)
-        self._next_start = None
+        self.next_start = min([device.next_start for device in self.each])
 
     def wake(self, soonest: Callable[[Device], float]) -> None:
         """Wakes a worker of the one that may take a batch the soonest, of equals the idle."""

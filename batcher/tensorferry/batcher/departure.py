@@ -1,0 +1,87 @@
+"""Departure: who rides in the batch of a bucket that closes, whose share that is, and who is shed for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from tensorferry.batcher.backlog import Backlog
+from tensorferry.batcher.demand import DemandMeter
+from tensorferry.batcher.device import Device, Devices
+from tensorferry.batcher.policy import Close
+from tensorferry.batcher.request import Request
+from tensorferry.batcher.riding import Demand, Formed, form_batch
+from tensorferry.batcher.shares import Ranks, Shares
+
+
+class Departure:
+    """Takes batches out of the backlog. Guarded by the queue's lock.
+
+    `weights` are those of the priority classes, the highest first; with `ranks` above 1, or if `strict`, each
+    rides before all lower ones instead.
+    """
+
+    __slots__ = ("_backlog", "_demand", "_devices", "_shares", "metered")
+
+    def __init__(
+        self,
+        backlog: Backlog,
+        devices: Devices,
+        weights: Sequence[int],
+        ranks: int,
+        most: int,
+        *,
+        strict: bool,
+    ) -> None:
+        self._backlog = backlog
+        self._devices = devices
+        ranked = strict or ranks > 1
+        self._shares: Ranks | Shares = Ranks(ranks * len(weights)) if ranked else Shares(weights, most)
+        # By class, of all buckets together: they share the device that must keep up with it.
+        self._demand = [DemandMeter() for _ in range(ranks * len(weights))]
+        # A request had a deadline: from then on the demand is asked for when not all can make theirs.
+        self.metered = False
+
+    def arrived(self, request: Request, now: float) -> None:
+        """A request is queued."""
+        self.metered = True
+        self._demand[request.level].arrived(now, request.cost, request.deadline - now)
+
+    def credits(self) -> Sequence[float]:
+        """What each class may still take of the rows, renewed when all that wait have used theirs."""
+        self._shares.renew(self._backlog.class_rows)
+        return self._shares.credits
+
+    def take(self, close: Close, device: Device, now: float) -> Formed[Request]:
+        """The batch of a bucket that closes, and who is dropped for it; both are queued no more."""
+        backlog = self._backlog
+        bucket = backlog.buckets[close.key]
+        lanes, lead, allotted = bucket.lanes, close.lead, [close.rows]
+        if len(lanes) > 1:
+            allotted = self._shares.allot([lane.rows for lane in lanes], backlog.class_rows, close.rows)
+            # Whoever's turn it was for a batch: who has a share in it and ranks highest must not be
+            # one who rides along only if its deadline allows.
+            lead = next((level for level, share in enumerate(allotted) if share), lead)
+        demand = partial(self._demanded, lead, now)
+        formed = form_batch(lanes, lead, allotted, device.starts(now), close.rows, bucket.profile, demand)
+        batch, shed, riding = formed
+        if shed:
+            gone = list(riding)
+            gone[lead] += sum([request.cost for request in shed])
+            backlog.remove_all(close.key, shed + batch, gone)
+        else:
+            backlog.remove_all(close.key, batch, riding)
+        self._shares.charge(riding, lead, backlog.class_rows)
+        return formed
+
+    def _demanded(self, lead: int, now: float) -> Demand:
+        """One device's share of what a class and those above it ask for.
+
+        That is what arrives; and after a burst what is left of it, in the time that it has.
+        """
+        devices = len(self._devices.each)
+        demands = [meter.demand(now, devices) for meter in self._demand[: lead + 1]]
+        rate, patience = sum([demand.rate for demand in demands]), demands[lead].patience
+        if patience:
+            rate = max(rate, self._backlog.dated(lead) / devices / patience)
+        return Demand(rate, patience)
