@@ -102,9 +102,7 @@ class Admission:
         """How long the queue as it is takes to drain, in seconds; at least a millisecond."""
         return max(0.001, self._backlog.drain_time() / self._devices)
 
-    def check_feasible(
-        self, requests: Sequence[Request], profile: Profile, start: float, now: float
-    ) -> None:
+    def check_feasible(self, requests: Sequence[Request], profile: Profile, start: float, now: float) -> None:
         """DeadlineExceeded when one could not make its deadline even alone, run from `start` on."""
         for request in requests:
             _check_deadline(request, now)

@@ -22,6 +22,7 @@ from tensorferry.batcher.errors import (
     InvalidRequest,
     RequestTooLarge,
 )
+from tensorferry.batcher.options import check_batching, check_classes, check_sizes, functions_of
 from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.policy import Limits, unreachable
 from tensorferry.batcher.queue import RequestQueue
@@ -137,50 +138,13 @@ class Batcher:
         name: str = "batcher",
         clock: Clock | None = None,
     ) -> None:
-        for option, value, least in (
-            ("max_batch_size", max_batch_size, 0),
-            ("max_queue_delay", max_queue_delay, 0),
-            ("default_priority", default_priority, 0),
-            ("max_queue_size", max_queue_size, 1),
-            ("max_queue_bytes", max_queue_bytes, 1),
-            ("workers", workers, 1),
-        ):
-            if not value >= least or math.isinf(value):
-                raise ValueError(f"{option} is {value!r}; it must be at least {least} and finite")
-        preferred = tuple(sorted(set(preferred_batch_sizes)))
-        if preferred and not 1 <= preferred[0] <= preferred[-1] <= max_batch_size:
-            raise ValueError(
-                f"preferred_batch_sizes is {preferred_batch_sizes!r}; each must be from 1 to max_batch_size, {max_batch_size}"
-            )
-        if not priority_weights or min(priority_weights) < 1:
-            raise ValueError(f"priority_weights is {priority_weights!r}; give each class at least 1")
-        if default_priority > len(priority_weights):
-            raise ValueError(
-                f"default_priority is {default_priority}; there are {len(priority_weights)} classes, from 1, the highest"
-            )
-        functions = list(model_fn) if isinstance(model_fn, Sequence) else [model_fn] * workers
-        if not functions or (isinstance(model_fn, Sequence) and workers != 1):
-            raise ValueError(
-                f"model_fn has {len(functions)} functions and workers is {workers}; give one of both"
-            )
-        if policies and len(policies) != len(priority_weights):
-            raise ValueError(
-                f"policies has {len(policies)} entries; give each of the {len(priority_weights)} classes one, or none at all"
-            )
-        if any(policy.delays for policy in policies) and len(priority_weights) > 1 and not strict_priorities:
-            raise ValueError(
-                "a policy delays, which puts requests behind all of their class and above, but classes share by "
-                "weights; give strict_priorities"
-            )
-        if not merge and (max_queue_delay or preferred):
-            raise ValueError(
-                f"merge is false, so no batch waits for more; leave out max_queue_delay, {max_queue_delay!r}, and "
-                f"preferred_batch_sizes, {preferred_batch_sizes!r}"
-            )
-        if padding is not None and max_batch_size == 0:
-            raise ValueError("max_batch_size is 0, so nothing shares a batch; leave out padding, or batch")
+        check_sizes(max_batch_size, max_queue_delay, max_queue_size, max_queue_bytes, preferred_batch_sizes)
+        check_classes(priority_weights, default_priority, policies, strict=strict_priorities)
+        check_batching(max_batch_size, max_queue_delay, preferred_batch_sizes, padding, merge=merge)
+        functions = functions_of(model_fn, workers)
         self._padding = padding
         self._batched = max_batch_size > 0
+        preferred = tuple(sorted(set(preferred_batch_sizes)))
         self._limits = Limits(max(1, max_batch_size), max_queue_delay, preferred, merge)
         self._policies = tuple(policies)
         self._classes = len(priority_weights)

@@ -21,7 +21,7 @@ class Departure:
     rides before all lower ones instead.
     """
 
-    __slots__ = ("_backlog", "_demand", "_devices", "_shares", "metered")
+    __slots__ = ("_backlog", "_demand", "_devices", "_shares")
 
     def __init__(
         self,
@@ -39,12 +39,11 @@ class Departure:
         self._shares: Ranks | Shares = Ranks(ranks * len(weights)) if ranked else Shares(weights, most)
         # By class, of all buckets together: they share the device that must keep up with it.
         self._demand = [DemandMeter() for _ in range(ranks * len(weights))]
-        # A request had a deadline: from then on the demand is asked for when not all can make theirs.
-        self.metered = False
 
     def arrived(self, request: Request, now: float) -> None:
-        """A request is queued."""
-        self.metered = True
+        """A request is queued. It need not be told as long as none has a deadline: the demand is asked for when
+        not all can make theirs.
+        """
         self._demand[request.level].arrived(now, request.cost, request.deadline - now)
 
     def credits(self) -> Sequence[float]:

@@ -20,7 +20,7 @@ class Expiry:
     request.
     """
 
-    __slots__ = ("_backlog", "_devices", "_end", "at", "due", "timeouts")
+    __slots__ = ("_backlog", "_devices", "_end", "at", "due", "needed", "timeouts")
 
     def __init__(
         self,
@@ -34,6 +34,8 @@ class Expiry:
         self._devices = devices
         self._end = end
         self.timeouts = Timeouts(policies) if policies else None
+        # Requests may time out, or one had a deadline. Before, there is nothing to do here.
+        self.needed = bool(policies)
         # Some queued request's time is over, and no idle worker is there to see it. Waited for by
         # whoever takes the expired, until `at`.
         self.due = threading.Condition(lock)
@@ -44,11 +46,15 @@ class Expiry:
         if due < self.at and not self._devices.attended():
             self.due.notify()
 
-    def queued(self, request: Request) -> None:
-        """A request is queued that may time out, for there are policies."""
+    def queued(self, requests: Sequence[Request]) -> None:
+        """A request is queued, or the parts of one."""
+        due = requests[0].deadline
         if self.timeouts is not None:
-            self.timeouts.add(request)
-            self.watch(self.timeouts.next())
+            for request in requests:
+                self.timeouts.add(request)
+            due = min(due, self.timeouts.next())
+        if due < self.at:
+            self.watch(due)
 
     def next(self, now: float) -> float:
         """When the first of those queued times out, or cannot make its deadline any more; inf for never."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from itertools import count
 
 from tensorferry.batcher.admission import Admission
 from tensorferry.batcher.backlog import Backlog
@@ -19,6 +18,7 @@ from tensorferry.batcher.company import Company
 from tensorferry.batcher.departure import Departure
 from tensorferry.batcher.device import Device, Devices
 from tensorferry.batcher.expiry import Expiry
+from tensorferry.batcher.intake import Intake
 from tensorferry.batcher.lending import Lending
 from tensorferry.batcher.policy import Close, CloseReason, Limits, Wait, decide
 from tensorferry.batcher.profile import BucketStatistics, Profile
@@ -83,18 +83,23 @@ class RequestQueue:
         # One device runs one batch at a time, and none waits for a window's end.
         simple = devices == 1 and not pipelined and not limits.max_queue_delay
         self.company = Company(returners or Returners(), hears=simple)
-        self._waking = Waking(
-            clock, limits, self._backlog, self._devices, self.company, alert=bool(policies)
-        )
+        self._waking = Waking(clock, limits, self._backlog, self._devices, self.company, alert=bool(policies))
         self._lending = Lending(self._backlog, self._devices.each[0], possible=simple and steady)
+        self._intake = Intake(
+            clock,
+            self._admission,
+            self._backlog,
+            self._devices,
+            self._departure,
+            self._expiry,
+            self.company,
+            self._waking,
+            self._end_queued_locked,
+        )
         # Nothing is queued and no worker is busy. Waited for by drain; notified by whoever ends it.
         self._all_done = threading.Condition(self._lock)
         # Threads that wait for it.
         self._drainers = 0
-        # Requests may time out: there are policies.
-        self._times_out = bool(policies)
-        self._numbers = count(1)
-        self._accepted = 0
         self._running = 0
         # Threads that took work, or the expired, and have not yet run and completed all of it.
         self._busy_workers = 0
@@ -122,7 +127,7 @@ class RequestQueue:
         """
         company = self.company
         with self._lock:
-            displaced, wake = self._put_locked(requests)
+            displaced, wake = self._intake.put(requests)
             company.quiet = company.unheard = False
             if wake:
                 self._waking.wake(self._clock.now())
@@ -131,65 +136,9 @@ class RequestQueue:
     def put_quietly(self, requests: Sequence[Request]) -> tuple[Sequence[Request], bool]:
         """As `put`, but wakes no worker: when true is returned, `take_short` must be called soon."""
         with self._lock:
-            answer = self._put_locked(requests)
+            answer = self._intake.put(requests)
             self.company.quiet = True
             return answer
-
-    def _put_locked(self, requests: Sequence[Request]) -> tuple[Sequence[Request], bool]:
-        """Puts the requests into their bucket; who is displaced, and whether a waiting worker must hear of it."""
-        # All that a request costs which meets nothing unusual is here: each call would add to that.
-        first = requests[0]
-        rows, nbytes, deadline = first.cost, first.nbytes, first.deadline
-        if len(requests) > 1:
-            rows = sum([request.cost for request in requests])
-            nbytes = sum([request.nbytes for request in requests])
-        backlog, admission, departure = self._backlog, self._admission, self._departure
-        now = self._clock.now()
-        displaced: Sequence[Request] = ()
-        if (
-            backlog.rows + rows > admission.max_rows
-            or admission.held_bytes + nbytes > admission.max_bytes
-            or admission.picky
-        ):
-            displaced = admission.admit(first, rows, nbytes, now)
-        bucket = backlog.buckets.get(first.key)
-        if bucket is None:
-            bucket = backlog.bucket(first.key)
-        dated = deadline != _INF
-        if dated:
-            start = self._devices.next_start
-            if start < now:
-                start = now
-            if not deadline > start + bucket.profile.longest:
-                admission.check_feasible(requests, bucket.profile, start, now)
-        self._accepted += 1
-        admission.held_bytes += nbytes
-        for request in displaced:
-            self._end_queued_locked(request)
-        # First: whether a batch goes on waiting depends on who is back by now.
-        returners = self.company.returners
-        if now < returners.heeds_until:
-            returners.arrived(now)
-        else:
-            returners.late += 1
-        waking, wake = self._waking, False
-        for request in requests:
-            request.arrival = now
-            request.state = QUEUED
-            if dated:
-                request.order = (deadline, next(self._numbers))
-            if dated or departure.metered:
-                departure.arrived(request, now)
-            backlog.add(request, bucket)
-            # Under load nobody waits who has not been woken, and this is not asked.
-            if not waking.asked:
-                wake = waking.concerns(bucket, request.cost, deadline, now) or wake
-        if deadline < self._expiry.at:
-            self._expiry.watch(deadline)
-        if self._times_out:
-            for request in requests:
-                self._expiry.queued(request)
-        return displaced, wake
 
     def drain_time(self) -> float:
         """How long the queue as it is takes to drain, in seconds; at least a millisecond."""
@@ -209,7 +158,7 @@ class RequestQueue:
                 if not isinstance(step, Wait):
                     return step
                 until = step.until
-                if self._times_out and mine.idle and not mine.unanswered:
+                if self._expiry.needed and mine.idle and not mine.unanswered:
                     # Nobody else looks after them as long as it waits.
                     until = min(until, self._expiry.next_timeout())
                 self._waking.wait(mine, until)
@@ -252,7 +201,7 @@ class RequestQueue:
                     self._devices.wake_idle()
                 return Wait(turn if backlog.rows else _INF)
             start = device.starts(now)
-        dead = self._expiry.take(start, now)
+        dead = self._expiry.take(start, now) if self._expiry.needed else ()
         credits = self._departure.credits()
         decision = decide(backlog.buckets, now, self._limits, self._closing, credits)
         if isinstance(decision, Close):
@@ -291,7 +240,8 @@ class RequestQueue:
         # Another must now wait for what this one leaves behind, be it only for a window's end.
         if self._backlog.rows:
             self._waking.wake(now)
-            self._expiry.watch(self._expiry.next(now))
+            if self._expiry.needed:
+                self._expiry.watch(self._expiry.next(now))
         return work
 
     def released(self, device: int) -> None:
@@ -469,7 +419,7 @@ class RequestQueue:
     def accepted(self) -> int:
         """How many were accepted since the start; the parts of a request count as one."""
         with self._lock:
-            return self._accepted
+            return self._intake.accepted
 
     def sizes(self) -> QueueSizes:
         """The sizes at this moment."""
