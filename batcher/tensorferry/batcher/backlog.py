@@ -87,7 +87,13 @@ class Backlog:
             full = _AGING_BATCHES * bucket.profile.mean(self._limits.max_batch_size)
             for lane in bucket.lanes:
                 lane.aging = full or _AGING_SECONDS
-        bucket.lanes[level].add(request)
+        lane = bucket.lanes[level]
+        if request.deadline == math.inf:
+            # As `Lane.add` does, without a call.
+            lane.patient[request] = None
+            lane.rows += rows
+        else:
+            lane.add(request)
         bucket.rows += rows
         self.rows += rows
         self.class_rows[level] += rows

@@ -290,15 +290,15 @@ class Batcher:
     def _accept(self, request: Request, *, quietly: bool) -> bool:
         """Accepts a request; whether `attend` must be called, when it is accepted quietly."""
         priority = request.priority
-        if not 0 <= priority <= self._classes:
+        if not priority:
+            priority = request.priority = self._default_priority
+        elif not 0 < priority <= self._classes:
             raise self._refused(
                 request,
                 InvalidRequest(
                     f"priority is {priority}; it must be from 1, the highest, to {self._classes}, or 0 for the default"
                 ),
             )
-        if not priority:
-            priority = request.priority = self._default_priority
         request.level = (priority - 1) * self._ranks
         complete = request.complete
         queued: Sequence[Request] = (request,)

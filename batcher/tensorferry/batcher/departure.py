@@ -21,7 +21,7 @@ class Departure:
     rides before all lower ones instead.
     """
 
-    __slots__ = ("_backlog", "_demand", "_devices", "_shares")
+    __slots__ = ("_backlog", "_devices", "_shares", "demand")
 
     def __init__(
         self,
@@ -37,14 +37,9 @@ class Departure:
         self._devices = devices
         ranked = strict or ranks > 1
         self._shares: Ranks | Shares = Ranks(ranks * len(weights)) if ranked else Shares(weights, most)
-        # By class, of all buckets together: they share the device that must keep up with it.
-        self._demand = [DemandMeter() for _ in range(ranks * len(weights))]
-
-    def arrived(self, request: Request, now: float) -> None:
-        """A request is queued. It need not be told as long as none has a deadline: the demand is asked for when
-        not all can make theirs.
-        """
-        self._demand[request.level].arrived(now, request.cost, request.deadline - now)
+        # By class, of all buckets together: they share the device that must keep up with it. They need not
+        # be told of arrivals as long as none has a deadline: they are asked when not all can make theirs.
+        self.demand = [DemandMeter() for _ in range(ranks * len(weights))]
 
     def credits(self) -> Sequence[float]:
         """What each class may still take of the rows, renewed when all that wait have used theirs."""
@@ -79,7 +74,7 @@ class Departure:
         That is what arrives; and after a burst what is left of it, in the time that it has.
         """
         devices = len(self._devices.each)
-        demands = [meter.demand(now, devices) for meter in self._demand[: lead + 1]]
+        demands = [meter.demand(now, devices) for meter in self.demand[: lead + 1]]
         rate, patience = sum([demand.rate for demand in demands]), demands[lead].patience
         if patience:
             rate = max(rate, self._backlog.dated(lead) / devices / patience)

@@ -48,11 +48,6 @@ class Device:
         """The time from which on a batch that leaves now is on its way without waiting."""
         return max(now, self._free_at - self.preparation) if self._in_flight else now
 
-    @property
-    def next_start(self) -> float:
-        """The same, as far as it is known already: long ago for an idle one."""
-        return self._free_at - self.preparation if self._in_flight else -math.inf
-
     def turn(self, now: float) -> float:
         """When the next batch should leave, to be prepared just in time."""
         return self.free_at(now) - self.preparation - _GUARD if self._in_flight else now
@@ -74,22 +69,29 @@ class Device:
 class Devices:
     """The devices that pull from one queue. Guarded by the queue's lock."""
 
-    __slots__ = ("each", "next_start")
+    __slots__ = ("_next_start", "each")
 
     def __init__(self, lock: threading.Lock, number: int) -> None:
         self.each = [Device(lock) for _ in range(number)]
-        # From when on one of them can start on what it is given: long ago while one is idle.
-        self.next_start = -math.inf
+        # When the first can start on what it is given, long ago while one is idle; None until it
+        # is asked for again: only deadlines need it.
+        self._next_start: float | None = None
+
+    def next_start(self, now: float) -> float:
+        """From when on one of them can start on what it is given."""
+        if self._next_start is None:
+            self._next_start = min([device.starts(now) for device in self.each])
+        return self._next_start if self._next_start > now else now
 
     def left(self, device: Device, now: float, seconds: float) -> None:
         """A batch left for one of them that keeps it for so many seconds."""
         device.left(now, seconds)
-        self.next_start = min([device.next_start for device in self.each])
+        self._next_start = None
 
     def released(self, device: Device, now: float) -> None:
         """One of them has run its batch."""
         device.released(now)
-        self.next_start = min([device.next_start for device in self.each])
+        self._next_start = None
 
     def wake(self, soonest: Callable[[Device], float]) -> None:
         """Wakes a worker of the one that may take a batch the soonest, of equals the idle."""
@@ -115,4 +117,8 @@ class Devices:
 
         One whose device's last batch is yet to be answered may wait for just that.
         """
-        return any(device.waiting and device.idle and not device.unanswered for device in self.each)
+        # What is in flight is unanswered, too: these are idle. The first, since mostly there is one.
+        first = self.each[0]
+        if first.waiting and not first.unanswered:
+            return True
+        return len(self.each) > 1 and any(device.waiting and not device.unanswered for device in self.each)

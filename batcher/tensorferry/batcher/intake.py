@@ -29,7 +29,7 @@ class Intake:
         "_admission",
         "_backlog",
         "_company",
-        "_departure",
+        "_demand",
         "_devices",
         "_end",
         "_expiry",
@@ -55,7 +55,7 @@ class Intake:
         self._admission = admission
         self._backlog = backlog
         self._devices = devices
-        self._departure = departure
+        self._demand = departure.demand
         self._expiry = expiry
         self._company = company
         self._waking = waking
@@ -89,9 +89,7 @@ class Intake:
         dated = deadline != _INF
         if dated:
             expiry.needed = True
-            start = self._devices.next_start
-            if start < now:
-                start = now
+            start = self._devices.next_start(now)
             # Who has time for the longest batch has time for its own.
             if not deadline > start + bucket.profile.longest:
                 admission.check_feasible(requests, bucket.profile, start, now)
@@ -112,7 +110,7 @@ class Intake:
             if dated:
                 request.order = (deadline, next(self._numbers))
             if expiry.needed:
-                self._departure.arrived(request, now)
+                self._demand[request.level].arrived(now, request.cost, deadline - now)
             backlog.add(request, bucket)
             # Under load nobody waits who has not been woken, and this is not asked.
             if not waking.asked:

@@ -360,12 +360,15 @@ class RequestQueue:
     def finish(self, requests: Iterable[Request]) -> list[Request]:
         """Ends running requests; returns those that were still alive, which the caller completes."""
         with self._lock:
-            alive = [request for request in requests if request.state is RUNNING]
-            for request in alive:
-                request.state = DONE
+            alive, nbytes = [], 0
+            for request in requests:
+                if request.state is RUNNING:
+                    request.state = DONE
+                    nbytes += request.nbytes
+                    alive.append(request)
+            self._admission.held_bytes -= nbytes
             self._running -= len(alive)
             if alive:
-                self._admission.held_bytes -= sum([request.nbytes for request in alive])
                 alone = self._backlog.profile(alive[0].key).mean(1)
                 by_worker = not self._devices.each[0].borrowed
                 self.company.ran(self._clock.now(), len(alive), alone, by_worker=by_worker)
