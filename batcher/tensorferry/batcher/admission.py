@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tensorferry.batcher.backlog import Backlog
+from tensorferry.batcher.device import Devices
 from tensorferry.batcher.errors import BatcherClosed, DeadlineExceeded, QueueFull, RequestTooLarge
 from tensorferry.batcher.profile import Profile
 from tensorferry.batcher.request import Request
@@ -23,7 +24,7 @@ class Admission:
         backlog: Backlog,
         max_rows: int,
         max_bytes: int,
-        devices: int,
+        devices: Devices,
         policies: Sequence[QueuePolicy],
         ranks: int,
     ) -> None:
@@ -100,18 +101,24 @@ class Admission:
 
     def drain_time(self) -> float:
         """How long the queue as it is takes to drain, in seconds; at least a millisecond."""
-        return max(0.001, self._backlog.drain_time() / self._devices)
+        return max(0.001, self._backlog.drain_time() / self._devices.worth())
 
-    def check_feasible(self, requests: Sequence[Request], profile: Profile, start: float, now: float) -> None:
-        """DeadlineExceeded when one could not make its deadline even alone, run from `start` on."""
+    def check_feasible(
+        self,
+        requests: Sequence[Request],
+        profile: Profile,
+        chances: Sequence[tuple[float, float]],
+        now: float,
+    ) -> None:
+        """DeadlineExceeded when one could not make its deadline even alone, with the devices' `chances`."""
         for request in requests:
             _check_deadline(request, now)
-            needed = profile.needs(request.cost, now)
-            if request.deadline <= start + needed:
+            ends = profile.ends(request.cost, now, chances)
+            if request.deadline <= ends:
                 left = request.deadline - now
                 raise DeadlineExceeded(
                     f"the deadline is {left * 1e3:.1f} ms away; alone the request would take until "
-                    f"{(start + needed - now) * 1e3:.1f} ms from now: allow more time"
+                    f"{(ends - now) * 1e3:.1f} ms from now: allow more time"
                 )
 
 

@@ -126,27 +126,31 @@ class Backlog:
         self.rows -= rows
         self.class_rows[level] -= rows
 
-    def infeasible(self, start: float, now: float) -> list[Request]:
-        """Those who cannot make their deadlines any more, even if they ran alone from `start` on."""
+    def infeasible(self, chances: Sequence[tuple[float, float]], now: float) -> list[Request]:
+        """Those who cannot make their deadlines any more, even if they ran alone.
+
+        `chances` are from when on devices can start on them, and the devices' paces.
+        """
         dead: list[Request] = []
         for bucket in self.buckets.values():
             profile, earliest = bucket.profile, bucket.earliest_deadline
             if earliest == math.inf:
                 continue
             # The usual case: the earliest has time for a full batch, so all have for their own.
-            if start + profile.needs(self._limits.max_batch_size, now) < earliest:
+            if profile.ends(self._limits.max_batch_size, now, chances) < earliest:
                 continue
+            ends = partial(profile.ends, now=now, chances=chances)
             for lane in bucket.lanes:
-                dead += infeasible(lane.dated, start, partial(profile.needs, now=now))
+                dead += infeasible(lane.dated, ends)
         return dead
 
-    def next_infeasible(self, now: float) -> float:
-        """When the first of those queued will not make its deadline any more; inf for never."""
+    def next_infeasible(self, now: float, pace: float = 1.0) -> float:
+        """When the first of those queued will not make its deadline any more on a device of this pace; inf for never."""
         first = math.inf
         for bucket in self.buckets.values():
             earliest = bucket.earliest_deadline
             if earliest < math.inf:
-                first = min(first, earliest - bucket.profile.needs(1, now))
+                first = min(first, earliest - bucket.profile.needs(1, now, pace))
         return first
 
     def move(self, request: Request, level: int) -> None:

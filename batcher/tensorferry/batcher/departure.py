@@ -12,6 +12,8 @@ from tensorferry.batcher.policy import Close
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.riding import Demand, Formed, form_batch
 from tensorferry.batcher.shares import Ranks, Shares
+from tensorferry.batcher.slower import LeftBucket, Paced
+from tensorferry.batcher.views import BatchTimes, LaneView
 
 
 class Departure:
@@ -46,20 +48,34 @@ class Departure:
         self._shares.renew(self._backlog.class_rows)
         return self._shares.credits
 
-    def take(self, close: Close, device: Device, now: float) -> Formed[Request]:
-        """The batch of a bucket that closes, and who is dropped for it; both are queued no more."""
+    def take(
+        self, close: Close, device: Device, now: float, left: LeftBucket | None = None
+    ) -> Formed[Request]:
+        """The batch of a bucket that closes, and who is dropped for it; both are queued no more.
+
+        A slower device takes it of what is `left` to it, and drops nobody: faster ones might have time for them.
+        """
         backlog = self._backlog
         bucket = backlog.buckets[close.key]
-        lanes, lead, allotted = bucket.lanes, close.lead, [close.rows]
+        lead, allotted = close.lead, [close.rows]
+        lanes: Sequence[LaneView[Request]] = bucket.lanes
+        times: BatchTimes = bucket.profile
+        if left is not None:
+            lanes, times = left.lanes, left.times
+        elif device.pace.value != 1.0:
+            times = Paced(bucket.profile, device.pace.value)
         if len(lanes) > 1:
             allotted = self._shares.allot([lane.rows for lane in lanes], backlog.class_rows, close.rows)
             # Whoever's turn it was for a batch: who has a share in it and ranks highest must not be
             # one who rides along only if its deadline allows.
             lead = next((level for level, share in enumerate(allotted) if share), lead)
-        demand = partial(self._demanded, lead, now)
-        formed = form_batch(lanes, lead, allotted, device.starts(now), close.rows, bucket.profile, demand)
+        demand = partial(self._demanded, lead, now, device)
+        formed = form_batch(lanes, lead, allotted, device.starts(now), close.rows, times, demand)
         batch, shed, riding = formed
-        if shed:
+        if left is not None:
+            formed = Formed(batch, [], riding)
+            backlog.remove_all(close.key, batch, riding)
+        elif shed:
             gone = list(riding)
             gone[lead] += sum([request.cost for request in shed])
             backlog.remove_all(close.key, shed + batch, gone)
@@ -68,12 +84,12 @@ class Departure:
         self._shares.charge(riding, lead, backlog.class_rows)
         return formed
 
-    def _demanded(self, lead: int, now: float) -> Demand:
-        """One device's share of what a class and those above it ask for.
+    def _demanded(self, lead: int, now: float, device: Device) -> Demand:
+        """A device's share of what a class and those above it ask for.
 
         That is what arrives; and after a burst what is left of it, in the time that it has.
         """
-        devices = len(self._devices.each)
+        devices = self._devices.worth(device.pace.value)
         demands = [meter.demand(now, devices) for meter in self.demand[: lead + 1]]
         rate, patience = sum([demand.rate for demand in demands]), demands[lead].patience
         if patience:

@@ -89,10 +89,10 @@ class Intake:
         dated = deadline != _INF
         if dated:
             expiry.needed = True
-            start = self._devices.next_start(now)
+            devices = self._devices
             # Who has time for the longest batch has time for its own.
-            if not deadline > start + bucket.profile.longest:
-                admission.check_feasible(requests, bucket.profile, start, now)
+            if devices.unequal or not deadline > devices.next_start(now) + bucket.profile.longest:
+                admission.check_feasible(requests, bucket.profile, devices.chances(now), now)
         self.accepted += 1
         admission.held_bytes += nbytes
         for request in displaced:

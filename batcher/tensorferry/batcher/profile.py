@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -208,13 +209,20 @@ class Profile:
             low, high = (middle, high) if self.upper(middle) <= slack else (low, middle)
         return low
 
-    def needs(self, rows: int, now: float) -> float:
-        """How long so many rows take at most; 0 when that is not known, or was long ago.
+    def needs(self, rows: int, now: float, pace: float = 1.0) -> float:
+        """How long so many rows take at most on a device of this pace; 0 when that is not known, or was long ago.
 
         What is refused is not observed: were old knowledge trusted, a device that was slow once
         would refuse for ever.
         """
-        return self.upper(rows) if now - self.observed < _FRESH_SECONDS else 0.0
+        if now - self.observed >= _FRESH_SECONDS:
+            return 0.0
+        seconds = self.upper(rows)
+        return seconds if pace == 1.0 else seconds + (pace - 1.0) * self.device.upper(rows)
+
+    def ends(self, rows: int, now: float, chances: Sequence[tuple[float, float]]) -> float:
+        """When so many rows have run at the latest; each device starts at a time, and has a pace."""
+        return min([start + self.needs(rows, now, pace) for start, pace in chances])
 
     def statistics(self, queued: int, queued_rows: int) -> BucketStatistics:
         """What was learned so far, beside the bucket's queue."""

@@ -24,6 +24,7 @@ from tensorferry.batcher.policy import Close, CloseReason, Limits, Wait, decide
 from tensorferry.batcher.profile import BucketStatistics, Profile
 from tensorferry.batcher.request import DONE, QUEUED, RUNNING, Request
 from tensorferry.batcher.returners import Returners, ReturnersStatistics
+from tensorferry.batcher.slower import LeftBucket, Paced, left_to
 from tensorferry.batcher.statistics import QueueSizes
 from tensorferry.batcher.timeouts import QueuePolicy
 from tensorferry.batcher.waking import Waking
@@ -35,6 +36,10 @@ _INF = math.inf
 _IDLE = CloseReason.IDLE
 
 _new = tuple.__new__
+
+# After so many seconds a slower device to which nothing was left runs one request all the same: perhaps it
+# is no longer slow, and nobody else would see that.
+_RETRY_SECONDS = 10.0
 
 
 class RequestQueue:
@@ -75,7 +80,7 @@ class RequestQueue:
         self.ranks = 2 if any(policy.delays and policy.expires for policy in policies) else 1
         self._devices = Devices(self._lock, devices)
         self._backlog = Backlog(limits, self.ranks * len(weights), pipelined=pipelined)
-        self._admission = Admission(self._backlog, max_rows, max_bytes, devices, policies, self.ranks)
+        self._admission = Admission(self._backlog, max_rows, max_bytes, self._devices, policies, self.ranks)
         self._expiry = Expiry(self._lock, self._backlog, self._devices, policies, self._end_queued_locked)
         self._departure = Departure(
             self._backlog, self._devices, weights, self.ranks, limits.max_batch_size, strict=strict
@@ -202,24 +207,52 @@ class RequestQueue:
                 return Wait(turn if backlog.rows else _INF)
             start = device.starts(now)
         dead = self._expiry.take(start, now) if self._expiry.needed else ()
+        left: Mapping[Hashable, LeftBucket] = {}
+        if self._devices.unequal and backlog.rows:
+            device.passes = False
+            if self._devices.slower(device):
+                left = left_to(backlog.buckets, device.pace.value, start)
+                if not left:
+                    return self._pass_on_locked(device, now, dead)
         credits = self._departure.credits()
-        decision = decide(backlog.buckets, now, self._limits, self._closing, credits)
+        decision = decide(left or backlog.buckets, now, self._limits, self._closing, credits)
         if isinstance(decision, Close):
             if decision.reason is _IDLE and not self._closing and len(backlog.buckets) == 1:
                 bucket = backlog.buckets[decision.key]
                 until = self.company.wait_until(bucket, now, self._limits.max_batch_size - bucket.rows)
                 if until > now and not dead:
                     return self._waking.wait_for_company(device, until)
-            return self._close_locked(device, decision, now, dead)
+            return self._close_locked(device, decision, now, dead, left.get(decision.key))
         if dead:
             return self._hand_out_locked(Work((), None, tuple(dead)), now)
         if self._closing and not backlog.rows:
             return None
         return decision
 
-    def _close_locked(self, device: Device, close: Close, now: float, dead: Sequence[Request]) -> Work:
+    def _pass_on_locked(self, device: Device, now: float, dead: Sequence[Request]) -> Work | Wait:
+        """A slower device leaves what is queued to faster ones, but for one request now and then."""
+        again = device.ran_at + _RETRY_SECONDS
+        if now >= again and not self._closing:
+            device.ran_at = now
+            key = next(iter(self._backlog.buckets))
+            return self._close_locked(device, Close(key, _IDLE, 1), now, dead)
+        if dead:
+            return self._hand_out_locked(Work((), None, tuple(dead)), now)
+        # A rounding error must not make this a busy loop.
+        until = max(self._expiry.next(now), now + 1e-4)
+        return self._waking.pass_on(device, min(until, again) if again > now else until, now)
+
+    def _close_locked(
+        self,
+        device: Device,
+        close: Close,
+        now: float,
+        dead: Sequence[Request],
+        left: LeftBucket | None = None,
+    ) -> Work:
         profile = self._backlog.buckets[close.key].profile
-        batch, shed, riding = self._departure.take(close, device, now)
+        times = profile if device.pace.value == 1.0 else Paced(profile, device.pace.value)
+        batch, shed, riding = self._departure.take(close, device, now, left)
         for request in shed:
             self._done_locked(request)
         for request in batch:
@@ -227,9 +260,9 @@ class RequestQueue:
             request.started = now
         self._running += len(batch)
         rows = sum(riding)
-        keeps = whole = profile.whole(rows)
+        keeps = whole = times.whole(rows)
         if self._pipelined:
-            device.preparation, keeps = profile.preparation(rows), profile.mean(rows)
+            device.preparation, keeps = profile.preparation(rows), times.mean(rows)
         self._devices.left(device, now, keeps)
         # As `Work(...)`, in half the time.
         work = _new(Work, (tuple(batch), close.reason, tuple(dead), tuple(shed), whole))
@@ -287,6 +320,8 @@ class RequestQueue:
                 profile = self._backlog.profile(batch[0].key)
                 if profile.teaches(now, rows, seconds + before + after):
                     taught = profile
+                    if len(self._devices.each) > 1:
+                        seconds = self._devices.paced(mine, seconds, profile.device.mean(rows), now)
             answers = self.company.returners.lesson
             if taught is None and answers is None:
                 return self._rest_locked()
@@ -351,6 +386,9 @@ class RequestQueue:
                 self._all_done.notify_all()
             if self._closing:
                 self._expiry.due.notify()
+                for device in self._devices.each:
+                    if device.passes:
+                        device.ready.notify_all()
 
     def still_running(self, requests: Iterable[Request]) -> list[Request]:
         """Those of a batch's requests that nobody has cancelled since it left."""
