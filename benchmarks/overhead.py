@@ -144,14 +144,9 @@ class TimedLock:
 
 
 class _Threading:
-    """The module `threading`, but for the locks, which are timed and remembered."""
+    """The module `threading`, but for the locks, which are timed."""
 
-    def __init__(self) -> None:
-        self.locks: list[TimedLock] = []
-
-    def Lock(self) -> TimedLock:  # noqa: N802
-        self.locks.append(TimedLock())
-        return self.locks[-1]
+    Lock = TimedLock
 
     def __getattr__(self, name: str) -> Any:
         return getattr(threading, name)
@@ -172,22 +167,20 @@ def lock_seconds(batches: int, waiting: int, timeout: float) -> list[list[float]
     def refill(x: Any) -> Any:
         """The model: it looks what the lock's time was, and has as many arrive as it was given."""
         gate.wait()
-        for lock in locks:
-            lock.watched = None
-        held.append([seconds for lock in locks for seconds in lock.holds])
+        lock.watched = None
+        held.append(lock.holds)
         if len(held) < batches:
             enqueue(len(x))
         else:
             done.set()
-        for lock in locks:
-            lock.holds, lock.watched = [], threading.get_ident()
+        lock.holds, lock.watched = [], threading.get_ident()
         return x
 
-    with patch.object(queue_module, "threading", _Threading()) as namespace:
+    with patch.object(queue_module, "threading", _Threading()):
         batcher = Batcher(refill, _ROWS, max_queue_size=2 * (waiting + _ROWS))
-        locks: list[TimedLock] = namespace.locks
-    if not locks:
-        raise RuntimeError("the queue has no lock that can be timed")
+    lock: Any = batcher._queue._lock
+    if not isinstance(lock, TimedLock):
+        raise RuntimeError("the queue's lock cannot be timed")
     with batcher:
         # The first request holds the worker while the others come to wait.
         enqueue(1 + waiting)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-MODULES = ("queue", "device", "worker", "batcher", "request", "statistics")
+MODULES = ("queue", "device", "expiry", "worker", "batcher", "request", "statistics")
 
 
 class Stopped(BaseException):

@@ -94,7 +94,7 @@ def queued(
 ) -> Request:
     request = request_of(np.zeros((rows, 1)), Recorder(), one_row=False, deadline=deadline)
     request.level, request.arrival, request.order = level, arrival, (deadline, int(arrival))
-    backlog.add(request)
+    backlog.add(request, backlog.bucket(request.key))
     return request
 
 
@@ -122,9 +122,9 @@ def test_the_next_to_become_infeasible_is_the_earliest_deadline_less_what_one_ro
     profile = backlog.profile(early.key)
     profile.observe(0.0, 4, 1.0)
     assert backlog.next_infeasible(0.5) == 5.0 - profile.upper(1)
-    assert backlog.infeasible(4.5, 0.5) == [early]
-    assert backlog.infeasible(8.9, 0.5) == [late, early]
-    assert backlog.infeasible(0.0, 0.5) == []
+    assert backlog.infeasible([(4.5, 1.0)], 0.5) == [early]
+    assert backlog.infeasible([(8.9, 1.0)], 0.5) == [late, early]
+    assert backlog.infeasible([(0.0, 1.0)], 0.5) == []
 
 
 def test_limits_that_no_full_batch_passes_are_warned_of(make: Make, caplog: pytest.LogCaptureFixture) -> None:

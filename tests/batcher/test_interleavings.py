@@ -58,6 +58,9 @@ class World:
         self.devices = self.random.choice([1, 1, 2, 3])
         self.pipelined = self.random.random() < 0.5
         self.window = self.random.choice([0.0, 0.0, 0.0, 0.03])
+        # One device may be slower than the others.
+        self.slowness = self.random.choice([1, 1, 3])
+        self.slow_device = self.random.randrange(self.devices)
         self.classes = self.random.choice([1, 2, 3])
         self.anchored = self.random.random() < 0.5
         # Completions take their time.
@@ -75,12 +78,20 @@ class World:
         self.callers = 3
         self.batcher: Batcher
 
+    def be_unequal(self) -> None:
+        """One of several devices is slower, and so many callers keep both busy that this is known."""
+        self.devices = self.random.choice([2, 3])
+        self.running = [0] * self.devices
+        self.slowness, self.slow_device = 3, self.random.randrange(self.devices)
+        self.anchored, self.callers = True, self.random.choice([3, 5])
+
     def model_fn(self, device: int) -> Any:
         def run(x: Any) -> Any:
             assert len(x) <= MOST
             self.running[device] += 1
             self.most_at_once = max(self.most_at_once, self.running[device])
-            self.loom.sleep(0.01 + 0.001 * len(x) + 0.002 * self.random.random())
+            seconds = 0.01 + 0.001 * len(x) + 0.002 * self.random.random()
+            self.loom.sleep(seconds * (self.slowness if device == self.slow_device else 1))
             self.running[device] -= 1
             if (x == POISON).any():
                 raise ValueError("poisoned")
@@ -100,6 +111,8 @@ class World:
         # A device whose workers are busy completing requests can take no batch; any other must.
         queue = self.batcher._queue
         free = [device for device in queue._devices.each if device.idle and device.waiting]
+        # What only a faster one can answer in time is left to it.
+        free = [device for device in free if not device.passes]
         if self.patience is not None:
             free = [device for device in free if not device.unanswered]
         if sizes.queued and free and not self.window:
@@ -112,7 +125,7 @@ class World:
             assert lasted <= allowed, "a device is idle, and requests wait"
         else:
             self.idle_since = math.inf
-        at_its_post = vars(queue._expiry)["_waiters"]
+        at_its_post = vars(queue._expiry.due)["_waiters"]
         for sent in self.sent if at_its_post else ():
             waits = sent.request is not None and sent.request.state is State.QUEUED
             assert not waits or sent.deadline >= self.loom.now(), "a deadline passed, and nobody was told"
@@ -243,11 +256,25 @@ def test_in_whatever_order_threads_go_on_nothing_is_lost_or_doubled(
                 raise
 
 
+@pytest.mark.parametrize("block", range(4))
+def test_on_unequal_devices_nothing_is_lost_or_doubled(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(2000 + 40 * block, 2000 + 40 * (block + 1)):
+        with monkeypatch.context() as patch:
+            world = World(seed, patch)
+            world.be_unequal()
+            try:
+                world.loom.run(world.main)
+                world.check()
+            except BaseException as error:
+                error.add_note(f"seed {seed}")
+                raise
+
+
 def test_a_lost_wake_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tool itself: a queue that forgets to wake its worker fails the run."""
     loom = Loom(0)
     loom.install(monkeypatch)
-    monkeypatch.setattr("tensorferry.batcher.queue.RequestQueue._wake_locked", lambda self, now: None)
+    monkeypatch.setattr("tensorferry.batcher.waking.Waking.wake", lambda self, now: None)
 
     def main() -> None:
         batcher = Batcher(lambda x: x, clock=loom.clock)

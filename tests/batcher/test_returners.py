@@ -107,6 +107,12 @@ def test_as_long_as_batch_times_are_not_known_nothing_is_waited_for() -> None:
     assert returners.statistics().waits == 0
 
 
+def learn(returners: Returners) -> None:
+    """As the queue does after a batch."""
+    if (lesson := returners.lesson) is not None:
+        returners.believe(lesson, lesson.back())
+
+
 def learned_from_four_callers() -> tuple[Returners, float]:
     """Four callers that come back after 1, 1.1, 1.2 and 1.3 ms, to batches of 10 ms; the time of the last answers."""
     returners = Returners()
@@ -115,6 +121,7 @@ def learned_from_four_callers() -> tuple[Returners, float]:
     for _ in range(60):
         now += 0.012
         returners.answered(now, 4)
+        learn(returners)
         for caller in range(4):
             returners.arrived(now + 0.001 + 0.0001 * caller)
     now += 0.012
@@ -146,6 +153,7 @@ def test_callers_that_leave_are_forgotten_within_some_batches() -> None:
     for _ in range(150):
         now += 0.012
         returners.answered(now, 4)
+        learn(returners)
     returners.arrived(now + 0.001)
     assert returners.wait_until(now + 0.001, 1, lambda rows: 0.01, 7) == now + 0.001
     assert math.isfinite(returners.statistics().share)

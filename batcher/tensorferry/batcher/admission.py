@@ -5,48 +5,93 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tensorferry.batcher.backlog import Backlog
-from tensorferry.batcher.errors import DeadlineExceeded, QueueFull, RequestTooLarge
+from tensorferry.batcher.device import Devices
+from tensorferry.batcher.errors import BatcherClosed, DeadlineExceeded, QueueFull, RequestTooLarge
+from tensorferry.batcher.profile import Profile
 from tensorferry.batcher.request import Request
+from tensorferry.batcher.timeouts import QueuePolicy
 
 
 class Admission:
-    """Holds requests against the bounds. Guarded by the queue's lock, but for `check_size`."""
+    """Holds requests against the bounds. Guarded by the queue's lock, but for `check_size`.
 
-    def __init__(self, backlog: Backlog, max_rows: int, max_bytes: int, devices: int) -> None:
+    `max_rows` bounds the rows queued, `max_bytes` the bytes of all accepted requests that are not done.
+    `policies` has one for each class, of so many `ranks`, or none at all.
+    """
+
+    def __init__(
+        self,
+        backlog: Backlog,
+        max_rows: int,
+        max_bytes: int,
+        devices: Devices,
+        policies: Sequence[QueuePolicy],
+        ranks: int,
+    ) -> None:
         self._backlog = backlog
-        self._max_rows = max_rows
-        self._max_bytes = max_bytes
+        self.max_rows = max_rows
+        self.max_bytes = max_bytes
+        # Of all that were accepted and are not done.
+        self.held_bytes = 0
         self._devices = devices
+        self._policies = tuple(policies)
+        self._ranks = ranks
+        self.closed = False
+        # Whether to ask `admit` even where there is room.
+        self.picky = any(policy.max_requests for policy in policies)
 
     def check_size(self, rows: int, nbytes: int) -> None:
         """RequestTooLarge when so many rows or bytes could never be accepted. Thread-safe."""
-        if rows > self._max_rows:
+        if rows > self.max_rows:
             raise RequestTooLarge(
-                f"the request has {rows} rows; the queue holds {self._max_rows}: send fewer rows at once"
+                f"the request has {rows} rows; the queue holds {self.max_rows}: send fewer rows at once"
             )
-        if nbytes > self._max_bytes:
+        if nbytes > self.max_bytes:
             raise RequestTooLarge(
-                f"the request has {nbytes} bytes; the queue holds {self._max_bytes}: send less at once"
+                f"the request has {nbytes} bytes; the queue holds {self.max_bytes}: send less at once"
             )
 
-    def has_room(self, rows: int, nbytes: int, held_bytes: int) -> bool:
-        """Whether so many rows find room and displace nobody, where all that are not done hold `held_bytes`."""
-        return self._backlog.rows + rows <= self._max_rows and held_bytes + nbytes <= self._max_bytes
+    def close(self) -> None:
+        """Accepts nothing from now on."""
+        self.closed = self.picky = True
 
-    def make_room(self, level: int, rows: int, nbytes: int, held_bytes: int) -> Sequence[Request]:
-        """Who must go for so many rows of a class to find room; QueueFull when they cannot.
+    def admit(self, first: Request, rows: int, nbytes: int, now: float) -> Sequence[Request]:
+        """Who must go for a request, or the parts of one, to find room; raises when it is not accepted.
 
-        `held_bytes` are those of all requests that are not done. Bytes displace nobody.
+        To be asked where there is no room for so many rows and bytes, or this is `picky`.
         """
+        _check_deadline(first, now)
+        self.check_size(rows, nbytes)
+        if self.closed:
+            raise BatcherClosed("the batcher is draining or closed and accepts no new requests")
+        if self._policies:
+            self._check_policy(self._policies[first.priority - 1], first)
+        return self._make_room(first.level, rows, nbytes)
+
+    def _check_policy(self, policy: QueuePolicy, request: Request) -> None:
+        """QueueFull when as many requests of its class are queued as may be."""
+        if not policy.max_requests:
+            return
+        queued = self._backlog.requests(range(request.level, request.level + self._ranks))
+        if queued >= policy.max_requests:
+            retry_after = self.drain_time()
+            raise QueueFull(
+                f"{queued} requests of priority {request.priority} wait, and the model's "
+                f"queue policy allows {policy.max_requests}; retry in {retry_after:.3f} s",
+                retry_after,
+            )
+
+    def _make_room(self, level: int, rows: int, nbytes: int) -> Sequence[Request]:
+        """Who must go for so many rows of a class to find room; QueueFull when they cannot. Bytes displace nobody."""
         backlog = self._backlog
         displaced: Sequence[Request] = ()
-        lacking = backlog.rows + rows - self._max_rows
+        lacking = backlog.rows + rows - self.max_rows
         if lacking > 0:
             displaced = backlog.displaceable(level, lacking)
             if not displaced:
-                self._refuse(f"{backlog.rows} of {self._max_rows} rows wait, the request has {rows}")
-        if held_bytes + nbytes > self._max_bytes:
-            held = f"it holds {held_bytes} of {self._max_bytes} bytes"
+                self._refuse(f"{backlog.rows} of {self.max_rows} rows wait, the request has {rows}")
+        if self.held_bytes + nbytes > self.max_bytes:
+            held = f"it holds {self.held_bytes} of {self.max_bytes} bytes"
             self._refuse(f"{held}, the request has {nbytes}")
         return displaced
 
@@ -56,14 +101,28 @@ class Admission:
 
     def drain_time(self) -> float:
         """How long the queue as it is takes to drain, in seconds; at least a millisecond."""
-        return max(0.001, self._backlog.drain_time() / self._devices)
+        return max(0.001, self._backlog.drain_time() / self._devices.worth())
 
-    def check_feasible(self, request: Request, start: float, now: float) -> None:
-        """DeadlineExceeded when a request could not make its deadline even alone, run from `start` on."""
-        needed = self._backlog.profile(request.key).needs(request.cost, now)
-        if request.deadline <= start + needed:
-            left = request.deadline - now
-            raise DeadlineExceeded(
-                f"the deadline is {left * 1e3:.1f} ms away; alone the request would take until "
-                f"{(start + needed - now) * 1e3:.1f} ms from now: allow more time"
-            )
+    def check_feasible(
+        self,
+        requests: Sequence[Request],
+        profile: Profile,
+        chances: Sequence[tuple[float, float]],
+        now: float,
+    ) -> None:
+        """DeadlineExceeded when one could not make its deadline even alone, with the devices' `chances`."""
+        for request in requests:
+            _check_deadline(request, now)
+            ends = profile.ends(request.cost, now, chances)
+            if request.deadline <= ends:
+                left = request.deadline - now
+                raise DeadlineExceeded(
+                    f"the deadline is {left * 1e3:.1f} ms away; alone the request would take until "
+                    f"{(ends - now) * 1e3:.1f} ms from now: allow more time"
+                )
+
+
+def _check_deadline(request: Request, now: float) -> None:
+    # Written so that it refuses NaN, which no comparison would ever expire.
+    if not request.deadline > now:
+        raise DeadlineExceeded("the deadline had passed before the request was enqueued")

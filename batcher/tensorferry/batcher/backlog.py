@@ -51,10 +51,13 @@ class Backlog:
 
     def profile(self, key: Hashable) -> Profile:
         """What was learned of a bucket."""
-        return (self.buckets.get(key) or self._bucket(key)).profile
+        return self.bucket(key).profile
 
-    def _bucket(self, key: Hashable) -> Bucket:
-        """A bucket that is used, but empty."""
+    def bucket(self, key: Hashable) -> Bucket:
+        """The bucket of a key, which is used now; a new one if it is not known."""
+        bucket = self.buckets.get(key)
+        if bucket is not None:
+            return bucket
         bucket = self._known.get(key)
         if bucket is not None:
             self._known.move_to_end(key)
@@ -76,21 +79,24 @@ class Backlog:
                 return
             self._known.move_to_end(key)
 
-    def add(self, request: Request) -> Bucket:
-        """Puts a request into its bucket, and returns that."""
-        key, level = request.key, request.level
-        bucket = self.buckets.get(key)
-        if bucket is None:
-            bucket = self.buckets[key] = self._bucket(key)
+    def add(self, request: Request, bucket: Bucket) -> None:
+        """Puts a request into the bucket of its key."""
+        rows, level = request.cost, request.level
+        if not bucket.rows:
+            self.buckets[request.key] = bucket
             full = _AGING_BATCHES * bucket.profile.mean(self._limits.max_batch_size)
             for lane in bucket.lanes:
                 lane.aging = full or _AGING_SECONDS
-        bucket.lanes[level].add(request)
-        rows = request.cost
+        lane = bucket.lanes[level]
+        if request.deadline == math.inf:
+            # As `Lane.add` does, without a call.
+            lane.patient[request] = None
+            lane.rows += rows
+        else:
+            lane.add(request)
         bucket.rows += rows
         self.rows += rows
         self.class_rows[level] += rows
-        return bucket
 
     def remove(self, request: Request) -> None:
         """Takes a request out."""
@@ -120,34 +126,38 @@ class Backlog:
         self.rows -= rows
         self.class_rows[level] -= rows
 
-    def infeasible(self, start: float, now: float) -> list[Request]:
-        """Those who cannot make their deadlines any more, even if they ran alone from `start` on."""
+    def infeasible(self, chances: Sequence[tuple[float, float]], now: float) -> list[Request]:
+        """Those who cannot make their deadlines any more, even if they ran alone.
+
+        `chances` are from when on devices can start on them, and the devices' paces.
+        """
         dead: list[Request] = []
         for bucket in self.buckets.values():
             profile, earliest = bucket.profile, bucket.earliest_deadline
             if earliest == math.inf:
                 continue
             # The usual case: the earliest has time for a full batch, so all have for their own.
-            if start + profile.needs(self._limits.max_batch_size, now) < earliest:
+            if profile.ends(self._limits.max_batch_size, now, chances) < earliest:
                 continue
+            ends = partial(profile.ends, now=now, chances=chances)
             for lane in bucket.lanes:
-                dead += infeasible(lane.dated, start, partial(profile.needs, now=now))
+                dead += infeasible(lane.dated, ends)
         return dead
 
-    def next_infeasible(self, now: float) -> float:
-        """When the first of those queued will not make its deadline any more; inf for never."""
+    def next_infeasible(self, now: float, pace: float = 1.0) -> float:
+        """When the first of those queued will not make its deadline any more on a device of this pace; inf for never."""
         first = math.inf
         for bucket in self.buckets.values():
             earliest = bucket.earliest_deadline
             if earliest < math.inf:
-                first = min(first, earliest - bucket.profile.needs(1, now))
+                first = min(first, earliest - bucket.profile.needs(1, now, pace))
         return first
 
     def move(self, request: Request, level: int) -> None:
         """Gives a request another rank; among those who have it, it is the last without a deadline."""
         self.remove(request)
         request.level = level
-        self.add(request)
+        self.add(request, self.bucket(request.key))
 
     def rows_of_classes(self, ranks: int) -> list[int]:
         """The rows queued of each class, which has so many ranks."""
@@ -195,6 +205,16 @@ class Backlog:
             math.ceil(bucket.rows / most) * bucket.profile.mean(min(bucket.rows, most))
             for bucket in self.buckets.values()
         )
+
+    def slowest_batch(self) -> float:
+        """How long the slowest batch that may leave now keeps the device, in seconds; inf when that is not known."""
+        most, slowest = self._limits.max_batch_size, 0.0
+        for bucket in self.buckets.values():
+            rows, device = bucket.rows, bucket.profile.device
+            if not device.sizes:
+                return math.inf
+            slowest = max(slowest, device.mean(rows if rows < most else most))
+        return slowest
 
     def statistics(self) -> Mapping[Hashable, BucketStatistics]:
         """Every bucket that is known, by its key."""

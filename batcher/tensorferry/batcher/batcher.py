@@ -22,6 +22,7 @@ from tensorferry.batcher.errors import (
     InvalidRequest,
     RequestTooLarge,
 )
+from tensorferry.batcher.options import check_batching, check_classes, check_sizes, functions_of
 from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.policy import Limits, unreachable
 from tensorferry.batcher.queue import RequestQueue
@@ -142,50 +143,13 @@ class Batcher:
         name: str = "batcher",
         clock: Clock | None = None,
     ) -> None:
-        for option, value, least in (
-            ("max_batch_size", max_batch_size, 0),
-            ("max_queue_delay", max_queue_delay, 0),
-            ("default_priority", default_priority, 0),
-            ("max_queue_size", max_queue_size, 1),
-            ("max_queue_bytes", max_queue_bytes, 1),
-            ("workers", workers, 1),
-        ):
-            if not value >= least or math.isinf(value):
-                raise ValueError(f"{option} is {value!r}; it must be at least {least} and finite")
-        preferred = tuple(sorted(set(preferred_batch_sizes)))
-        if preferred and not 1 <= preferred[0] <= preferred[-1] <= max_batch_size:
-            raise ValueError(
-                f"preferred_batch_sizes is {preferred_batch_sizes!r}; each must be from 1 to max_batch_size, {max_batch_size}"
-            )
-        if not priority_weights or min(priority_weights) < 1:
-            raise ValueError(f"priority_weights is {priority_weights!r}; give each class at least 1")
-        if default_priority > len(priority_weights):
-            raise ValueError(
-                f"default_priority is {default_priority}; there are {len(priority_weights)} classes, from 1, the highest"
-            )
-        functions = list(model_fn) if isinstance(model_fn, Sequence) else [model_fn] * workers
-        if not functions or (isinstance(model_fn, Sequence) and workers != 1):
-            raise ValueError(
-                f"model_fn has {len(functions)} functions and workers is {workers}; give one of both"
-            )
-        if policies and len(policies) != len(priority_weights):
-            raise ValueError(
-                f"policies has {len(policies)} entries; give each of the {len(priority_weights)} classes one, or none at all"
-            )
-        if any(policy.delays for policy in policies) and len(priority_weights) > 1 and not strict_priorities:
-            raise ValueError(
-                "a policy delays, which puts requests behind all of their class and above, but classes share by "
-                "weights; give strict_priorities"
-            )
-        if not merge and (max_queue_delay or preferred):
-            raise ValueError(
-                f"merge is false, so no batch waits for more; leave out max_queue_delay, {max_queue_delay!r}, and "
-                f"preferred_batch_sizes, {preferred_batch_sizes!r}"
-            )
-        if padding is not None and max_batch_size == 0:
-            raise ValueError("max_batch_size is 0, so nothing shares a batch; leave out padding, or batch")
+        check_sizes(max_batch_size, max_queue_delay, max_queue_size, max_queue_bytes, preferred_batch_sizes)
+        check_classes(priority_weights, default_priority, policies, strict=strict_priorities)
+        check_batching(max_batch_size, max_queue_delay, preferred_batch_sizes, padding, merge=merge)
+        functions = functions_of(model_fn, workers)
         self._padding = padding
         self._batched = max_batch_size > 0
+        preferred = tuple(sorted(set(preferred_batch_sizes)))
         self._limits = Limits(max(1, max_batch_size), max_queue_delay, preferred, merge)
         self._policies = tuple(policies)
         self._classes = len(priority_weights)
@@ -203,6 +167,9 @@ class Batcher:
             policies=policies,
             steady=steady,
         )
+        self._ranks = self._queue.ranks
+        # What a request may have and ride in one batch.
+        self._most_rows = self._limits.max_batch_size if self._batched else math.inf
         self._ledger = Ledger()
         self._name = name
         self._completions = Completions(
@@ -329,36 +296,23 @@ class Batcher:
 
     def _accept(self, request: Request, *, quietly: bool) -> bool:
         """Accepts a request; whether `attend` must be called, when it is accepted quietly."""
-        wake = False
-        if not 0 <= request.priority <= self._classes:
+        priority = request.priority
+        if not priority:
+            priority = request.priority = self._default_priority
+        elif not 0 < priority <= self._classes:
             raise self._refused(
                 request,
                 InvalidRequest(
-                    f"priority is {request.priority}; it must be from 1, the highest, to {self._classes}, or 0 for the default"
+                    f"priority is {priority}; it must be from 1, the highest, to {self._classes}, or 0 for the default"
                 ),
             )
-        request.priority = request.priority or self._default_priority
-        request.level = (request.priority - 1) * self._queue.ranks
-        # Written so that it refuses NaN, which no comparison would ever expire.
-        if request.deadline != math.inf and not request.deadline > self._clock.now():
-            raise self._refused(
-                request, DeadlineExceeded("the deadline had passed before the request was enqueued")
-            )
+        request.level = (priority - 1) * self._ranks
         complete = request.complete
-        if self._batched and request.rows > self._limits.max_batch_size:
-            if not self._limits.merges:
-                raise self._refused(
-                    request,
-                    RequestTooLarge(
-                        f"inference request batch-size must be <= {self._limits.max_batch_size} for {self._name!r}: "
-                        f"the request has {request.rows} rows; send fewer at once"
-                    ),
-                )
-            # Before it is cut up: rows without bytes are cheap to claim.
-            self._check_size(request)
-            request.complete = self._end_whole(request)
-            request.parts = split_request(request, self._limits.max_batch_size)
-        queued = request.parts or (request,)
+        queued: Sequence[Request] = (request,)
+        if request.rows > self._most_rows:
+            queued = self._cut_up(request)
+        displaced: Sequence[Request]
+        wake = False
         try:
             if quietly:
                 displaced, wake = self._queue.put_quietly(queued)
@@ -377,12 +331,25 @@ class Batcher:
             )
         return wake
 
-    def _check_size(self, request: Request) -> None:
+    def _cut_up(self, request: Request) -> Sequence[Request]:
+        """The parts of a request of more rows than a batch has, which complete it together."""
+        if not self._limits.merges:
+            raise self._refused(
+                request,
+                RequestTooLarge(
+                    f"inference request batch-size must be <= {self._limits.max_batch_size} for {self._name!r}: "
+                    f"the request has {request.rows} rows; send fewer at once"
+                ),
+            )
         try:
+            # Before it is cut up: rows without bytes are cheap to claim.
             self._queue.check_size(request.cost, request.nbytes)
         except BatcherError as error:
             self._refused(request, error)
             raise
+        request.complete = self._end_whole(request)
+        request.parts = split_request(request, self._limits.max_batch_size)
+        return request.parts
 
     def _refused(self, request: Request, error: BatcherError) -> BatcherError:
         """Counts a request that is refused for this reason."""

@@ -24,29 +24,23 @@ class Company:
     `hears` says whether there is one device, which runs one batch at a time, and no window.
     """
 
-    __slots__ = ("_answering", "_hears", "_quiet", "_unheard", "awaits", "returners")
+    __slots__ = ("_answering", "_hears", "awaits", "quiet", "returners", "unheard")
 
     def __init__(self, returners: Returners, *, hears: bool) -> None:
         self.returners = returners
         self._hears = hears
-        # The last request was put quietly.
-        self._quiet = False
+        # The last request was put quietly. Who puts them aloud has no more at hand.
+        self.quiet = False
         # A batch is being answered after which the next is to hear.
         self._answering = False
         # Its last answer is on its way, and since then nobody has said that nothing more is there.
-        self._unheard = False
+        self.unheard = False
         # Likewise, or a batch waits for just that.
         self.awaits = False
 
-    def put(self, *, quietly: bool) -> None:
-        """Requests were put. Who puts them aloud has no more at hand."""
-        self._quiet = quietly
-        if not quietly:
-            self._unheard = False
-
     def heard(self) -> None:
         """Nothing more is there."""
-        self._unheard = self.awaits = False
+        self.unheard = self.awaits = False
 
     def ran(self, now: float, callers: int, alone: float, *, by_worker: bool) -> None:
         """A batch of so many requests has run, on a worker's thread or not, and the first is about to be answered.
@@ -55,19 +49,19 @@ class Company:
         """
         # Not when all are answered: the first are back before the last have their answers.
         self.returners.answered(now, callers)
-        self._answering = self._hears and self._quiet and by_worker and alone >= _LEAST_SECONDS
+        self._answering = self._hears and self.quiet and by_worker and alone >= _LEAST_SECONDS
 
     def last_answer(self) -> None:
         """The batch's last request is about to be completed. Without the lock."""
         if self._answering:
             # Before, since whoever puts quietly looks at it when the answer has left.
-            self._unheard = self.awaits = True
+            self.unheard = self.awaits = True
 
     def wait_until(self, bucket: Bucket, now: float, room: int) -> float:
         """Until when a batch of the bucket, with `room` for more rows, waits; `now` when it does not."""
-        if self._unheard:
+        if self.unheard:
             # Once: its time is over, or it was heard, when this is asked again.
-            self._unheard = False
+            self.unheard = False
             until = min(now + _SHARE * bucket.profile.mean(1), bucket.latest_start)
             if until > now:
                 return until

@@ -36,7 +36,7 @@ class DemandMeter:
             known = self._patience < _INF
             self._patience = self._patience + _WEIGHT * (patience - self._patience) if known else patience
 
-    def demand(self, now: float, workers: int) -> Demand:
+    def demand(self, now: float, workers: float) -> Demand:
         """One worker's share of the demand now; the rate falls as time passes without an arrival."""
         patience = self._patience if self._patience < _INF else 0.0
         if self._gap == _INF:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from tensorferry.batcher.bucket import Bucket
+from tensorferry.batcher.pace import Pace
+from tensorferry.batcher.slower import Paced
 
 # A timed wait wakes up late by a little: better that the next batch is ready too early.
 _GUARD = 300e-6
@@ -19,7 +23,18 @@ class Device:
     completed by one worker while the device runs another's: two in flight at most.
     """
 
-    __slots__ = ("_free_at", "_in_flight", "borrowed", "preparation", "ready", "unanswered", "waiting")
+    __slots__ = (
+        "_free_at",
+        "_in_flight",
+        "borrowed",
+        "pace",
+        "passes",
+        "preparation",
+        "ran_at",
+        "ready",
+        "unanswered",
+        "waiting",
+    )
 
     def __init__(self, lock: threading.Lock) -> None:
         # A batch may leave for this device. Waited for by its workers, `waiting` of them.
@@ -27,6 +42,11 @@ class Device:
         self.waiting = 0
         # Somebody else runs a batch in the stead of its worker, which waits meanwhile.
         self.borrowed = False
+        self.pace = Pace()
+        # Its workers wait though something is queued, for they leave that to faster devices.
+        self.passes = False
+        # When it last ran a batch that told how fast it is.
+        self.ran_at = -math.inf
         # Batches that left and whose requests are not all completed.
         self.unanswered = 0
         # How long the last batch was expected to be prepared by the host, in seconds.
@@ -69,19 +89,61 @@ class Device:
 class Devices:
     """The devices that pull from one queue. Guarded by the queue's lock."""
 
-    __slots__ = ("_next_start", "each")
+    __slots__ = ("_next_start", "each", "unequal")
 
     def __init__(self, lock: threading.Lock, number: int) -> None:
         self.each = [Device(lock) for _ in range(number)]
+        # Whether some are known to be slower than others.
+        self.unequal = False
         # When the first can start on what it is given, long ago while one is idle; None until it
-        # is asked for again.
+        # is asked for again: only deadlines need it.
         self._next_start: float | None = None
 
     def next_start(self, now: float) -> float:
         """From when on one of them can start on what it is given."""
         if self._next_start is None:
             self._next_start = min([device.starts(now) for device in self.each])
-        return max(now, self._next_start)
+        return self._next_start if self._next_start > now else now
+
+    def chances(self, now: float) -> Sequence[tuple[float, float]]:
+        """From when on each can start on what it is given, and its pace; of equal ones the first alone."""
+        if not self.unequal:
+            return [(self.next_start(now), 1.0)]
+        return [(device.starts(now), device.pace.value) for device in self.each]
+
+    def paced(self, device: Device, seconds: float, expected: float, now: float) -> float | None:
+        """A batch took one of them so many seconds, and should have taken the first so many (0: nobody knows).
+
+        Returns how long it would have taken the first; None when that is not known.
+        """
+        device.ran_at = now
+        if device is self.each[0] or not expected:
+            return seconds
+        device.pace.observe(seconds / expected)
+        self.unequal = any(other.pace.value != 1.0 for other in self.each)
+        pace = device.pace
+        return seconds / pace.value if pace.known or pace.value == 1.0 else None
+
+    @property
+    def fastest(self) -> float:
+        """The pace of the fastest."""
+        return min([device.pace.value for device in self.each]) if self.unequal else 1.0
+
+    def slower(self, device: Device) -> bool:
+        """Whether there are faster ones."""
+        return self.unequal and device.pace.value > self.fastest
+
+    def passed(self, bucket: Bucket, rows: int, deadline: float, now: float) -> bool:
+        """Whether one that leaves what is queued to faster ones could take a new request of a bucket."""
+        for device in self.each:
+            if device.passes and deadline > now + Paced(bucket.profile, device.pace.value).upper(rows):
+                device.passes = False
+                return True
+        return False
+
+    def worth(self, pace: float = 1.0) -> float:
+        """How many devices of a pace do as much as all together."""
+        return sum([pace / device.pace.value for device in self.each]) if self.unequal else len(self.each)
 
     def left(self, device: Device, now: float, seconds: float) -> None:
         """A batch left for one of them that keeps it for so many seconds."""
@@ -94,27 +156,31 @@ class Devices:
         self._next_start = None
 
     def wake(self, soonest: Callable[[Device], float]) -> None:
-        """Wakes a worker of the one that may take a batch the soonest, of equals the idle."""
-        waiting = [device for device in self.each if device.waiting]
+        """Wakes a worker of the one that may take a batch the soonest, of equals the idle, of these the fastest."""
+        waiting = [device for device in self.each if device.waiting and not device.passes]
         if len(waiting) > 1:
-            waiting.sort(key=lambda device: (soonest(device), not device.idle))
+            waiting.sort(key=lambda device: (soonest(device), not device.idle, device.pace.value))
         if waiting:
             waiting[0].ready.notify()
 
     def wake_idle(self) -> None:
         """Wakes a worker of one that could start at once, if one waits there."""
         for device in self.each:
-            if device.idle and device.waiting:
+            if device.idle and device.waiting and not device.passes:
                 device.ready.notify()
                 return
 
     def idle_waits(self) -> bool:
         """Whether a worker waits of one that could start at once."""
-        return any(device.idle and device.waiting for device in self.each)
+        return any(device.idle and device.waiting and not device.passes for device in self.each)
 
     def attended(self) -> bool:
         """Whether a worker waits that is free to look after the queue: it wakes before a deadline is missed.
 
         One whose device's last batch is yet to be answered may wait for just that.
         """
-        return any(device.waiting and device.idle and not device.unanswered for device in self.each)
+        # What is in flight is unanswered, too: these are idle. The first, since mostly there is one.
+        first = self.each[0]
+        if first.waiting and not first.unanswered:
+            return True
+        return len(self.each) > 1 and any(device.waiting and not device.unanswered for device in self.each)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _DECAY = 0.98
 # An observation counts as at most so much more, or less, than what was predicted ...
@@ -64,23 +65,86 @@ class LatencyStatistics:
     table: Mapping[int, float]
 
 
+class Curve(NamedTuple):
+    """The time of a batch by its rows, in seconds, as it is known at some time: never changed, only replaced.
+
+    `sizes` are those of the table, ascending, and `means` their seconds, which grow.
+    """
+
+    most: int
+    alpha: float = 0.0
+    beta: float = 0.0
+    sizes: Sequence[int] = ()
+    means: Sequence[float] = ()
+    stairs: bool = False
+    deviation: float = 0.02
+
+    @property
+    def known(self) -> bool:
+        """Whether there is anything to predict from."""
+        return bool(self.sizes)
+
+    def table(self, rows: int) -> float:
+        """The table's mean: between two sizes as much as the share of the way."""
+        sizes, means = self.sizes, self.means
+        at = bisect_left(sizes, rows)
+        if at == len(sizes):
+            return means[-1] + self.beta * (rows - sizes[-1])
+        high = sizes[at]
+        if high == rows:
+            return means[at]
+        low, below = sizes[at - 1], means[at - 1]
+        return below + (rows - low) / (high - low) * (means[at] - below)
+
+    def mean(self, rows: int) -> float:
+        """The expected time; 0 when nothing is known. For rates."""
+        return self.table(rows) if self.stairs else self.alpha + self.beta * rows
+
+    def upper(self, rows: int) -> float:
+        """The expected time with a margin; 0 when nothing is known. For feasibility only."""
+        return self.mean(rows) * (1 + 2 * self.deviation) + _TIMER_SLACK if self.sizes else 0.0
+
+    def fit(self, slack: float) -> int:
+        """The most rows whose `upper` is within the slack; the maximum when nothing is known."""
+        sizes, means = self.sizes, self.means
+        if not sizes:
+            return self.most
+        mean = (slack - _TIMER_SLACK) / (1 + 2 * self.deviation)
+        alpha, beta, least, most = self.alpha, self.beta, 0, self.most
+        if self.stairs:
+            # On the line between the last size that is not longer and the next.
+            at = bisect_right(means, mean)
+            least = sizes[at - 1] if at else 0
+            if at == 0:
+                most = 0
+            elif at < len(sizes):
+                most = sizes[at]
+                beta = (means[at] - means[at - 1]) / (most - least)
+                alpha = means[at - 1] - beta * least
+        rows = int(min(max((mean - alpha) / max(beta, 1e-15), least), most))
+        # What was computed backwards may be off by a rounding error.
+        while rows and self.upper(rows) > slack:
+            rows -= 1
+        while rows < self.most and self.upper(rows + 1) <= slack:
+            rows += 1
+        return rows
+
+
 class LatencyModel:
-    """The time of a batch by its rows, in seconds. Not thread-safe: its owner's lock guards it."""
+    """Learns the time of a batch by its rows. `curve` is what it knows.
+
+    Not thread-safe: who owns it sees to it that one thread at a time learns. Any may read `curve`.
+    """
 
     def __init__(self, max_batch_size: int) -> None:
         self._most = max_batch_size
         self._grain = -(-max_batch_size // _TABLE_SIZES)
+        self.curve = Curve(max_batch_size)
         # Of the anchors, which stay, and of what ran, which fades.
         self._anchors = _NO_SUMS
         self._sums = _NO_SUMS
-        self._alpha = self._beta = 0.0
-        # Mean seconds, their weight and after how many observations the last was, by size; of these
-        # the table's sizes and growing means.
+        # Mean seconds, their weight and after how many observations the last was, by size.
         self._seen: dict[int, tuple[float, float, int]] = {}
-        self._sizes: list[int] = []
-        # Whether there is anything to predict from.
-        self.known = False
-        self._means: list[float] = []
         self._table_in = _TABLE_EVERY
         self._stairs = False
         self._line_error = self._table_error = 0.02
@@ -89,18 +153,13 @@ class LatencyModel:
         self._side_run = 0
         self._frozen = False
 
-    @property
-    def _deviation(self) -> float:
-        return self._table_error if self._stairs else self._line_error
-
     def anchor(self, rows: int, seconds: float) -> None:
         """A warm-up run: half an observation that never fades."""
         _check(rows, seconds)
         terms = (1.0, rows, rows * rows, seconds, rows * seconds)
         self._anchors = _plus(self._anchors, _ANCHOR_WEIGHT, terms)
         self._learn_size(rows, seconds)
-        self._alpha, self._beta = _line(_plus(self._anchors, 1.0, self._sums))
-        self._fit_table()
+        self._redraw(new_table=True)
 
     def observe(self, rows: int, seconds: float) -> None:
         """A batch that ran. A single slow one changes little, a lasting change is followed."""
@@ -109,7 +168,8 @@ class LatencyModel:
             return
         self._observations += 1
         by_size = seconds
-        line, table = self._alpha + self._beta * rows, self._table(rows) if self._sizes else 0.0
+        curve = self.curve
+        line, table = curve.alpha + curve.beta * rows, curve.table(rows) if curve.sizes else 0.0
         expected = table if self._stairs else line
         if expected > 0:
             self._judge(seconds, line, table)
@@ -126,11 +186,9 @@ class LatencyModel:
             sy * _DECAY + seconds,
             s1y * _DECAY + rows * seconds,
         )
-        self._alpha, self._beta = _line(_plus(self._anchors, 1.0, self._sums))
         self._learn_size(rows, by_size)
         self._table_in -= 1
-        if self._table_in <= 0 or self._observations <= _TABLE_EVERY:
-            self._fit_table()
+        self._redraw(new_table=self._table_in <= 0 or self._observations <= _TABLE_EVERY)
 
     def _judge(self, seconds: float, line: float, table: float) -> None:
         """Counts how far both models were off, and decides which is believed."""
@@ -142,9 +200,10 @@ class LatencyModel:
         if not self._stairs:
             self._stairs = self._table_error < _TABLE_BETTER * self._line_error
         elif self._table_error >= _LINE_BETTER * self._line_error:
+            curve = self.curve
             apart = [
-                abs((self._alpha + self._beta * size) / mean - 1)
-                for size, mean in zip(self._sizes, self._means, strict=True)
+                abs((curve.alpha + curve.beta * size) / mean - 1)
+                for size, mean in zip(curve.sizes, curve.means, strict=True)
                 if mean > 0
             ]
             self._stairs = sum(apart) > _LINE_NEAR * self._table_error * len(apart)
@@ -169,7 +228,7 @@ class LatencyModel:
         w, s1, s2, sy, s1y = self._anchors
         self._anchors = (w, s1, s2, sy * scale, s1y * scale)
         self._sums = _plus(_NO_SUMS, 0.1, self._sums)
-        scale = seconds / max(self._table(rows), 1e-9)
+        scale = seconds / max(self.curve.table(rows), 1e-9)
         self._seen = {
             size: (mean * scale, 0.1 * weight, at) for size, (mean, weight, at) in self._seen.items()
         }
@@ -184,18 +243,26 @@ class LatencyModel:
         mean = mean + (seconds - mean) / weight if weight > 1.0 else seconds
         self._seen[size] = (mean, weight, self._observations)
 
-    def _fit_table(self) -> None:
+    def _redraw(self, *, new_table: bool) -> None:
+        """Makes the curve of what was learned; the table only if asked to, which takes longer."""
+        alpha, beta = _line(_plus(self._anchors, 1.0, self._sums))
+        sizes, means = self.curve.sizes, self.curve.means
+        if new_table:
+            sizes, means = self._fit_table(alpha, beta)
+        deviation = self._table_error if self._stairs else self._line_error
+        self.curve = Curve(self._most, alpha, beta, sizes, means, self._stairs, deviation)
+
+    def _fit_table(self, alpha: float, beta: float) -> tuple[list[int], list[float]]:
         """Pools neighbouring sizes until more rows never take less: isotonic regression."""
         self._table_in = _TABLE_EVERY
         self._seen = {
             size: (mean, max(weight * _FADE, _LEAST), at) for size, (mean, weight, at) in self._seen.items()
         }
-        ends = {size: (self._alpha + self._beta * size, _LEAST, 0) for size in (1, self._most)}
+        ends = {size: (alpha + beta * size, _LEAST, 0) for size in (1, self._most)}
         known = ends | self._seen
-        self._sizes = sorted(known)
-        self.known = True
+        sizes = sorted(known)
         pools: list[tuple[float, float, int]] = []
-        for size in self._sizes:
+        for size in sizes:
             mean, weight, _ = known[size]
             count = 1
             while pools and pools[-1][0] >= mean:
@@ -204,52 +271,24 @@ class LatencyModel:
                 weight += other
                 count += more
             pools.append((mean, weight, count))
-        self._means = [mean for mean, _, count in pools for _ in range(count)]
+        return sizes, [mean for mean, _, count in pools for _ in range(count)]
 
-    def _table(self, rows: int) -> float:
-        """The table's mean: between two sizes as much as the share of the way."""
-        at = bisect_left(self._sizes, rows)
-        if at == len(self._sizes):
-            return self._means[-1] + self._beta * (rows - self._sizes[-1])
-        high = self._sizes[at]
-        if high == rows:
-            return self._means[at]
-        low, below = self._sizes[at - 1], self._means[at - 1]
-        return below + (rows - low) / (high - low) * (self._means[at] - below)
+    @property
+    def known(self) -> bool:
+        """As `Curve.known`."""
+        return self.curve.known
 
     def mean(self, rows: int) -> float:
-        """The expected time; 0 when nothing is known. For rates."""
-        if not self._stairs:
-            return self._alpha + self._beta * rows
-        return self._table(rows)
+        """As `Curve.mean`."""
+        return self.curve.mean(rows)
 
     def upper(self, rows: int) -> float:
-        """The expected time with a margin; 0 when nothing is known. For feasibility only."""
-        return self.mean(rows) * (1 + 2 * self._deviation) + _TIMER_SLACK if self._sizes else 0.0
+        """As `Curve.upper`."""
+        return self.curve.upper(rows)
 
     def fit(self, slack: float) -> int:
-        """The most rows whose `upper` is within the slack; the maximum when nothing is known."""
-        if not self._sizes:
-            return self._most
-        mean = (slack - _TIMER_SLACK) / (1 + 2 * self._deviation)
-        alpha, beta, least, most = self._alpha, self._beta, 0, self._most
-        if self._stairs:
-            # On the line between the last size that is not longer and the next.
-            at = bisect_right(self._means, mean)
-            least = self._sizes[at - 1] if at else 0
-            if at == 0:
-                most = 0
-            elif at < len(self._sizes):
-                most = self._sizes[at]
-                beta = (self._means[at] - self._means[at - 1]) / (most - least)
-                alpha = self._means[at - 1] - beta * least
-        rows = int(min(max((mean - alpha) / max(beta, 1e-15), least), most))
-        # What was computed backwards may be off by a rounding error.
-        while rows and self.upper(rows) > slack:
-            rows -= 1
-        while rows < self._most and self.upper(rows + 1) <= slack:
-            rows += 1
-        return rows
+        """As `Curve.fit`."""
+        return self.curve.fit(slack)
 
     def freeze(self) -> None:
         """Learns no more."""
@@ -261,15 +300,16 @@ class LatencyModel:
 
     def statistics(self) -> LatencyStatistics:
         """What was learned so far."""
+        curve = self.curve
         return LatencyStatistics(
             observations=self._observations,
             clipped=self._clipped,
-            alpha=self._alpha,
-            beta=self._beta,
-            stairs=self._stairs,
-            deviation=self._deviation,
+            alpha=curve.alpha,
+            beta=curve.beta,
+            stairs=curve.stairs,
+            deviation=curve.deviation,
             frozen=self._frozen,
-            table=dict(zip(self._sizes, self._means, strict=True)),
+            table=dict(zip(curve.sizes, curve.means, strict=True)),
         )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from tensorferry.batcher.latency import LatencyModel, LatencyStatistics
+from tensorferry.batcher.latency import Curve, LatencyModel, LatencyStatistics
 
 # For how long an observation of a batch's time is trusted to refuse requests by it.
 _FRESH_SECONDS = 1.0
@@ -37,15 +39,27 @@ class BucketStatistics:
     host: LatencyStatistics | None
 
 
+class Lesson(NamedTuple):
+    """What a batch taught: how long batches keep the device, and the host, and of that the part before the device."""
+
+    device: Curve
+    host: Curve
+    preparation: float
+
+
 class Profile:
     """How long batches of a bucket take, in seconds; kept while the bucket is empty.
 
     Implements the policy's `BatchTimes`. When batches are `pipelined`, the host's part is done
-    while the device runs another batch and so costs no throughput. Guarded by the queue's lock.
+    while the device runs another batch and so costs no throughput. Guarded by the queue's lock, but for
+    `learn`: by one thread at a time, without that lock, since it may take longer than all else.
     """
 
     __slots__ = (
+        "_device_model",
         "_host_batches",
+        "_host_model",
+        "_learned_preparation",
         "_lesson_at",
         "_lessons",
         "_mean",
@@ -57,24 +71,32 @@ class Profile:
         "_whole",
         "device",
         "host",
+        "longest",
         "observed",
     )
 
     def __init__(self, max_batch_size: int, *, pipelined: bool = False) -> None:
         self._most = max_batch_size
         self._pipelined = pipelined
-        self.device = LatencyModel(max_batch_size)
-        self.host = LatencyModel(max_batch_size)
+        # Of `learn` alone: what is learned from, and what was of it.
+        self._device_model = LatencyModel(max_batch_size)
+        self._host_model = LatencyModel(max_batch_size)
         self._host_batches = 0
+        self._learned_preparation = 0.5
+        # What is predicted from.
+        self.device = self._device_model.curve
+        self.host = self._host_model.curve
         # The part of the host's time that is spent before the device can start.
         self._preparation = 0.5
         self.observed = -math.inf
+        # As `upper` of the most rows: who has time for that has time for any.
+        self.longest = 0.0
         # Batches since one of more than half of the most rows.
         self._since_large = 0
         # Batches that were learned from, and from when on a short one that leaves is again.
         self._lessons = 0
         self._lesson_at = -math.inf
-        # What `upper`, `mean` and `whole` gave since the last lesson: every request with a deadline asks
+        # What `upper`, `mean` and `whole` gave since the last lesson: many requests with a deadline ask
         # for the first, every arrival for the second while a batch waits for returners, every batch
         # for the third.
         self._upper: dict[int, float] = {}
@@ -82,50 +104,61 @@ class Profile:
         self._whole: dict[int, float] = {}
 
     def anchor(self, rows: int, seconds: float) -> None:
-        """A warm-up run of so many rows."""
-        self._forget_given()
-        self.device.anchor(rows, seconds)
+        """A warm-up run of so many rows. As `learn`, and with the queue's lock."""
+        self._device_model.anchor(rows, seconds)
+        self._predict_from(Lesson(self._device_model.curve, self.host, self._preparation))
 
     @property
     def known(self) -> bool:
         """Whether there is anything to predict from."""
-        return self.device.known
+        return bool(self.device.sizes)
 
     def observe(
         self, now: float, rows: int, device_seconds: float, before: float = 0.0, after: float = 0.0
     ) -> None:
         """A batch of so many rows was run, prepared for `before` seconds, and completed for `after`."""
-        rows = min(rows, self._most)
+        if self.teaches(now, rows, device_seconds + before + after):
+            self.believe(self.learn(rows, device_seconds, before, after), now)
+
+    def teaches(self, now: float, rows: int, took: float) -> bool:
+        """Whether a batch of so many rows, which took so many seconds in all, is to be learned from."""
         large = 2 * rows > self._most
-        took = device_seconds + before + after
         # By when it left: what ends at a given time is rather one of those that took long.
         taught = took >= _LESSON_SECONDS or now - took >= self._lesson_at or (large and self.stale)
         # Where a large one was tried in vain, not again at once.
         self._since_large = 0 if large or self._since_large >= _STALE_BATCHES else self._since_large + 1
         if taught:
-            self._learn(now, rows, device_seconds, before, after)
+            self._lessons += 1
+            if self._lessons >= _FIRST_LESSONS:
+                self._lesson_at = now + _LESSON_SECONDS * (0.5 + self._lessons * _SPREAD % 1)
+        return taught
 
-    def _learn(self, now: float, rows: int, device_seconds: float, before: float, after: float) -> None:
-        self._lessons += 1
-        if self._lessons >= _FIRST_LESSONS:
-            self._lesson_at = now + _LESSON_SECONDS * (0.5 + self._lessons * _SPREAD % 1)
-        self.observed = now
-        self._forget_given()
-        self.device.observe(rows, device_seconds)
+    def learn(self, rows: int, device_seconds: float, before: float, after: float) -> Lesson:
+        """What such a batch teaches. Nothing else sees of it before it is believed."""
+        rows = min(rows, self._most)
+        self._device_model.observe(rows, device_seconds)
         if host_seconds := before + after:
             self._host_batches += 1
             if self._host_batches <= _HOST_ANCHORS:
                 # Not clipped: what one size says of others is hardly a guess.
-                self.host.anchor(rows, host_seconds)
+                self._host_model.anchor(rows, host_seconds)
             else:
-                self.host.observe(rows, host_seconds)
+                self._host_model.observe(rows, host_seconds)
             weight = max(_PREPARATION_WEIGHT, 1 / self._host_batches)
-            self._preparation += weight * (before / host_seconds - self._preparation)
+            self._learned_preparation += weight * (before / host_seconds - self._learned_preparation)
+        return Lesson(self._device_model.curve, self._host_model.curve, self._learned_preparation)
 
-    def _forget_given(self) -> None:
+    def believe(self, lesson: Lesson, now: float) -> None:
+        """From now on it is predicted from this."""
+        self.observed = now
+        self._predict_from(lesson)
+
+    def _predict_from(self, lesson: Lesson) -> None:
+        self.device, self.host, self._preparation = lesson
         self._upper.clear()
         self._mean.clear()
         self._whole.clear()
+        self.longest = self.upper(self._most)
 
     @property
     def stale(self) -> bool:
@@ -176,19 +209,26 @@ class Profile:
             low, high = (middle, high) if self.upper(middle) <= slack else (low, middle)
         return low
 
-    def needs(self, rows: int, now: float) -> float:
-        """How long so many rows take at most; 0 when that is not known, or was long ago.
+    def needs(self, rows: int, now: float, pace: float = 1.0) -> float:
+        """How long so many rows take at most on a device of this pace; 0 when that is not known, or was long ago.
 
         What is refused is not observed: were old knowledge trusted, a device that was slow once
         would refuse for ever.
         """
-        return self.upper(rows) if now - self.observed < _FRESH_SECONDS else 0.0
+        if now - self.observed >= _FRESH_SECONDS:
+            return 0.0
+        seconds = self.upper(rows)
+        return seconds if pace == 1.0 else seconds + (pace - 1.0) * self.device.upper(rows)
+
+    def ends(self, rows: int, now: float, chances: Sequence[tuple[float, float]]) -> float:
+        """When so many rows have run at the latest; each device starts at a time, and has a pace."""
+        return min([start + self.needs(rows, now, pace) for start, pace in chances])
 
     def statistics(self, queued: int, queued_rows: int) -> BucketStatistics:
         """What was learned so far, beside the bucket's queue."""
         return BucketStatistics(
             queued,
             queued_rows,
-            self.device.statistics() if self.device.known else None,
-            self.host.statistics() if self.host.known else None,
+            self._device_model.statistics() if self.device.known else None,
+            self._host_model.statistics() if self.host.known else None,
         )

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 _BINS = 48
 # The lowest rate over so many neighbouring bins is that of arrivals that are no returns.
@@ -51,106 +52,35 @@ class ReturnersStatistics:
     waits: int
 
 
-class Returners:
-    """Learns who comes back and when. Not thread-safe: its owner's lock guards it.
+class Answers(NamedTuple):
+    """What came after answers, by the time since a batch had run, in bins of `width` seconds.
 
-    The horizon is the time of a batch of one after the largest batch is answered: waiting for longer
-    never pays, since what two batches made into one save is about the time of a batch of one.
+    `arrivals` in each bin; `callers` that were answered and `batches`, in the bin in which the next batch had
+    run. `later` arrivals came in the `later_seconds` beyond the last bin.
     """
 
-    def __init__(self) -> None:
-        self._horizon = 0.0
-        self._width = 0.0
-        self._answered_at = 0.0
-        self._answered = 0
-        self._arrived = 0
-        self._waits = 0
-        self._reset(0.0)
+    width: float
+    arrivals: Sequence[float]
+    callers: Sequence[float]
+    batches: Sequence[float]
+    later: float
+    later_seconds: float
 
-    def _reset(self, horizon: float) -> None:
-        self._horizon = horizon
-        self._width = horizon / _BINS
-        # By time since the last batch had run: arrivals; and, by when the next had run, callers
-        # answered and batches. The newest weigh most: so nothing older need be touched.
-        self._weight = 1.0
-        self._arrivals = [0.0] * _BINS
-        self._callers = [0.0] * (_BINS + 1)
-        self._batches = [0.0] * (_BINS + 1)
-        # Beyond the horizon, until the next had run: arrivals and seconds.
-        self._later = self._later_seconds = 0.0
-        self._since_lesson = 0
-        self._lesson_at = -math.inf
-        # The share of the answered that is back by the end of each bin; and by the number of
-        # callers, how many of them a batch waits for.
-        self._back = [0.0] * _BINS
-        self._counts: dict[int, int] = {}
-        # When, after a batch has run, who is not back is not waited for any more.
-        self._end = 0.0
-        self._answered = 0
-
-    @property
-    def expected(self) -> bool:
-        """Whether those who are answered come back soon, as far as is known."""
-        return self._end > 0.0
-
-    def arrived(self, now: float) -> None:
-        """A request was accepted."""
-        self._arrived += 1
-        if self._answered:
-            at = int((now - self._answered_at) / self._width)
-            if at < _BINS:
-                self._arrivals[at] += self._weight
-            else:
-                self._later += self._weight
-
-    def answered(self, now: float, callers: int) -> None:
-        """A batch of so many requests has run, and the first is about to be answered."""
-        if self._horizon == 0.0:
-            return
-        if self._answered:
-            elapsed = now - self._answered_at
-            weight, lasted = self._weight, _BINS
-            if elapsed < self._horizon:
-                lasted = int(elapsed / self._width)
-            else:
-                self._later_seconds += (elapsed - self._horizon) * weight
-            self._callers[lasted] += weight * self._answered
-            self._batches[lasted] += weight
-            self._weight = weight / _DECAY
-            self._since_lesson += 1
-            if self._since_lesson >= _BATCHES_A_LESSON and (
-                now >= self._lesson_at or self._since_lesson >= _MOST_BATCHES_A_LESSON
-            ):
-                self._lesson_at = now + _LESSON_SECONDS
-                self._learn()
-        self._answered_at, self._answered, self._arrived = now, callers, 0
-
-    def _learn(self) -> None:
-        self._since_lesson = 0
-        scale = 1 / self._weight
-        self._weight = 1.0
-        self._later *= scale
-        self._later_seconds *= scale
-        for counts in (self._arrivals, self._callers, self._batches):
-            counts[:] = [count * scale for count in counts]
+    def back(self) -> Sequence[float]:
+        """The share of the answered that is back by the end of each bin; zeros when too few come back."""
         # A batch that lasted to a bin has been through all before.
-        callers = list(accumulate(reversed(self._callers)))[::-1]
-        batches = list(accumulate(reversed(self._batches)))[::-1]
-        self._back = list(accumulate(self._learned_shares(callers, batches)))
-        self._counts.clear()
-        if share := self._back[-1]:
-            self._end = (bisect_left(self._back, _MOST_OF * share) + 1) * self._width
-        else:
-            self._end = 0.0
+        callers = list(accumulate(reversed(self.callers)))[::-1]
+        batches = list(accumulate(reversed(self.batches)))[::-1]
+        return list(accumulate(self._shares(callers, batches)))
 
-    def _learned_shares(self, callers: list[float], batches: list[float]) -> list[float]:
-        """The share of the answered that comes back in each bin; zeros when too few do."""
+    def _shares(self, callers: list[float], batches: list[float]) -> list[float]:
+        """The share of the answered that comes back in each bin."""
         none = [0.0] * _BINS
         seen = sum([count > _LEAST_BATCHES for count in batches[:_BINS]])
         if seen < 2 * _BACKGROUND_BINS:
             return none
         # Of neighbouring bins the sums are differences of running ones.
-        arrived, lasted = (list(accumulate(counts, initial=0.0)) for counts in (self._arrivals, batches))
+        arrived, lasted = (list(accumulate(counts, initial=0.0)) for counts in (self.arrivals, batches))
         background = min(
             [
                 (arrived_end - arrived_start) / (lasted_end - lasted_start)
@@ -163,14 +93,128 @@ class Returners:
                 )
             ]
         )
-        if self._later_seconds > _LEAST_BATCHES * self._horizon:
+        if self.later_seconds > _LEAST_BATCHES * _BINS * self.width:
             # Those that come so late are hardly returns.
-            background = min(background, self._later / self._later_seconds * self._width)
+            background = min(background, self.later / self.later_seconds * self.width)
         shares = [
             max(0.0, arrivals - background * count) / answered
-            for arrivals, count, answered in zip(self._arrivals, batches[:seen], callers, strict=False)
+            for arrivals, count, answered in zip(self.arrivals, batches[:seen], callers, strict=False)
         ]
         return shares + none[seen:] if sum(shares) >= _LEAST_SHARE else none
+
+
+class Returners:
+    """Learns who comes back and when. Not thread-safe: its owner's lock guards it.
+
+    The horizon is the time of a batch of one after the largest batch is answered: waiting for longer
+    never pays, since what two batches made into one save is about the time of a batch of one.
+
+    From time to time there is a `lesson`: what it says takes longer to work out than all else, so
+    who owns this does it without the lock, and then has it believed.
+    """
+
+    def __init__(self) -> None:
+        self._horizon = 0.0
+        self._width = 0.0
+        self._answered_at = 0.0
+        self._answered = 0
+        # Arrivals since then, in the horizon and later. Until `heeds_until` an arrival is `arrived`; after
+        # it, whoever owns this may just count it here.
+        self._arrived = 0
+        self.late = 0
+        self.heeds_until = -math.inf
+        self._waits = 0
+        self.lesson: Answers | None = None
+        self._reset(0.0)
+
+    def _reset(self, horizon: float) -> None:
+        self._horizon = horizon
+        self._width = horizon / _BINS
+        # As in `Answers`. The newest weigh most: so nothing older need be touched.
+        self._weight = 1.0
+        self._arrivals = [0.0] * _BINS
+        self._callers = [0.0] * (_BINS + 1)
+        self._batches = [0.0] * (_BINS + 1)
+        self._later = self._later_seconds = 0.0
+        self._since_lesson = 0
+        self._lesson_at = -math.inf
+        self.lesson = None
+        # The share of the answered that is back by the end of each bin; and by the number of
+        # callers, how many of them a batch waits for.
+        self._back: Sequence[float] = [0.0] * _BINS
+        self._counts: dict[int, int] = {}
+        # When, after a batch has run, who is not back is not waited for any more.
+        self._end = 0.0
+        self._answered = 0
+        self.heeds_until = -math.inf
+
+    @property
+    def expected(self) -> bool:
+        """Whether those who are answered come back soon, as far as is known."""
+        return self._end > 0.0
+
+    def arrived(self, now: float) -> None:
+        """A request was accepted."""
+        at = int((now - self._answered_at) / self._width) if now < self.heeds_until else _BINS
+        if at < _BINS:
+            self._arrived += 1
+            self._arrivals[at] += self._weight
+        else:
+            self.late += 1
+
+    def answered(self, now: float, callers: int) -> None:
+        """A batch of so many requests has run, and the first is about to be answered."""
+        if self._horizon == 0.0:
+            return
+        if self._answered:
+            elapsed = now - self._answered_at
+            weight, lasted = self._weight, _BINS
+            if elapsed < self._horizon:
+                lasted = int(elapsed / self._width)
+            else:
+                self._later_seconds += (elapsed - self._horizon) * weight
+            self._later += self.late * weight
+            self._callers[lasted] += weight * self._answered
+            self._batches[lasted] += weight
+            self._weight = weight / _DECAY
+            self._since_lesson += 1
+            if self._since_lesson >= _BATCHES_A_LESSON and (
+                now >= self._lesson_at or self._since_lesson >= _MOST_BATCHES_A_LESSON
+            ):
+                self._lesson_at = now + _LESSON_SECONDS
+                self._begin_lesson()
+        self._answered_at, self._answered, self._arrived, self.late = now, callers, 0, 0
+        self.heeds_until = now + self._horizon
+
+    def _begin_lesson(self) -> None:
+        self._since_lesson = 0
+        scale = 1 / self._weight
+        self._weight = 1.0
+        self._later *= scale
+        self._later_seconds *= scale
+        self._arrivals, self._callers, self._batches = [
+            [count * scale for count in counts] for counts in (self._arrivals, self._callers, self._batches)
+        ]
+        self.lesson = Answers(
+            self._width,
+            self._arrivals.copy(),
+            self._callers.copy(),
+            self._batches.copy(),
+            self._later,
+            self._later_seconds,
+        )
+
+    def believe(self, lesson: Answers, back: Sequence[float]) -> None:
+        """This is what the lesson says; unless there has been a newer one, or all is different now."""
+        if lesson is not self.lesson:
+            return
+        self.lesson = None
+        self._back = back
+        self._counts.clear()
+        if share := back[-1]:
+            self._end = (bisect_left(back, _MOST_OF * share) + 1) * self._width
+        else:
+            self._end = 0.0
 
     def wait_until(
         self,
@@ -191,7 +235,7 @@ class Returners:
         if not self._horizon / _HORIZON_DRIFT <= horizon <= self._horizon * _HORIZON_DRIFT or not alone:
             self._reset(horizon)
             return now
-        outstanding = self._answered - self._arrived
+        outstanding = self._answered - self._arrived - self.late
         if outstanding <= 0 or room <= 0 or now >= self._answered_at + self._end:
             return now
         callers = queued + outstanding

@@ -37,15 +37,15 @@ class Formed(NamedTuple, Generic[R]):
     rows: list[int]
 
 
-def infeasible(requests: Iterable[R], now: float, needs: Callable[[int], float]) -> list[R]:
+def infeasible(requests: Iterable[R], ends: Callable[[int], float]) -> list[R]:
     """The requests that cannot make their deadline even if they run alone now; a passed one is one.
 
-    `needs` tells how many seconds so many rows take at most.
+    `ends` tells when so many rows, alone, have run at the latest.
     """
     return [
         request
         for request in requests
-        if request.deadline < math.inf and now + needs(request.cost) >= request.deadline
+        if request.deadline < math.inf and ends(request.cost) >= request.deadline
     ]
 
 

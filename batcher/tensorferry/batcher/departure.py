@@ -1,0 +1,97 @@
+"""Departure: who rides in the batch of a bucket that closes, whose share that is, and who is shed for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from tensorferry.batcher.backlog import Backlog
+from tensorferry.batcher.demand import DemandMeter
+from tensorferry.batcher.device import Device, Devices
+from tensorferry.batcher.policy import Close
+from tensorferry.batcher.request import Request
+from tensorferry.batcher.riding import Demand, Formed, form_batch
+from tensorferry.batcher.shares import Ranks, Shares
+from tensorferry.batcher.slower import LeftBucket, Paced
+from tensorferry.batcher.views import BatchTimes, LaneView
+
+
+class Departure:
+    """Takes batches out of the backlog. Guarded by the queue's lock.
+
+    `weights` are those of the priority classes, the highest first; with `ranks` above 1, or if `strict`, each
+    rides before all lower ones instead.
+    """
+
+    __slots__ = ("_backlog", "_devices", "_shares", "demand")
+
+    def __init__(
+        self,
+        backlog: Backlog,
+        devices: Devices,
+        weights: Sequence[int],
+        ranks: int,
+        most: int,
+        *,
+        strict: bool,
+    ) -> None:
+        self._backlog = backlog
+        self._devices = devices
+        ranked = strict or ranks > 1
+        self._shares: Ranks | Shares = Ranks(ranks * len(weights)) if ranked else Shares(weights, most)
+        # By class, of all buckets together: they share the device that must keep up with it. They need not
+        # be told of arrivals as long as none has a deadline: they are asked when not all can make theirs.
+        self.demand = [DemandMeter() for _ in range(ranks * len(weights))]
+
+    def credits(self) -> Sequence[float]:
+        """What each class may still take of the rows, renewed when all that wait have used theirs."""
+        self._shares.renew(self._backlog.class_rows)
+        return self._shares.credits
+
+    def take(
+        self, close: Close, device: Device, now: float, left: LeftBucket | None = None
+    ) -> Formed[Request]:
+        """The batch of a bucket that closes, and who is dropped for it; both are queued no more.
+
+        A slower device takes it of what is `left` to it, and drops nobody: faster ones might have time for them.
+        """
+        backlog = self._backlog
+        bucket = backlog.buckets[close.key]
+        lead, allotted = close.lead, [close.rows]
+        lanes: Sequence[LaneView[Request]] = bucket.lanes
+        times: BatchTimes = bucket.profile
+        if left is not None:
+            lanes, times = left.lanes, left.times
+        elif device.pace.value != 1.0:
+            times = Paced(bucket.profile, device.pace.value)
+        if len(lanes) > 1:
+            allotted = self._shares.allot([lane.rows for lane in lanes], backlog.class_rows, close.rows)
+            # Whoever's turn it was for a batch: who has a share in it and ranks highest must not be
+            # one who rides along only if its deadline allows.
+            lead = next((level for level, share in enumerate(allotted) if share), lead)
+        demand = partial(self._demanded, lead, now, device)
+        formed = form_batch(lanes, lead, allotted, device.starts(now), close.rows, times, demand)
+        batch, shed, riding = formed
+        if left is not None:
+            formed = Formed(batch, [], riding)
+            backlog.remove_all(close.key, batch, riding)
+        elif shed:
+            gone = list(riding)
+            gone[lead] += sum([request.cost for request in shed])
+            backlog.remove_all(close.key, shed + batch, gone)
+        else:
+            backlog.remove_all(close.key, batch, riding)
+        self._shares.charge(riding, lead, backlog.class_rows)
+        return formed
+
+    def _demanded(self, lead: int, now: float, device: Device) -> Demand:
+        """A device's share of what a class and those above it ask for.
+
+        That is what arrives; and after a burst what is left of it, in the time that it has.
+        """
+        devices = self._devices.worth(device.pace.value)
+        demands = [meter.demand(now, devices) for meter in self.demand[: lead + 1]]
+        rate, patience = sum([demand.rate for demand in demands]), demands[lead].patience
+        if patience:
+            rate = max(rate, self._backlog.dated(lead) / devices / patience)
+        return Demand(rate, patience)
