@@ -134,8 +134,8 @@ ON_CPU: Mapping[str, Workload] = {
         _POWERS[:5],
     ),
     RESNET: _resnet(
-        "a ResNet of 4 blocks of 32 channels and more, uint8 images of 64 × 64, FP32",
-        Resnet(blocks=(1, 1, 1, 1), width=32, size=64, half=False),
+        "a ResNet of 4 blocks of 24 channels and more, uint8 images of 64 × 64, FP32",
+        Resnet(blocks=(1, 1, 1, 1), width=24, size=64, half=False),
         _POWERS[:5],
     ),
 }
