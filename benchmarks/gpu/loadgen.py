@@ -166,6 +166,11 @@ class Load:
     ) -> None:
         self.close()
 
+    @property
+    def processes(self) -> list[int]:
+        """The load processes' ids."""
+        return [sender.pid for sender in self._senders]
+
     def close(self) -> None:
         """Ends the load processes."""
         with suppress(OSError):
@@ -199,7 +204,7 @@ class Load:
         self._open.clear()
         ended = threading.Event()
         watch = threading.Thread(target=self._watch, args=(ended,), name="watch")
-        pids = [sender.pid for sender in self._senders]
+        pids = self.processes
         before, own = [cpu_seconds(pid) for pid in pids], time.process_time()
         with tempfile.TemporaryDirectory() as folder:
             outputs = loadgen.LogOutputSettings()

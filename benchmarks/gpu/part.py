@@ -16,11 +16,22 @@ from typing import Any
 
 from gpu.accounting import Account, Snapshot, sizes_between
 from gpu.cores import Layout
-from gpu.loadgen import Load, Outcome
+from gpu.loadgen import Load, LoadError, Outcome
 from gpu.loop import Loop, Timed, best_rate, chosen_size, fastest_size
 from gpu.peak import PeakSearch, stepped_down
 from gpu.predict import predict
-from gpu.servers import DEFAULT, EAGER, VARIANTS, Server, Variant, known_flags, serving, warm_up, why_not
+from gpu.servers import (
+    DEFAULT,
+    EAGER,
+    VARIANTS,
+    Server,
+    ServerError,
+    Variant,
+    known_flags,
+    serving,
+    warm_up,
+    why_not,
+)
 from gpu.workloads import Workload
 
 # Requests in flight in the Offline scenario, in batches: two on their way through a GPU, one that
@@ -89,7 +100,14 @@ class Part:
         self._copies: tuple[bool, ...] = (False,) if device == "cpu" else (False, True)
         self._rates: dict[str, float] = {}
         self._accounts: dict[str, tuple[Snapshot, Snapshot]] = {}
-        self.results: dict[str, Any] = {"loop": [], "offline": [], "server": [], "peaks": {}, "skipped": {}}
+        self.results: dict[str, Any] = {
+            "loop": [],
+            "offline": [],
+            "server": [],
+            "peaks": {},
+            "skipped": {},
+            "warnings": {},
+        }
 
     def run(self, cache: Path, folder: Path) -> None:
         """All of it. Files go to the folder; ServerError, LoadError or LoopError say what did not work."""
@@ -110,10 +128,22 @@ class Part:
                 f"{workload.bound * 1e3:.0f} ms for a request the servers form batches of up to {self._most}"
             )
             expected = loop.outputs(0)
-            served = [self._start(variant, path, expected, folder, stack) for variant in self._variants()]
+            served = []
+            for variant in self._variants():
+                try:
+                    served.append(self._start(variant, path, expected, folder, stack))
+                except (ServerError, LoadError) as error:
+                    # Of what is compared with the server as it is shipped, the rest can still be.
+                    if variant is DEFAULT:
+                        raise
+                    self.results["skipped"][variant.name] = str(error)
+                    self._say(f"{variant.name}: FAILED: {error}")
             for number in range(self._plan.rounds):
                 self._round(number, loop, served if number % 2 == 0 else served[::-1])
             self._search([one for one in served if one.searched])
+            for one in served:
+                # That it had to do without CUDA graphs, say.
+                self.results["warnings"][one.name] = one.server.warnings()
         self._predict()
         self.results["minutes"] = round((time.monotonic() - began) / 60, 1)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ END = "<!-- end of what `make gpu-bench` made -->"
 NO_GPU = "not measured on a GPU"
 
 Part = Mapping[str, Any]
+_WARNINGS = 3
 
 
 def report(results: Mapping[str, Any]) -> str:
@@ -185,9 +187,21 @@ def _of_part(part: Part) -> Iterator[str]:
         yield _left(part)
     if part["server"]:
         yield f"LoadGen Server, every run; those count that confirm a rate.\n\n{_server(part)}"
+    for name, lines in part["warnings"].items():
+        for line in lines[:_WARNINGS]:
+            yield f"- {name} warned: {_message(line)}"
     skipped = [f"{name} ({why})" for name, why in part["skipped"].items()]
     if skipped:
         yield f"Not measured: {', '.join(skipped)}."
+
+
+def _message(line: str) -> str:
+    """Of a line of the log, without the folders of the machine."""
+    try:
+        said = json.loads(line)["message"]
+    except (ValueError, KeyError, TypeError):
+        said = line
+    return re.sub(r"(?:/[\w.@+-]+)+/", "", str(said))
 
 
 def _loop(part: Part) -> str:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from gpu.sender import METHOD
 from gpu.workloads import Workload
 
 _PROGRAM = ("-m", "tensorferry.server")
-_EAGER = (str(Path(__file__).with_name("eager_server.py")),)
+_PATCHED = str(Path(__file__).with_name("patched_server.py"))
+# What makes a session's buffers.
+_STAGING = "tensorferry.server.session:_cuda_memory"
 # LoadGen's Server scenario offers more than the server can do for some seconds: nothing is refused.
 _LIMITS = ("--max-queue-size", "1000000", "--max-queue-bytes", "16GiB")
 _STOP_SECONDS = 40
@@ -39,6 +42,7 @@ class Variant:
 
     `searched` ones also run LoadGen's Server scenario. Those that are `for_gpu` are no different on
     the CPU. `unbounded` ones form batches as large as is fastest, whatever that does to the latency.
+    `needs` is a name, `module:name`, without which there is nothing to leave out.
     """
 
     name: str
@@ -48,11 +52,15 @@ class Variant:
     searched: bool = False
     for_gpu: bool = False
     unbounded: bool = False
+    needs: str = ""
 
 
 DEFAULT = Variant("default", "as it is shipped: closed just in time", searched=True)
 EAGER = Variant(
-    "eager", "closed as soon as a worker is free: greedy, two in flight", program=_EAGER, searched=True
+    "eager",
+    "closed as soon as a worker is free: greedy, two in flight",
+    program=(_PATCHED, "eager"),
+    searched=True,
 )
 THROUGHPUT = Variant("throughput", "default, with the batches that are fastest", unbounded=True)
 # To measure another, add a line.
@@ -60,7 +68,14 @@ VARIANTS = (
     DEFAULT,
     EAGER,
     THROUGHPUT,
-    Variant("CUDA graphs", "default, with CUDA graphs", flags=("--cuda-graphs",), for_gpu=True),
+    Variant("CUDA graphs", "default, with CUDA graphs", flags=("--cuda-graphs", "true"), for_gpu=True),
+    Variant(
+        "unstaged",
+        "default, without pinned and device buffers of its own",
+        program=(_PATCHED, "unstaged"),
+        for_gpu=True,
+        needs=_STAGING,
+    ),
 )
 
 
@@ -79,6 +94,10 @@ def why_not(variant: Variant, device: str, flags: str, *, same_size: bool) -> st
     if variant.for_gpu and device == "cpu":
         return "it differs on a GPU only"
     unknown = [flag for flag in variant.flags if flag.startswith("--") and flag not in flags]
+    if variant.needs:
+        module, _, name = variant.needs.partition(":")
+        if not hasattr(import_module(module), name):
+            unknown.append(variant.needs)
     return f"this server has no {', '.join(unknown)}" if unknown else ""
 
 
@@ -91,6 +110,10 @@ class Server:
     address: str
     words: str
     log: Path
+
+    def warnings(self) -> list[str]:
+        """What it has logged, from warnings on."""
+        return self.log.read_text(errors="replace").splitlines()
 
 
 @contextmanager
