@@ -6,6 +6,7 @@ measured in the same round, and every other round goes backwards.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -45,9 +46,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How often and for how many seconds each thing is run, and how many arrivals are simulated."""
+    """How often and for how many seconds each thing is run, and how many arrivals are simulated.
+
+    No round is begun that would not be over so many `round_seconds` after the start.
+    """
 
     rounds: int
+    round_seconds: float
+    warm_up_seconds: float
     loop_seconds: float
     offline_seconds: float
     probes: int
@@ -58,10 +64,46 @@ class Plan:
     searches: int
 
 
-QUICK = Plan(1, 0.1, 1.5, 3, 1.5, 2.0, 2, 1500, 6)
-ON_CPU = Plan(3, 0.3, 5.0, 6, 5.0, 10.0, 4, 6000, 9)
+QUICK = Plan(
+    rounds=1,
+    round_seconds=math.inf,
+    warm_up_seconds=5.0,
+    loop_seconds=0.1,
+    offline_seconds=1.5,
+    probes=3,
+    probe_seconds=1.5,
+    confirm_seconds=2.0,
+    confirmations=2,
+    simulated=1500,
+    searches=6,
+)
+ON_CPU = Plan(
+    rounds=3,
+    round_seconds=math.inf,
+    warm_up_seconds=10.0,
+    loop_seconds=0.3,
+    offline_seconds=5.0,
+    probes=6,
+    probe_seconds=5.0,
+    confirm_seconds=10.0,
+    confirmations=4,
+    simulated=6000,
+    searches=9,
+)
 # Within nine minutes, the servers' start included.
-ON_GPU = Plan(3, 0.3, 8.0, 6, 8.0, 16.0, 2, 6000, 9)
+ON_GPU = Plan(
+    rounds=3,
+    round_seconds=330.0,
+    warm_up_seconds=15.0,
+    loop_seconds=0.3,
+    offline_seconds=6.0,
+    probes=6,
+    probe_seconds=6.0,
+    confirm_seconds=12.0,
+    confirmations=2,
+    simulated=6000,
+    searches=9,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +180,14 @@ class Part:
                         raise
                     self.results["skipped"][variant.name] = str(error)
                     self._say(f"{variant.name}: FAILED: {error}")
+            longest = 0.0
             for number in range(self._plan.rounds):
+                at = time.monotonic()
+                if number and at - began + longest > self._plan.round_seconds:
+                    self._say(f"no time for another round: {number} of {self._plan.rounds} are done")
+                    break
                 self._round(number, loop, served if number % 2 == 0 else served[::-1])
+                longest = max(longest, time.monotonic() - at)
             self._search([one for one in served if one.searched])
             for one in served:
                 # That it had to do without CUDA graphs, say.
@@ -170,7 +218,7 @@ class Part:
         server = stack.enter_context(
             serving(variant, workload, path, self._device, most, self._layout.server)
         )
-        difference = warm_up(server, workload, most, expected)
+        difference, cold = warm_up(server, workload, most, expected, self._plan.warm_up_seconds)
         load = stack.enter_context(Load(server.address, workload, self._layout, folder))
         ready = _Served(server, load, most)
         # Without a guess at its rate LoadGen does not know how many queries make a second.
@@ -179,6 +227,7 @@ class Part:
         self._say(
             f"{ready.name}: {server.words}, answers within {difference:.1e} of ONNX Runtime's, ready after "
             f"{time.monotonic() - began:.0f} s"
+            + (f"; no time to warm up {cold} of the sizes" if cold else "")
         )
         return ready
 

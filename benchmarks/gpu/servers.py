@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -165,19 +166,23 @@ def serving(
             process.stdout.close()
 
 
-def warm_up(server: Server, workload: Workload, most: int, expected: Mapping[str, Sequence[float]]) -> float:
-    """Has the server run a batch of every size, and its first answer compared with the bare loop's.
+def warm_up(
+    server: Server, workload: Workload, most: int, expected: Mapping[str, Sequence[float]], seconds: float
+) -> tuple[float, int]:
+    """Has the server run a batch of every size, and the first row of each compared with the bare loop's.
 
-    ServerError when they differ. Returns by how much they do, relative to the output's magnitude.
-    The server itself warms up at powers of two; what ONNX Runtime does for a size that it sees for
-    the first time (cuDNN tries its algorithms) must not be part of what is measured.
+    ServerError when they differ. Returns by how much they do, relative to the output's magnitude,
+    and how many sizes there was no time for. The server itself warms up at powers of two; what ONNX
+    Runtime does for a size that it sees for the first time (cuDNN tries its algorithms) should not
+    be part of what is measured. The large sizes come first: near saturation they are the usual.
     """
     import grpc
 
     options = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1))
     with grpc.insecure_channel(server.address, options) as channel:
         infer: Any = channel.unary_unary(METHOD)
-        for rows in range(1, most + 1):
+        until, worst = time.monotonic() + seconds, 0.0
+        for rows in range(most, 0, -1):
             response = infer(workload.request(rows), timeout=_ANSWER_SECONDS)
             difference = _difference(workload, response, expected)
             if not difference <= _TOLERANCES[workload.model.half]:
@@ -185,7 +190,10 @@ def warm_up(server: Server, workload: Workload, most: int, expected: Mapping[str
                     f"{server.variant.name} answers a row of {workload.name} among {rows} with something else than "
                     f"ONNX Runtime does: it differs by {difference:.2e} of the output's magnitude"
                 )
-    return difference
+            worst = max(worst, difference)
+            if time.monotonic() > until:
+                return worst, rows - 1
+    return worst, 0
 
 
 def _difference(workload: Workload, response: bytes, expected: Mapping[str, Sequence[float]]) -> float:

@@ -1,7 +1,8 @@
 """What is measured: two models, each as it is on a GPU and a small one of the same form for the CPU.
 
 The latencies and the lengths are those of MLPerf Inference's Server scenario: images within 15 ms,
-questions about texts of 384 tokens within 130 ms, each with its 99th percentile.
+questions about texts of 384 tokens within 130 ms, each with its 99th percentile. The small image
+model has a looser bound.
 """
 
 from __future__ import annotations
@@ -118,15 +119,15 @@ def _bert(title: str, model: Bert, sizes: tuple[int, ...]) -> Workload:
     return Workload(BERT, title, model, (START, END), 0.130, sizes, 0.95, 0.85, 0.79)
 
 
-def _resnet(title: str, model: Resnet, sizes: tuple[int, ...]) -> Workload:
-    return Workload(RESNET, title, model, (LOGITS,), 0.015, sizes, 0.80, 0.90, 0.89)
+def _resnet(title: str, model: Resnet, sizes: tuple[int, ...], bound: float) -> Workload:
+    return Workload(RESNET, title, model, (LOGITS,), bound, sizes, 0.80, 0.90, 0.89)
 
 
 ON_GPU: Mapping[str, Workload] = {
     BERT: _bert("BERT-base, 384 tokens, FP16", Bert(), _POWERS),
-    RESNET: _resnet("ResNet-50, uint8 images of 224 × 224, FP16", Resnet(), _POWERS),
+    RESNET: _resnet("ResNet-50, uint8 images of 224 × 224, FP16", Resnet(), _POWERS, 0.015),
 }
-# On one core a batch of one takes some milliseconds of these.
+# On one core a batch of one takes a millisecond or some of these.
 ON_CPU: Mapping[str, Workload] = {
     BERT: _bert(
         "a BERT of 4 layers of 128, 64 tokens, FP32",
@@ -134,9 +135,11 @@ ON_CPU: Mapping[str, Workload] = {
         _POWERS[:5],
     ),
     RESNET: _resnet(
-        "a ResNet of 4 blocks of 24 channels and more, uint8 images of 64 × 64, FP32",
-        Resnet(blocks=(1, 1, 1, 1), width=24, size=64, half=False),
+        "a ResNet of 4 blocks of 16 channels and more, uint8 images of 64 × 64, FP32",
+        Resnet(blocks=(1, 1, 1, 1), width=16, size=64, half=False),
         _POWERS[:5],
+        # Small machines are often shared: others take a core away for as long as 15 ms.
+        0.060,
     ),
 }
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpu.report import BEGIN, END, ceiling, latency_bounded, replaced, report, saturation
+from gpu.report import BEGIN, END, ceiling, latency_bounded, replaced, report, saturation, write
 
 ACCOUNT = {
     "rows": 8.0,
@@ -135,3 +136,14 @@ def test_only_its_own_section_is_replaced() -> None:
     assert replaced(once, "new") == once
     with pytest.raises(ValueError, match="the page has no"):
         replaced("# Title\n", "new")
+
+
+def test_figures_of_a_gpu_are_not_replaced_by_those_of_a_cpu(tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    cpu, gpu = (report({"parts": {"bert": part(small=small)}}) for small in (True, False))
+    write(page, cpu)
+    assert page.read_text() == f"{BEGIN}\n\n{cpu}\n\n{END}\n"
+    for text in (gpu, cpu):
+        write(page, text)
+        assert page.read_text() == f"{BEGIN}\n\n{gpu}\n\n{END}\n"

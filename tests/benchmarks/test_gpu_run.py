@@ -22,7 +22,19 @@ from gpu.report import report
 from gpu.servers import DEFAULT, ServerError, serving, warm_up
 from gpu.workloads import BERT, ON_CPU, ON_GPU, RESNET, Workload
 
-BRIEF = Plan(1, 0.01, 0.3, 1, 0.3, 0.3, 1, 200, 2)
+BRIEF = Plan(
+    rounds=1,
+    round_seconds=60.0,
+    warm_up_seconds=5.0,
+    loop_seconds=0.01,
+    offline_seconds=0.3,
+    probes=1,
+    probe_seconds=0.3,
+    confirm_seconds=0.3,
+    confirmations=1,
+    simulated=200,
+    searches=2,
+)
 CPU = onnxruntime.InferenceSession
 
 
@@ -120,7 +132,19 @@ def test_a_server_that_answers_something_else_is_not_measured(tmp_path: Path) ->
     with serving(DEFAULT, workload, model, "cpu", 2, cores) as server:
         zeros = {name: [1.0] * 1000 for name in workload.outputs}
         with pytest.raises(ServerError, match="with something else than ONNX Runtime does"):
-            warm_up(server, workload, 2, zeros)
+            warm_up(server, workload, 2, zeros, 5.0)
+
+
+def test_every_size_is_warmed_up_while_there_is_time(tmp_path: Path) -> None:
+    workload, cores = ON_CPU[RESNET], Layout.here().server
+    model = workload.write(tmp_path)
+    with Loop(model, workload, "cpu", cores, tmp_path / "log") as loop:
+        expected = loop.outputs(0)
+    with serving(DEFAULT, workload, model, "cpu", 4, cores) as server:
+        difference, cold = warm_up(server, workload, 4, expected, 60.0)
+        assert difference < 1e-3
+        assert cold == 0
+        assert warm_up(server, workload, 4, expected, 0.0)[1] == 3
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
