@@ -104,12 +104,12 @@ def fastest_size(times: Sequence[Timed]) -> int:
     return max(times, key=lambda timed: timed.rate).rows
 
 
-def chosen_size(times: Sequence[Timed], bound: float, share: float = 0.97, part: float = 0.4) -> int:
+def chosen_size(times: Sequence[Timed], bound: float, share: float = 0.85, part: float = 0.4) -> int:
     """The largest batch that a server with a bound on its latency should form.
 
     Of the sizes whose batch takes at most a `part` of the bound, since a request may wait for one
-    batch and ride in the next, the largest that reaches this share of their best rate. The
-    smallest of all where every batch takes longer.
+    batch and ride in the next, the largest that reaches this share of their best rate: the server has
+    work with each batch, too. The smallest of all where every batch takes longer.
     """
     slow = {timed.rows for timed in times if timed.batch_seconds > part * bound}
     fitting = [timed for timed in times if timed.rows not in slow]

@@ -180,7 +180,7 @@ def _of_part(part: Part) -> Iterator[str]:
     if part["offline"]:
         yield (
             "LoadGen Offline over gRPC, one row a request; medians. *Device* is the share of the time in which a batch "
-            "was run, *÷ loop* a batch's time beside the bare loop's with copies at the next smaller measured size, "
+            "was run, *÷ loop* a batch's time beside the bare loop's, of the next smaller size in proportion (on a GPU with copies), "
             "*join* and *answer* what the host does before and after, *cores* what the server used, with its busiest "
             f"threads; *load* the busiest load process and LoadGen, of a core each.\n\n{_offline(part)}"
         )
