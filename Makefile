@@ -24,7 +24,7 @@ SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 LOAD := $(VENV)/load
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test conformance compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory protos protos-check locks tools train gpu-check clean
+.PHONY: help run demo test conformance compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory gpu-bench protos protos-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -84,6 +84,9 @@ bench-report: $(VENV)/.dev $(VENV)/.plots ## make docs/performance.md and its pl
 bench-memory: $(LOAD) $(VENV)/.dev ## memory over a million calls and ten thousand dropped streams (QUICK=1: a tenth)
 	@$(SERVING).memory --load $(LOAD) $(if $(QUICK),--quick)
 
+gpu-bench: $(VENV)/.bench-gpu ## on a GPU: BERT-base and ResNet-50 beside a bare loop, and in MLPerf LoadGen's scenarios (ONLY=bert or resnet; elsewhere and with QUICK=1 small models on the CPU)
+	@$(BIN)/python benchmarks/gpu/run.py $(if $(QUICK),--quick,--docs) $(if $(ONLY),--only $(ONLY))
+
 protos: $(PROTOC_VENV)/.done ## regenerate the code from the .proto files
 	$(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos $(PROTOS)/*.proto
 	$(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iprotos --grpc_python_out=protos $(PROTOS)/inference.proto
@@ -122,6 +125,11 @@ $(VENV)/.cpu $(VENV)/.gpu: $(VENV)/.%: requirements/%.lock pyproject.toml | $(VE
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.lock | $(VENV)/.$(EXTRA)
+	@echo "installing $< into $(VENV) ..."
+	@$(PIP) install -q --require-hashes -r $<
+	@touch $@
+
+$(VENV)/.bench-gpu: requirements/bench-gpu.lock | $(VENV)/.$(EXTRA)
 	@echo "installing $< into $(VENV) ..."
 	@$(PIP) install -q --require-hashes -r $<
 	@touch $@

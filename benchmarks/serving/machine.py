@@ -13,7 +13,7 @@ _OURS = ("tensorferry", "grpcio", "protobuf", "numpy", "onnxruntime")
 def describe(cache: Path) -> dict[str, object]:
     """The processor, memory, system, and the versions of what is measured."""
     return {
-        "processor": _processor(Path("/proc/cpuinfo").read_text()),
+        "processor": processor(Path("/proc/cpuinfo").read_text()),
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
@@ -23,7 +23,7 @@ def describe(cache: Path) -> dict[str, object]:
     }
 
 
-def _processor(said: str) -> str:
+def processor(said: str) -> str:
     """The model of the first processor."""
     for line in said.splitlines():
         name, _, value = line.partition(":")

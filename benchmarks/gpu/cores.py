@@ -1,0 +1,85 @@
+"""Which cores are the server's and which the load's, and processes that stay on theirs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The server's cores (the bare loop's too), LoadGen's, and those of the processes that send its queries."""
+
+    server: tuple[int, ...]
+    loadgen: int
+    senders: tuple[int, ...]
+
+    @classmethod
+    def of(cls, cores: Sequence[int]) -> Layout:
+        """A quarter of the cores is the server's, at least one; the last is LoadGen's; the rest send.
+
+        On two cores LoadGen and one sender share one; on a single core all do.
+        """
+        cores = sorted(cores)
+        if len(cores) < 3:
+            return cls((cores[0],), cores[-1], (cores[-1],))
+        servers = max(1, len(cores) // 4)
+        return cls(tuple(cores[:servers]), cores[-1], tuple(cores[servers:-1]))
+
+    @classmethod
+    def here(cls) -> Layout:
+        """Of the cores that this process may use."""
+        return cls.of(list(os.sched_getaffinity(0)))
+
+    def __str__(self) -> str:
+        if set(self.server) & set(self.senders):
+            return "one core for everything: the load takes time from the server, mistrust the figures"
+        shared = ", which is LoadGen's too" if self.loadgen in self.senders else ", 1 for LoadGen"
+        return f"{len(self.server)} of the cores for the server, {len(self.senders)} for the load{shared}"
+
+
+@contextmanager
+def on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """What is started inside is confined to these cores, with all its threads; this thread is there meanwhile."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def cpu_seconds(pid: int) -> float:
+    """The processor time that a process has used."""
+    return _seconds(Path(f"/proc/{pid}/stat"))
+
+
+def thread_seconds(pid: int) -> dict[int, float]:
+    """The same of each of its threads."""
+    found = {}
+    for entry in os.listdir(f"/proc/{pid}/task"):
+        try:
+            found[int(entry)] = _seconds(Path(f"/proc/{pid}/task/{entry}/stat"))
+        except OSError:
+            continue  # it has ended meanwhile
+    return found
+
+
+def _seconds(stat: Path) -> float:
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+def end(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Waits so long for a process that was told to end, then kills it."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,63 @@
+"""What this benchmark needs, and what of it is missing, said before anything is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[2]
+_OURS = ("protos", "batcher", "server", "client")
+
+# By module, what is installed to have it.
+MODULES = {
+    "mlperf_loadgen": "mlcommons-loadgen",
+    "onnx": "onnx",
+    "onnxruntime": "onnxruntime-gpu[cuda,cudnn], or onnxruntime for the CPU",
+    "numpy": "numpy",
+    "grpc": "grpcio",
+    "google.protobuf": "protobuf",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "grpc_status": "grpcio-status",
+    "prometheus_client": "prometheus-client",
+}
+_VERSIONS = ("mlcommons-loadgen", "onnxruntime", "onnxruntime-gpu", "onnx", "grpcio", "protobuf", "numpy")
+
+
+def use_this_checkout() -> None:
+    """Makes the benchmarks importable, here and in what is started; and the checkout where nothing is installed."""
+    benchmarks = _ROOT / "benchmarks"
+    folders = [benchmarks, benchmarks / "simulate"]
+    if not _there("tensorferry.server"):
+        folders += [_ROOT / name for name in _OURS]
+    found = [str(folder) for folder in folders]
+    sys.path[:0] = found
+    inherited = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*found, *([inherited] if inherited else [])])
+
+
+def missing(modules: Iterable[str] = MODULES) -> list[str]:
+    """What cannot be imported here, each with what has it."""
+    return [f"{module} ({MODULES[module]})" for module in modules if not _there(module)]
+
+
+def _there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def versions() -> dict[str, str]:
+    """Of what is installed."""
+    found = {}
+    for name in _VERSIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

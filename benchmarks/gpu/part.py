@@ -1,0 +1,345 @@
+"""One workload, measured whole: the bare loop, every server in LoadGen's scenarios, and the simulation.
+
+The loop and all servers stay up and take turns: the machine's speed drifts, so what is compared is
+measured in the same round, and every other round goes backwards.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gpu.accounting import Account, Snapshot, sizes_between
+from gpu.cores import Layout
+from gpu.loadgen import Load, LoadError, Outcome
+from gpu.loop import Loop, Timed, best_rate, chosen_size, fastest_size
+from gpu.peak import PeakSearch, stepped_down
+from gpu.predict import predict
+from gpu.servers import (
+    DEFAULT,
+    EAGER,
+    VARIANTS,
+    Server,
+    ServerError,
+    Variant,
+    known_flags,
+    serving,
+    warm_up,
+    why_not,
+)
+from gpu.workloads import Workload
+
+# Requests in flight in the Offline scenario, in batches: two on their way through a GPU, one that
+# waits, one on the wire.
+_OFFLINE_BATCHES = 4
+_LEAST_IN_FLIGHT = 16
+_LEAD_IN_SECONDS = 1.0
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How often and for how many seconds each thing is run, and how many arrivals are simulated.
+
+    No round is begun that would not be over so many `round_seconds` after the start.
+    """
+
+    rounds: int
+    round_seconds: float
+    warm_up_seconds: float
+    loop_seconds: float
+    offline_seconds: float
+    probes: int
+    probe_seconds: float
+    confirm_seconds: float
+    confirmations: int
+    simulated: int
+    searches: int
+
+
+QUICK = Plan(
+    rounds=1,
+    round_seconds=math.inf,
+    warm_up_seconds=5.0,
+    loop_seconds=0.1,
+    offline_seconds=1.5,
+    probes=3,
+    probe_seconds=1.5,
+    confirm_seconds=2.0,
+    confirmations=2,
+    simulated=1500,
+    searches=6,
+)
+ON_CPU = Plan(
+    rounds=3,
+    round_seconds=math.inf,
+    warm_up_seconds=10.0,
+    loop_seconds=0.3,
+    offline_seconds=5.0,
+    probes=6,
+    probe_seconds=5.0,
+    confirm_seconds=10.0,
+    confirmations=4,
+    simulated=6000,
+    searches=9,
+)
+# Within nine minutes, the servers' start included.
+ON_GPU = Plan(
+    rounds=3,
+    round_seconds=330.0,
+    warm_up_seconds=15.0,
+    loop_seconds=0.3,
+    offline_seconds=6.0,
+    probes=6,
+    probe_seconds=6.0,
+    confirm_seconds=12.0,
+    confirmations=2,
+    simulated=6000,
+    searches=9,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A server under measurement, with the processes that load it."""
+
+    server: Server
+    load: Load
+    most: int
+
+    @property
+    def name(self) -> str:
+        return self.server.variant.name
+
+    @property
+    def searched(self) -> bool:
+        return self.server.variant.searched
+
+    @property
+    def in_flight(self) -> int:
+        return max(_LEAST_IN_FLIGHT, _OFFLINE_BATCHES * self.most)
+
+
+class Part:
+    """Measures a workload; `results` grows as it goes."""
+
+    def __init__(
+        self, workload: Workload, plan: Plan, device: str, layout: Layout, say: Callable[[str], None]
+    ) -> None:
+        self._workload = workload
+        self._plan = plan
+        self._device = device
+        self._layout = layout
+        self._say = say
+        self._most = self._fastest = 1
+        self._copies: tuple[bool, ...] = (False,) if device == "cpu" else (False, True)
+        self._rates: dict[str, float] = {}
+        self._accounts: dict[str, tuple[Snapshot, Snapshot]] = {}
+        self.results: dict[str, Any] = {
+            "loop": [],
+            "offline": [],
+            "server": [],
+            "peaks": {},
+            "skipped": {},
+            "warnings": {},
+        }
+
+    def run(self, cache: Path, folder: Path) -> None:
+        """All of it. Files go to the folder; ServerError, LoadError or LoopError say what did not work."""
+        workload, began = self._workload, time.monotonic()
+        path = workload.write(cache)
+        self._say(f"{workload.title}, on {self._device}; {self._layout}")
+        with ExitStack() as stack:
+            loop = stack.enter_context(
+                Loop(path, workload, self._device, self._layout.server, folder / "loop.log")
+            )
+            # What the first runs of a size take, cuDNN's search among them, is not to decide.
+            self._ladder(loop)
+            times = self._ladder(loop)
+            self._most = self.results["max_batch_size"] = chosen_size(times, workload.bound)
+            self._fastest = self.results["fastest_size"] = fastest_size(times)
+            self._say(
+                f"bare loop: {best_rate(times):.0f} rows/s at best, in batches of {self._fastest}; with "
+                f"{workload.bound * 1e3:.0f} ms for a request the servers form batches of up to {self._most}"
+            )
+            expected = loop.outputs(0)
+            served = []
+            for variant in self._variants():
+                try:
+                    served.append(self._start(variant, path, expected, folder, stack))
+                except (ServerError, LoadError) as error:
+                    # Of what is compared with the server as it is shipped, the rest can still be.
+                    if variant is DEFAULT:
+                        raise
+                    self.results["skipped"][variant.name] = str(error)
+                    self._say(f"{variant.name}: FAILED: {error}")
+            longest = 0.0
+            for number in range(self._plan.rounds):
+                at = time.monotonic()
+                if number and at - began + longest > self._plan.round_seconds:
+                    self._say(f"no time for another round: {number} of {self._plan.rounds} are done")
+                    break
+                self._round(number, loop, served if number % 2 == 0 else served[::-1])
+                longest = max(longest, time.monotonic() - at)
+            self._search([one for one in served if one.searched])
+            for one in served:
+                # That it had to do without CUDA graphs, say.
+                self.results["warnings"][one.name] = one.server.warnings()
+        self._predict()
+        self.results["minutes"] = round((time.monotonic() - began) / 60, 1)
+
+    def _variants(self) -> Sequence[Variant]:
+        flags, wanted = known_flags(), []
+        for variant in VARIANTS:
+            if why := why_not(variant, self._device, flags, same_size=self._most == self._fastest):
+                self.results["skipped"][variant.name] = why
+                self._say(f"{variant.name}: not measured, {why}")
+            else:
+                wanted.append(variant)
+        return wanted
+
+    def _start(
+        self,
+        variant: Variant,
+        path: Path,
+        expected: Mapping[str, Sequence[float]],
+        folder: Path,
+        stack: ExitStack,
+    ) -> _Served:
+        workload, began = self._workload, time.monotonic()
+        most = self._fastest if variant.unbounded else self._most
+        server = stack.enter_context(
+            serving(variant, workload, path, self._device, most, self._layout.server)
+        )
+        difference, cold = warm_up(server, workload, most, expected, self._plan.warm_up_seconds)
+        load = stack.enter_context(Load(server.address, workload, self._layout, folder))
+        ready = _Served(server, load, most)
+        # Without a guess at its rate LoadGen does not know how many queries make a second.
+        guess = self.results["loop"][-1]["rate"] / 4
+        self._rates[ready.name] = load.offline(guess, _LEAD_IN_SECONDS, ready.in_flight).rate
+        self._say(
+            f"{ready.name}: {server.words}, answers within {difference:.1e} of ONNX Runtime's, ready after "
+            f"{time.monotonic() - began:.0f} s"
+            + (f"; no time to warm up {cold} of the sizes" if cold else "")
+        )
+        return ready
+
+    def _ladder(self, loop: Loop, number: int = -1) -> list[Timed]:
+        """The bare loop at each size; of a round unless it is before the first."""
+        times = [
+            loop.timed(rows, self._plan.loop_seconds, copies=copies)
+            for rows in self._workload.sizes
+            for copies in self._copies
+        ]
+        self.results["loop"] += [{"round": number, **asdict(timed)} for timed in times]
+        return times
+
+    def _round(self, number: int, loop: Loop, served: Sequence[_Served]) -> None:
+        if number % 2 == 0:
+            self._ladder(loop, number)
+        for one in served:
+            self._offline(number, one)
+        if number % 2:
+            self._ladder(loop, number)
+
+    def _offline(self, number: int, one: _Served) -> None:
+        expected, seconds = self._rates[one.name], self._plan.offline_seconds
+        first = self._snapshot(one)
+        outcome = one.load.offline(expected, seconds, one.in_flight)
+        account = Account.between(first, self._snapshot(one))
+        self._rates[one.name] = outcome.rate
+        ceiling = best_rate([_timed(row) for row in self.results["loop"] if row["round"] in (number, -1)])
+        row = {"round": number, "variant": one.name, **asdict(outcome), "account": asdict(account)}
+        self.results["offline"].append(row)
+        self._say(
+            f"round {number + 1}, Offline, {one.name}: {outcome.rate:.0f}/s, of the loop's best before "
+            f"{outcome.rate / ceiling:.2f}; batches of {account.rows:.1f}, device busy {account.busy:.0%}"
+            + (f", {outcome.errors} ERRORS" if outcome.errors else "")
+        )
+
+    def _search(self, served: Sequence[_Served]) -> None:
+        """LoadGen's Server scenario: the servers' searches take turns."""
+        searches = {one.name: PeakSearch(self._offline_rate(one.name)) for one in served}
+        before = {one.name: self._snapshot(one) for one in served}
+        for _ in range(self._plan.probes):
+            for one in served:
+                search = searches[one.name]
+                search.tell(self._probe(one, search.rate, self._plan.probe_seconds))
+        for one in served:
+            self._confirm(one, searches[one.name].best)
+            self._accounts[one.name] = (before[one.name], self._snapshot(one))
+
+    def _confirm(self, one: _Served, rate: float) -> None:
+        """The rate that was found, run for longer; lowered until it meets the bound again."""
+        for _ in range(self._plan.confirmations):
+            if not rate:
+                break
+            if self._probe(one, rate, self._plan.confirm_seconds, confirms=True):
+                self.results["peaks"][one.name] = self.results["server"][-1]
+                return
+            rate = stepped_down(rate)
+        self._say(f"{one.name}: no rate met the bound when it was run again")
+
+    def _probe(self, one: _Served, rate: float, seconds: float, *, confirms: bool = False) -> bool:
+        first = self._snapshot(one)
+        outcome = one.load.server(rate, seconds)
+        account = Account.between(first, self._snapshot(one))
+        met = outcome.met(self._workload.bound)
+        row = {
+            "variant": one.name,
+            "confirms": confirms,
+            "met": met,
+            **asdict(outcome),
+            "account": asdict(account),
+        }
+        self.results["server"].append(row)
+        self._say(_line(one.name, outcome, account, met))
+        return met
+
+    def _offline_rate(self, name: str) -> float:
+        return median(float(row["rate"]) for row in self.results["offline"] if row["variant"] == name)
+
+    def _predict(self) -> None:
+        """By the times of the shipped server's own batches, in all of its Server runs."""
+        sizes = sizes_between(*self._accounts[DEFAULT.name])
+        runs = [row for row in self.results["server"] if row["variant"] == DEFAULT.name and row["met"]]
+        # Where nothing met the bound the run with the lowest rate tells of the wire.
+        runs = runs or [min(self.results["server"], key=lambda row: float(row["target"]))]
+        wire = median(max(0.0, row["mean"] - row["account"]["inside"]) for row in runs)
+        predicted = predict(
+            sizes,
+            self._most,
+            self._workload.bound,
+            wire,
+            pipelined=self._device != "cpu",
+            count=self._plan.simulated,
+            searches=self._plan.searches,
+        )
+        self.results["predicted"] = predicted and asdict(predicted)
+        if predicted is not None:
+            self._say(
+                f"the simulation, of the times of these batches: {predicted.just_in_time:.0f}/s closed just in time, "
+                f"{predicted.eager:.0f}/s closed eagerly ({EAGER.name})"
+            )
+
+    def _snapshot(self, one: _Served) -> Snapshot:
+        return Snapshot.of(one.server.address, self._workload.name, one.server.process.pid)
+
+
+def _timed(row: Row) -> Timed:
+    return Timed(row["rows"], row["copies"], row["rate"], row["batch_seconds"])
+
+
+def _line(name: str, outcome: Outcome, account: Account, met: bool) -> str:
+    errors = f", {outcome.errors} ERRORS" if outcome.errors else ""
+    return (
+        f"Server, {name}: {outcome.target:.0f}/s asked, {outcome.rate:.0f}/s done, p99 {outcome.p99 * 1e3:.1f} ms, "
+        f"{'met' if met else 'missed'}; batches of {account.rows:.1f}, device busy {account.busy:.0%}{errors}"
+    )

@@ -1,0 +1,354 @@
+"""Makes the report of what was measured, and the section of docs/performance.md that has it.
+
+python benchmarks/gpu/report.py RESULTS.json [--docs]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+# As a script it has its own folder on the path, whose modules are only ever meant as gpu.NAME.
+if __name__ == "__main__" and sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from gpu.servers import DEFAULT, EAGER, THROUGHPUT, VARIANTS
+from gpu.workloads import Workload, workload_of
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
+BEGIN = "<!-- made by `make gpu-bench`: change benchmarks/gpu/report.py instead -->"
+END = "<!-- end of what `make gpu-bench` made -->"
+_SAYS_SO = "**Not measured on a GPU.**"
+
+Part = Mapping[str, Any]
+_WARNINGS = 3
+
+
+def report(results: Mapping[str, Any]) -> str:
+    """All parts, in markdown."""
+    parts = list(results["parts"].values())
+    text = [_where(parts), _wanted(parts), _CLOSES, _closes(parts)]
+    for part in parts:
+        text += list(_of_part(part))
+    return "\n\n".join(text)
+
+
+def _where(parts: Sequence[Part]) -> str:
+    lines = []
+    for part in parts:
+        machine = part["machine"]
+        said = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+        minutes = f", {part['minutes']:g} minutes" if "minutes" in part else ""
+        lines.append(
+            f"- **{_workload(part).title}**: {part['date']}, `{part['command']}`{minutes}, on {part['device']}"
+            f" ({machine['processor']}, {machine['cores']} cores; {part['layout']}), Python {machine['python']}; {said}."
+        )
+    if any(part["small"] for part in parts):
+        lines.insert(
+            0,
+            f"{_SAYS_SO} These are small models on the CPU: they show that the harness works.\n",
+        )
+    lines += [
+        f"\n**{part['workload']} did not run to its end:** {part['failure']}"
+        for part in parts
+        if "failure" in part
+    ]
+    return "\n".join(lines)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """In markdown; the first column is words, the others are numbers."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _wanted(parts: Sequence[Part]) -> str:
+    rows = []
+    for part in parts:
+        workload = _workload(part)
+        bound = f"{workload.bound * 1e3:.0f} ms"
+        rows += [
+            _line(
+                part,
+                f"{workload.name}: server at saturation ÷ bare IO-binding loop",
+                workload.saturation,
+                saturation(part, fastest(part)),
+            ),
+            _line(
+                part,
+                f"{workload.name}: LoadGen Server, p99 within {bound}, ÷ Offline (published systems: {workload.published:g})",
+                workload.latency_bounded,
+                latency_bounded(part, DEFAULT.name),
+            ),
+        ]
+    return table(["figure", "wanted on a GPU", "seen: median (min–max)", "met"], rows)
+
+
+def _line(part: Part, name: str, wanted: float, seen: Sequence[float]) -> list[str]:
+    met = "–" if part["small"] or not seen else "yes" if median(seen) >= wanted else "no"
+    return [name, f"≥ {wanted:g}", _spread(seen), met]
+
+
+def _spread(seen: Sequence[float]) -> str:
+    if not seen:
+        return "–"
+    middle = f"{median(seen):.2f}"
+    return f"{middle} ({min(seen):.2f}–{max(seen):.2f})" if len(seen) > 1 else middle
+
+
+def ceiling(part: Part, number: int) -> float:
+    """The most that the bare loop reached in a round, at any size, with or without copies; 0 without one."""
+    return max((row["rate"] for row in part["loop"] if row["round"] == number), default=0.0)
+
+
+def saturation(part: Part, variant: str = DEFAULT.name) -> list[float]:
+    """The Offline rate ÷ the bare loop's best, round by round."""
+    return [
+        row["rate"] / ceiling(part, row["round"])
+        for row in part["offline"]
+        if row["variant"] == variant and ceiling(part, row["round"])
+    ]
+
+
+def fastest(part: Part) -> str:
+    """Of the two servers as shipped, with batches for the bound or for throughput, the faster offline."""
+    return max((DEFAULT.name, THROUGHPUT.name), key=lambda name: offline_rate(part, name))
+
+
+def latency_bounded(part: Part, variant: str) -> list[float]:
+    """The confirmed Server rate ÷ the median Offline rate of the faster server; of none when no rate met the bound."""
+    offline, peak = offline_rate(part, fastest(part)), part["peaks"].get(variant)
+    return [peak["rate"] / offline] if peak and offline else []
+
+
+def offline_rate(part: Part, variant: str) -> float:
+    """The median of the rounds; 0 when it was not measured."""
+    rates = [row["rate"] for row in part["offline"] if row["variant"] == variant]
+    return median(rates) if rates else 0.0
+
+
+_CLOSES = (
+    "Closed just in time against eagerly: the highest rate at which 99 % are within the bound (LoadGen Server; no "
+    "deadlines are told), and what the simulation of the same queue says of it, with the times that the server's own "
+    "batches took."
+)
+
+
+def _closes(parts: Sequence[Part]) -> str:
+    rows = []
+    for part in parts:
+        just, eager = (part["peaks"].get(name) for name in (DEFAULT.name, EAGER.name))
+        predicted = part.get("predicted")
+        row = [
+            part["workload"],
+            _rate(just),
+            _rate(eager),
+            _quotient(just and just["rate"], eager and eager["rate"]),
+        ]
+        if predicted:
+            row += [f"{predicted['just_in_time']:,.0f}", f"{predicted['eager']:,.0f}"]
+            row.append(_quotient(predicted["just_in_time"], predicted["eager"]))
+        else:
+            row += ["–"] * 3
+        rows.append(row)
+    names = ["just in time/s", "eager/s", "÷"]
+    text = table(["", *names, *(f"simulated: {name}" for name in names)], rows)
+    if any(part["small"] for part in parts):
+        text += "\n\nOn the CPU one batch is in flight, so that both close at the same time: there they differ by noise alone."
+    return text
+
+
+def _rate(run: Mapping[str, Any] | None) -> str:
+    return f"{run['rate']:,.0f}" if run else "–"
+
+
+def _quotient(a: float | None, b: float | None) -> str:
+    return f"{a / b:.3f}" if a and b else "–"
+
+
+def _of_part(part: Part) -> Iterator[str]:
+    workload = _workload(part)
+    yield f"### {workload.title}"
+    if part["loop"]:
+        yield f"The bare loop, rows/s (ms of a batch); for the bound the servers form batches of up to {part.get('max_batch_size', '–')}.\n\n{_loop(part)}"
+    if part["offline"]:
+        yield (
+            "LoadGen Offline over gRPC, one row a request; medians. *Device* is the share of the time in which a batch "
+            "was run, *÷ loop* a batch's time beside the bare loop's, of the next smaller size in proportion (on a GPU with copies), "
+            "*join* and *answer* what the host does before and after, *cores* what the server used, with its busiest "
+            f"threads; *load* the busiest load process and LoadGen, of a core each.\n\n{_offline(part)}"
+        )
+        yield _left(part)
+    if part["server"]:
+        yield f"LoadGen Server, every run; those count that confirm a rate.\n\n{_server(part)}"
+    for name, lines in part["warnings"].items():
+        for line in lines[:_WARNINGS]:
+            yield f"- {name} warned: {_message(line)}"
+    skipped = [f"{name} ({why})" for name, why in part["skipped"].items()]
+    if skipped:
+        yield f"Not measured: {', '.join(skipped)}."
+
+
+def _message(line: str) -> str:
+    """Of a line of the log, without the folders of the machine."""
+    try:
+        said = json.loads(line)["message"]
+    except (ValueError, KeyError, TypeError):
+        said = line
+    return re.sub(r"(?:/[\w.@+-]+)+/", "", str(said))
+
+
+def _loop(part: Part) -> str:
+    sizes = sorted({row["rows"] for row in part["loop"]})
+    rows = []
+    for copies, name in ((False, "on the device"), (True, "with copies to it and back")):
+        cells = [_cell(part, size, copies) for size in sizes]
+        if any(cells):
+            rows.append([name, *cells])
+    return table(["rows of a batch", *map(str, sizes)], rows)
+
+
+def _cell(part: Part, size: int, copies: bool) -> str:
+    found = [
+        row for row in part["loop"] if row["rows"] == size and row["copies"] == copies and row["round"] >= 0
+    ]
+    if not found:
+        return ""
+    rate, seconds = (median(row[name] for row in found) for name in ("rate", "batch_seconds"))
+    return f"{rate:,.0f} ({seconds * 1e3:.2f})"
+
+
+def _bare_seconds(part: Part, rows: float) -> float:
+    """The bare loop's time of a batch of about so many rows, with copies where that was measured."""
+    copied = any(row["copies"] for row in part["loop"])
+    times: dict[int, list[float]] = {}
+    for row in part["loop"]:
+        if row["copies"] == copied and row["round"] >= 0:
+            times.setdefault(row["rows"], []).append(row["batch_seconds"])
+    below = max((size for size in times if size <= rows), default=min(times))
+    return median(times[below]) * max(1.0, rows / below)
+
+
+def _middle(runs: Sequence[Mapping[str, Any]], name: str) -> float:
+    return median(float(run["account"][name]) for run in runs)
+
+
+def _offline(part: Part) -> str:
+    lines = []
+    for variant in VARIANTS:
+        runs = [row for row in part["offline"] if row["variant"] == variant.name]
+        if not runs:
+            continue
+        rows = _middle(runs, "rows")
+        threads = " ".join(f"{each:.2f}" for each in runs[len(runs) // 2]["account"]["threads"])
+        lines.append(
+            [
+                f"{variant.name}: {variant.meaning}",
+                f"{offline_rate(part, variant.name):,.0f}",
+                _spread(saturation(part, variant.name)),
+                f"{rows:.1f}",
+                f"{_middle(runs, 'busy'):.0%}",
+                f"{_middle(runs, 'run') / _bare_seconds(part, rows):.2f}",
+                f"{_middle(runs, 'before') * 1e3:.2f}",
+                f"{_middle(runs, 'after') * 1e3:.2f}",
+                f"{_middle(runs, 'cpu') * 1e6:.0f}",
+                f"{_middle(runs, 'cores'):.2f} ({threads})",
+                f"{median(run['busiest'] for run in runs):.0%}, {median(run['loadgen'] for run in runs):.0%}",
+            ]
+        )
+    header = ["server", "rows/s", "÷ bare loop", "rows a batch", "device", "÷ loop", "join ms", "answer ms"]
+    return table([*header, "CPU µs a row", "cores (threads)", "load"], lines)
+
+
+def _left(part: Part) -> str:
+    """What the server does not reach, as a product: the device stands still, batches are slower, or smaller."""
+    name = fastest(part)
+    runs = [row for row in part["offline"] if row["variant"] == name]
+    shares = saturation(part, name)
+    if not runs or not shares:
+        return "What is left was not measured."
+    busy, rows = _middle(runs, "busy"), _middle(runs, "rows")
+    slower = _bare_seconds(part, rows) / _middle(runs, "run")
+    return (
+        f"What makes the {median(shares):.2f} of {name}: the device is busy {busy:.2f} of the time; its batches take "
+        f"{1 / slower:.2f} of the bare loop's time for their size; the rest, "
+        f"{median(shares) / (busy * slower):.2f}, is that sizes (and, on a GPU, the copies that the loop's best run "
+        "does not make) differ from the loop's best."
+    )
+
+
+def _server(part: Part) -> str:
+    lines = [
+        [
+            row["variant"] + (", confirmed" if row["confirms"] and row["met"] else ""),
+            f"{row['target']:,.0f}",
+            f"{row['rate']:,.0f}",
+            f"{row['p50'] * 1e3:.1f}",
+            f"{row['p99'] * 1e3:.1f}",
+            f"{row['account']['rows']:.1f}",
+            f"{row['account']['busy']:.0%}",
+            ("yes" if row["met"] else "no") + (f", {row['errors']} errors" if row["errors"] else ""),
+            "VALID" if row["valid"] else "INVALID",
+        ]
+        for row in sorted(part["server"], key=lambda row: row["variant"])
+    ]
+    header = [
+        "server",
+        "asked/s",
+        "done/s",
+        "p50 ms",
+        "p99 ms",
+        "rows a batch",
+        "device",
+        "met",
+        "LoadGen says",
+    ]
+    return table(header, lines)
+
+
+def _workload(part: Part) -> Workload:
+    return workload_of(part["workload"], small=part["small"])
+
+
+def replaced(page: str, text: str) -> str:
+    """The page with this between the marks; ValueError when it has no place for it."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
+
+
+def write(page: Path, text: str) -> None:
+    """Puts it into the page; but figures of a GPU are not replaced by any of a CPU."""
+    before = page.read_text()
+    there = before.partition(BEGIN)[2].partition(END)[0].strip()
+    if there and _SAYS_SO not in there and _SAYS_SO in text:
+        print(f"{page} has figures of a GPU: left as it is")
+        return
+    page.write_text(replaced(before, text))
+    print(f"wrote {page}")
+
+
+def main() -> None:
+    """Prints the report of a file of results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--docs", action="store_true", help="write it into docs/performance.md")
+    arguments = parser.parse_args()
+    text = report(json.loads(arguments.results.read_text()))
+    print(text)
+    if arguments.docs:
+        write(DOCS, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""`make gpu-bench`: what the server reaches of the device, beside a bare loop and in MLPerf LoadGen's scenarios.
+
+    python benchmarks/gpu/run.py [--only bert|resnet] [--quick] [--device cuda:0] [--results FILE]
+
+On a GPU: BERT-base and ResNet-50 in FP16. Elsewhere, and with --quick: small models of the same
+form on the CPU, which show that the harness works and nothing of a GPU. Parts may be run one
+after the other (--only): each replaces its own results in the file, and all that are there are
+reported together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+# As a script it has its own folder on the path, whose modules are only ever meant as gpu.NAME.
+if __name__ == "__main__" and sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from gpu.needs import missing, use_this_checkout, versions
+
+NAMES = ("bert", "resnet")
+NO_GPU = "not measured on a GPU"
+
+
+def main() -> None:
+    """Measures, reports, and keeps the results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=NAMES, help="one of the two parts")
+    parser.add_argument("--quick", action="store_true", help="the CPU's small models, a minute in all")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument("--results", type=Path, help="(default: in the cache, by device)")
+    parser.add_argument("--docs", action="store_true", help="write the report into docs/performance.md")
+    arguments = parser.parse_args()
+    use_this_checkout()
+    if lacking := missing():
+        sys.exit(
+            f"gpu-bench needs what is not installed here: {', '.join(lacking)}; see requirements/bench-gpu.in"
+        )
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    # Only now is it known that they can be imported.
+    from gpu import part as measuring
+    from gpu.cores import Layout
+    from gpu.report import DOCS, report, write
+    from gpu.workloads import workload_of
+    from serving.run import cache_folder, save
+
+    device, why = _device("cpu" if arguments.quick else arguments.device)
+    small = device == "cpu"
+    if small:
+        print(f"gpu-bench: {NO_GPU}: {why}. Small models on the CPU instead.", flush=True)
+    cache = cache_folder()
+    kind = "quick" if arguments.quick else "cpu" if small else "gpu"
+    path: Path = arguments.results or cache / "results" / f"gpu-bench-{kind}.json"
+    results: dict[str, Any] = (
+        json.loads(path.read_text()) if path.exists() and arguments.only else {"parts": {}}
+    )
+    cores = len(os.sched_getaffinity(0))
+    layout = Layout.here()
+    os.sched_setaffinity(0, {layout.loadgen})
+    plan = measuring.QUICK if arguments.quick else measuring.ON_CPU if small else measuring.ON_GPU
+    failed = 0
+    for name in [arguments.only] if arguments.only else NAMES:
+        workload = workload_of(name, small=small)
+        part = measuring.Part(
+            workload, plan, device, layout, lambda words: print(f"gpu-bench: {words}", flush=True)
+        )
+        with tempfile.TemporaryDirectory(prefix="tf-") as folder:
+            try:
+                part.run(cache, Path(folder))
+            except Exception as error:
+                # What was measured until then is kept, and said to be no more than that.
+                part.results["failure"] = f"{type(error).__name__}: {error}"
+                print(f"gpu-bench: {name} FAILED: {part.results['failure']}", flush=True)
+                failed = 1
+        results["parts"][name] = {
+            "date": datetime.date.today().isoformat(),
+            "command": _command(arguments, name),
+            "device": _device_name(device),
+            "small": small,
+            "layout": str(layout),
+            "machine": _machine(cores),
+            "workload": name,
+            **part.results,
+        }
+        save(results, path)
+    text = report(results)
+    print(f"\n{text}\n\nresults: {path}")
+    if arguments.docs:
+        write(DOCS, text)
+    if small:
+        print(f"gpu-bench: {NO_GPU}")
+    return failed
+
+
+def _device(wanted: str) -> tuple[str, str]:
+    """The device, and why it is not a GPU."""
+    from tensorferry.server.errors import StartError
+    from tensorferry.server.session import choose_device
+
+    if wanted == "cpu":
+        return "cpu", "the CPU was asked for"
+    try:
+        return choose_device("cuda" if wanted == "auto" else wanted), ""
+    except StartError as error:
+        if wanted != "auto":
+            sys.exit(f"gpu-bench: {error}")
+        return "cpu", str(error)
+
+
+def _device_name(device: str) -> str:
+    if device == "cpu":
+        return "CPU"
+    asked = subprocess.run(
+        [
+            "nvidia-smi",
+            "--query-gpu=name,driver_version",
+            "--format=csv,noheader",
+            f"--id={device.partition(':')[2]}",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    return asked.stdout.strip() or device
+
+
+def _machine(cores: int) -> dict[str, Any]:
+    from serving.machine import processor
+
+    return {
+        "processor": processor(Path("/proc/cpuinfo").read_text()),
+        "cores": cores,
+        "python": platform.python_version(),
+        "versions": versions(),
+    }
+
+
+def _command(arguments: argparse.Namespace, name: str) -> str:
+    words = ["make gpu-bench"]
+    if arguments.quick:
+        words.append("QUICK=1")
+    if arguments.only:
+        words.append(f"ONLY={name}")
+    return " ".join(words)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""The servers that are compared: one of ours each, which differ in one thing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from gpu.cores import end, on_cores
+from gpu.sender import METHOD
+from gpu.workloads import Workload
+
+_PROGRAM = ("-m", "tensorferry.server")
+_PATCHED = str(Path(__file__).with_name("patched_server.py"))
+# What makes a session's buffers.
+_STAGING = "tensorferry.server.session:_cuda_memory"
+# LoadGen's Server scenario offers more than the server can do for some seconds: nothing is refused.
+_LIMITS = ("--max-queue-size", "1000000", "--max-queue-bytes", "16GiB")
+_STOP_SECONDS = 40
+_ANSWER_SECONDS = 120
+# FP16 and other kernels for other batch sizes, relative to the output's magnitude.
+_TOLERANCES = {True: 2e-2, False: 1e-3}
+
+
+class ServerError(Exception):
+    """A server that cannot be measured, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A server: its program, its flags beside the common ones, and what it is measured for.
+
+    `searched` ones also run LoadGen's Server scenario. Those that are `for_gpu` are no different on
+    the CPU. `unbounded` ones form batches as large as is fastest, whatever that does to the latency.
+    `needs` is a name, `module:name`, without which there is nothing to leave out.
+    """
+
+    name: str
+    meaning: str
+    flags: tuple[str, ...] = ()
+    program: tuple[str, ...] = _PROGRAM
+    searched: bool = False
+    for_gpu: bool = False
+    unbounded: bool = False
+    needs: str = ""
+
+
+DEFAULT = Variant("default", "as it is shipped: closed just in time", searched=True)
+EAGER = Variant(
+    "eager",
+    "closed as soon as a worker is free: greedy, two in flight",
+    program=(_PATCHED, "eager"),
+    searched=True,
+)
+THROUGHPUT = Variant("throughput", "default, with the batches that are fastest", unbounded=True)
+# To measure another, add a line.
+VARIANTS = (
+    DEFAULT,
+    EAGER,
+    THROUGHPUT,
+    Variant("CUDA graphs", "default, with CUDA graphs", flags=("--cuda-graphs", "true"), for_gpu=True),
+    Variant(
+        "unstaged",
+        "default, without pinned and device buffers of its own",
+        program=(_PATCHED, "unstaged"),
+        for_gpu=True,
+        needs=_STAGING,
+    ),
+)
+
+
+def known_flags() -> str:
+    """What `tensorferry serve --help` says."""
+    asked = subprocess.run(
+        [sys.executable, *_PROGRAM, "serve", "--help"], capture_output=True, text=True, check=True
+    )
+    return asked.stdout
+
+
+def why_not(variant: Variant, device: str, flags: str, *, same_size: bool) -> str:
+    """Why a variant is not measured here; empty for one that is. `same_size`: the bounded batches are the fastest."""
+    if variant.unbounded and same_size:
+        return "the others' batches are the fastest already"
+    if variant.for_gpu and device == "cpu":
+        return "it differs on a GPU only"
+    unknown = [flag for flag in variant.flags if flag.startswith("--") and flag not in flags]
+    if variant.needs:
+        module, _, name = variant.needs.partition(":")
+        if not hasattr(import_module(module), name):
+            unknown.append(variant.needs)
+    return f"this server has no {', '.join(unknown)}" if unknown else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server."""
+
+    variant: Variant
+    process: subprocess.Popen[bytes]
+    address: str
+    words: str
+    log: Path
+
+    def warnings(self) -> list[str]:
+        """What it has logged, from warnings on."""
+        return self.log.read_text(errors="replace").splitlines()
+
+
+@contextmanager
+def serving(
+    variant: Variant, workload: Workload, model: Path, device: str, most: int, cores: Sequence[int]
+) -> Iterator[Server]:
+    """Runs a server on its cores until the block ends; ServerError when it does not start, or does not batch."""
+    with tempfile.TemporaryDirectory(prefix="tf-") as folder:
+        log = Path(folder) / "log"
+        always = ("--host", "127.0.0.1", "--port", "0", "--log-format", "json", "--log-level", "warning")
+        words = (
+            "serve",
+            f"{workload.name}={model}",
+            *always,
+            "--device",
+            device,
+            "--max-batch-size",
+            str(most),
+        )
+        with log.open("wb") as said, on_cores(cores):
+            process = subprocess.Popen(
+                [sys.executable, *variant.program, *words, *_LIMITS, *variant.flags],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env={
+                    name: value for name, value in os.environ.items() if not name.startswith("TENSORFERRY_")
+                },
+                # Ctrl-C is for this process, which then ends the server.
+                start_new_session=True,
+            )
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            if not line:
+                raise ServerError(f"{variant.name} did not start: {log.read_text(errors='replace')[-1500:]}")
+            ready = json.loads(line)
+            batching = ready["models"][0]["batching"]
+            if f"up to {most} rows" not in batching and most > 1:
+                raise ServerError(
+                    f"{variant.name} does not batch {workload.name}: {batching}; {log.read_text(errors='replace')[-1500:]}"
+                )
+            yield Server(variant, process, ready["address"], batching, log)
+        finally:
+            for _ in range(2):
+                # The second ends it at once, whatever it has yet to answer.
+                process.send_signal(signal.SIGTERM)
+            end(process, _STOP_SECONDS)
+            process.stdout.close()
+
+
+def warm_up(
+    server: Server, workload: Workload, most: int, expected: Mapping[str, Sequence[float]], seconds: float
+) -> tuple[float, int]:
+    """Has the server run a batch of every size, and the first row of each compared with the bare loop's.
+
+    ServerError when they differ. Returns by how much they do, relative to the output's magnitude,
+    and how many sizes there was no time for. The server itself warms up at powers of two; what ONNX
+    Runtime does for a size that it sees for the first time (cuDNN tries its algorithms) should not
+    be part of what is measured. The large sizes come first: near saturation they are the usual.
+    """
+    import grpc
+
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1))
+    with grpc.insecure_channel(server.address, options) as channel:
+        infer: Any = channel.unary_unary(METHOD)
+        until, worst = time.monotonic() + seconds, 0.0
+        for rows in range(most, 0, -1):
+            response = infer(workload.request(rows), timeout=_ANSWER_SECONDS)
+            difference = _difference(workload, response, expected)
+            if not difference <= _TOLERANCES[workload.model.half]:
+                raise ServerError(
+                    f"{server.variant.name} answers a row of {workload.name} among {rows} with something else than "
+                    f"ONNX Runtime does: it differs by {difference:.2e} of the output's magnitude"
+                )
+            worst = max(worst, difference)
+            if time.monotonic() > until:
+                return worst, rows - 1
+    return worst, 0
+
+
+def _difference(workload: Workload, response: bytes, expected: Mapping[str, Sequence[float]]) -> float:
+    worst = 0.0
+    outputs = workload.answer(response)
+    for name, values in expected.items():
+        got = outputs[name][0]
+        if len(got) != len(values):
+            return math.inf
+        magnitude = max(map(abs, values))
+        worst = max(worst, max(abs(a - b) for a, b in zip(got.tolist(), values, strict=True)) / magnitude)
+    return worst
