@@ -108,8 +108,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _device(wanted: str) -> tuple[str, str]:
     """The device, and why it is not a GPU."""
+    from tensorferry.server.devices import choose_device
     from tensorferry.server.errors import StartError
-    from tensorferry.server.session import choose_device
 
     if wanted == "cpu":
         return "cpu", "the CPU was asked for"

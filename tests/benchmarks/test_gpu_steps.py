@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu import steps
 from server import models
+
+from gpu import steps
 
 
 def test_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
