@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-MODULES = ("queue", "device", "worker", "batcher", "request", "statistics")
+MODULES = ("queue", "outages", "device", "instance", "worker", "batcher", "request", "statistics")
 
 
 class Stopped(BaseException):

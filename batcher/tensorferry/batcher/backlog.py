@@ -92,6 +92,13 @@ class Backlog:
         self.class_rows[level] += rows
         return bucket
 
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Puts requests that had left together to the heads of their lanes, in the order in which they rode."""
+        for request in reversed(requests):
+            lane = self.add(request).lanes[request.level]
+            if request.deadline == math.inf:
+                lane.patient.move_to_end(request, last=False)
+
     def remove(self, request: Request) -> None:
         """Takes a request out."""
         bucket = self.buckets[request.key]

@@ -11,6 +11,22 @@ from collections.abc import Callable
 _GUARD = 300e-6
 
 
+class Outage:
+    """A device that takes no batches, since what runs them there is broken. Guarded by the queue's lock.
+
+    `try_at` is when to try to bring it back; inf when its run has been given up, and it is back when that returns.
+    """
+
+    __slots__ = ("hopeless", "try_at", "trying")
+
+    def __init__(self, try_at: float) -> None:
+        self.try_at = try_at
+        # One of its workers tries now.
+        self.trying = False
+        # It was tried in vain, or does not even return: nobody knows when it is back.
+        self.hopeless = False
+
+
 class Device:
     """Guarded by the queue's lock, on which `ready` is built.
 
@@ -19,7 +35,16 @@ class Device:
     completed by one worker while the device runs another's: two in flight at most.
     """
 
-    __slots__ = ("_free_at", "_in_flight", "borrowed", "preparation", "ready", "unanswered", "waiting")
+    __slots__ = (
+        "_free_at",
+        "_in_flight",
+        "borrowed",
+        "outage",
+        "preparation",
+        "ready",
+        "unanswered",
+        "waiting",
+    )
 
     def __init__(self, lock: threading.Lock) -> None:
         # A batch may leave for this device. Waited for by its workers, `waiting` of them.
@@ -27,6 +52,8 @@ class Device:
         self.waiting = 0
         # Somebody else runs a batch in the stead of its worker, which waits meanwhile.
         self.borrowed = False
+        # Why and until when it takes no batches; None while it does.
+        self.outage: Outage | None = None
         # Batches that left and whose requests are not all completed.
         self.unanswered = 0
         # How long the last batch was expected to be prepared by the host, in seconds.

@@ -20,7 +20,9 @@ from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.company import Company
 from tensorferry.batcher.demand import DemandMeter
 from tensorferry.batcher.device import Device, Devices
-from tensorferry.batcher.errors import BatcherClosed, QueueFull
+from tensorferry.batcher.errors import BatcherClosed, InstanceFailed, QueueFull
+from tensorferry.batcher.memory import RowLimits
+from tensorferry.batcher.outages import Outages
 from tensorferry.batcher.policy import Close, CloseReason, Limits, Wait, decide
 from tensorferry.batcher.profile import BucketStatistics
 from tensorferry.batcher.request import DONE, QUEUED, RUNNING, Request
@@ -44,7 +46,7 @@ _LONG_SECONDS = 0.02
 _UNSTEADY_SECONDS = 60.0
 
 
-class RequestQueue:
+class RequestQueue(Outages):
     """The requests that were accepted and are not done. Every method is thread-safe.
 
     `max_rows` bounds the rows queued, `max_bytes` the bytes of all accepted requests that
@@ -114,6 +116,9 @@ class RequestQueue:
         # A batch took much longer than any short one: until then workers run them all.
         self._unsteady_until = -_INF
         self._closing = False
+        # Empty as long as every batch fits.
+        self._row_limits = RowLimits(limits.max_batch_size)
+        self._no_outages()
 
     def check_size(self, rows: int, nbytes: int) -> None:
         """RequestTooLarge when so many rows or bytes could never be accepted."""
@@ -132,7 +137,8 @@ class RequestQueue:
 
         RequestTooLarge when they can never fit, QueueFull when they do not fit now,
         DeadlineExceeded when one could not make its deadline even if it ran alone as soon as
-        a device is free, BatcherClosed when the queue closes; then none was accepted. Returns
+        a device is free, BatcherClosed when the queue closes, InstanceFailed when no device works;
+        then none was accepted. Returns
         requests of lower classes that were dropped to make room: the caller completes them.
         """
         with self._lock:
@@ -162,6 +168,8 @@ class RequestQueue:
             admission.check_size(rows, nbytes)
         if self._closing:
             raise BatcherClosed("the batcher is draining or closed and accepts no new requests")
+        if self._broken is not None:
+            raise InstanceFailed(str(self._broken), self._broken.retry_after)
         now = self._clock.now()
         if self._timeouts is not None:
             self._check_policy_locked(self._timeouts.policy(first), first)
@@ -243,12 +251,18 @@ class RequestQueue:
     def take(self, device: int = 0) -> Work | None:
         """Waits for work for a device and hands it out; None when the queue is closed and empty.
 
-        Who has run and completed the work says so with `ran`, and, when pipelined, with
+        RECOVER tells to bring the device back, and to say by `recovered` or `not_recovered` whether it is. Who has run and completed the work says so with `ran`, and, when pipelined, with
         `released` as soon as the device has.
         """
         with self._lock:
             mine = self._devices.each[device]
             while True:
+                if mine.outage is not None:
+                    if self._closing and not self._backlog.rows:
+                        return None
+                    if (order := self._stand_by_locked(mine, mine.outage)) is not None:
+                        return order
+                    continue
                 step = self._poll_locked(mine)
                 if not isinstance(step, Wait):
                     return step
@@ -278,7 +292,8 @@ class RequestQueue:
             if not self._backlog.rows:
                 return _INF
             mine = self._devices.each[0]
-            own = self._lends and mine.idle and mine.waiting and self._clock.now() >= self._unsteady_until
+            works = self._lends and mine.outage is None
+            own = works and mine.idle and mine.waiting and self._clock.now() >= self._unsteady_until
             if own and self._short_locked(most_seconds):
                 step = self._poll_locked(mine)
                 if isinstance(step, Work):
@@ -323,7 +338,10 @@ class RequestQueue:
             if decision.reason is _IDLE and not self._closing:
                 until = now
                 if len(backlog.buckets) == 1:
-                    room = self._limits.max_batch_size - bucket.rows
+                    most = self._limits.max_batch_size
+                    if self._row_limits:
+                        most = self._row_limits.rows(self._devices.each.index(device), decision.key)
+                    room = most - bucket.rows
                     until = self.company.wait_until(bucket, now, room)
                 if until > now and not dead:
                     self._company_until, self._company_for = until, device
@@ -356,14 +374,17 @@ class RequestQueue:
         self, device: Device, bucket: Bucket, close: Close, now: float, dead: Sequence[Request]
     ) -> Work:
         profile, lanes = bucket.profile, bucket.lanes
-        lead, allotted = close.lead, [close.rows]
+        lead, most = close.lead, close.rows
+        if self._row_limits:
+            most = self._row_limits.allowed(self._devices.each.index(device), close.key, most, now)
+        allotted = [most]
         if len(lanes) > 1:
-            allotted = self._shares.allot([lane.rows for lane in lanes], self._backlog.class_rows, close.rows)
+            allotted = self._shares.allot([lane.rows for lane in lanes], self._backlog.class_rows, most)
             # Whoever's turn it was for a batch: who has a share in it and ranks highest must not be
             # one who rides along only if its deadline allows.
             lead = next((level for level, share in enumerate(allotted) if share), lead)
         start, demand = device.starts(now), partial(self._demand_locked, lead, now)
-        batch, shed, riding = form_batch(lanes, lead, allotted, start, close.rows, profile, demand)
+        batch, shed, riding = form_batch(lanes, lead, allotted, start, most, profile, demand)
         gone = riding
         if shed:
             gone = list(riding)
@@ -377,6 +398,8 @@ class RequestQueue:
         self._running += len(batch)
         self._shares.charge(riding, lead, self._backlog.class_rows)
         rows = sum(riding)
+        if self._row_limits:
+            self._row_limits.left(self._devices.each.index(device), close.key, rows, now)
         whole = profile.whole(rows)
         keeps = whole
         if self._pipelined:
@@ -448,6 +471,8 @@ class RequestQueue:
                         self._unsteady_until = now + _UNSTEADY_SECONDS
                     rows = sum([request.cost for request in batch])
                     self._backlog.profile(batch[0].key).observe(now, rows, seconds, before, after)
+                    if self._row_limits:
+                        self._row_limits.fitted(device, batch[0].key, rows)
             self._tell_if_done_locked()
             return self._backlog.rows > 0
 
@@ -522,6 +547,7 @@ class RequestQueue:
                 self._all_done.notify_all()
             if self._closing:
                 self._expiry.notify()
+                self._back.notify_all()
 
     def still_running(self, requests: Iterable[Request]) -> list[Request]:
         """Those of a batch's requests that nobody has cancelled since it left."""
@@ -563,16 +589,19 @@ class RequestQueue:
             self._closing = True
             for device in self._devices.each:
                 device.ready.notify_all()
+            self._back.notify_all()
             self._expiry.notify()
 
     def abandon(self) -> list[Request]:
         """Ends every request, queued or not yet finished queueing; the caller completes them."""
         with self._lock:
+            self._abandoned = True
             queued = [request for bucket in self._backlog.buckets.values() for request in bucket]
             for request in queued:
                 self._end_queued_locked(request)
             for device in self._devices.each:
                 device.ready.notify_all()
+            self._back.notify_all()
             return queued
 
     def wait_done(self, until: float) -> bool:
