@@ -13,7 +13,7 @@ from tensorferry.batcher.collate import request_of
 from tensorferry.batcher.testing import ScriptedRunner
 
 # A bound for waits that end at once unless something is broken; never waited out by a passing test.
-PATIENCE = 5.0
+PATIENCE = 30.0
 
 # The same examples in every run, however slow the machine.
 reproducible = settings(derandomize=True, deadline=None, database=None)

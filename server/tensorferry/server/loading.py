@@ -5,30 +5,45 @@ from __future__ import annotations
 import logging
 import math
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tensorferry.batcher import Batcher, Padding
+from tensorferry.batcher import Batcher, Padding, RunTimedOut
 from tensorferry.server.classification import read_labels
+from tensorferry.server.condition import Condition
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.models import Model
 from tensorferry.server.padding import padding_of, prove_padding
 from tensorferry.server.preparation import Prepared, prepare
 from tensorferry.server.proof import Array, sample, varies
+from tensorferry.server.recovery import Survivor
 from tensorferry.server.session import Session
 from tensorferry.server.signature import Signature
 from tensorferry.server.steady import is_steady
 from tensorferry.server.warmup import WarmUpSample, warm_up_samples
+from tensorferry.server.watchdog import Watchdog
 
 _log = logging.getLogger("tensorferry.server")
 
 _Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
-def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
-    """The model, proved, warm and ready to take requests. StartError names file and reason."""
+def load_model(
+    source: ModelSource,
+    config: ServerConfig,
+    device: str,
+    watchdog: Watchdog | None = None,
+    *,
+    changed: Callable[[Condition], None] = lambda condition: None,
+    lost: Callable[[str], None] = lambda reason: None,
+) -> Model:
+    """The model, proved, warm and ready to take requests. StartError names file and reason.
+
+    Without a `watchdog` nothing looks after runs that hang. `changed` and `lost` are as in `Condition`.
+    """
     started = time.monotonic()
     prepared = prepare(source, config, device)
     settings, signature, size = prepared.settings, prepared.contract.signature, prepared.size
@@ -36,23 +51,43 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
     for warning in left_out:
         _log.warning("%s", warning)
     declared = _declared_padding(prepared, config)
-    # Each instance has the model's weights of its own.
-    sessions = [prepared.session]
-    sessions += [Session(source.path, place, settings.session) for place in settings.devices[1:]]
-    instances = [prepared.contract.runner(session.run) for session in sessions]
-    padding = _decide_padding(source.name, prepared, instances[0], config, declared)
+    contract, options = prepared.contract, settings.session
+    padding = _decide_padding(source.name, prepared, contract.runner(prepared.session.run), config, declared)
     words = prepared.batching.words
     ladder: list[Mapping[str, int]] = [{}]
     if padding is not None and config.pad_lengths is not None:
         axis, lengths = config.pad_lengths
         ladder = [{axis: length} for length in lengths]
         words += f", padded along {axis!r} to {', '.join(map(str, lengths))}"
-    for instance in instances:
-        _run_samples(source.name, instance, samples)
-        runs = [
-            _warm_up(source.name, signature, instance, settings.max_batch_size, size, sizes)
-            for sizes in ladder
+
+    # These live as long as the model, and must not hold its first session, nor `prepared`, which does.
+    def warm(session: Session) -> list[dict[int, float]]:
+        run = contract.runner(session.run)
+        _run_samples(source.name, run, samples)
+        return [
+            _warm_up(source.name, signature, run, settings.max_batch_size, size, sizes) for sizes in ladder
         ]
+
+    def rebuilt(place: str) -> Callable[[], Session]:
+        def rebuild() -> Session:
+            session = Session(source.path, place, options)
+            if any(runs) and not any(warm(session)):
+                raise StartError(f"model {source.name!r} does not run on {place} any more")
+            return session
+
+        return rebuild
+
+    condition = Condition(source.name, source.version, len(settings.devices), changed, lost)
+    survivors: list[Survivor] = []
+    for index, place in enumerate(settings.devices):
+        began = time.monotonic()
+        # Each instance has the model's weights of its own.
+        session = Session(source.path, place, options) if index else prepared.session
+        runs = warm(session)
+        took = time.monotonic() - (began if index else started)
+        survivors.append(
+            Survivor(session, rebuilt(place), condition, index, watchdog, limit=config.run_timeout, took=took)
+        )
     warmed = runs[-1]
     _log.info(
         "model %s loaded from %s on %s in %.2f s, warmed at batches of %s",
@@ -64,7 +99,7 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
     )
     on_gpus = "cpu" not in settings.devices
     batcher = Batcher(
-        instances,
+        [contract.runner(survivor.run) for survivor in survivors],
         settings.max_batch_size,
         settings.max_queue_delay,
         preferred_batch_sizes=settings.preferred_batch_sizes if settings.merges else (),
@@ -80,6 +115,8 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
         steady=not on_gpus and is_steady(source.path),
         name=source.name,
     )
+    for index, survivor in enumerate(survivors):
+        survivor.give_up = _giving_up(weakref.ref(batcher), index)
     if padding is not None and size is not None:
         for sizes, run in zip(ladder, runs, strict=True):
             inputs = sample(signature, 1, size, sizes=sizes)
@@ -102,7 +139,18 @@ def load_model(source: ModelSource, config: ServerConfig, device: str) -> Model:
         padding,
         prepared.config,
         read_labels(source.config, source.directory),
+        condition,
     )
+
+
+def _giving_up(batcher: weakref.ref[Batcher], instance: int) -> Callable[[RunTimedOut], None]:
+    """Weakly: the batcher has the instance already, and an unloaded model must be freed at once."""
+
+    def give_up(error: RunTimedOut) -> None:
+        if (found := batcher()) is not None:
+            found.give_up(instance, error)
+
+    return give_up
 
 
 def _places(devices: tuple[str, ...]) -> str:

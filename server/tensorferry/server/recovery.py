@@ -55,7 +55,9 @@ class Survivor:
         self._index = index
         self._limit = limit
         self._most_rebuild = max(REBUILD_SECONDS, _REBUILD_FACTOR * took)
-        self._where = f"model {condition.name} version {condition.version}, instance {index} on {session.device}"
+        self._where = (
+            f"model {condition.name} version {condition.version}, instance {index} on {session.device}"
+        )
         self._tries = 0
         self._began = 0.0
         self.give_up: Callable[[RunTimedOut], None] = lambda error: None
@@ -70,38 +72,43 @@ class Survivor:
         """
         session = self._session
         if session is None:
-            raise InstanceFailed("the device failed, and its session is being built anew", recover=self.recover)
+            raise InstanceFailed(
+                "the device failed, and its session is being built anew", recover=self.recover
+            )
         if self._limit:
             self._began = time.monotonic()
             self._watched.begin(self._limit, session.end_runs, session.allow_runs)
-        failure: Exception
         try:
             return session.run(inputs)
         except ModelFailedError as error:
-            verdict = self._over()
-            failure = self._failure(error, verdict)
-            if failure is error:
+            failure = self._failure(error, self._over())
+            if failure is None:
                 raise
         finally:
-            # Its frame is in the failure's traceback, and would keep what it holds on the device.
+            # This frame is in the failure's traceback, and would keep what the session holds on the device.
             del session
             if self._over() is Verdict.HUNG:
                 self._returned()
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure
 
     def _over(self) -> Verdict:
         return self._watched.over() if self._limit else Verdict.IN_TIME
 
-    def _failure(self, error: ModelFailedError, verdict: Verdict) -> Exception:
-        """What a failed run is to the batcher: the error itself where the request or the model is at fault."""
+    def _failure(self, error: ModelFailedError, verdict: Verdict) -> Exception | None:
+        """What a failed run is to the batcher; None where the request or the model is at fault."""
         cause = error.__cause__
         trouble = trouble_of(cause)
+        # Its text alone: its traceback holds the session, and whoever handles log records may keep it.
+        text = str(cause)
         if trouble is Trouble.MEMORY:
-            _log.warning("%s: a batch does not fit into the memory: %s", self._where, cause)
+            _log.warning("%s: a batch does not fit into the memory: %s", self._where, text)
             return OutOfMemory("the device has no memory for it")
         if trouble is not None:
             reason = f"the device failed{code_of(cause)}, and its session is being built anew"
-            _log.error("%s: %s: %s", self._where, reason, cause)
+            _log.error("%s: %s: %s", self._where, reason, text)
             self._session = None
             self._tries = 0
             self._condition.out(self._index, reason)
@@ -109,7 +116,7 @@ class Survivor:
         if verdict is not Verdict.IN_TIME:
             _log.error("%s: a run was ended after %g s (--run-timeout-seconds)", self._where, self._limit)
             return RunTimedOut(self._too_long())
-        return error
+        return None
 
     def _too_long(self) -> str:
         return (
@@ -120,7 +127,9 @@ class Survivor:
     def _hung(self) -> None:
         """On the watchdog's thread: what was told to end did not."""
         if self._session is None:
-            reason = f"the device failed, and its session is not built anew even after {self._most_rebuild:g} s"
+            reason = (
+                f"the device failed, and its session is not built anew even after {self._most_rebuild:g} s"
+            )
         else:
             reason = (
                 f"a run did not end {GRACE_SECONDS:g} s after it was told to, at {self._limit:g} s "
@@ -129,6 +138,9 @@ class Survivor:
         _log.critical("%s: %s; restart the server if it stays so", self._where, reason)
         self._condition.out(self._index, reason, hopeless=True)
         self.give_up(RunTimedOut(reason))
+        if not self._watched.hangs and self._session is not None:
+            # It ended meanwhile, and may have said so before.
+            self._condition.back(self._index)
 
     def _returned(self) -> None:
         if self._session is not None:

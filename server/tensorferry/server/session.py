@@ -146,6 +146,14 @@ class Session:
         except Exception as error:
             raise ModelFailedError(f"the model failed on this request: {_run_reason(error)}") from error
 
+    def end_runs(self) -> None:
+        """Has whatever runs now, and is run from now on, fail at the next of the model's nodes."""
+        self._run_options.terminate = True
+
+    def allow_runs(self) -> None:
+        """Runs are carried out again."""
+        self._run_options.terminate = False
+
     def _run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         signature = self.signature
         if self._plain:

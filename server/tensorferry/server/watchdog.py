@@ -61,6 +61,12 @@ class Watched:
                 unend()
             return self._verdict
 
+    @property
+    def hangs(self) -> bool:
+        """Whether it was told to end and has not."""
+        with self._lock:
+            return self._due is not None and self._verdict is Verdict.HUNG
+
     def look(self, now: float) -> float | None:
         """Does what is due; when to look again, None when nothing runs."""
         with self._lock:
