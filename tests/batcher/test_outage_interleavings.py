@@ -13,7 +13,15 @@ import pytest
 from batcher.rig import figures_add_up
 from batcher.test_interleavings import MOST, POISON, World
 
-from tensorferry.batcher import DeadlineExceeded, InstanceFailed, OutOfMemory, RunTimedOut
+from tensorferry.batcher import (
+    BatcherClosed,
+    Cancelled,
+    DeadlineExceeded,
+    InstanceFailed,
+    OutOfMemory,
+    RunTimedOut,
+    Shed,
+)
 from tensorferry.batcher.request import State
 
 
@@ -28,7 +36,6 @@ class FailingWorld(World):
         self.room = [self.random.choice([MOST, MOST, 2, 1]) for _ in range(self.devices)]
         self.gives_up = self.random.random() < 0.5
         self.broken = [False] * self.devices
-        self.gone_back = 0
 
     def model_fn(self, device: int) -> Any:
         works = super().model_fn(device)
@@ -63,8 +70,13 @@ class FailingWorld(World):
         if not hasattr(self, "batcher"):
             return
         queue = self.batcher._queue
-        if any(device.outage is not None for device in queue._devices.each):
-            self.idle_since = math.inf
+        free = [
+            device
+            for device in queue._devices.each
+            if device.outage is None and device.idle and device.waiting
+        ]
+        if self.patience is None and not self.window and not self.attending:
+            assert not (free and queue._backlog.rows), "a device that works is idle, and requests wait"
         at_its_post = vars(queue._expiry)["_waiters"]
         for sent in self.sent if at_its_post else ():
             waits = sent.request is not None and sent.request.state is State.QUEUED
@@ -96,7 +108,9 @@ class FailingWorld(World):
                 assert self.breaks or self.gives_up
             elif isinstance(outcome.error, RunTimedOut):
                 assert self.gives_up
-            assert not isinstance(outcome.error, OutOfMemory), "one row fits everywhere"
+            else:
+                # No OutOfMemory: one row fits everywhere.
+                assert isinstance(outcome.error, (Cancelled, Shed, BatcherClosed)), outcome.error
         counts = self.batcher.statistics()
         assert counts.accepted == len(self.sent)
         figures_add_up(counts)
