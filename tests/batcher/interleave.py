@@ -16,7 +16,17 @@ from typing import Any
 
 import pytest
 
-MODULES = ("queue", "device", "expiry", "worker", "batcher", "request", "statistics")
+MODULES = (
+    "queue",
+    "outages",
+    "device",
+    "expiry",
+    "instance",
+    "worker",
+    "batcher",
+    "request",
+    "statistics",
+)
 
 
 class Stopped(BaseException):

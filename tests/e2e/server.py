@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,15 +40,24 @@ class ServerProcess:
     _reader: threading.Thread
 
     @classmethod
-    def start(cls, *arguments: str | Path, transport: str) -> ServerProcess:
-        """Starts `tensorferry serve` and waits until it is ready, and serves as it was told."""
+    def start(
+        cls,
+        *arguments: str | Path,
+        transport: str,
+        program: Sequence[str] | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> ServerProcess:
+        """Starts `tensorferry serve` and waits until it is ready, and serves as it was told.
+
+        Another `program` stands in for `tensorferry`; `variables` are set in its environment.
+        """
         always = ("--transport", transport, "--host", "127.0.0.1", "--port", "0", "--log-format", "json")
         process = subprocess.Popen(
-            command("serve", *arguments, *always),
+            [*(program or command()), *map(str, ("serve", *arguments, *always))],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment(),
+            env={**environment(), **(variables or {})},
         )
         assert process.stdout is not None
         assert process.stderr is not None

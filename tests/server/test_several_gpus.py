@@ -24,7 +24,7 @@ from server.rig import PATIENCE, Array
 
 from tensorferry.batcher import Batcher
 from tensorferry.server import app as app_module
-from tensorferry.server import devices, fp16, loading
+from tensorferry.server import blueprint, devices, fp16, loading
 from tensorferry.server.app import App
 from tensorferry.server.config import ModelSource, PadLengths, ServerConfig
 from tensorferry.server.devices import choose_device
@@ -153,6 +153,7 @@ def test_what_is_promised_the_slowest_can_keep(
     scripted.seconds.update({"cuda:0": 3.0, "cuda:1": 0.5})
     clock = SimpleNamespace(monotonic=lambda: scripted.now, perf_counter=lambda: scripted.now)
     monkeypatch.setattr(loading, "time", clock)
+    monkeypatch.setattr(blueprint, "time", clock)
     anchors: dict[int, float] = {}
 
     def anchor(self: Batcher, rows: int, seconds: float, key: object = None) -> None:

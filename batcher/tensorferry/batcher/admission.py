@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 from tensorferry.batcher.backlog import Backlog
 from tensorferry.batcher.device import Devices
-from tensorferry.batcher.errors import BatcherClosed, DeadlineExceeded, QueueFull, RequestTooLarge
+from tensorferry.batcher.errors import (
+    BatcherClosed,
+    DeadlineExceeded,
+    InstanceFailed,
+    QueueFull,
+    RequestTooLarge,
+)
 from tensorferry.batcher.profile import Profile
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.timeouts import QueuePolicy
@@ -37,8 +43,11 @@ class Admission:
         self._policies = tuple(policies)
         self._ranks = ranks
         self.closed = False
+        # What every new request is refused with while no device is expected back.
+        self.broken: InstanceFailed | None = None
+        self._bounded = any(policy.max_requests for policy in policies)
         # Whether to ask `admit` even where there is room.
-        self.picky = any(policy.max_requests for policy in policies)
+        self.picky = self._bounded
 
     def check_size(self, rows: int, nbytes: int) -> None:
         """RequestTooLarge when so many rows or bytes could never be accepted. Thread-safe."""
@@ -55,6 +64,14 @@ class Admission:
         """Accepts nothing from now on."""
         self.closed = self.picky = True
 
+    def refuse(self, error: InstanceFailed) -> None:
+        """Accepts nothing until a device is back."""
+        self.broken, self.picky = InstanceFailed(str(error), error.retry_after), True
+
+    def refuse_no_more(self) -> None:
+        """A device is back."""
+        self.broken, self.picky = None, self.closed or self._bounded
+
     def admit(self, first: Request, rows: int, nbytes: int, now: float) -> Sequence[Request]:
         """Who must go for a request, or the parts of one, to find room; raises when it is not accepted.
 
@@ -64,6 +81,8 @@ class Admission:
         self.check_size(rows, nbytes)
         if self.closed:
             raise BatcherClosed("the batcher is draining or closed and accepts no new requests")
+        if self.broken is not None:
+            raise InstanceFailed(str(self.broken), self.broken.retry_after)
         if self._policies:
             self._check_policy(self._policies[first.priority - 1], first)
         return self._make_room(first.level, rows, nbytes)

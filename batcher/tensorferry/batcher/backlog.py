@@ -98,6 +98,14 @@ class Backlog:
         self.rows += rows
         self.class_rows[level] += rows
 
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Puts requests that had left together to the heads of their lanes, in the order in which they rode."""
+        for request in reversed(requests):
+            bucket = self.bucket(request.key)
+            self.add(request, bucket)
+            if request.deadline == math.inf:
+                bucket.lanes[request.level].patient.move_to_end(request, last=False)
+
     def remove(self, request: Request) -> None:
         """Takes a request out."""
         bucket = self.buckets[request.key]

@@ -19,9 +19,12 @@ from tensorferry.batcher.errors import (
     BatcherError,
     Cancelled,
     DeadlineExceeded,
+    InstanceFailed,
     InvalidRequest,
     RequestTooLarge,
+    RunTimedOut,
 )
+from tensorferry.batcher.instance import Instance
 from tensorferry.batcher.options import check_batching, check_classes, check_sizes, functions_of
 from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.policy import Limits, unreachable
@@ -30,7 +33,7 @@ from tensorferry.batcher.request import Outcome, Request, flatten, split_request
 from tensorferry.batcher.results import deliver_row, deliver_rows, propagate_cancel
 from tensorferry.batcher.statistics import BatcherStatistics, Ledger
 from tensorferry.batcher.timeouts import QueuePolicy
-from tensorferry.batcher.worker import Instance, Worker
+from tensorferry.batcher.worker import Worker
 
 _log = logging.getLogger("tensorferry.batcher")
 
@@ -69,7 +72,10 @@ class Batcher:
 
     When the model fails
         The batch is run again in halves, until the failing request is alone: it gets the
-        exception, its neighbours their results.
+        exception, its neighbours their results. A MemoryError (OutOfMemory is one) has the batch run
+        again in parts that fit, a large request's rows too, and for a while batches are smaller.
+        With InstanceFailed nobody is at fault: the requests are run once more, by another function
+        or by this one when it is brought back. See `errors` and `give_up`.
 
     Deadlines and cancels
         A request whose `timeout` passes, or whose future is cancelled, before its batch
@@ -178,8 +184,14 @@ class Batcher:
         self._warnings = tuple(unreachable(self._limits, max_queue_size))
         for warning in self._warnings:
             _log.warning("%s: %s", name, warning)
-        instances = [
-            Instance(index, function, batched=self._batched, pipelined=pipelined)
+        instances = self._instances = [
+            Instance(
+                index,
+                function,
+                batched=self._batched,
+                pipelined=pipelined,
+                divisible=self._batched and merge,
+            )
             for index, function in enumerate(functions)
         ]
         self._attendant = self._worker(instances[0])
@@ -226,9 +238,10 @@ class Batcher:
         has; it is not copied before its batch leaves, so do not change it until the future is
         done. `timeout` is in seconds from now, `priority` the class, 1 the highest, 0 the default.
         Raises QueueFull, RequestTooLarge, DeadlineExceeded (the timeout is not positive, or too
-        short), BatcherClosed or InvalidRequest at once; otherwise the future gets the result, the
-        model's exception, DeadlineExceeded, Shed, or BatcherClosed when the batcher is closed
-        without draining. Cancelling the future withdraws the request. Thread-safe; never blocks.
+        short), BatcherClosed, InstanceFailed (no device works) or InvalidRequest at once; otherwise the
+        future gets the result, the model's exception, OutOfMemory, InstanceFailed, RunTimedOut,
+        DeadlineExceeded, Shed, or BatcherClosed when the batcher is closed without draining. Cancelling
+        the future withdraws the request. Thread-safe; never blocks.
         """
         return self._submit(x, timeout, priority, one_row=self._batched)
 
@@ -330,6 +343,33 @@ class Batcher:
                 displaced, "requests of a higher class find room in the queue", self._queue.drain_time()
             )
         return wake
+
+    def give_up(self, instance: int, error: RunTimedOut) -> None:
+        """Ends what a function, by its number from 0, runs now and does not return from.
+
+        Its requests get the error at once; those that wait for the same function, and where no other function works all
+        that is queued, get InstanceFailed. It takes no more batches until it returns, or the recovery that it is in
+        succeeds. Thread-safe; completions run on the calling thread.
+        """
+        one = self._instances[instance]
+        one.given_up = True
+        failed = InstanceFailed(str(error))
+        queued = self._queue.give_up(instance, failed)
+        running, in_hand = one.running, tuple(one.in_hand)
+        if running is None or not one.given_up:
+            # It was over already.
+            one.given_up = False
+            self._queue.returned(instance)
+        else:
+            stuck = set(map(id, running))
+            for request in [request for batch in in_hand for request in self._queue.finish(batch)]:
+                if id(request) in stuck:
+                    self._completions.fail(request, RunTimedOut(str(error)))
+                else:
+                    self._completions.turn_away([request], failed)
+        self._completions.turn_away(queued, failed)
+        if queued:
+            self._queue.expired_completed()
 
     def _cut_up(self, request: Request) -> Sequence[Request]:
         """The parts of a request of more rows than a batch has, which complete it together."""

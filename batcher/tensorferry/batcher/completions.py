@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.errors import DeadlineExceeded, Shed
+from tensorferry.batcher.errors import DeadlineExceeded, InstanceFailed, Shed
 from tensorferry.batcher.request import BatchInfo, Outcome, Request
 from tensorferry.batcher.statistics import Ledger
 from tensorferry.batcher.work import Times, Work
@@ -144,6 +144,17 @@ class Completions:
         message = f"dropped under overload, so that {why}; retry in {retry_after:.3f} s"
         for request in requests:
             self.fail(request, Shed(message, retry_after))
+
+    def turn_away(self, requests: Iterable[Request], error: InstanceFailed) -> None:
+        """Nothing is left that could run the requests, or they had been queued again before, for this reason."""
+        now, retry_after = self._clock.now(), error.retry_after
+        for request in requests:
+            if request.deadline <= now:
+                self.fail(
+                    request, DeadlineExceeded("the deadline passed: the device failed while the request ran")
+                )
+            else:
+                self.fail(request, InstanceFailed(f"{error}; retry in {retry_after:.3f} s", retry_after))
 
     def _complete(self, request: Request, outcome: Outcome) -> None:
         complete, request.complete = request.complete, completed_twice

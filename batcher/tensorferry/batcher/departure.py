@@ -8,6 +8,7 @@ from functools import partial
 from tensorferry.batcher.backlog import Backlog
 from tensorferry.batcher.demand import DemandMeter
 from tensorferry.batcher.device import Device, Devices
+from tensorferry.batcher.memory import RowLimits
 from tensorferry.batcher.policy import Close
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.riding import Demand, Formed, form_batch
@@ -23,7 +24,7 @@ class Departure:
     rides before all lower ones instead.
     """
 
-    __slots__ = ("_backlog", "_devices", "_shares", "demand")
+    __slots__ = ("_backlog", "_devices", "_shares", "demand", "row_limits")
 
     def __init__(
         self,
@@ -39,6 +40,8 @@ class Departure:
         self._devices = devices
         ranked = strict or ranks > 1
         self._shares: Ranks | Shares = Ranks(ranks * len(weights)) if ranked else Shares(weights, most)
+        # What fits into the devices' memory, where a batch did not.
+        self.row_limits = RowLimits(most)
         # By class, of all buckets together: they share the device that must keep up with it. They need not
         # be told of arrivals as long as none has a deadline: they are asked when not all can make theirs.
         self.demand = [DemandMeter() for _ in range(ranks * len(weights))]
@@ -57,7 +60,11 @@ class Departure:
         """
         backlog = self._backlog
         bucket = backlog.buckets[close.key]
-        lead, allotted = close.lead, [close.rows]
+        lead, most, limits = close.lead, close.rows, self.row_limits
+        if limits.needed:
+            index = self._devices.each.index(device)
+            most = limits.allowed(index, close.key, most, now)
+        allotted = [most]
         lanes: Sequence[LaneView[Request]] = bucket.lanes
         times: BatchTimes = bucket.profile
         if left is not None:
@@ -65,12 +72,12 @@ class Departure:
         elif device.pace.value != 1.0:
             times = Paced(bucket.profile, device.pace.value)
         if len(lanes) > 1:
-            allotted = self._shares.allot([lane.rows for lane in lanes], backlog.class_rows, close.rows)
+            allotted = self._shares.allot([lane.rows for lane in lanes], backlog.class_rows, most)
             # Whoever's turn it was for a batch: who has a share in it and ranks highest must not be
             # one who rides along only if its deadline allows.
             lead = next((level for level, share in enumerate(allotted) if share), lead)
         demand = partial(self._demanded, lead, now, device)
-        formed = form_batch(lanes, lead, allotted, device.starts(now), close.rows, times, demand)
+        formed = form_batch(lanes, lead, allotted, device.starts(now), most, times, demand)
         batch, shed, riding = formed
         if left is not None:
             formed = Formed(batch, [], riding)
@@ -82,6 +89,8 @@ class Departure:
         else:
             backlog.remove_all(close.key, batch, riding)
         self._shares.charge(riding, lead, backlog.class_rows)
+        if limits.needed:
+            limits.left(index, close.key, sum(riding), now)
         return formed
 
     def _demanded(self, lead: int, now: float, device: Device) -> Demand:

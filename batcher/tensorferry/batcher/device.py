@@ -15,6 +15,23 @@ from tensorferry.batcher.slower import Paced
 _GUARD = 300e-6
 
 
+class Outage:
+    """A device that takes no batches, since what runs them there is broken. Guarded by the queue's lock.
+
+    `try_at` is when to try to bring it back; inf when its run has been given up, and it is back when that returns.
+    """
+
+    __slots__ = ("began", "hopeless", "try_at", "trying")
+
+    def __init__(self, began: float, try_at: float) -> None:
+        self.began = began
+        self.try_at = try_at
+        # One of its workers tries now.
+        self.trying = False
+        # It was tried in vain, or does not even return: nobody knows when it is back.
+        self.hopeless = False
+
+
 class Device:
     """Guarded by the queue's lock, on which `ready` is built.
 
@@ -27,6 +44,7 @@ class Device:
         "_free_at",
         "_in_flight",
         "borrowed",
+        "outage",
         "pace",
         "passes",
         "preparation",
@@ -42,6 +60,8 @@ class Device:
         self.waiting = 0
         # Somebody else runs a batch in the stead of its worker, which waits meanwhile.
         self.borrowed = False
+        # Why and until when it takes no batches; None while it does.
+        self.outage: Outage | None = None
         self.pace = Pace()
         # Its workers wait though something is queued, for they leave that to faster devices.
         self.passes = False
@@ -87,12 +107,18 @@ class Device:
 
 
 class Devices:
-    """The devices that pull from one queue. Guarded by the queue's lock."""
+    """The devices that pull from one queue. Guarded by the queue's lock.
 
-    __slots__ = ("_next_start", "each", "unequal")
+    What is said of what they can do, of their speed and of who is waited for, is of those that `work`: nothing is
+    left to one that is out, nor promised in its name.
+    """
+
+    __slots__ = ("_next_start", "each", "unequal", "work")
 
     def __init__(self, lock: threading.Lock, number: int) -> None:
         self.each = [Device(lock) for _ in range(number)]
+        # Those that are not out; all when none is left, as they are expected back.
+        self.work = self.each
         # Whether some are known to be slower than others.
         self.unequal = False
         # When the first can start on what it is given, long ago while one is idle; None until it
@@ -102,14 +128,14 @@ class Devices:
     def next_start(self, now: float) -> float:
         """From when on one of them can start on what it is given."""
         if self._next_start is None:
-            self._next_start = min([device.starts(now) for device in self.each])
+            self._next_start = min([device.starts(now) for device in self.work])
         return self._next_start if self._next_start > now else now
 
     def chances(self, now: float) -> Sequence[tuple[float, float]]:
         """From when on each can start on what it is given, and its pace; of equal ones the first alone."""
         if not self.unequal:
             return [(self.next_start(now), 1.0)]
-        return [(device.starts(now), device.pace.value) for device in self.each]
+        return [(device.starts(now), device.pace.value) for device in self.work]
 
     def paced(self, device: Device, seconds: float, expected: float, now: float) -> float | None:
         """A batch took one of them so many seconds, and should have taken the first so many (0: nobody knows).
@@ -120,14 +146,38 @@ class Devices:
         if device is self.each[0] or not expected:
             return seconds
         device.pace.observe(seconds / expected)
-        self.unequal = any(other.pace.value != 1.0 for other in self.each)
+        self._compare()
         pace = device.pace
         return seconds / pace.value if pace.known or pace.value == 1.0 else None
+
+    def out(self, device: Device, now: float, try_at: float) -> Outage:
+        """One of them takes no batches any more; the others take what they left to it. Its outage, which it may have had."""
+        if device.outage is None:
+            device.outage = Outage(now, try_at)
+            self._count()
+            for other in self.each:
+                if other.passes:
+                    other.passes = False
+                    other.ready.notify_all()
+        return device.outage
+
+    def back(self, device: Device) -> None:
+        """It takes batches again."""
+        device.outage = None
+        self._count()
+
+    def _count(self) -> None:
+        self.work = [device for device in self.each if device.outage is None] or self.each
+        self._next_start = None
+        self._compare()
+
+    def _compare(self) -> None:
+        self.unequal = any(device.pace.value != 1.0 for device in self.work)
 
     @property
     def fastest(self) -> float:
         """The pace of the fastest."""
-        return min([device.pace.value for device in self.each]) if self.unequal else 1.0
+        return min([device.pace.value for device in self.work]) if self.unequal else 1.0
 
     def slower(self, device: Device) -> bool:
         """Whether there are faster ones."""
@@ -143,7 +193,7 @@ class Devices:
 
     def worth(self, pace: float = 1.0) -> float:
         """How many devices of a pace do as much as all together."""
-        return sum([pace / device.pace.value for device in self.each]) if self.unequal else len(self.each)
+        return sum([pace / device.pace.value for device in self.work]) if self.unequal else len(self.work)
 
     def left(self, device: Device, now: float, seconds: float) -> None:
         """A batch left for one of them that keeps it for so many seconds."""

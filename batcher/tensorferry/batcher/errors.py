@@ -1,4 +1,11 @@
-"""What can become of a request besides an answer. Messages state values and what to change."""
+"""What can become of a request besides an answer. Messages state values and what to change.
+
+The last three are also what a model function raises to tell the batcher what happened to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
 
 
 class BatcherError(Exception):
@@ -53,3 +60,32 @@ class ModelOutputError(BatcherError):
 
 class ModelRowsError(ModelOutputError):
     """An output of the model has another number of rows than the batch."""
+
+
+class OutOfMemory(BatcherError, MemoryError):
+    """So many rows do not fit into the device's memory.
+
+    From a model function it, as any MemoryError, has the batch run again in smaller ones, and batches be
+    smaller for a while (see `RowLimit`). A request gets it when it alone, or one row of it, is too much.
+    """
+
+
+class InstanceFailed(BatcherError):
+    """What runs the batch is broken: its requests are not at fault.
+
+    From a model function it sends the batch's requests back to the head of the queue, each once. With `recover`
+    the function is not called again until that, called by a worker outside every lock, has returned: it brings
+    the function back, or raises InstanceFailed, whose `retry_after` is when to try again. A request gets it when
+    it was sent back before, or nothing is left that could run it; `retry_after` in seconds is then a hint.
+    """
+
+    def __init__(
+        self, message: str, retry_after: float = 1.0, recover: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.recover = recover
+
+
+class RunTimedOut(BatcherError):
+    """The batch ran for longer than it may, and was given up: all its requests get this, and none runs again."""

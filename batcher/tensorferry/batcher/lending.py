@@ -30,9 +30,11 @@ class Lending:
         self._unsteady_until = -math.inf
 
     def allows(self, most_seconds: float, now: float) -> bool:
-        """Whether the worker waits, and any batch that may leave is known to keep the device for at most so long."""
+        """Whether the worker waits for a batch, and any batch that may leave is known to keep the device for at most so long."""
         device = self._device
         if not (self._possible and device.idle and device.waiting and now >= self._unsteady_until):
+            return False
+        if device.outage is not None:
             return False
         return self._backlog.slowest_batch() <= most_seconds
 

@@ -20,6 +20,7 @@ from tensorferry.batcher.device import Device, Devices
 from tensorferry.batcher.expiry import Expiry
 from tensorferry.batcher.intake import Intake
 from tensorferry.batcher.lending import Lending
+from tensorferry.batcher.outages import Outages
 from tensorferry.batcher.policy import Close, CloseReason, Limits, Wait, decide
 from tensorferry.batcher.profile import BucketStatistics, Profile
 from tensorferry.batcher.request import DONE, QUEUED, RUNNING, Request
@@ -42,7 +43,7 @@ _new = tuple.__new__
 _RETRY_SECONDS = 10.0
 
 
-class RequestQueue:
+class RequestQueue(Outages):
     """The requests that were accepted and are not done. Every method is thread-safe.
 
     `max_rows` bounds the rows queued, `max_bytes` the bytes of all accepted requests that
@@ -109,6 +110,7 @@ class RequestQueue:
         # Threads that took work, or the expired, and have not yet run and completed all of it.
         self._busy_workers = 0
         self._closing = False
+        self._no_outages()
 
     def check_size(self, rows: int, nbytes: int) -> None:
         """RequestTooLarge when so many rows or bytes could never be accepted."""
@@ -127,7 +129,8 @@ class RequestQueue:
 
         RequestTooLarge when they can never fit, QueueFull when they do not fit now,
         DeadlineExceeded when one could not make its deadline even if it ran alone as soon as
-        a device is free, BatcherClosed when the queue closes; then none was accepted. Returns
+        a device is free, BatcherClosed when the queue closes, InstanceFailed when no device works;
+        then none was accepted. Returns
         requests of lower classes that were dropped to make room: the caller completes them.
         """
         company = self.company
@@ -153,12 +156,19 @@ class RequestQueue:
     def take(self, device: int = 0) -> Work | None:
         """Waits for work for a device and hands it out; None when the queue is closed and empty.
 
-        Who has run and completed the work says so with `ran`, and, when pipelined, with
-        `released` as soon as the device has.
+        RECOVER tells to bring the device back, and to say by `recovered` or `not_recovered` whether it
+        is. Who has run and completed the work says so with `ran`, and, when pipelined, with `released`
+        as soon as the device has.
         """
         with self._lock:
             mine = self._devices.each[device]
             while True:
+                if mine.outage is not None:
+                    if self._closing and not self._backlog.rows:
+                        return None
+                    if (order := self._stand_by_locked(mine, mine.outage)) is not None:
+                        return order
+                    continue
                 step = self._poll_locked(mine)
                 if not isinstance(step, Wait):
                     return step
@@ -219,7 +229,10 @@ class RequestQueue:
         if isinstance(decision, Close):
             if decision.reason is _IDLE and not self._closing and len(backlog.buckets) == 1:
                 bucket = backlog.buckets[decision.key]
-                until = self.company.wait_until(bucket, now, self._limits.max_batch_size - bucket.rows)
+                most = self._limits.max_batch_size
+                if self._departure.row_limits.needed:
+                    most = self._departure.row_limits.rows(self._devices.each.index(device), decision.key)
+                until = self.company.wait_until(bucket, now, most - bucket.rows)
                 if until > now and not dead:
                     return self._waking.wait_for_company(device, until)
             return self._close_locked(device, decision, now, dead, left.get(decision.key))
@@ -311,12 +324,16 @@ class RequestQueue:
                         # Its workers wait for what they have not run themselves, and may end now.
                         mine.ready.notify_all()
                 mine.unanswered -= 1
+                if mine.outage is not None:
+                    self._back.notify_all()
                 if self._pipelined:
                     mine.ready.notify()
                 else:
                     self._devices.released(mine, now)
             if seconds is not None:
                 self._lending.ran(seconds, now)
+                if self._departure.row_limits.needed:
+                    self._departure.row_limits.fitted(device, batch[0].key, rows)
                 profile = self._backlog.profile(batch[0].key)
                 if profile.teaches(now, rows, seconds + before + after):
                     taught = profile
@@ -386,6 +403,7 @@ class RequestQueue:
                 self._all_done.notify_all()
             if self._closing:
                 self._expiry.due.notify()
+                self._back.notify_all()
                 for device in self._devices.each:
                     if device.passes:
                         device.ready.notify_all()
@@ -431,16 +449,19 @@ class RequestQueue:
             self._admission.close()
             for device in self._devices.each:
                 device.ready.notify_all()
+            self._back.notify_all()
             self._expiry.due.notify()
 
     def abandon(self) -> list[Request]:
         """Ends every request, queued or not yet finished queueing; the caller completes them."""
         with self._lock:
+            self._abandoned = True
             queued = [request for bucket in self._backlog.buckets.values() for request in bucket]
             for request in queued:
                 self._end_queued_locked(request)
             for device in self._devices.each:
                 device.ready.notify_all()
+            self._back.notify_all()
             return queued
 
     def wait_done(self, until: float) -> bool:

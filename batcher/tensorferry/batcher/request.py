@@ -117,6 +117,7 @@ class Request:
         "parts",
         "patience",
         "priority",
+        "retried",
         "rows",
         "started",
         "state",
@@ -161,6 +162,8 @@ class Request:
         self.parts: tuple[Request, ...] = ()
         # Of another request that was split.
         self.is_part = False
+        # What ran it failed through no fault of its own, and it went back into the queue.
+        self.retried = False
 
 
 def split_request(request: Request, max_rows: int) -> tuple[Request, ...]:
@@ -173,23 +176,28 @@ def split_request(request: Request, max_rows: int) -> tuple[Request, ...]:
     gather = _Gather(request, len(starts))
     parts = []
     for index, start in enumerate(starts):
-        rows = min(max_rows, request.rows - start)
-        part = Request(
-            tuple(_rows_of(tensor, start, start + rows) for tensor in request.tensors),
-            gather.completion(index),
-            names=request.names,
-            rows=rows,
-            nbytes=math.ceil(request.nbytes * rows / request.rows),
-            key=request.key,
-            deadline=request.deadline,
-            priority=request.priority,
-            padding=request.padding,
-            patience=request.patience,
-        )
+        part = cut(request, start, min(start + max_rows, request.rows), gather.completion(index))
         part.level = request.level
         part.is_part = True
         parts.append(part)
     return tuple(parts)
+
+
+def cut(request: Request, start: int, stop: int, complete: Callable[[Outcome], None]) -> Request:
+    """A request of some of another's rows. They share memory."""
+    rows = stop - start
+    return Request(
+        tuple(_rows_of(tensor, start, stop) for tensor in request.tensors),
+        complete,
+        names=request.names,
+        rows=rows,
+        nbytes=math.ceil(request.nbytes * rows / request.rows),
+        key=request.key,
+        deadline=request.deadline,
+        priority=request.priority,
+        padding=request.padding,
+        patience=request.patience,
+    )
 
 
 def _rows_of(tensor: Tensor, start: int, stop: int) -> Tensor:
@@ -227,7 +235,7 @@ class _Gather:
         outcomes = [outcome for outcome in self._outcomes if outcome is not None]
         self._outcomes.clear()
         try:
-            outputs = _join_outputs([outcome.outputs for outcome in outcomes])
+            outputs = join_outputs([outcome.outputs for outcome in outcomes])
         except Exception as error:
             # The parts' outputs do not fit together: other names, shapes, types.
             return Outcome(error=error)
@@ -236,10 +244,11 @@ class _Gather:
         )
 
 
-def _join_outputs(outputs: Sequence[Any]) -> Any:
+def join_outputs(outputs: Sequence[Any]) -> Any:
+    """The outputs of consecutive rows as those of all of them."""
     first = outputs[0]
     if isinstance(first, dict):
-        return {name: _join_outputs([output[name] for output in outputs]) for name in first}
+        return {name: join_outputs([output[name] for output in outputs]) for name in first}
     if isinstance(first, np.ndarray):
         return np.concatenate(outputs)
     return [row for output in outputs for row in output]

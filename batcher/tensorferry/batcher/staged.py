@@ -14,7 +14,7 @@ from tensorferry.batcher.request import Array
 class StagedModel(Protocol):
     """A model function in steps. Each batch goes through them in order, in one thread, except after one that raises.
 
-    While one batch is in `__call__`, others may be in any of the other steps, on other threads.
+    What a step raises says what happened, as what a function raises does (see `errors`). While one batch is in `__call__`, others may be in any of the other steps, on other threads.
     """
 
     def place(

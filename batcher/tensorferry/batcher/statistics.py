@@ -90,6 +90,8 @@ class BatcherStatistics:
 
     Of the rows that ran in padded batches, `positions` sums the lengths along the padded axis
     that the requests had, `padding_positions` those that padding added.
+
+    `retried` requests, which ended as the others did, went back into the queue since their device failed.
     """
 
     accepted: int
@@ -118,6 +120,7 @@ class BatcherStatistics:
     warnings: Sequence[str]
     positions: int
     padding_positions: int
+    retried: int
 
     @property
     def batches(self) -> int:
@@ -196,6 +199,7 @@ class Ledger:
         self._unanswered_sum = 0.0
         self._positions = 0
         self._padding_positions = 0
+        self._retried = 0
         self._predictions = 0
         self._predicted_time_sum = 0.0
         self._actual_time_sum = 0.0
@@ -272,6 +276,11 @@ class Ledger:
                 self._reasons[reason] += 1
             self._failed_batches += 1
 
+    def retried(self, requests: int) -> None:
+        """So many requests went back into the queue: their device failed."""
+        with self._lock:
+            self._retried += requests
+
     def padded(self, batch: Sequence[Request], padded_length: int) -> None:
         """A batch ran with its requests' rows padded to this length."""
         rows = sum(request.rows for request in batch)
@@ -328,4 +337,5 @@ class Ledger:
                 warnings=warnings,
                 positions=self._positions,
                 padding_positions=self._padding_positions,
+                retried=self._retried,
             )

@@ -84,3 +84,9 @@ class Timeouts:
         while self.next() <= now:
             over.append(heapq.heappop(self._heap)[2])
         return over
+
+    def forget(self, requests: Sequence[Request]) -> None:
+        """These have no timeout any more."""
+        gone = set(map(id, requests))
+        self._heap = [entry for entry in self._heap if id(entry[2]) not in gone]
+        heapq.heapify(self._heap)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -14,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from tensorferry.protos import POOL, SERVICE_NAME
+from tensorferry.server.condition import Condition
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.configuration import ModelConfiguration
 from tensorferry.server.control import ModelControl
@@ -27,6 +30,7 @@ from tensorferry.server.log_settings import LogSettings
 from tensorferry.server.logs import LogOutput
 from tensorferry.server.models import Model, ModelRegistry
 from tensorferry.server.outbox import Outbox
+from tensorferry.server.recovery import REBUILD_SECONDS
 from tensorferry.server.repository import Repository
 from tensorferry.server.repository_methods import RepositoryMethods
 from tensorferry.server.servicer import Servicer
@@ -36,6 +40,7 @@ from tensorferry.server.statistics import StatisticsExtension
 from tensorferry.server.trace_file import TraceFile
 from tensorferry.server.trace_settings import TraceSettings
 from tensorferry.server.tracing import Tracing
+from tensorferry.server.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from tensorferry.server.lane import Lane
@@ -61,11 +66,18 @@ class App:
     """The server: `start`, then `load`, then `drain` and `stop`, each once and in this order.
 
     `stop` may be called at any time, from any thread, to end at once. Clients may change what is
-    logged where the command line set up `log_output`.
+    logged where the command line set up `log_output`. `lost` is called with the reason, on any thread, when a model
+    has no instance left that works, and nothing but a restart can help.
     """
 
-    def __init__(self, config: ServerConfig, log_output: LogOutput | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        log_output: LogOutput | None = None,
+        lost: Callable[[str], None] = lambda reason: None,
+    ) -> None:
         self.config = config
+        self._lost = lost
         self.port = 0
         self.registry = ModelRegistry()
         self._trace_file = TraceFile(config.trace_file) if config.trace_file is not None else None
@@ -105,6 +117,10 @@ class App:
                 ),
             ),
         )
+        self._watchdog = Watchdog(min(config.run_timeout or REBUILD_SECONDS, REBUILD_SECONDS))
+        # Held while health is set from what the registry says, so that the last word is the latest. Nothing else
+        # is done meanwhile.
+        self._health_lock = threading.Lock()
         self._health = health.HealthServicer(experimental_non_blocking=True)
         self._threads = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc-handler")
         self._server = grpc.server(
@@ -215,8 +231,7 @@ class App:
         names = config.load_models if config.model_control == "explicit" else ("*",)
         self._control.start(config.models, names, strict=config.exit_on_error)
         self.registry.complete = True
-        self._set_health("", serving=True)
-        self._set_health(SERVICE_NAME, serving=True)
+        self._tell_health()
 
     def drain(self) -> bool:
         """Accepts nothing new and finishes what was accepted; whether that came about in time."""
@@ -248,17 +263,37 @@ class App:
         gpus, self._gpus = self._gpus, None
         if gpus is not None:
             gpus.close()
+        self._watchdog.close()
         self._regions.close()
         if self._trace_file is not None and not self._trace_file.stop(_LAST_TRACES_SECONDS):
             _log.warning("the last traces are not written: the disk takes too long")
         return all(ended)
 
     def _load_model(self, source: ModelSource) -> Model:
-        return load_model(source, self.config, self._device, self._outbox)
+        return load_model(
+            source,
+            self.config,
+            self._device,
+            self._outbox,
+            self._watchdog,
+            changed=self._condition_changed,
+            lost=self._lost,
+        )
+
+    def _condition_changed(self, condition: Condition) -> None:
+        self.registry.condition_changed(condition)
+        self._model_changed(condition.name)
 
     def _model_changed(self, name: str) -> None:
         self._service.models_changed()
-        self._set_health(name, serving=self.registry.serves(name))
+        self._tell_health(name)
+
+    def _tell_health(self, *names: str) -> None:
+        with self._health_lock:
+            for name in names:
+                self._set_health(name, serving=self.registry.serves(name))
+            for name in ("", SERVICE_NAME):
+                self._set_health(name, serving=self.registry.serving)
 
     def _set_health(self, service: str, *, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse

@@ -27,6 +27,11 @@ _log = logging.getLogger("tensorferry.server")
 
 _Events: TypeAlias = "queue.SimpleQueue[int | BaseException | str]"
 
+
+class _Lost(Exception):
+    """The event that a model has lost its devices for good."""
+
+
 # Containers made and not freed since the last look, in the number that many requests in flight keep.
 _GC_THRESHOLD = 50_000
 
@@ -60,11 +65,23 @@ def _serve(config: ServerConfig, output: logs.LogOutput) -> int:
     # The starting and stopping threads report here, and the one that hears signals.
     events: _Events = queue.SimpleQueue()
     _hear_signals(events)
-    app = App(config, output)
+    lost = (lambda reason: events.put(_Lost(reason))) if config.exit_on_device_loss else (lambda reason: None)
+    app = App(config, output, lost)
     _in_thread("start", _start, app, events)
-    draining = False
+    draining, code = False, 0
     while True:
         event = events.get()
+        if isinstance(event, _Lost):
+            code = 1
+            if not draining:
+                draining = True
+                _log.critical(
+                    "%s: draining for at most %g s, and ending (--exit-on-device-loss)",
+                    event,
+                    config.drain_seconds,
+                )
+                _in_thread("drain", _drain, app, events)
+            continue
         if event in ("drained", "abandoned"):
             _log.info("stopped")
             # One that comes now must not turn a clean stop into a death by signal.
@@ -72,7 +89,7 @@ def _serve(config: ServerConfig, output: logs.LogOutput) -> int:
                 signal.signal(number, signal.SIG_IGN)
             # A thread that comes back from ONNX Runtime into an interpreter that is being taken
             # down would abort the process.
-            return 0 if event == "drained" else _leave(0)
+            return code if event == "drained" else _leave(code)
         if isinstance(event, StartError):
             print(f"tensorferry serve: {event}", file=sys.stderr)
             _leave(1)

@@ -69,6 +69,8 @@ class ServerConfig:
     max_queue_bytes: int = 1 << 30
     max_message_bytes: int = 64 << 20
     drain_seconds: float = 30.0
+    run_timeout: float = 600.0
+    exit_on_device_loss: bool = False
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     triton_status_codes: bool = False

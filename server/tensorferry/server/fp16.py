@@ -6,8 +6,10 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,6 +50,14 @@ class ModelFile:
                 f"{self.source}: converted to FP16, {reason}; leave out FP16, or name the operators or nodes that are "
                 "to stay in FP32, by --fp16-except or its configuration's parameter fp16_except"
             ) from error
+
+
+def file_of(source: Path, fp16: Fp16 | None, scratch: ExitStack) -> ModelFile:
+    """What sessions are made from until `scratch` is closed: a model's own file, or where it is to be, it in FP16."""
+    if fp16 is None:
+        return ModelFile(source, source)
+    folder = scratch.enter_context(TemporaryDirectory(prefix="tensorferry-fp16-"))
+    return convert(source, fp16, Path(folder))
 
 
 def convert(source: Path, fp16: Fp16, folder: Path) -> ModelFile:

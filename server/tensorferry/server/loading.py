@@ -5,28 +5,35 @@ from __future__ import annotations
 import logging
 import math
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from tensorferry.batcher import Batcher, Padding, Together
+from tensorferry.batcher import Batcher, Padding, RunTimedOut, Together
+from tensorferry.server.blueprint import Blueprint
 from tensorferry.server.classification import read_labels
+from tensorferry.server.condition import Condition
 from tensorferry.server.config import ModelSource, ServerConfig
-from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.contract import Contract
+from tensorferry.server.errors import StartError
 from tensorferry.server.fp16 import check, check_inputs
-from tensorferry.server.ladder import powers_of_two
 from tensorferry.server.models import Model
 from tensorferry.server.padding import padding_of, prove_padding
 from tensorferry.server.preparation import Prepared, prepare
 from tensorferry.server.proof import Array, sample, varies, working_size
-from tensorferry.server.rungs import rungs_of
+from tensorferry.server.recovery import Survivor
 from tensorferry.server.session import Session
 from tensorferry.server.session_options import Fp16
+from tensorferry.server.settings import ModelSettings
 from tensorferry.server.signature import Signature
 from tensorferry.server.steady import is_steady
-from tensorferry.server.warmup import WarmUpSample, warm_up_samples
+from tensorferry.server.surviving_steps import SurvivingSteps
+from tensorferry.server.warmup import warm_up_samples
+from tensorferry.server.watchdog import Watchdog
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -37,19 +44,83 @@ _Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
 def load_model(
-    source: ModelSource, config: ServerConfig, device: str, together: Together | None = None
+    source: ModelSource,
+    config: ServerConfig,
+    device: str,
+    together: Together | None = None,
+    watchdog: Watchdog | None = None,
+    *,
+    changed: Callable[[Condition], None] = lambda condition: None,
+    lost: Callable[[str], None] = lambda reason: None,
 ) -> Model:
-    """The model, proved, warm and ready to take requests. StartError names file and reason."""
-    with ExitStack() as scratch:
-        return _load(source, config, device, together, scratch)
+    """The model, proved, warm and ready to take requests. StartError names file and reason.
 
-
-def _load(
-    source: ModelSource, config: ServerConfig, device: str, together: Together | None, scratch: ExitStack
-) -> Model:
+    Without a `watchdog` nothing looks after runs that hang. `changed` and `lost` are as in `Condition`.
+    """
     started = time.monotonic()
-    prepared = prepare(source, config, device, scratch)
-    settings, signature, size = prepared.settings, prepared.contract.signature, prepared.size
+    with ExitStack() as scratch:
+        prepared = prepare(source, config, device, scratch)
+        loaded = _load(source, config, prepared)
+    settings, contract = prepared.settings, prepared.contract
+    took = time.monotonic() - started
+    _log.info(
+        "model %s loaded from %s on %s in %.2f s, warmed at batches of %s",
+        source.name,
+        source.path,
+        _places(settings.devices),
+        took,
+        ", ".join(map(str, loaded.runs[-1])) or "no size: it does not run on random input",
+    )
+    condition = Condition(source.name, source.version, len(settings.devices), changed, lost)
+    rebuild = partial(loaded.blueprint.rebuild, runs=any(loaded.runs))
+    survivors = [
+        Survivor(
+            session,
+            partial(rebuild, session.device),
+            condition,
+            index,
+            watchdog,
+            limit=config.run_timeout,
+            took=took,
+        )
+        for index, session in enumerate(loaded.sessions)
+    ]
+    batcher = _batcher(source, config, settings, [_function(contract, one) for one in survivors], together)
+    for index, survivor in enumerate(survivors):
+        survivor.give_up = _giving_up(weakref.ref(batcher), index)
+    _anchor(batcher, loaded, prepared)
+    slo = config.slo or math.inf
+    _warn_of_unreachable_batches(
+        source.name, contract.signature, settings.max_batch_size, loaded.runs[-1], slo, config
+    )
+    return Model(
+        source.name,
+        source.version,
+        contract.signature,
+        settings.max_batch_size,
+        loaded.words,
+        batcher,
+        slo,
+        loaded.padding,
+        prepared.config,
+        read_labels(source.config, source.directory),
+        settings.devices,
+        condition,
+    )
+
+
+class _Loaded(NamedTuple):
+    """A model's sessions, warm; `runs` are of the slowest, by length the seconds by rows."""
+
+    blueprint: Blueprint
+    sessions: Sequence[Session]
+    runs: Sequence[Mapping[int, float]]
+    padding: Padding | None
+    words: str
+
+
+def _load(source: ModelSource, config: ServerConfig, prepared: Prepared) -> _Loaded:
+    settings, signature = prepared.settings, prepared.contract.signature
     samples, left_out = warm_up_samples(prepared.config, signature, source.directory)
     for warning in left_out:
         _log.warning("%s", warning)
@@ -68,34 +139,27 @@ def _load(
     if prepared.file.path != source.path and settings.session.fp16 is not None:
         given = [one.inputs for one in samples]
         _check_fp16(source.name, prepared, run_first, ladder[-1], given, settings.session.fp16)
-    captured = [_capture(session, prepared, ladder) for session in sessions]
-    instances = [_function(prepared, session) for session in sessions]
-    each = []
-    for instance in instances:
-        _run_samples(source.name, instance, samples)
-        each.append(
-            [
-                _warm_up(source.name, signature, instance, settings.max_batch_size, size, sizes)
-                for sizes in ladder
-            ]
-        )
-    # Where devices differ, nothing is promised that only the fastest can keep.
-    runs = [_slowest(of_one_length) for of_one_length in zip(*each, strict=True)]
-    warmed = runs[-1]
-    _log.info(
-        "model %s loaded from %s on %s in %.2f s, warmed at batches of %s",
-        source.name,
-        source.path,
-        _places(settings.devices),
-        time.monotonic() - started,
-        ", ".join(map(str, warmed)) or "no size: it does not run on random input",
-    )
+    blueprint = Blueprint(source, prepared.contract, settings, prepared.size, samples, ladder)
+    captured = [blueprint.capture(session) for session in sessions]
+    each = [blueprint.warm_up(session) for session in sessions]
     for rungs in captured[:1]:
         if rungs:
             _log.info("model %s: CUDA graphs for batches of %s", source.name, ", ".join(map(str, rungs)))
+    # Where devices differ, nothing is promised that only the fastest can keep.
+    runs = [_slowest(of_one_length) for of_one_length in zip(*each, strict=True)]
+    return _Loaded(blueprint, sessions, runs, padding, words)
+
+
+def _batcher(
+    source: ModelSource,
+    config: ServerConfig,
+    settings: ModelSettings,
+    functions: Sequence[Callable[[Any], Any]],
+    together: Together | None,
+) -> Batcher:
     on_gpus = "cpu" not in settings.devices
-    batcher = Batcher(
-        instances,
+    return Batcher(
+        functions,
         settings.max_batch_size,
         settings.max_queue_delay,
         preferred_batch_sizes=settings.preferred_batch_sizes if settings.merges else (),
@@ -112,30 +176,30 @@ def _load(
         together=together,
         name=source.name,
     )
-    if padding is not None and size is not None:
-        for sizes, run in zip(ladder, runs, strict=True):
+
+
+def _anchor(batcher: Batcher, loaded: _Loaded, prepared: Prepared) -> None:
+    """Tells the batcher what the warm-up took."""
+    signature, size = prepared.contract.signature, prepared.size
+    if loaded.padding is not None and size is not None:
+        for sizes, run in zip(loaded.blueprint.lengths, loaded.runs, strict=True):
             inputs = sample(signature, 1, size, sizes=sizes)
             key = tuple(inputs[spec.name].shape[1:] for spec in signature.inputs)
             for rows, seconds in run.items():
                 batcher.anchor(rows, seconds, key)
     elif not varies(signature):
-        for rows, seconds in warmed.items():
+        for rows, seconds in loaded.runs[-1].items():
             batcher.anchor(rows, seconds)
-    slo = config.slo or math.inf
-    _warn_of_unreachable_batches(source.name, signature, settings.max_batch_size, warmed, slo, config)
-    return Model(
-        source.name,
-        source.version,
-        signature,
-        settings.max_batch_size,
-        words,
-        batcher,
-        slo,
-        padding,
-        prepared.config,
-        read_labels(source.config, source.directory),
-        settings.devices,
-    )
+
+
+def _giving_up(batcher: weakref.ref[Batcher], instance: int) -> Callable[[RunTimedOut], None]:
+    """Weakly: the batcher has the instance already, and an unloaded model must be freed at once."""
+
+    def give_up(error: RunTimedOut) -> None:
+        if (found := batcher()) is not None:
+            found.give_up(instance, error)
+
+    return give_up
 
 
 def _slowest(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
@@ -171,28 +235,11 @@ def _check_fp16(
     check(name, signature, run, in_fp32, inputs, fp16.tolerance)
 
 
-def _capture(session: Session, prepared: Prepared, lengths: Sequence[Mapping[str, int]]) -> list[int]:
-    """Captures the CUDA graphs that are wanted of a session; the rows of their batches, if that could be done."""
-    graphs, settings = session.graphs, prepared.settings
-    if graphs is None:
-        return []
-    try:
-        rungs = rungs_of(graphs, session.signature, settings.max_batch_size, lengths)
-    except StartError as error:
-        session.go_without_graphs(str(error))
-        return []
-    # Rows of their own beside a request's are safe where requests may share a batch.
-    if not session.capture(rungs, pads=settings.merges):
-        return []
-    return sorted({next(iter(shapes.values()))[0] if settings.max_batch_size else 1 for shapes in rungs})
-
-
-def _function(prepared: Prepared, session: Session) -> _Run:
+def _function(contract: Contract, survivor: Survivor) -> Callable[[Any], Any]:
     """What the batcher runs: in steps, where the tensors of the wire are those of the model."""
-    contract = prepared.contract
-    if session.staged is not None and not contract.inputs and not contract.outputs:
-        return session.staged
-    return contract.runner(session.run)
+    if survivor.staged and not contract.inputs and not contract.outputs:
+        return SurvivingSteps(survivor)
+    return contract.runner(survivor.run)
 
 
 def _places(devices: tuple[str, ...]) -> str:
@@ -273,49 +320,3 @@ def _decide_padding(
         )
         return None
     return declared
-
-
-def _run_samples(name: str, run: _Run, samples: list[WarmUpSample]) -> None:
-    """Runs the samples of the model's configuration; StartError for one that fails."""
-    for given in samples:
-        for _ in range(given.count):
-            try:
-                run(given.inputs)
-            except ModelFailedError as error:
-                raise StartError(
-                    f"model {name!r}: failed to run warmup sample {given.name!r}: {error}"
-                ) from error
-
-
-def _warm_up(
-    name: str,
-    signature: Signature,
-    run: _Run,
-    max_batch_size: int,
-    size: int | None,
-    sizes: Mapping[str, int],
-) -> dict[int, float]:
-    """Runs each power of two of rows, and the most, and times it: the first run of a size is slow.
-
-    `size` and `sizes` are of the other dimensions that vary, as in `sample`. Returns the seconds of
-    a run after the first by the rows; it ends at one that fails, as
-    random rows may, or too many for the memory.
-    """
-    if size is None:
-        return {}
-    seconds: dict[int, float] = {}
-    for rows in powers_of_two(max(1, max_batch_size)):
-        inputs: Mapping[str, Any] = sample(signature, rows, size, sizes=sizes)
-        try:
-            run(inputs)
-            seconds[rows] = min(_timed(run, inputs) for _ in range(2))
-        except ModelFailedError as error:
-            _log.warning("model %s: warm-up ended at a batch of %d rows: %s", name, rows, error)
-            break
-    return seconds
-
-
-def _timed(run: _Run, inputs: Mapping[str, Any]) -> float:
-    started = time.perf_counter()
-    run(inputs)
-    return time.perf_counter() - started

@@ -109,6 +109,7 @@ def _families() -> dict[str, Any]:
     made: list[Metric] = [
         _counter("requests_accepted", "Requests that the queue took in"),
         _counter("requests", "Accepted requests that have ended, by how", "outcome"),
+        _counter("requests_retried", "Accepted requests that were queued again, since their device failed"),
         _counter("requests_refused", "Requests that were not accepted, by reason", "reason"),
         _counter("rows_unanswered", "Rows of requests that got no answer, by what became of them", "outcome"),
         _counter(
@@ -148,6 +149,7 @@ def _values(counts: BatcherStatistics) -> Mapping[str, Mapping[tuple[str, ...], 
         "tensorferry_requests_total": {
             (outcome,): getattr(counts, outcome) for outcome in ("answered", *_UNANSWERED)
         },
+        "tensorferry_requests_retried_total": {(): counts.retried},
         "tensorferry_requests_refused_total": {
             (reason,): counts.refusals.get(reason, 0) for reason in _REFUSALS
         },

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tensorferry.batcher import Batcher, Padding
 from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.condition import Condition
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
 from tensorferry.server.signature import Signature
 
@@ -18,7 +19,10 @@ NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 
 
 class ModelState(enum.Enum):
-    """LOADING → READY → UNLOADING → UNAVAILABLE; only READY takes requests."""
+    """LOADING → READY → UNLOADING → UNAVAILABLE; only READY takes requests.
+
+    A version whose device fails goes from READY to UNAVAILABLE with its model, and back.
+    """
 
     LOADING = "LOADING"
     READY = "READY"
@@ -33,7 +37,7 @@ class Model:
     `slo` is the time in seconds that every request has at most, inf for no such limit.
     `padding` says how requests of different lengths share a batch; None when they do not. `config` is
     the completed configuration, which says what is really used. `labels` are the names of the
-    classes, by output, `devices` where its instances run.
+    classes, by output, `devices` where its instances run, and `condition` says whether they work.
     """
 
     name: str
@@ -47,6 +51,7 @@ class Model:
     config: ModelConfig = field(default_factory=ModelConfig, compare=False)
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
+    condition: Condition = field(default_factory=Condition, compare=False)
 
     @property
     def batched(self) -> bool:
@@ -72,7 +77,8 @@ class ModelRegistry:
     """Models by name and version. Every method is thread-safe."""
 
     def __init__(self) -> None:
-        # Guards _entries and changes of generation. Held for look-ups and replacements only; models are loaded and closed outside.
+        # Guards _entries and changes of generation. Held for look-ups and replacements only, which may ask a model's
+        # condition; models are loaded and closed outside.
         self._lock = threading.Lock()
         self._entries: dict[str, dict[str, Entry]] = {}
         # Grows whenever an entry changes: what was looked up before is then stale.
@@ -84,20 +90,58 @@ class ModelRegistry:
         """Announces a version that is being loaded; one that is ready goes on until it is replaced."""
         with self._lock:
             if not self._serves_locked(name, version):
-                self._put_locked(Entry(name, version, ModelState.LOADING))
+                broken = self._broken_locked(name, version)
+                self._put_locked(Entry(name, version, ModelState.LOADING, broken))
 
     def ready(self, model: Model) -> Model | None:
         """The version takes requests from now on. Returns the one that it replaces, which takes none any more."""
         with self._lock:
             before = self._entries.get(model.name, {}).get(model.version)
-            self._put_locked(Entry(model.name, model.version, ModelState.READY, model))
+            self._put_working_locked(model)
         return before.model if before is not None else None
 
     def failed(self, name: str, version: str, reason: str) -> None:
         """The version could not be loaded; one that is ready goes on."""
         with self._lock:
             if not self._serves_locked(name, version):
-                self._put_locked(Entry(name, version, ModelState.UNAVAILABLE, None, reason))
+                broken = self._broken_locked(name, version)
+                self._put_locked(Entry(name, version, ModelState.UNAVAILABLE, broken, reason))
+
+    def condition_changed(self, condition: Condition) -> None:
+        """A model's instances failed, or work again: whether it takes requests depends on its `reason` now."""
+        with self._lock:
+            entry = self._entries.get(condition.name, {}).get(condition.version)
+            if entry is None or entry.model is None or entry.model.condition is not condition:
+                return
+            if entry.state is not ModelState.UNLOADING and (
+                entry.state is ModelState.READY or condition.reason is None
+            ):
+                self._put_working_locked(entry.model)
+
+    def _put_working_locked(self, model: Model) -> None:
+        """The model is loaded: it takes requests if it works."""
+        reason = model.condition.reason
+        state = ModelState.READY if reason is None else ModelState.UNAVAILABLE
+        self._put_locked(Entry(model.name, model.version, state, model, reason or ""))
+
+    def _broken_locked(self, name: str, version: str) -> Model | None:
+        """The model of a version whose device failed; it may come back, until it is replaced."""
+        entry = self._entries.get(name, {}).get(version)
+        if entry is None or entry.state not in (ModelState.UNAVAILABLE, ModelState.LOADING):
+            return None
+        return entry.model
+
+    @property
+    def serving(self) -> bool:
+        """Whether all that is served from the start is loaded, and not every model's device has failed."""
+        with self._lock:
+            entries = [entry for versions in self._entries.values() for entry in versions.values()]
+        works = any(entry.state is ModelState.READY for entry in entries)
+        broken = any(
+            entry.model is not None and entry.state in (ModelState.UNAVAILABLE, ModelState.LOADING)
+            for entry in entries
+        )
+        return self.complete and (works or not broken)
 
     def unloading(self, model: Model) -> None:
         """The version takes no more requests."""

@@ -241,6 +241,18 @@ OPTIONS: tuple[Option, ...] = (
         "a number of seconds of at least 0",
         "how long accepted requests may take to finish after SIGTERM or Ctrl-C",
     ),
+    Option(
+        "run-timeout-seconds",
+        "run_timeout",
+        number,
+        "a number of seconds of at least 0",
+        "how long the model may run for one batch before it is ended and its requests fail; 0: for ever",
+    ),
+    switch(
+        "exit-on-device-loss",
+        "exit_on_device_loss",
+        "drain and exit with code 1 when no instance of a model works and nothing but a restart can help",
+    ),
     switch(
         "triton-status-codes",
         "triton_status_codes",

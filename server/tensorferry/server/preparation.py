@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.contract import Contract, contract_of
 from tensorferry.server.devices import machine_of
 from tensorferry.server.fields import check_fields
-from tensorferry.server.fp16 import ModelFile, convert
+from tensorferry.server.fp16 import ModelFile, file_of
 from tensorferry.server.instances import instance_groups
 from tensorferry.server.model_config import Batching, complete, is_complete
 from tensorferry.server.proof import Array, prove, working_size
@@ -67,16 +66,13 @@ def prepare(source: ModelSource, options: ServerConfig, device: str, scratch: Ex
     own = asked or ModelConfig(name=source.name)
     _warn_of_unused_providers(source.name, session_options_of(own), devices)
     tuning = tuned(session_options_of(with_flags(own, options, devices)), options, source.name)
-    file = ModelFile(source.path, source.path)
-    if tuning.fp16 is not None:
-        folder = scratch.enter_context(TemporaryDirectory(prefix="tensorferry-fp16-"))
-        file = convert(source.path, tuning.fp16, Path(folder))
-        if "cpu" in devices:
-            _log.warning(
-                "model %s is in FP16 on the CPU, which has few operators for it and computes the others in FP32: it "
-                "gets no faster there",
-                source.name,
-            )
+    file = file_of(source.path, tuning.fp16, scratch)
+    if tuning.fp16 is not None and "cpu" in devices:
+        _log.warning(
+            "model %s is in FP16 on the CPU, which has few operators for it and computes the others in FP32: it "
+            "gets no faster there",
+            source.name,
+        )
     session = file.session(devices[0], tuning)
     precision = max(tuning.precision(place) for place in devices)
 

@@ -103,7 +103,7 @@ class Servicer:
 
         A model that is loaded later, or fails to be, changes nothing: others go on.
         """
-        return pb.ServerReadyResponse(ready=self._registry.complete and not self._service.draining)
+        return pb.ServerReadyResponse(ready=self._registry.serving and not self._service.draining)
 
     def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         """Whether the model takes requests; false, not an error, for one that is not there."""

@@ -254,6 +254,21 @@ class Session:
             if difference:
                 raise CaptureError(f"captured, its output {spec.name!r} is another: {difference}")
 
+    def end_runs(self) -> None:
+        """Has whatever runs now, and is run from now on, fail at the next of the model's nodes.
+
+        A captured graph has none: it runs to its end.
+        """
+        self._terminate(True)
+
+    def allow_runs(self) -> None:
+        """Runs are carried out again."""
+        self._terminate(False)
+
+    def _terminate(self, value: bool) -> None:
+        for options in (self._run_options, *self._graph_options.values()):
+            options.terminate = value
+
     def _run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if self._plain:
             with self._using():

@@ -18,10 +18,13 @@ from tensorferry.batcher import (
     BatcherClosed,
     Cancelled,
     DeadlineExceeded,
+    InstanceFailed,
     InvalidRequest,
     ModelRowsError,
+    OutOfMemory,
     QueueFull,
     RequestTooLarge,
+    RunTimedOut,
     Shed,
 )
 from tensorferry.protos.tensors import TensorError
@@ -76,6 +79,10 @@ _TABLE = (
     _Row(QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, _FULL),
     _Row(Shed, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, _FULL),
     _Row(DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, _EXPIRED),
+    _Row(InstanceFailed, grpc.StatusCode.UNAVAILABLE),
+    _Row(OutOfMemory, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    # Not UNAVAILABLE, which clients retry: another run would most likely take as long, and its neighbours with it.
+    _Row(RunTimedOut, grpc.StatusCode.DEADLINE_EXCEEDED),
     _Row(Cancelled, grpc.StatusCode.CANCELLED),
     _Row(LoadFailedError, grpc.StatusCode.FAILED_PRECONDITION),
     _Row(UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),
@@ -112,7 +119,7 @@ def _status_of(error: BaseException, triton: bool) -> Status:
     for row in _TABLE:
         if isinstance(error, row.kind):
             code = row.triton if triton and row.triton is not None else row.code
-            retry_after = error.retry_after if isinstance(error, (QueueFull, Shed)) else None
+            retry_after = error.retry_after if isinstance(error, (QueueFull, Shed, InstanceFailed)) else None
             return Status(code, _shortened(f"{row.prefix}{error}"), retry_after)
     _log.error("unexpected error while serving a request", exc_info=error)
     return Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")

@@ -1,0 +1,113 @@
+"""A model's blueprint: how its sessions are made and warmed up, when it is loaded and again when one has failed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from tensorferry.server.config import ModelSource
+from tensorferry.server.contract import Contract
+from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.fp16 import file_of
+from tensorferry.server.ladder import powers_of_two
+from tensorferry.server.proof import Array, sample
+from tensorferry.server.rungs import rungs_of
+from tensorferry.server.session import Session
+from tensorferry.server.settings import ModelSettings
+from tensorferry.server.warmup import WarmUpSample
+
+_log = logging.getLogger("tensorferry.server")
+
+_Run = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """It lives as long as the model, and so holds none of its sessions.
+
+    `size` is as in `Prepared`, `lengths` has the sizes that are padded to, or nothing but an empty one.
+    """
+
+    source: ModelSource
+    contract: Contract
+    settings: ModelSettings
+    size: int | None
+    samples: Sequence[WarmUpSample]
+    lengths: Sequence[Mapping[str, int]]
+
+    def capture(self, session: Session) -> list[int]:
+        """Captures the CUDA graphs that are wanted of a session; the rows of their batches, if that could be done."""
+        graphs, settings = session.graphs, self.settings
+        if graphs is None:
+            return []
+        try:
+            rungs = rungs_of(graphs, session.signature, settings.max_batch_size, self.lengths)
+        except StartError as error:
+            session.go_without_graphs(str(error))
+            return []
+        # Rows of their own beside a request's are safe where requests may share a batch.
+        if not session.capture(rungs, pads=settings.merges):
+            return []
+        return sorted({next(iter(shapes.values()))[0] if settings.max_batch_size else 1 for shapes in rungs})
+
+    def warm_up(self, session: Session) -> list[dict[int, float]]:
+        """Runs the samples, and batches of all sizes: by length, the seconds that they took by their rows."""
+        run = self.contract.runner(session.run)
+        self._run_samples(run)
+        return [self._run_sizes(run, sizes) for sizes in self.lengths]
+
+    def rebuild(self, device: str, *, runs: bool) -> Session:
+        """A session like those that the model was loaded with, captured and warm; StartError when there is none.
+
+        With `runs` one that does not run at all, as it did then, is none. A model in FP16 is converted again: its
+        converted file is gone.
+        """
+        with ExitStack() as scratch:
+            file = file_of(self.source.path, self.settings.session.fp16, scratch)
+            session = file.session(device, self.settings.session)
+        self.capture(session)
+        if not any(self.warm_up(session)) and runs:
+            raise StartError(f"model {self.source.name!r} does not run on {device} any more")
+        return session
+
+    def _run_samples(self, run: _Run) -> None:
+        """Runs the samples of the model's configuration; StartError for one that fails."""
+        for given in self.samples:
+            for _ in range(given.count):
+                try:
+                    run(given.inputs)
+                except ModelFailedError as error:
+                    raise StartError(
+                        f"model {self.source.name!r}: failed to run warmup sample {given.name!r}: {error}"
+                    ) from error
+
+    def _run_sizes(self, run: _Run, sizes: Mapping[str, int]) -> dict[int, float]:
+        """Runs each power of two of rows, and the most, and times it: the first run of a size is slow.
+
+        `sizes` are of the other dimensions that vary, as in `sample`. Returns the seconds of a run after the first by
+        the rows; it ends at one that fails, as random rows may, or too many for the memory.
+        """
+        if self.size is None:
+            return {}
+        seconds: dict[int, float] = {}
+        for rows in powers_of_two(max(1, self.settings.max_batch_size)):
+            inputs: Mapping[str, Any] = sample(self.contract.signature, rows, self.size, sizes=sizes)
+            try:
+                run(inputs)
+                seconds[rows] = min(_timed(run, inputs) for _ in range(2))
+            except ModelFailedError as error:
+                _log.warning(
+                    "model %s: warm-up ended at a batch of %d rows: %s", self.source.name, rows, error
+                )
+                break
+        return seconds
+
+
+def _timed(run: _Run, inputs: Mapping[str, Any]) -> float:
+    started = time.perf_counter()
+    run(inputs)
+    return time.perf_counter() - started

@@ -1,0 +1,60 @@
+"""The condition of a loaded model: which of its instances work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Condition:
+    """Which of a model's instances are out, and why. Thread-safe.
+
+    `changed` is called, outside the lock, whenever `reason` may have changed; what is true then is to be asked again.
+    `lost` is called, once, with the reason when none is left and none is expected back.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        version: str = "",
+        instances: int = 1,
+        changed: Callable[[Condition], None] = lambda condition: None,
+        lost: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self._instances = instances
+        self._changed = changed
+        self._lost = lost
+        # Guards _out and _hopeless. Nothing is called while it is held.
+        self._lock = threading.Lock()
+        self._out: dict[int, str] = {}
+        self._hopeless: set[int] = set()
+
+    @property
+    def reason(self) -> str | None:
+        """Why no instance works; None while one does."""
+        with self._lock:
+            if len(self._out) < self._instances:
+                return None
+            return next(reversed(self._out.values()))
+
+    def out(self, instance: int, reason: str, *, hopeless: bool = False) -> None:
+        """An instance does not work; if `hopeless`, nothing that the process can do brings it back."""
+        with self._lock:
+            self._out.pop(instance, None)
+            self._out[instance] = reason
+            before = len(self._hopeless)
+            if hopeless:
+                self._hopeless.add(instance)
+            lost = before < len(self._hopeless) == self._instances
+        self._changed(self)
+        if lost:
+            self._lost(reason)
+
+    def back(self, instance: int) -> None:
+        """An instance works again."""
+        with self._lock:
+            self._out.pop(instance, None)
+            self._hopeless.discard(instance)
+        self._changed(self)

@@ -1,0 +1,89 @@
+"""`tensorferry` on a device that fails as CUDA's do, by what is in the requests: for models such as `probe`.
+
+Run as a program. The first number of a row says what happens to the run that it is in.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorferry.server import recovery
+from tensorferry.server.__main__ import main
+from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.session import Session
+
+# From here on a row breaks the device once; with exactly this, each time it runs.
+ONCE, ALWAYS = 100_000.0, 99_999.0
+# The run does not return until the file exists.
+HANG = 88_888.0
+
+# Rows that fit into the device's memory, tries to build a session anew that are in vain, and that file.
+ROOM, VAIN, RELEASE = "FAULTY_ROOM", "FAULTY_VAIN", "FAULTY_RELEASE"
+
+_NO_MEMORY = (
+    "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running MatMul node. "
+    "Name:'' Status Message: bfc_arena.cc:376 void* onnxruntime::BFCArena::AllocateRawInternal(size_t, bool) "
+    "Failed to allocate memory for requested buffer of size 4294967296"
+)
+_BROKEN = (
+    "[ONNXRuntimeError] : 1 : FAIL : CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; "
+    "hostname=x ; file=cuda_call.cc ; line=124 ; expr=cudaStreamSynchronize(stream)"
+)
+
+
+class Fault:
+    """Stands in for `Session.run` and its construction, once the model is loaded."""
+
+    def __init__(self) -> None:
+        self.room = int(os.environ.get(ROOM, "1000000"))
+        self.vain = int(os.environ.get(VAIN, "0"))
+        self.seen: set[float] = set()
+        self.broken: set[int] = set()
+        self.run, self.make = Session.run, Session.__init__
+        Session.run = self.faulty_run(Session.run)  # type: ignore[method-assign]
+        Session.__init__ = self.faulty_make(Session.__init__)  # type: ignore[method-assign]
+
+    def faulty_make(self, make: Any) -> Any:
+        def faulty(session: Session, *arguments: Any, **options: Any) -> None:
+            if self.broken and self.vain:
+                self.vain -= 1
+                raise StartError(_BROKEN)
+            make(session, *arguments, **options)
+            self.broken.clear()
+
+        return faulty
+
+    def faulty_run(self, run: Any) -> Any:
+        def faulty(session: Session, inputs: Mapping[str, Any]) -> Any:
+            x = inputs["x"]
+            for mark in {float(row[0]) for row in x}:
+                if mark == HANG:
+                    while not Path(os.environ[RELEASE]).exists():
+                        time.sleep(0.01)
+                if mark == ALWAYS or (mark >= ONCE and mark not in self.seen):
+                    self.seen.add(mark)
+                    self.broken.add(id(session))
+            if id(session) in self.broken:
+                raise failed(_BROKEN)
+            if len(x) > self.room:
+                raise failed(_NO_MEMORY)
+            return run(session, inputs)
+
+        return faulty
+
+
+def failed(message: str) -> ModelFailedError:
+    error = ModelFailedError("the model failed on this request")
+    error.__cause__ = RuntimeError(message)
+    return error
+
+
+if __name__ == "__main__":
+    recovery._FIRST_SECONDS = 0.02
+    Fault()
+    sys.exit(main())
