@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from batcher.rig import PATIENCE
 
 from tensorferry.batcher import DeadlineExceeded, QueueFull
+from tensorferry.batcher.outages import RECOVER
 from tensorferry.batcher.policy import Limits, Wait
 from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.request import Request
@@ -213,3 +216,71 @@ def test_the_queue_drains_at_the_speed_of_all_together() -> None:
     with pytest.raises(QueueFull) as refused:
         station.put()
     assert refused.value.retry_after == pytest.approx(2 * 0.1 / (1 + 1 / 3), rel=0.1)
+
+
+# When the fast one fails.
+
+
+def fails(station: Station, batch: Sequence[Request]) -> None:
+    """The fast device fails with a batch, which goes back."""
+    back, ended = station.queue.hand_back(batch, FAST, ran=True, out=True)
+    assert (tuple(back), ended) == (batch, [])
+    station.queue.ran(batch, None, device=FAST)
+
+
+def test_nothing_is_left_to_a_device_that_is_out_nor_promised_in_its_name(station: Station) -> None:
+    running = station.put(1.0)
+    fails(station, station.poll(FAST))
+    with pytest.raises(DeadlineExceeded, match=r"until 3\d\d\.\d ms"):
+        station.put(0.2)
+    soon = station.put(0.5)
+    assert station.poll(SLOW) == (soon, running)
+
+
+def test_it_is_the_fast_one_again_when_it_is_back(station: Station) -> None:
+    running = station.put(1.0)
+    fails(station, station.poll(FAST))
+    station.queue.recovered(FAST)
+    urgent = station.put(0.2)
+    assert station.poll(SLOW) == (running,)
+    assert station.poll(FAST) == (urgent,)
+
+
+def test_who_waits_since_all_is_left_to_the_fast_one_hears_that_it_is_out(station: Station) -> None:
+    station.put(1.0)
+    running = station.poll(FAST)
+    urgent = station.put(0.35)
+    station.clock.advance(0.1)
+    assert isinstance(station.queue.poll(SLOW), Wait), "it would be late there"
+    taken: list[Work | None] = []
+    slow = threading.Thread(target=lambda: taken.append(station.queue.take(SLOW)))
+    slow.start()
+    station.clock.await_sleepers()
+    fails(station, running)
+    slow.join(PATIENCE)
+    (work,) = taken
+    assert work is not None
+    assert work.batch == running
+    assert work.expired == (urgent,)
+
+
+def test_a_device_is_brought_back_once_what_left_for_it_is_out_of_hand() -> None:
+    """What is loaded for it keeps its memory, without which there may be none for a new session."""
+    station = Station({0: 0.1}, pipelined=True)
+    station.put()
+    first = station.poll(0)
+    station.put()
+    station.clock.advance(0.1)
+    second = station.poll(0)
+    assert second
+    station.queue.hand_back(first, 0, ran=True, out=True)
+    station.queue.ran(first, None, device=0)
+    taken: list[Work | None] = []
+    worker = threading.Thread(target=lambda: taken.append(station.queue.take(0)))
+    worker.start()
+    station.clock.await_sleepers()
+    assert not taken, "the second batch is on the device"
+    station.queue.hand_back(second, 0, ran=False, out=True)
+    station.queue.ran(second, None, device=0)
+    worker.join(PATIENCE)
+    assert [work is RECOVER for work in taken] == [True]
