@@ -57,30 +57,35 @@ class Pipelines:
 
 
 class Unequal:
-    """Two devices, and a third that is three times slower: what it adds, and what it spoils."""
+    """One or two devices, and another that is three times slower: what it adds, and what it spoils."""
 
     title = (
-        "Two fast devices and a slow one, Poisson: on-time throughput / capacity of the two fast (late %); "
+        "Fast devices and a slow one, Poisson: on-time throughput / capacity of the fast (late %); "
         "loads are shares of that capacity, too"
+    )
+    # What they are called, and how many times as long a batch takes on each.
+    devices = (
+        ("1 fast", (1.0,)),
+        ("1 fast, 1 slow", (1.0, 3.0)),
+        ("1 slow, 1 fast", (3.0, 1.0)),
+        ("2 fast", (1.0, 1.0)),
+        ("2 fast, 1 slow", UNEQUAL),
+        ("1 slow, 2 fast", UNEQUAL[::-1]),
     )
     policies = (Peer.name, NexusStyle.name, Shipping.name)
 
     def __init__(self, size: Size) -> None:
-        self._fast = {device.name: replace(device, slowness=(1.0, 1.0)).capacity for device in (GPU, CPU)}
-        self._rows: list[tuple[Scenario, str, str, str, list[list[Job]]]] = []
+        self._rows: list[tuple[Scenario, str, str, str, float, list[list[Job]]]] = []
         for device in (GPU, CPU):
             for patience in (1, 4):
-                for words, slowness in (
-                    ("2 fast", (1.0, 1.0)),
-                    ("2 fast, 1 slow", UNEQUAL),
-                    ("1 slow, 2 fast", UNEQUAL[::-1]),
-                ):
+                for words, slowness in self.devices:
                     timeouts = (device.tightest * patience,)
                     scenario = replace(device, slowness=slowness, timeouts=timeouts)
-                    share = self._fast[device.name] / scenario.capacity
+                    fast = device.capacity * slowness.count(1.0)
+                    share = fast / scenario.capacity
                     for name in self.policies:
                         cells = [size.jobs(scenario, name, load * share) for load in UNEQUAL_LOADS]
-                        self._rows.append((scenario, device.name, words, name, cells))
+                        self._rows.append((scenario, device.name, words, name, fast, cells))
 
     def jobs(self) -> list[Job]:
         """All that it needs."""
@@ -89,10 +94,10 @@ class Unequal:
     def text(self, results: Results) -> str:
         """The table."""
         rows = []
-        for scenario, device, words, name, cells in self._rows:
+        for scenario, device, words, name, fast, cells in self._rows:
             row = [f"{device}, {1e3 * scenario.tightest:.0f} ms", words, name]
             for cell in cells:
                 got = results.summary(cell)
-                row.append(f"{got.goodput / self._fast[device]:.3f} ({100 * got.late:.1f})")
+                row.append(f"{got.goodput / fast:.3f} ({100 * got.late:.1f})")
             rows.append(row)
         return markdown(["device, timeout", "devices", "policy", *(f"{x:g}x" for x in UNEQUAL_LOADS)], rows)

@@ -14,7 +14,7 @@ from tensorferry.batcher import DeadlineExceeded, QueueFull
 from tensorferry.batcher.outages import RECOVER
 from tensorferry.batcher.policy import Limits, Wait
 from tensorferry.batcher.queue import RequestQueue
-from tensorferry.batcher.request import Request
+from tensorferry.batcher.request import Request, State
 from tensorferry.batcher.testing import VirtualClock
 from tensorferry.batcher.work import Work
 
@@ -144,13 +144,82 @@ def test_who_could_be_in_time_nowhere_is_dropped_whoever_asks(station: Station) 
 
 
 def test_the_slow_one_drops_nobody_for_a_larger_batch() -> None:
-    """By the rate rule it would; the fast one might have time for them."""
+    """By the rate rule it would; the fast one has time for them."""
     station = Station(rows=0.5)
     # Alone a request takes it 0.3 s, four take 0.75 s.
-    requests = {station.put(0.35), *(station.put(0.8) for _ in range(3))}
-    taken = set(station.poll(SLOW))
-    assert taken
-    assert taken | set(station.poll(FAST)) == requests
+    urgent = station.put(0.35)
+    relaxed = [station.put(5.0) for _ in range(30)]
+    step = station.queue.poll(SLOW)
+    assert isinstance(step, Work)
+    assert not step.shed
+    assert step.batch == tuple(relaxed[:4]), "nor takes it a small batch for one"
+    assert urgent in station.poll(FAST)
+
+
+def test_how_long_it_takes_there_is_foretold(station: Station) -> None:
+    station.put()
+    step = station.queue.poll(SLOW)
+    assert isinstance(step, Work)
+    assert step.predicted == pytest.approx(0.3, rel=0.05)
+    free_at = station.queue._devices.each[SLOW].free_at(station.clock.now())
+    assert free_at - station.clock.now() == pytest.approx(0.3, rel=0.05)
+
+
+class Waiting:
+    """A thread that asks for work for a device, and gets it or goes on waiting."""
+
+    def __init__(self, station: Station, device: int) -> None:
+        self._work: list[Work | None] = []
+        self._thread = threading.Thread(
+            target=lambda: self._work.append(station.queue.take(device)), daemon=True
+        )
+        self._thread.start()
+
+    def batch(self) -> Sequence[Request]:
+        self._thread.join(PATIENCE)
+        assert self._work, "it waits for ever"
+        return self._work[0].batch if self._work[0] is not None else ()
+
+
+def test_a_worker_to_which_nothing_was_left_hears_of_what_it_can_take(station: Station) -> None:
+    station.put()
+    assert station.poll(FAST)
+    urgent = station.put(0.25)
+    waiting = Waiting(station, SLOW)
+    station.clock.await_sleepers()
+    relaxed = station.put(5.0)
+    assert waiting.batch() == (relaxed,)
+    assert urgent.state is State.QUEUED
+
+
+def test_a_worker_to_which_nothing_was_left_hears_of_the_end(station: Station) -> None:
+    station.put()
+    running = station.poll(FAST)
+    station.put(0.25)
+    waiting = Waiting(station, SLOW)
+    station.clock.await_sleepers()
+    station.queue.close()
+    station.end(FAST, running)
+    station.end(FAST, station.poll(FAST))
+    assert waiting.batch() == ()
+
+
+def test_who_is_woken_instead_of_a_faster_one_hands_on() -> None:
+    """The second batch of a pipelined device is closed just in time, though a slow one idles."""
+    station = Station(pipelined=True)
+    station.put()
+    assert station.poll(FAST)
+    second, other = Waiting(station, FAST), Waiting(station, SLOW)
+    station.clock.await_sleepers(2)
+    started = station.clock.now()
+    urgent = station.put(0.25)
+    turn = station.queue._devices.each[FAST].turn(started)
+    assert turn < started + 0.2
+    station.clock.await_sleepers(until=turn)
+    station.clock.advance(turn - started)
+    assert second.batch() == (urgent,)
+    station.queue.close()
+    assert other.batch() == ()
 
 
 def test_a_class_of_its_own_is_no_reason_to_take_what_is_urgent() -> None:
