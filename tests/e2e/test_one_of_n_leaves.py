@@ -7,6 +7,7 @@ choose who rides in it.
 from __future__ import annotations
 
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ class Scene:
     stub: inference_pb2_grpc.GRPCInferenceServiceStub
     others: OpenStream
     work_of_one_second: int
+    metrics: str
 
     def fill(self) -> None:
         """Sends further requests until the batch has left and the neighbours have their answers."""
@@ -43,6 +45,17 @@ class Scene:
             if all(str(tag) in self.others.answers for tag in NEIGHBOURS):
                 return
         self.await_neighbours()
+
+    def await_running(self) -> None:
+        """Returns when the batch has left."""
+        bound = time.monotonic() + 60
+        while True:
+            with urllib.request.urlopen(self.metrics, timeout=60) as page:
+                lines = page.read().decode().splitlines()
+            running = [line for line in lines if line.startswith("tensorferry_running_requests{")]
+            if running[0].endswith(f" {float(SIZE)}"):
+                return
+            assert time.monotonic() < bound, running
 
     def await_neighbours(self) -> None:
         for tag in NEIGHBOURS:
@@ -59,14 +72,16 @@ class Scene:
 
 @pytest.fixture
 def scene(serve: Serve, probe_model: Path) -> Iterator[Scene]:
-    server = serve(probe_model, "--max-batch-size", SIZE, "--max-queue-delay-ms", 600_000)
+    server = serve(
+        probe_model, "--max-batch-size", SIZE, "--max-queue-delay-ms", 600_000, "--metrics-port", 0
+    )
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         started = time.perf_counter()
         stub.ModelInfer(request(0, rows=SIZE, work=400), timeout=60)
         work = round(400 / (time.perf_counter() - started))
         others = OpenStream(channel)
-        yield Scene(channel, stub, others, work)
+        yield Scene(channel, stub, others, work, server.ready["metrics"])
         others.cancel()
 
 
@@ -93,6 +108,7 @@ def test_one_cancels_while_running(scene: Scene) -> None:
     victim.send(request(VICTIM))
     others = [request(tag, work=scene.work_of_one_second) for tag in NEIGHBOURS]
     scene.others.send(*others, *(request(tag) for tag in FILLERS[:2]))
+    scene.await_running()
     victim.cancel()
     scene.await_neighbours()
     scene.check_neighbours()
