@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,12 +18,15 @@ from server.rig import PATIENCE, fp32
 from server.test_staging import Device
 
 from tensorferry.batcher import Batcher, InstanceFailed, RunTimedOut
+from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server import fp16, loading, recovery
 from tensorferry.server.condition import Condition
 from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.control import ModelControl
 from tensorferry.server.loading import load_model
-from tensorferry.server.models import Model
+from tensorferry.server.models import Model, ModelRegistry
 from tensorferry.server.recovery import Survivor
+from tensorferry.server.repository import Repository
 from tensorferry.server.session import Session
 from tensorferry.server.surviving_steps import SurvivingSteps
 from tensorferry.server.watchdog import Watchdog
@@ -181,6 +186,36 @@ def test_too_little_memory_for_a_copy_breaks_nothing(
     assert model.batcher.submit_rows({"x": x}).result(PATIENCE)["y"].tolist() == (x * 2).tolist()
     assert len(faults.sessions) == old
     assert model.batcher.statistics().retried == 0
+
+
+def test_a_model_that_a_client_sent_is_built_anew_from_its_files(
+    tmp_path: Path, faults: Faults, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fp16, "Session", partial(Session, memory=Device()))
+    (tmp_path / "repository").mkdir()
+    registry = ModelRegistry()
+    control = ModelControl(
+        registry,
+        Repository([tmp_path / "repository"]),
+        lambda source: load_model(source, ServerConfig(()), "cpu"),
+        lambda name: None,
+        mode="explicit",
+        poll_seconds=3600.0,
+    )
+    control.start((), (), strict=True)
+    content = models.twice(tmp_path / "m.onnx").read_bytes()
+    control.load("m", ModelConfig(), {"1/model.onnx": content})
+    old, x = len(faults.sessions), fp32(2, 3)
+    faults.armed = 1
+    answer = registry.get("m").batcher.submit_rows({"x": x}).result(PATIENCE)
+    assert answer["y"].tolist() == (x * 2).tolist()
+    assert len(faults.sessions) == old + 1
+    faults.sessions.clear()
+    control.unload("m")
+    assert control.drain(time.monotonic() + PATIENCE)
+    assert control.close(PATIENCE)
+    gc.collect()
+    assert not list(scratch.iterdir())
 
 
 class TestBatchesOfABrokenSession:

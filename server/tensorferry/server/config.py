@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,8 @@ class ModelSource:
     """A model version to serve: its name, and the ONNX file.
 
     `config` is what the model's config.pbtxt says, as it stands there, None where there is none;
-    `directory` is the model's in its repository, None for one that was named by its file.
+    `directory` is the model's in its repository, None for one that was named by its file. The files are there for as
+    long as somebody has `files`: a model whose device fails is loaded again.
     """
 
     name: str
@@ -26,6 +27,7 @@ class ModelSource:
     version: str = "1"
     config: ModelConfig | None = None
     directory: Path | None = None
+    files: object = field(default=None, compare=False, repr=False)
 
 
 class PadLengths(NamedTuple):

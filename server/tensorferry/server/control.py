@@ -12,10 +12,13 @@ import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import TypeAlias
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
@@ -244,27 +247,25 @@ class ModelControl:
             raise InvalidRequestError(
                 f"model {name!r} was named on the command line by its file, and is not in a model repository"
             )
-        with TemporaryDirectory(prefix="tensorferry-") as directory:
-            repository = self._repository
-            if files:
-                # What is loaded from there needs no file any more once it is.
-                _write(Path(directory) / name, files)
-                repository = Repository([Path(directory)])
-            try:
-                versions = repository.versions(name, config)
-            except StartError as error:
-                if again or self._unreadable.get(name) != str(error):
-                    # Once, however often the repository is looked at.
-                    self._say(name, "", error)
-                self._unreadable = {**self._unreadable, name: str(error)}
-                raise LoadFailedError(f"load failed for model {name!r}: {error}") from None
-            self._forget_unreadable(name)
-            if not versions:
-                raise NotFoundError(
-                    f"failed to load {name!r}, failed to poll from model repository: no directory of that name is in "
-                    f"{', '.join(map(str, repository.roots))}"
-                )
-            broken = [wrong for version in versions if (wrong := self._load_version(version, files, again))]
+        repository, sent = self._repository, None
+        if files:
+            sent = _Sent(name, files)
+            repository = Repository([sent.directory])
+        try:
+            versions = repository.versions(name, config)
+        except StartError as error:
+            if again or self._unreadable.get(name) != str(error):
+                # Once, however often the repository is looked at.
+                self._say(name, "", error)
+            self._unreadable = {**self._unreadable, name: str(error)}
+            raise LoadFailedError(f"load failed for model {name!r}: {error}") from None
+        self._forget_unreadable(name)
+        if not versions:
+            raise NotFoundError(
+                f"failed to load {name!r}, failed to poll from model repository: no directory of that name is in "
+                f"{', '.join(map(str, repository.roots))}"
+            )
+        broken = [wrong for version in versions if (wrong := self._load_version(version, sent, again))]
         if broken:
             # Whatever serves goes on: the new is not there to take its place.
             raise LoadFailedError(f"load failed for model {name!r}: {'; '.join(broken)}")
@@ -275,12 +276,12 @@ class ModelControl:
         if name in self._unreadable:
             self._unreadable = {other: why for other, why in self._unreadable.items() if other != name}
 
-    def _load_version(self, version: Version, files: Mapping[str, bytes] | None, again: bool) -> str | None:
-        """Loads a version if it has changed; what is wrong with it, if it cannot be loaded."""
-        source, fingerprint = version.source, object() if files else version.fingerprint
+    def _load_version(self, version: Version, sent: _Sent | None, again: bool) -> str | None:
+        """Loads a version if it has changed, or was sent; what is wrong with it, if it cannot be loaded."""
+        source, fingerprint = replace(version.source, files=sent), object() if sent else version.fingerprint
         name, number = source.name, source.version
         loaded, broken = self._loaded.setdefault(name, {}), self._broken.setdefault(name, {})
-        if loaded.get(number) == fingerprint and not files:
+        if loaded.get(number) == fingerprint:
             return None
         if broken.get(number) == fingerprint and not again:
             return f"version {number} could not be loaded, and has not changed since"
@@ -360,6 +361,15 @@ def _give_memory_back() -> None:
     """Has glibc return what a model has left free, which it else keeps: about as much again as the model."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
+
+
+class _Sent:
+    """The files of a model that a client sent, in a folder that goes when nobody has this any more."""
+
+    def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
+        self.directory = Path(mkdtemp(prefix="tensorferry-"))
+        weakref.finalize(self, rmtree, self.directory, ignore_errors=True)
+        _write(self.directory / name, files)
 
 
 def _write(home: Path, files: Mapping[str, bytes]) -> None:
