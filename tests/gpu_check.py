@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ sys.path.insert(0, str(HERE))
 from e2e import models as e2e_models  # noqa: E402 (the tests' folder is put on the path above)
 from server import models  # noqa: E402
 
-from tensorferry.batcher import Batcher  # noqa: E402
+from tensorferry.batcher import Batcher, Outcome  # noqa: E402
+from tensorferry.batcher.collate import request_of  # noqa: E402
 from tensorferry.protos.tensors import DATATYPES  # noqa: E402
 from tensorferry.server.devices import choose_device  # noqa: E402
 from tensorferry.server.errors import StartError  # noqa: E402
@@ -115,14 +117,17 @@ def under_load(case: Case, on_cpu: Session, session: Session) -> float:
 
         def send(thread: int) -> None:
             generator = np.random.default_rng(thread)
-            kept = []
+            kept: list[tuple[Mapping[str, Array], SimpleQueue[Outcome]]] = []
             for index in range(REQUESTS):
                 rows = int(generator.integers(1, 4))
                 inputs = sample(on_cpu.signature, rows, case.size, thread * REQUESTS + index)
-                kept.append((inputs, batcher.submit_rows(inputs)))
-            # Answers are kept while others run: their memory must not be used again meanwhile.
-            answers = [(inputs, future.result(60)) for inputs, future in kept]
-            worst[thread] = max(difference(on_cpu.run(inputs), answer) for inputs, answer in answers)
+                kept.append((inputs, SimpleQueue()))
+                # Not by a future, which has a copy: views are kept while others run, and the memory that they
+                # look at must not be used again meanwhile.
+                batcher.enqueue(request_of(inputs, kept[-1][1].put, one_row=False))
+            outcomes = [(inputs, answered.get(timeout=60)) for inputs, answered in kept]
+            assert not any(outcome.error for _, outcome in outcomes)
+            worst[thread] = max(difference(on_cpu.run(inputs), got.outputs) for inputs, got in outcomes)
 
         threads = [threading.Thread(target=send, args=(index,)) for index in range(THREADS)]
         worst = [float("inf")] * THREADS
