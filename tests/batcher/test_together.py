@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import numpy as np
+import pytest
 from batcher.conftest import Make
 from batcher.rig import PATIENCE, Recorder, enqueue, occupy
 
@@ -76,6 +77,33 @@ def test_a_completion_that_raises_does_not_hold_the_others_back(make: Make, runn
     runner.release()
     assert journal.ended.acquire(timeout=PATIENCE)
     assert journal.entries == [("begin", 2), "answer", "answer", ("end", ("begin", 2))]
+
+
+def test_a_bug_in_the_middle_leaves_nobody_behind(
+    make: Make, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was given before it leaves, and those after it, who fail, are not taken for a part of the batch."""
+    journal = Journal()
+    batcher = make(runner, 4, together=journal)
+    occupy(batcher, runner)
+    requests = [enqueue(batcher, [float(x)])[0] for x in range(3)]
+    recorders = [Noting(journal) for _ in requests]
+    for request, recorder in zip(requests, recorders, strict=True):
+        request.complete = recorder
+
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    # Called before the last of them is answered.
+    monkeypatch.setattr(batcher._completions, "_last_answer", broken)
+    runner.release()
+    runner.await_batches(2)
+    runner.release()
+    for recorder in recorders:
+        recorder.await_outcome()
+    kinds = ["begin" if type(entry) is tuple and entry[0] == "begin" else entry for entry in journal.entries]
+    end = ("end", ("begin", 3))
+    assert kinds == ["begin", "answer", "answer", end, "BatcherError"]
 
 
 def test_the_parts_of_a_batch_that_failed_are_each_a_batch(make: Make) -> None:

@@ -97,9 +97,26 @@ class Completions:
                 ended,
             ),
         )
+        together = self._together
+        if together is None or len(requests) < 2:
+            self._hand_out(requests, positions, outputs, info, now)
+            return
+        gathering = together.begin(len(requests))
+        try:
+            self._hand_out(requests, positions, outputs, info, now)
+        finally:
+            # Whatever happens: what was given so far would else never leave.
+            together.end(gathering)
+
+    def _hand_out(
+        self,
+        requests: Sequence[Request],
+        positions: Sequence[int],
+        outputs: Sequence[Any],
+        info: BatchInfo,
+        now: float,
+    ) -> None:
         last = requests[-1] if requests else None
-        together = self._together if len(requests) > 1 else None
-        gathering = together.begin(len(requests)) if together is not None else None
         for request, position, output in zip(requests, positions, outputs, strict=True):
             if request is last:
                 self._last_answer()
@@ -114,8 +131,6 @@ class Completions:
                     self._raised()
             else:
                 self.fail(request, DeadlineExceeded("the deadline passed while the request's batch ran"))
-        if together is not None:
-            together.end(gathering)
 
     def fail(self, request: Request, error: BaseException) -> None:
         """The request ends with this error."""
