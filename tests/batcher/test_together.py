@@ -21,12 +21,12 @@ class Journal:
         self.entries: list[Any] = []
         self.ended = threading.Semaphore(0)
 
-    def begin(self, count: int) -> Any:
-        self.entries.append(("begin", count))
-        return len(self.entries)
+    def begin(self, count: int) -> None:
+        self._begun = ("begin", count)
+        self.entries.append(self._begun)
 
-    def end(self, begun: Any) -> None:
-        self.entries.append(("end", self.entries[begun - 1]))
+    def end(self) -> None:
+        self.entries.append(("end", self._begun))
         self.ended.release()
 
     def note(self, outcome: Outcome) -> None:

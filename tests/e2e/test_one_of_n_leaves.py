@@ -46,14 +46,14 @@ class Scene:
                 return
         self.await_neighbours()
 
-    def await_running(self) -> None:
-        """Returns when the batch has left."""
+    def await_running(self, requests: int = SIZE) -> None:
+        """Returns when a batch of so many requests has left."""
         bound = time.monotonic() + 60
         while True:
             with urllib.request.urlopen(self.metrics, timeout=60) as page:
                 lines = page.read().decode().splitlines()
             running = [line for line in lines if line.startswith("tensorferry_running_requests{")]
-            if running[0].endswith(f" {float(SIZE)}"):
+            if running[0].endswith(f" {float(requests)}"):
                 return
             assert time.monotonic() < bound, running
 
@@ -118,7 +118,9 @@ def test_one_cancels_while_running(scene: Scene) -> None:
 def test_the_deadline_of_one_passes_while_queued(scene: Scene) -> None:
     # Behind a batch that runs for longer: a free worker would cut the window short for the deadline.
     busy = request(RUNNING, rows=SIZE, work=2 * scene.work_of_one_second)
-    scene.others.send(busy, *(request(tag) for tag in NEIGHBOURS))
+    scene.others.send(busy)
+    scene.await_running(1)
+    scene.others.send(*(request(tag) for tag in NEIGHBOURS))
     with pytest.raises(grpc.RpcError) as caught:
         scene.stub.ModelInfer(request(VICTIM), timeout=0.2)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -80,11 +80,11 @@ HERE = threading.current_thread().name
 
 
 def test_one_is_sent_at_once_and_the_others_by_the_thread_that_polls(outbox: Outbox, sent: Sent) -> None:
-    begun = outbox.begin(4)
+    outbox.begin(4)
     for number in range(4):
         outbox.give(sent.answer(number))
     assert not sent.by
-    outbox.end(begun)
+    outbox.end()
     # When `end` returns, all are sent.
     assert sent.by == [(0, HERE), (1, "poller"), (2, "poller"), (3, "poller")]
 
@@ -92,38 +92,39 @@ def test_one_is_sent_at_once_and_the_others_by_the_thread_that_polls(outbox: Out
 def test_outside_a_batch_an_answer_is_sent_at_once(outbox: Outbox, sent: Sent) -> None:
     outbox.give(sent.answer(0))
     assert sent.by == [(0, HERE)]
-    outbox.end(outbox.begin(2))
+    outbox.begin(2)
+    outbox.end()
     outbox.give(sent.answer(1))
     assert sent.by == [(0, HERE), (1, HERE)]
 
 
 @pytest.mark.parametrize("given", [0, 1])
 def test_a_batch_of_which_nobody_or_one_is_left(outbox: Outbox, sent: Sent, given: int) -> None:
-    begun = outbox.begin(2)
+    outbox.begin(2)
     for number in range(given):
         outbox.give(sent.answer(number))
-    outbox.end(begun)
+    outbox.end()
     assert sent.by == [(0, HERE)][:given]
 
 
 def test_the_thread_that_polls_sends_its_own_as_they_come(outbox: Outbox) -> None:
     outbox.polled()
     numbers: list[int] = []
-    begun = outbox.begin(2)
+    outbox.begin(2)
     outbox.give(lambda: numbers.append(1))
     assert numbers == [1]
     outbox.give(lambda: numbers.append(2))
-    outbox.end(begun)
+    outbox.end()
     assert numbers == [1, 2]
 
 
 def test_before_anybody_polls_nothing_is_handed_over(outbox: Outbox) -> None:
     numbers: list[int] = []
-    begun = outbox.begin(2)
+    outbox.begin(2)
     for number in (1, 2):
         outbox.give(lambda number=number: numbers.append(number))  # type: ignore[misc]
     assert numbers == [1, 2]
-    outbox.end(begun)
+    outbox.end()
 
 
 def test_workers_that_answer_at_the_same_time_send_each_answer_once(outbox: Outbox, sent: Sent) -> None:
@@ -132,10 +133,10 @@ def test_workers_that_answer_at_the_same_time_send_each_answer_once(outbox: Outb
     def work(first: int) -> None:
         together.wait(PATIENCE)
         for start in range(first, first + 1000, 10):
-            begun = outbox.begin(10)
+            outbox.begin(10)
             for number in range(start, start + 10):
                 outbox.give(sent.answer(number))
-            outbox.end(begun)
+            outbox.end()
 
     threads = [threading.Thread(target=work, args=(1000 * index,)) for index in range(4)]
     for thread in threads:
@@ -151,11 +152,11 @@ def test_one_that_cannot_be_sent_holds_no_other_up(
     def fails() -> None:
         raise RuntimeError("core has changed")
 
-    begun = outbox.begin(4)
+    outbox.begin(4)
     for send in (sent.answer(0), fails, sent.answer(2)):
         outbox.give(send)
     with caplog.at_level(logging.ERROR):
-        outbox.end(begun)
+        outbox.end()
     assert [number for number, _ in sent.by] == [0, 2]
     assert "an answer could not be sent" in caplog.text
 
@@ -167,10 +168,10 @@ def test_when_nobody_polls_any_more_the_worker_sends_all(
     stopped = Poller(outbox)
     stopped.stop()
     sent = Sent(stopped)
-    begun = outbox.begin(3)
+    outbox.begin(3)
     for number in range(3):
         outbox.give(sent.answer(number))
-    outbox.end(begun)
+    outbox.end()
     assert sent.by == [(0, HERE), (1, HERE), (2, HERE)]
 
 
@@ -192,7 +193,7 @@ def test_a_thread_that_polls_late_sends_nothing_twice(
         outbox.empty()
 
     thread = threading.Thread(target=late)
-    begun = outbox.begin(3)
+    outbox.begin(3)
     # The first is sent here; then the other thread comes, and the worker must wait for it to be done.
     outbox.give(thread.start)
     outbox.give(hesitates)
@@ -204,7 +205,7 @@ def test_a_thread_that_polls_late_sends_nothing_twice(
 
     other = threading.Thread(target=goes_on)
     other.start()
-    outbox.end(begun)
+    outbox.end()
     for each in (thread, other):
         each.join(PATIENCE)
     assert numbers == [1, 2]

@@ -21,13 +21,13 @@ _new = tuple.__new__
 class Together(Protocol):
     """What a transport does around the answers of a batch of several, which are given on one thread in a row.
 
-    Batches may be answered at the same time, and within one another's answers. Must not raise.
+    Other threads may answer theirs at the same time. Must not raise.
     """
 
-    def begin(self, count: int) -> Any:
-        """So many answers follow. What it returns is what `end` is called with."""
+    def begin(self, count: int) -> None:
+        """So many answers follow on this thread."""
 
-    def end(self, begun: Any) -> None:
+    def end(self) -> None:
         """They are given."""
 
 
@@ -101,12 +101,12 @@ class Completions:
         if together is None or len(requests) < 2:
             self._hand_out(requests, positions, outputs, info, now)
             return
-        gathering = together.begin(len(requests))
+        together.begin(len(requests))
         try:
             self._hand_out(requests, positions, outputs, info, now)
         finally:
             # Whatever happens: what was given so far would else never leave.
-            together.end(gathering)
+            together.end()
 
     def _hand_out(
         self,

@@ -13,7 +13,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tensorferry.server.corks import Corks
 
@@ -35,6 +34,7 @@ class Outbox:
         self._polling = 0
         # Of each other thread, the answers that it gives; only between `begin` and `end`.
         self._local = threading.local()
+        # What workers have left to the thread that polls; whoever takes one out of it sends it.
         self._handed: deque[_Handed] = deque()
 
     def serve(self, port: int) -> None:
@@ -45,13 +45,12 @@ class Outbox:
         """The calling thread is the one that polls."""
         self._polling = threading.get_ident()
 
-    def begin(self, count: int) -> Any:
+    def begin(self, count: int) -> None:
         """So many answers follow on this thread."""
         if threading.get_ident() == self._polling:
             self._corks.begin(count)
         elif self._polling:
             self._local.given = []
-        return None
 
     def give(self, send: Callable[[], None]) -> None:
         """An answer is to be sent: now, or with the others of its batch."""
@@ -66,7 +65,7 @@ class Outbox:
         if threading.get_ident() == self._polling:
             self._corks.wrote(nbytes)
 
-    def end(self, begun: Any) -> None:
+    def end(self) -> None:
         """They are given. Returns when they are sent."""
         if threading.get_ident() == self._polling:
             self._corks.end()
