@@ -36,7 +36,7 @@ demo: $(VENV)/.$(EXTRA) ## the same, and stop after the answers
 	@$(BIN)/python examples/digits/demo.py --port 0 --device $(DEVICE) --once
 
 test: $(VENV)/.dev ## all tests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
 
 conformance: $(VENV)/.dev ## every backend test of the onnx package through real servers (minutes; ONLY=reduce_: some of them)
 	PYTHONPATH=tests $(BIN)/python -m conformance $(if $(ONLY),--only $(ONLY))

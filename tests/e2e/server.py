@@ -57,7 +57,8 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**environment(), **(variables or {})},
+            # Where every thread is, in the log of one that is aborted since it does not end.
+            env={**environment(), "PYTHONFAULTHANDLER": "1", **(variables or {})},
         )
         assert process.stdout is not None
         assert process.stderr is not None
@@ -85,8 +86,14 @@ class ServerProcess:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        """Waits for the end; the exit code."""
-        code = self.process.wait(STOP_SECONDS)
+        """Waits for the end; the exit code. One that does not end is aborted, and its log is in the error."""
+        try:
+            code = self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.signal(signal.SIGABRT)
+            self.process.wait(STOP_SECONDS)
+            self._reader.join(STOP_SECONDS)
+            raise AssertionError(f"the server did not end in {STOP_SECONDS} s:\n{''.join(self.log)}") from None
         self._reader.join(STOP_SECONDS)
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:

@@ -126,7 +126,7 @@ def test_the_page_is_there_until_the_server_stops(serve: Serve, probe_model: Pat
     server = serve(probe_model, "--metrics-port", 0, "--max-queue-delay-ms", 600_000)
     with grpc.insecure_channel(server.address) as channel:
         slow = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(
-            request(1, work=200_000), timeout=600
+            request(1, work=30_000), timeout=600
         )
         scrape_until(server, lambda found: found["tensorferry_requests_accepted_total"] == 1)
         server.signal()

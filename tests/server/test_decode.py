@@ -213,7 +213,6 @@ GOT_X = "expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['x'], b
             "input 'n' batch size does not match other inputs for model 'm': 3 rows, 'x' has 2",
         ),
     ],
-    ids=str,
 )
 def test_a_raw_request_that_does_not_fit(spoil: Spoil, message: str) -> None:
     spoiled = good()
@@ -331,7 +330,6 @@ def test_classes_are_wanted_by_output() -> None:
         ),
         ({}, "expected int64_param, got none"),
     ],
-    ids=str,
 )
 def test_a_number_of_classes_that_is_none(given: dict[str, Any], message: str) -> None:
     assert message in refused(asked_for_classes("z", **given))
