@@ -93,7 +93,9 @@ class ServerProcess:
             self.signal(signal.SIGABRT)
             self.process.wait(STOP_SECONDS)
             self._reader.join(STOP_SECONDS)
-            raise AssertionError(f"the server did not end in {STOP_SECONDS} s:\n{''.join(self.log)}") from None
+            raise AssertionError(
+                f"the server did not end in {STOP_SECONDS} s:\n{''.join(self.log)}"
+            ) from None
         self._reader.join(STOP_SECONDS)
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:

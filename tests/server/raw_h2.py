@@ -14,6 +14,7 @@ STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING = 0, 1, 3, 4, 6
 _END_STREAM, _ACK, _END_HEADERS = 1, 1, 4
 _CANCEL = 8
+_INITIAL_WINDOW_SIZE = 4
 
 
 def message(data: bytes) -> bytes:
@@ -22,12 +23,16 @@ def message(data: bytes) -> bytes:
 
 
 class RawClient:
-    """One connection. Calls are numbered 1, 3, 5, ... in the order in which they are begun."""
+    """One connection. Calls are numbered 1, 3, 5, ... in the order in which they are begun.
 
-    def __init__(self, address: str) -> None:
+    Each call may be sent so many bytes as `window` says.
+    """
+
+    def __init__(self, address: str, *, window: int = 65535) -> None:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), PATIENCE)
-        self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, b""))
+        settings = struct.pack(">HI", _INITIAL_WINDOW_SIZE, window)
+        self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, settings))
 
     def __enter__(self) -> RawClient:
         return self

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 from google.protobuf import descriptor_pool
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from tensorferry.protos import POOL, SERVICE_NAME
@@ -24,6 +24,7 @@ from tensorferry.server.device_options import cuda_flags
 from tensorferry.server.devices import choose_device
 from tensorferry.server.errors import StartError
 from tensorferry.server.gpus import Gpus, open_gpus
+from tensorferry.server.health import HEALTH_SERVICE, Health
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.loading import load_model
 from tensorferry.server.log_settings import LogSettings
@@ -121,7 +122,7 @@ class App:
         # Held while health is set from what the registry says, so that the last word is the latest. Nothing else
         # is done meanwhile.
         self._health_lock = threading.Lock()
-        self._health = health.HealthServicer(experimental_non_blocking=True)
+        self._health = Health()
         self._threads = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc-handler")
         self._server = grpc.server(
             self._threads,
@@ -142,11 +143,11 @@ class App:
         self._server.add_generic_rpc_handlers((self._servicer.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
-            (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server, pool=_reflected()
+            (SERVICE_NAME, HEALTH_SERVICE, reflection.SERVICE_NAME), self._server, pool=_reflected()
         )
-        self._set_health("", serving=False)
+        self._health.set("", serving=False)
         for source in config.models:
-            self._set_health(source.name, serving=False)
+            self._health.set(source.name, serving=False)
         self._outbox = Outbox()
         self._lane: Lane | None = None
         self._metrics: MetricsServer | None = None
@@ -258,6 +259,7 @@ class App:
         ended = [self._control.close(grace)]
         ended += [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]
         self._threads.shutdown(wait=False)
+        self._health.close()
         if self._metrics is not None:
             self._metrics.close()
         gpus, self._gpus = self._gpus, None
@@ -291,13 +293,9 @@ class App:
     def _tell_health(self, *names: str) -> None:
         with self._health_lock:
             for name in names:
-                self._set_health(name, serving=self.registry.serves(name))
+                self._health.set(name, serving=self.registry.serves(name))
             for name in ("", SERVICE_NAME):
-                self._set_health(name, serving=self.registry.serving)
-
-    def _set_health(self, service: str, *, serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse
-        self._health.set(service, status.SERVING if serving else status.NOT_SERVING)
+                self._health.set(name, serving=self.registry.serving)
 
 
 def _reflected() -> descriptor_pool.DescriptorPool:

@@ -1,0 +1,171 @@
+"""grpc.health.v1: what probes, balancers and the channels of clients are told.
+
+grpcio-health-checking has a servicer, which sends while it holds its lock. The thread that polls for the whole
+server waits for that lock when a watcher leaves: one that leaves amid a change, or does not read, would stop the
+server. Here nothing is sent under a lock, and who does not read keeps a thread of its own alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+_log = logging.getLogger("tensorferry.server")
+
+HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+_Send = Callable[[health_pb2.HealthCheckResponse], object]
+
+# Watchers that are told something at the same time; it takes some 100 microseconds for one that reads.
+_SENDERS = 32
+# One to whom nothing could be sent for so long is ended where others wait to be told.
+_STUCK_SECONDS = 1.0
+# Changes that one who reads slowly has yet to hear of; of more the latest.
+_MOST_UNSENT = 16
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """The status of every service. Thread-safe; `close` ends its threads once the calls have ended."""
+
+    def __init__(self) -> None:
+        # Guards every field below, and those of the watchers. Nothing is sent or called while it is held.
+        self._lock = threading.Lock()
+        self._statuses: dict[str, int] = {}
+        self._watchers: dict[str, set[_Watcher]] = {}
+        # Whom something is being sent to, the longest first, and since when.
+        self._sending: dict[_Watcher, float] = {}
+        self._final = False
+        self._threads = ThreadPoolExecutor(_SENDERS, thread_name_prefix="health")
+
+    def set(self, service: str, *, serving: bool) -> None:
+        """From now on a service has this status; without effect after `enter_graceful_shutdown`."""
+        status = health_pb2.HealthCheckResponse
+        told: list[_Watcher] = []
+        with self._lock:
+            if not self._final:
+                told = self._change_locked(service, status.SERVING if serving else status.NOT_SERVING)
+        self._send_to(told)
+
+    def enter_graceful_shutdown(self) -> None:
+        """Every service is NOT_SERVING, and stays so."""
+        told: list[_Watcher] = []
+        with self._lock:
+            self._final = True
+            for service in self._statuses:
+                told += self._change_locked(service, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._send_to(told)
+
+    def close(self) -> None:
+        """Tells nobody anything any more. Idempotent."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def Check(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
+    ) -> health_pb2.HealthCheckResponse:
+        """The status of a service now; NOT_FOUND for one that has none."""
+        with self._lock:
+            status = self._statuses.get(request.service)
+        if status is None:
+            context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"no health is known of {request.service!r}; a model has its own once the server knows of it, "
+                "'' stands for the server",
+            )
+        return health_pb2.HealthCheckResponse(status=status)
+
+    def Watch(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext, send: _Send
+    ) -> None:
+        """The status of a service now, and each change until the caller leaves; no thread waits meanwhile."""
+        watcher = _Watcher(request.service, context.cancel, send)
+        with self._lock:
+            self._watchers.setdefault(watcher.service, set()).add(watcher)
+            unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            watcher.tell(self._statuses.get(watcher.service, unknown))
+        # False if the caller has left.
+        if context.add_callback(lambda: self._left(watcher)):
+            self._send_to([watcher])
+        else:
+            self._left(watcher)
+
+    # grpcio then gives it `send`, and keeps the call open when it returns.
+    Watch.experimental_non_blocking = True  # type: ignore[attr-defined]
+
+    def _change_locked(self, service: str, status: int) -> list[_Watcher]:
+        """The watchers for whom somebody has to be found who tells them."""
+        if self._statuses.get(service) == status:
+            return []
+        self._statuses[service] = status
+        return [watcher for watcher in self._watchers.get(service, ()) if watcher.tell(status)]
+
+    def _left(self, watcher: _Watcher) -> None:
+        """On the thread that polls: it must not wait."""
+        with self._lock:
+            watcher.unsent.clear()
+            watching = self._watchers.get(watcher.service, set())
+            watching.discard(watcher)
+            if not watching:
+                self._watchers.pop(watcher.service, None)
+
+    def _send_to(self, watchers: list[_Watcher]) -> None:
+        """Has those that `tell` said so of be told."""
+        for watcher in watchers:
+            try:
+                self._threads.submit(self._sends, watcher)
+            except RuntimeError:
+                # Closed, or the interpreter ends.
+                return
+        stuck = None
+        with self._lock:
+            if watchers and len(self._sending) >= _SENDERS:
+                first, since = next(iter(self._sending.items()))
+                if time.monotonic() - since > _STUCK_SECONDS:
+                    stuck = first
+        if stuck is not None:
+            stuck.end()
+
+    def _sends(self, watcher: _Watcher) -> None:
+        """Sends what a watcher is to be told, on a thread of the pool."""
+        with self._lock:
+            self._sending[watcher] = time.monotonic()
+        try:
+            while True:
+                with self._lock:
+                    if not watcher.unsent:
+                        watcher.told = True
+                        return
+                    status = watcher.unsent.popleft()
+                watcher.send(health_pb2.HealthCheckResponse(status=status))
+        except Exception:
+            _log.exception("a watcher of the health could not be told; this is a bug in tensorferry.server")
+            watcher.end()
+        finally:
+            with self._lock:
+                self._sending.pop(watcher, None)
+
+
+class _Watcher:
+    """A call of Watch. `send` blocks until the message is on its way, or the call has ended."""
+
+    __slots__ = ("end", "send", "service", "told", "unsent")
+
+    def __init__(self, service: str, end: Callable[[], object], send: _Send) -> None:
+        self.service = service
+        self.end = end
+        self.send = send
+        self.unsent: deque[int] = deque(maxlen=_MOST_UNSENT)
+        # Whether nobody is at work, or about to be, on what is unsent.
+        self.told = True
+
+    def tell(self, status: int) -> bool:
+        """It is to hear of this; whether somebody has to be found who tells it. Under the lock."""
+        self.unsent.append(status)
+        found, self.told = self.told, False
+        return found
