@@ -167,7 +167,7 @@ class Access:
         finally:
             self._reading.release()
         if wrong is not None:
-            _log.error("who may call is not changed, what was read before goes on: %s", wrong)
+            _log.warning("who may call is not changed, what was read before goes on: %s", wrong)
         elif known is not None:
             _log.info(
                 "who may call was read anew: %d tokens, %d names of certificates",

@@ -91,7 +91,7 @@ class TlsFiles:
             said, self._complaint = self._complaint, complaint
             changed, self._current = pair != self._current, pair
         if complaint and complaint != said:
-            _log.error("the new TLS files are not used, those before go on: %s", complaint)
+            _log.warning("the new TLS files are not used, those before go on: %s", complaint)
         if not changed:
             return None
         _log.info("new TLS files from %s, valid until %s", self._certificate, pair.expires)
