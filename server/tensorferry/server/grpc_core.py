@@ -21,10 +21,13 @@ try:
         SendInitialMetadataOperation,
         SendMessageOperation,
         SendStatusFromServerOperation,
+        peer_identities,
+        peer_identity_key,
     )
 except ImportError as error:  # pragma: no cover - of a grpcio that is yet to come
     raise LookupError(f"grpcio {grpc.__version__} has changed: {error}") from error
 
+from tensorferry.server.access import Certificate
 from tensorferry.server.status import Status, trailing_metadata
 
 __all__ = [
@@ -53,6 +56,18 @@ def send_status(status: Status) -> Any:
     return SendStatusFromServerOperation(
         trailing_metadata(status), status.code.value[0], status.message.encode(), 0
     )
+
+
+def peer_of(call: Any) -> str:
+    """Where a call comes from, as `grpc.ServicerContext.peer` has it."""
+    peer: bytes | str = call.peer()
+    return peer.decode() if isinstance(peer, bytes) else peer
+
+
+def certificate_of(call: Any) -> Certificate:
+    """Whose certificate the call's connection has, as `peer_identity_key` and `peer_identities` of `grpc.ServicerContext`."""
+    kind: bytes | str | None = peer_identity_key(call)
+    return Certificate(kind.decode() if isinstance(kind, bytes) else kind, peer_identities(call) or ())
 
 
 class _Queue(CompletionQueue):  # type: ignore[misc]

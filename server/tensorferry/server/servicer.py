@@ -15,6 +15,9 @@ import grpc
 
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.access import Access, Standing
+from tensorferry.server.access_interceptor import certificate_of
+from tensorferry.server.caller import ANYONE, INFER, Caller
 from tensorferry.server.codec import parse
 from tensorferry.server.errors import InvalidRequestError, ServerError, UnsupportedError
 from tensorferry.server.inference import InferenceService, Reply
@@ -58,6 +61,7 @@ class Servicer:
         max_streams: int,
         max_in_flight: int,
         extensions: Sequence[Extension] = (),
+        access: Access | None = None,
     ) -> None:
         self._service = service
         self._registry = registry
@@ -65,6 +69,7 @@ class Servicer:
         self._max_streams = max_streams
         self._max_in_flight = max_in_flight
         self._extensions = extensions
+        self._access = access
         # Guards _streams. Held to add, remove and list; nothing is called.
         self._lock = threading.Lock()
         self._streams: set[ResponseStream] = set()
@@ -153,8 +158,9 @@ class Servicer:
             replies.append(reply)
             replied.release()
 
+        caller = self._caller_of(context)
         metadata = context.invocation_metadata()
-        call = self._service.infer(data, _deadline_of(context), complete, metadata)
+        call = self._service.infer(data, _deadline_of(context), complete, metadata, caller=caller)
         # Called when the client leaves or its deadline passes; false if that has happened.
         if not context.add_callback(call.cancel):
             call.cancel()
@@ -173,6 +179,7 @@ class Servicer:
         `triton_grpc_error: true`, the end of the stream.
         """
         metadata = context.invocation_metadata()
+        standing = self._standing_of(context)
         terms = terms_of(metadata)
         if isinstance(terms, Status):
             _abort(context, terms)
@@ -182,6 +189,7 @@ class Servicer:
             terms=terms,
             max_in_flight=self._max_in_flight,
             metadata=metadata,
+            standing=standing,
         )
         with self._lock:
             refused = len(self._streams) >= self._max_streams
@@ -202,6 +210,26 @@ class Servicer:
                 self._streams.discard(stream)
         if stream.end is not None:
             _abort(context, stream.end)
+
+    def _caller_of(self, context: grpc.ServicerContext) -> Caller:
+        if self._access is None:
+            return ANYONE
+        try:
+            return self._access.admit(
+                INFER, context.invocation_metadata(), context.peer, lambda: certificate_of(context)
+            )
+        except Exception as error:
+            _abort(context, self._service.status_of(error))
+
+    def _standing_of(self, context: grpc.ServicerContext) -> Standing | None:
+        if self._access is None:
+            return None
+        try:
+            return Standing(
+                self._access, context.invocation_metadata(), context.peer, lambda: certificate_of(context)
+            )
+        except Exception as error:
+            _abort(context, self._service.status_of(error))
 
     def begin_drain(self) -> None:
         """Open streams end, with UNAVAILABLE, once what they accepted is answered."""
