@@ -132,8 +132,9 @@ def families(entries: Sequence[Entry], counted: Sequence[Counted]) -> Sequence[M
     """Our own metrics of these models."""
     every = _families(ModelMetric, MODEL_LABELS)
     for entry in entries:
-        ready = entry.state is ModelState.READY
-        every[ModelMetric.READY].add_metric((entry.name, entry.version), float(ready))
+        if not entry.gone:
+            ready = entry.state is ModelState.READY
+            every[ModelMetric.READY].add_metric((entry.name, entry.version), float(ready))
     for model, counts in counted:
         of = (model.name, model.version)
         for metric, values in _values(model, counts).items():
