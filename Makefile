@@ -99,7 +99,7 @@ locks: $(VENV)/.python ## compile requirements/*.in into lock files
 	$(PIP) install -q uv==$(UV)
 	UV=$(CURDIR)/$(BIN)/uv requirements/lock.sh
 
-tools: $(BIN)/grpcurl $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done ## clients of other makers, for the tests that use them (needs Go, Node and npm, Java and Maven)
+tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done ## clients of other makers and promtool, for the tests that use them (needs Go, Node and npm, Java and Maven)
 
 train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(PIP) install -q scikit-learn
@@ -159,6 +159,11 @@ $(PROTOC_VENV)/.done: | $(VENV)/.python
 
 $(BIN)/grpcurl: | $(VENV)/.python
 	GOBIN=$(CURDIR)/$(BIN) go install github.com/fullstorydev/grpcurl/cmd/grpcurl@$(GRPCURL)
+
+# It has replacements of modules, with which Go does not install it by its name.
+$(BIN)/promtool: $(wildcard tests/deploy/promtool/*) | $(VENV)/.python
+	cd tests/deploy/promtool && GOBIN=$(CURDIR)/$(BIN) go install -ldflags='-s -w' tool
+	@touch $@
 
 PROTO_FILES := $(wildcard $(PROTOS)/*.proto)
 

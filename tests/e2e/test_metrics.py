@@ -84,7 +84,7 @@ def test_what_clients_saw_is_what_is_counted(serve: Serve, probe_model: Path, ec
     # The parser gives Triton's counters this ending.
     assert found["nv_inference_request_success_total{}"] == CLIENTS * EACH
     assert found["nv_inference_count_total{}"] == rows == found["tensorferry_batch_rows_sum{}"]
-    assert found["tensorferry_batch_rows_bucket{le=4}"] == found["tensorferry_batch_rows_count{}"]
+    assert found["tensorferry_batch_rows_bucket{le=4.0}"] == found["tensorferry_batch_rows_count{}"]
     assert found["nv_inference_pending_request_count{}"] == found["tensorferry_queued_requests{}"] == 0
     assert found["tensorferry_running_requests{}"] == found["tensorferry_held_bytes{}"] == 0
 
@@ -119,6 +119,33 @@ def test_failures_cancels_and_refusals(serve: Serve, probe_model: Path) -> None:
     assert ended["tensorferry_requests_accepted_total"] == 2
     failed = {r: ended[f"nv_inference_request_failure_total{{reason={r}}}"] for r in ("CANCELED", "REJECTED")}
     assert failed == {"CANCELED": 2, "REJECTED": 2}
+
+
+def test_what_is_refused_before_a_queue_and_open_streams(serve: Serve, probe_model: Path) -> None:
+    server = serve(probe_model, "--metrics-port", 0)
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        malformed = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        for call, message in (
+            (stub.ModelInfer, request(1, model="other")),
+            (stub.ModelInfer, pb.ModelInferRequest(model_name="probe", model_version="7")),
+            (stub.ModelInfer, pb.ModelInferRequest(model_name="probe")),
+            (malformed, b"\xff\xff"),
+        ):
+            with pytest.raises(grpc.RpcError):
+                call(message, timeout=WAIT_SECONDS)
+        stream = OpenStream(channel)
+        # Its marker is for a model that does not exist.
+        stream.send(request(2))
+        found = scrape(server)
+        assert found["tensorferry_open_streams"] == 1
+        assert found["tensorferry_calls_refused_total{code=NOT_FOUND}"] == 3
+        assert found["tensorferry_calls_refused_total{code=INVALID_ARGUMENT}"] == 2
+        assert found["tensorferry_calls_refused_total"] == 5
+        assert found["tensorferry_requests_refused_total"] == 0
+        assert found["tensorferry_server_ready"] == found["tensorferry_model_ready"] == 1
+        stream.cancel()
+        scrape_until(server, lambda found: found["tensorferry_open_streams"] == 0)
 
 
 def test_the_page_is_there_until_the_server_stops(serve: Serve, probe_model: Path) -> None:

@@ -5,6 +5,7 @@ A library of its own: it needs numpy alone, and knows neither transport nor engi
 
 from tensorferry.batcher.batcher import Batcher
 from tensorferry.batcher.completions import Together
+from tensorferry.batcher.distribution import BOUNDS, Distribution, interval_of
 from tensorferry.batcher.errors import (
     BatcherClosed,
     BatcherError,
@@ -29,6 +30,7 @@ from tensorferry.batcher.statistics import BatcherStatistics
 from tensorferry.batcher.timeouts import QueuePolicy
 
 __all__ = [
+    "BOUNDS",
     "BatchInfo",
     "Batcher",
     "BatcherClosed",
@@ -37,6 +39,7 @@ __all__ = [
     "Cancelled",
     "CloseReason",
     "DeadlineExceeded",
+    "Distribution",
     "InstanceFailed",
     "InvalidRequest",
     "ModelOutputError",
@@ -56,4 +59,5 @@ __all__ = [
     "Tensor",
     "Together",
     "batch_inference",
+    "interval_of",
 ]

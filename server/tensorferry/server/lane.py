@@ -133,6 +133,12 @@ class Lane:
             # It came too late for `begin_drain` to find it.
             stream.drain()
 
+    @property
+    def open_streams(self) -> int:
+        """How many streams are open."""
+        with self.lock:
+            return len(self._streams)
+
     def forget(self, stream: StreamCall) -> None:
         """The stream is over."""
         with self.lock:

@@ -8,13 +8,16 @@ import socketserver
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TypeAlias
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.metrics import CONTENT_TYPE
 
 _log = logging.getLogger("tensorferry.server")
 
 PATH = "/metrics"
+
+# Of the header Accept: a page and its content type.
+Page: TypeAlias = Callable[[str], tuple[bytes, str]]
 
 # Who connects and then says nothing does not keep a thread for longer.
 _REQUEST_SECONDS = 10.0
@@ -26,7 +29,7 @@ class MetricsServer:
     Listens from the start; StartError when the address cannot be had. Thread-safe.
     """
 
-    def __init__(self, host: str, port: int, page: Callable[[], bytes]) -> None:
+    def __init__(self, host: str, port: int, page: Page) -> None:
         bare = host.strip("[]")
         try:
             family = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0][0]
@@ -51,7 +54,7 @@ class _Server(ThreadingHTTPServer):
     # A scrape that hangs must not keep the process.
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], family: socket.AddressFamily, page: Callable[[], bytes]):
+    def __init__(self, address: tuple[str, int], family: socket.AddressFamily, page: Page):
         self.address_family = family
         self.page = page
         self._ended = threading.Event()
@@ -89,13 +92,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(404, explain=f"there is {PATH} alone")
             return
         try:
-            page = self.server.page()
+            page, content_type = self.server.page(", ".join(self.headers.get_all("Accept", [])))
         except Exception:
             _log.exception("the metrics could not be collected; this is a bug in tensorferry")
             self.send_error(500)
             return
         self.send_response(200)
-        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(page)))
         self.end_headers()
         self.wfile.write(page)

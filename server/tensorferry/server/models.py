@@ -13,8 +13,10 @@ from tensorferry.batcher import Batcher, Padding
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.condition import Condition
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
+from tensorferry.server.exemplars import Exemplars
 from tensorferry.server.signature import Signature
 
+_UNLOADED = "unloaded"
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 
 
@@ -38,6 +40,7 @@ class Model:
     `padding` says how requests of different lengths share a batch; None when they do not. `config` is
     the completed configuration, which says what is really used. `labels` are the names of the
     classes, by output, `devices` where its instances run, and `condition` says whether they work.
+    `exemplars` keeps traced requests that were answered; None where nobody asks for them.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Model:
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
     condition: Condition = field(default_factory=Condition, compare=False)
+    exemplars: Exemplars | None = field(default=None, compare=False)
 
     @property
     def batched(self) -> bool:
@@ -71,6 +75,11 @@ class Entry:
     state: ModelState
     model: Model | None = None
     reason: str = ""
+
+    @property
+    def gone(self) -> bool:
+        """Whether it was unloaded, because that was asked for or another took its place."""
+        return self.model is None and self.reason == _UNLOADED
 
 
 class ModelRegistry:
@@ -148,7 +157,7 @@ class ModelRegistry:
         with self._lock:
             self._put_locked(Entry(model.name, model.version, ModelState.UNLOADING, model))
 
-    def unloaded(self, model: Model, reason: str = "unloaded") -> None:
+    def unloaded(self, model: Model, reason: str = _UNLOADED) -> None:
         """The version has answered what it accepted, and is gone, unless it came back meanwhile."""
         with self._lock:
             entry = self._entries.get(model.name, {}).get(model.version)

@@ -231,6 +231,12 @@ class Servicer:
         except Exception as error:
             _abort(context, self._service.status_of(error))
 
+    @property
+    def open_streams(self) -> int:
+        """How many streams are open here."""
+        with self._lock:
+            return len(self._streams)
+
     def begin_drain(self) -> None:
         """Open streams end, with UNAVAILABLE, once what they accepted is answered."""
         with self._lock:
