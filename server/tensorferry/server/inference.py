@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from tensorferry.batcher import Batcher, BatcherClosed, BatchInfo, ModelRowsError, Outcome, Tensor
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.caller import ANYONE, Caller
 from tensorferry.server.codec import Wanted, decode, parse, place
 from tensorferry.server.errors import ModelFailedError, NotReadyError
 from tensorferry.server.forms import Form, FormCache, unremembered
@@ -242,11 +243,12 @@ class InferenceService:
         complete: Callable[[Reply], None],
         metadata: Metadata = (),
         unattended: set[Batcher] | None = None,
+        caller: Caller = ANYONE,
     ) -> Call:
         """Serves one ModelInferRequest; `complete` is called exactly once, perhaps before this returns.
 
         `deadline` is on the clock of `time.monotonic`, inf for none; `metadata` is that of the
-        call. Who gives `unattended` promises to `attend` to the batchers that are added to it, soon;
+        call, which is `caller`'s. Who gives `unattended` promises to `attend` to the batchers that are added to it, soon;
         and after responses are sent to those that then wait for it, by `Reply.waiting`.
         Never blocks, never raises for what the client sent: errors arrive in the reply.
         """
