@@ -37,9 +37,10 @@ from tensorferry.server.servicer import Servicer
 from tensorferry.server.shared_memory import Regions
 from tensorferry.server.shared_memory_methods import SharedMemory
 from tensorferry.server.statistics import StatisticsExtension
+from tensorferry.server.telemetry import Telemetry
 from tensorferry.server.trace_file import TraceFile
 from tensorferry.server.trace_settings import TraceSettings
-from tensorferry.server.tracing import Tracing
+from tensorferry.server.triton_tracing import TritonTracing
 from tensorferry.server.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -81,7 +82,10 @@ class App:
         self.port = 0
         self.registry = ModelRegistry()
         self._trace_file = TraceFile(config.trace_file) if config.trace_file is not None else None
-        tracing = Tracing(self._trace_file)
+        self._outbox = Outbox()
+        self._telemetry = Telemetry(config, self._outbox)
+        tracing = self._telemetry.tracing
+        triton_tracing = TritonTracing(self._trace_file, tracing)
         self._regions = Regions(allowed=config.allow_shared_memory, max_bytes=config.max_queue_bytes)
         self._service = InferenceService(
             self.registry,
@@ -109,7 +113,7 @@ class App:
                 StatisticsExtension(self.registry),
                 RepositoryMethods(self.registry, self._control),
                 SharedMemory(self._regions),
-                TraceSettings(self.registry, tracing),
+                TraceSettings(self.registry, triton_tracing),
                 *(
                     [LogSettings(log_output, allowed=config.allow_log_settings)]
                     if log_output is not None
@@ -147,7 +151,6 @@ class App:
         self._set_health("", serving=False)
         for source in config.models:
             self._set_health(source.name, serving=False)
-        self._outbox = Outbox()
         self._lane: Lane | None = None
         self._metrics: MetricsServer | None = None
         self._gpus: Gpus | None = None
@@ -172,6 +175,7 @@ class App:
         """Listens and answers; not ready yet. StartError when an address, the lane or the trace file cannot be had."""
         if self._trace_file is not None:
             self._trace_file.start()
+        self._telemetry.start()
         self._lane = self._attach_lane()
         self.port = self.config.port
         try:
@@ -267,6 +271,7 @@ class App:
         self._regions.close()
         if self._trace_file is not None and not self._trace_file.stop(_LAST_TRACES_SECONDS):
             _log.warning("the last traces are not written: the disk takes too long")
+        self._telemetry.stop(_LAST_TRACES_SECONDS)
         return all(ended)
 
     def _load_model(self, source: ModelSource) -> Model:
@@ -274,7 +279,7 @@ class App:
             source,
             self.config,
             self._device,
-            self._outbox,
+            self._telemetry.together,
             self._watchdog,
             changed=self._condition_changed,
             lost=self._lost,

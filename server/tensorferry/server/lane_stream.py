@@ -44,7 +44,7 @@ class Owner(Protocol):
     ) -> Call:
         """As `InferenceService.infer`."""
 
-    def status_of(self, error: BaseException) -> Status:
+    def status_of(self, error: BaseException, reply: Reply) -> Status:
         """As `InferenceService.status_of`."""
 
     def sent(self, reply: Reply | None) -> None:
@@ -211,4 +211,4 @@ class StreamCall:
             calls = self._deliveries.calls()
         self._owner.forget(self)
         for call in calls:
-            call.cancel()
+            call.abandon()

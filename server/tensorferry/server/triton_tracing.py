@@ -1,16 +1,16 @@
-"""Which requests are traced, and what is told of them: by Triton's rules and in Triton's names."""
+"""Triton's traces: which requests have one, and what is told of them, by its rules and in its names."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from tensorferry.batcher import BatchInfo
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.models import Model
+from tensorferry.server.trace_context import TraceContext
 from tensorferry.server.trace_file import Sheet, TraceFile
+from tensorferry.server.tracing import Trace, Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,33 +64,29 @@ class _Setting:
         return True
 
 
-class Trace:
-    """A request that is traced, from its arrival on. `end` is to be called once.
+class Record:
+    """A request on its way into a file. Implements `Sink`."""
 
-    `model` may be set until then, should another serve it.
-    """
+    __slots__ = ("_file", "_number", "_sheet")
 
-    __slots__ = ("_file", "_number", "_request_id", "_sheet", "_started", "model")
+    # What a file has is no span.
+    context = None
 
-    def __init__(
-        self, file: TraceFile, sheet: Sheet, number: int, model: Model, request_id: str, started: float
-    ) -> None:
+    def __init__(self, file: TraceFile, sheet: Sheet, number: int) -> None:
         self._file = file
         self._sheet = sheet
         self._number = number
-        self.model = model
-        self._request_id = request_id
-        self._started = started
 
-    def end(self, queued: float, batch: BatchInfo | None) -> None:
-        """Hands over the request's timeline; it was given to its batcher at `queued`, and answered from `batch`, if any."""
+    def completed(self, trace: Trace) -> None:
+        """Hands over the request's timeline: whoever has the answer finds it traced."""
         times = [
             # When the call began to wait for its message is not known: that it was there is all that is.
-            ("GRPC_WAITREAD_START", self._started),
-            ("GRPC_WAITREAD_END", self._started),
-            ("REQUEST_START", self._started),
-            ("QUEUE_START", queued),
+            ("GRPC_WAITREAD_START", trace.started),
+            ("GRPC_WAITREAD_END", trace.started),
+            ("REQUEST_START", trace.started),
+            ("QUEUE_START", trace.queued),
         ]
+        batch = trace.batch
         if batch is not None:
             began = batch.ended - batch.compute_time
             times += [
@@ -99,32 +95,37 @@ class Trace:
                 ("COMPUTE_OUTPUT_START", batch.ended),
                 ("COMPUTE_END", batch.ended + batch.output_time),
             ]
-        times.append(("REQUEST_END", time.monotonic()))
+        times.append(("REQUEST_END", trace.completed_at))
+        name, version = trace.addressed
         record = {
             "id": self._number,
-            "model_name": self.model.name,
-            "model_version": int(self.model.version),
-            "request_id": self._request_id,
+            "model_name": name,
+            "model_version": int(version),
+            "request_id": trace.request_id,
             "timestamps": [{"name": name, "ns": round(seconds * 1e9)} for name, seconds in times],
         }
         self._file.write(self._sheet, record)
 
+    def ended(self, trace: Trace) -> None:
+        """Triton's traces know no such time."""
 
-class Tracing:
-    """The settings of the server and of models, and the sampling by them. Thread-safe.
+
+class TritonTracing:
+    """The settings of the server and of models, and the sampling by them. Implements `Source`. Thread-safe.
 
     A model has its own value of what was set for it, and the server's of everything else; what is
     cleared of the server's own is as at the start. Without a file nothing can be traced.
     """
 
-    def __init__(self, file: TraceFile | None = None) -> None:
+    def __init__(self, file: TraceFile | None = None, tracing: Tracing | None = None) -> None:
         self._file = file
-        # Guards _server, _models, what each of these counts, _last and changes of active.
+        self._tracing = tracing or Tracing()
+        # Guards _server, _models, what each of these counts, _last and changes of active, of which `Tracing` is told.
         self._lock = threading.Lock()
         self._server = _Setting(TraceOptions(), frozenset())
         self._models: dict[str, _Setting] = {}
         self._last = 0
-        # Whether any request may be traced: all that one pays while none is.
+        # Whether any request may be traced.
         self.active = False
 
     @property
@@ -156,8 +157,11 @@ class Tracing:
             self._server, self._models = server, models
             self._note_active_locked()
 
-    def sample(self, model: Model, request_id: str, started: float) -> Trace | None:
-        """The trace of a request that arrived at `started`, on the clock of `time.monotonic`; None if it has none."""
+    def sample(self, model: Model | None, parent: TraceContext | None = None) -> Record | None:
+        """What is kept of a request for this model; None if nothing is. A caller's own trace changes nothing."""
+        if model is None:
+            # Settings are of models that there are.
+            return None
         with self._lock:
             setting = self._models.get(model.name, self._server)
             if self._file is None or not setting.samples():
@@ -166,7 +170,7 @@ class Tracing:
             number = self._last
             if not setting.active:
                 self._note_active_locked()
-        return Trace(self._file, setting.sheet, number, model, request_id, started)
+        return Record(self._file, setting.sheet, number)
 
     def _changed(
         self, setting: _Setting | None, otherwise: TraceOptions, changes: Mapping[str, bool | int | None]
@@ -186,3 +190,4 @@ class Tracing:
 
     def _note_active_locked(self) -> None:
         self.active = any(setting.active for setting in (self._server, *self._models.values()))
+        self._tracing.switch(self, on=self.active)
