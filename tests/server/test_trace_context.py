@@ -14,7 +14,11 @@ GOOD = f"00-{TRACE}-{SPAN}-01"
 
 
 def test_a_callers_span() -> None:
-    metadata = [("user-agent", "x"), ("traceparent", GOOD), ("blob-bin", b"\0")]
+    metadata: list[tuple[str, str | bytes]] = [
+        ("user-agent", "x"),
+        ("traceparent", GOOD),
+        ("blob-bin", b"\0"),
+    ]
     context = context_of(metadata)
     assert context == TraceContext(TRACE, SPAN, True)
     assert context is not None
@@ -74,6 +78,7 @@ def test_state_of_several_headers_is_joined_and_what_is_too_long_dropped() -> No
 @reproducible
 @given(st.one_of(st.text(), st.binary(), st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-.*")))
 def test_nothing_that_a_client_sends_raises_or_gets_into_the_log(value: str | bytes) -> None:
-    context = context_of([("traceparent", value), ("tracestate", str(value))])
+    metadata: list[tuple[str, str | bytes]] = [("traceparent", value), ("tracestate", str(value))]
+    context = context_of(metadata)
     if context is not None:
         assert set(context.trace_id + context.span_id) <= set("0123456789abcdef")

@@ -196,12 +196,12 @@ def test_no_trace_is_lost_or_doubled_by_threads(tracing: TritonTracing) -> None:
 def test_requests_are_asked_about_only_while_one_may_be_traced() -> None:
     desk = Tracing()
     tracing = TritonTracing(Kept(), desk)
-    assert desk.sources == ()
+    assert not desk.sources
     tracing.change("", {"timestamps": True, "rate": 1, "count": 1})
-    assert desk.sources == (tracing,)
+    assert list(desk.sources) == [tracing]
     tracing.change("", {"rate": 2})
-    assert desk.sources == (tracing,)
+    assert list(desk.sources) == [tracing]
     # Settings are of models that there are: a request that names none is not counted.
     assert desk.begin(None, "", 0.0) is None
     assert [desk.begin(model(), "", 0.0) is not None for _ in range(2)] == [False, True]
-    assert desk.sources == ()
+    assert not desk.sources

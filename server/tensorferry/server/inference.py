@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tensorferry.batcher import Batcher, BatcherClosed, ModelRowsError, Outcome, Tensor
+from tensorferry.batcher import Batcher, BatcherClosed, BatcherError, ModelRowsError, Outcome, Tensor
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.tensors import TensorError
 from tensorferry.server import logs
 from tensorferry.server.caller import ANYONE, Caller
 from tensorferry.server.codec import Wanted, decode, parse, place
-from tensorferry.server.errors import ModelFailedError, NotReadyError
+from tensorferry.server.errors import ModelFailedError, NotReadyError, ServerError
 from tensorferry.server.forms import Form, FormCache, unremembered
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.responses import Piece, id_field_of, stream_response
@@ -123,10 +124,15 @@ class _Queued(Call, Reply):
         form = self._form
         batcher = form.model.batcher
         self._request = form.request(tensors, self.completed, deadline)
-        if unattended is None:
-            batcher.enqueue(self._request)
-        elif batcher.enqueue_quietly(self._request):
-            unattended.add(batcher)
+        try:
+            if unattended is None:
+                batcher.enqueue(self._request)
+            elif batcher.enqueue_quietly(self._request):
+                unattended.add(batcher)
+        except BaseException:
+            # Refused: they would keep each other, and the call, alive.
+            del self._request
+            raise
 
     def cancel(self) -> None:
         self._form.model.batcher.cancel(self._request)
@@ -346,6 +352,10 @@ class InferenceService:
                 if isinstance(error, BatcherClosed) and generation != self._registry.generation:
                     # Its model was replaced, or unloaded, since it was looked up: another may serve by now.
                     continue
+                if isinstance(error, (ServerError, BatcherError, TensorError)):
+                    # Its traceback knows this frame, and those that called: a reply that is never sent would keep its
+                    # call alive.
+                    error.__traceback__ = error.__context__ = None
                 if found is not None:
                     addressed = found[0].model.name, found[0].model.version
                 if answer is None and self._tracing.sources:
