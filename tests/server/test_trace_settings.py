@@ -13,7 +13,7 @@ from tensorferry.server.errors import InvalidRequestError, UnsupportedError
 from tensorferry.server.models import Model, ModelRegistry
 from tensorferry.server.trace_file import TraceFile
 from tensorferry.server.trace_settings import TraceSettings
-from tensorferry.server.tracing import Tracing
+from tensorferry.server.triton_tracing import TritonTracing
 
 AT_FIRST = {
     "trace_file": ["traces.json"],
@@ -30,7 +30,7 @@ def settings() -> TraceSettings:
     registry = ModelRegistry()
     registry.ready(Model("m", "1", signature(spec("x", "FP32", "batch")), 8, "batched", cast(Any, None)))
     registry.loading("early", "1")
-    return TraceSettings(registry, Tracing(TraceFile(Path("traces.json"))))
+    return TraceSettings(registry, TritonTracing(TraceFile(Path("traces.json"))))
 
 
 def asked(settings: TraceSettings, model: str = "", **changes: Any) -> dict[str, list[str]]:

@@ -14,6 +14,7 @@ from tensorferry.server.inference import InferenceService
 from tensorferry.server.models import Model, ModelRegistry
 from tensorferry.server.trace_file import TraceFile
 from tensorferry.server.tracing import Tracing
+from tensorferry.server.triton_tracing import TritonTracing
 
 SIGNATURE = signature(spec("x", "FP32", "batch", "n"), outputs=(spec("y", "FP32", "batch", "n"),))
 
@@ -34,10 +35,11 @@ class Desk:
 
     def __init__(self) -> None:
         self.file = Kept()
-        self.tracing = Tracing(self.file)
+        tracing = Tracing()
+        self.tracing = TritonTracing(self.file, tracing)
         self.tracing.change("", {"timestamps": True, "rate": 1})
         self.registry = ModelRegistry()
-        self.service = InferenceService(self.registry, tracing=self.tracing)
+        self.service = InferenceService(self.registry, tracing=tracing)
 
     def serve(self, version: str) -> Batcher:
         batcher = Batcher(lambda inputs: {"y": inputs["x"]}, 4)

@@ -134,7 +134,9 @@ class Completions:
         """The request ends with this error."""
         if not request.is_part:
             self._ledger.failed(error, request.cost, self._clock.now() - request.arrival)
-        self._complete(request, Outcome(error=error))
+        # NaN for one that never left the queue.
+        delay = request.started - request.arrival
+        self._complete(request, Outcome(error=error, queue_delay=delay if delay > 0 else 0.0))
 
     def count_whole(self, whole: Request, outcome: Outcome) -> None:
         """Counts what became of a request that was split: its parts are none by themselves."""

@@ -73,8 +73,8 @@ class Outcome(NamedTuple):
     """What became of a request: `outputs` or `error`, never both.
 
     `outputs` has the form that the model function returned, cut to the request's rows; arrays
-    in it are views of the batch's outputs. `batch` is None when the request never ran,
-    `queue_delay` in seconds, `position` the request's place in the batch, from 0, `priority` its
+    in it are views of the batch's outputs. `batch` is None when the request never ran, or ended by an error;
+    `queue_delay` in seconds, 0 if it never left the queue, `position` the request's place in the batch, from 0, `priority` its
     class, 1 the highest.
     """
 

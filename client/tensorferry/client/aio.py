@@ -19,6 +19,7 @@ from tensorferry.client.errors import DeadlineExceeded, InferenceError, InvalidI
 from tensorferry.client.inflight import InFlight, Outcome
 from tensorferry.client.message import InferenceResult, Parameter, StreamDefaults, StreamRequest
 from tensorferry.client.metadata import ModelMetadata, ModelStatus, ServerMetadata
+from tensorferry.client.propagation import with_context
 from tensorferry.protos import inference_pb2 as pb
 
 
@@ -27,11 +28,11 @@ class InferenceClient:
 
     `target` is "host:port", or any other name that gRPC resolves. `tls` is True for TLS with
     the system's authorities, or a `Tls` with files; `credentials` takes grpcio's own instead.
-    `metadata` is sent with every call, and `token` as a bearer token; ValueError where it would
-    leave this machine without TLS, unless `token_over_plaintext`. `max_message_bytes` bounds a message in either
-    direction. `options` are channel options of gRPC that go before ours. With `check` (the
-    default) each request is held against the model's metadata before it is sent; without, the
-    dtype of each array says what it travels as.
+    `metadata` is sent with every call, and the current OpenTelemetry context where the program
+    has one, and `token` as a bearer token; ValueError where it would leave this machine without TLS, unless
+    `token_over_plaintext`. `max_message_bytes` bounds a message in either direction. `options` are channel
+    options of gRPC that go before ours. With `check` (the default) each request is held against
+    the model's metadata before it is sent; without, the dtype of each array says what it travels as.
 
     The constructor does not connect; the first call does. A call that met UNAVAILABLE is sent
     up to three times more, by gRPC and within its timeout. Every `timeout` is in seconds,
@@ -224,7 +225,9 @@ class InferenceClient:
         self._check_open()
         deadline = Deadline.after(timeout)
         outcomes = aio_stream.run(
-            self._stub.ModelStreamInfer(timeout=deadline.left(), metadata=self._metadata + order),
+            self._stub.ModelStreamInfer(
+                timeout=deadline.left(), metadata=with_context(self._metadata + order)
+            ),
             requests,
             functools.partial(self._encode, model, version, deadline),
             in_flight,
@@ -326,7 +329,10 @@ class InferenceClient:
         self._check_open()
         try:
             return await method(
-                request, timeout=deadline.left(), metadata=self._metadata, wait_for_ready=wait_for_ready
+                request,
+                timeout=deadline.left(),
+                metadata=with_context(self._metadata),
+                wait_for_ready=wait_for_ready,
             )
         except grpc.RpcError as error:
             raise errors.from_rpc(error, request_id) from error

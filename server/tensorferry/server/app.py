@@ -41,10 +41,11 @@ from tensorferry.server.servicer import Servicer
 from tensorferry.server.shared_memory import Regions
 from tensorferry.server.shared_memory_methods import SharedMemory
 from tensorferry.server.statistics import StatisticsExtension
+from tensorferry.server.telemetry import Telemetry
 from tensorferry.server.tls import TlsFiles
 from tensorferry.server.trace_file import TraceFile
 from tensorferry.server.trace_settings import TraceSettings
-from tensorferry.server.tracing import Tracing
+from tensorferry.server.triton_tracing import TritonTracing
 from tensorferry.server.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -86,7 +87,10 @@ class App:
         self.port = 0
         self.registry = ModelRegistry()
         self._trace_file = TraceFile(config.trace_file) if config.trace_file is not None else None
-        tracing = Tracing(self._trace_file)
+        self._outbox = Outbox()
+        self._telemetry = Telemetry(config, self._outbox)
+        tracing = self._telemetry.tracing
+        triton_tracing = TritonTracing(self._trace_file, tracing)
         self._regions = Regions(allowed=config.allow_shared_memory, max_bytes=config.max_queue_bytes)
         self._service = InferenceService(
             self.registry,
@@ -115,7 +119,7 @@ class App:
                 StatisticsExtension(self.registry),
                 RepositoryMethods(self.registry, self._control),
                 SharedMemory(self._regions),
-                TraceSettings(self.registry, tracing),
+                TraceSettings(self.registry, triton_tracing),
                 *(
                     [LogSettings(log_output, allowed=config.allow_log_settings)]
                     if log_output is not None
@@ -158,7 +162,6 @@ class App:
         self._health.set("", serving=False)
         for source in config.models:
             self._health.set(source.name, serving=False)
-        self._outbox = Outbox()
         self._lane: Lane | None = None
         self._metrics: MetricsServer | None = None
         self._gpus: Gpus | None = None
@@ -185,6 +188,7 @@ class App:
             self._trace_file.start()
         if self._access is not None:
             self._access.open()
+        self._telemetry.start()
         self._lane = self._attach_lane()
         self.port = self.config.port
         secured = self._secured()
@@ -303,6 +307,7 @@ class App:
         self._regions.close()
         if self._trace_file is not None and not self._trace_file.stop(_LAST_TRACES_SECONDS):
             _log.warning("the last traces are not written: the disk takes too long")
+        self._telemetry.stop(_LAST_TRACES_SECONDS)
         return all(ended)
 
     def _load_model(self, source: ModelSource) -> Model:
@@ -310,7 +315,7 @@ class App:
             source,
             self.config,
             self._device,
-            self._outbox,
+            self._telemetry.together,
             self._watchdog,
             changed=self._condition_changed,
             lost=self._lost,

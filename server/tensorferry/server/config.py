@@ -79,6 +79,8 @@ class ServerConfig:
     allow_shared_memory: bool = False
     allow_log_settings: bool = False
     trace_file: Path | None = None
+    otel: bool = False
+    access_log: int = 0
     cuda_graphs: tuple[int, ...] | None = None
     tensorrt_cache: Path | None = None
     log_format: str = "text"

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import grpc
 
@@ -21,14 +22,17 @@ from tensorferry.batcher import (
     Tensor,
 )
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.tensors import TensorError
+from tensorferry.server import logs
 from tensorferry.server.caller import ANYONE, Caller
 from tensorferry.server.codec import Wanted, decode, parse, place
-from tensorferry.server.errors import ModelFailedError, NotReadyError
+from tensorferry.server.errors import ModelFailedError, NotReadyError, ServerError
 from tensorferry.server.forms import Form, FormCache, unremembered
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.responses import Piece, id_field_of, stream_response
 from tensorferry.server.shared_memory import Lease, Regions
-from tensorferry.server.status import Status, code_of, status_of
+from tensorferry.server.status import INTERNAL, Status, code_of, known_status_of, status_of
+from tensorferry.server.trace_context import TRACEPARENT, context_of
 from tensorferry.server.tracing import Trace, Tracing
 
 _log = logging.getLogger("tensorferry.server")
@@ -36,14 +40,14 @@ _log = logging.getLogger("tensorferry.server")
 # What a call brought along with its message: names in lower case, text or bytes (names in -bin).
 Metadata = Sequence[tuple[str, str | bytes]]
 
-# By which an operator finds a request's trace (W3C Trace Context).
-_TRACE = "traceparent"
-
 
 class Reply:
     """What became of one ModelInfer. Whoever sends the response builds it, by one of the methods."""
 
-    __slots__ = ("_addressed", "_build", "request_id")
+    __slots__ = ("_addressed", "_build", "_metadata", "request_id")
+
+    # Of a request that is traced: whoever sends the response says when.
+    trace: Trace | None = None
 
     @property
     def addressed(self) -> tuple[str, str]:
@@ -55,17 +59,21 @@ class Reply:
         """The batcher that answered, if it now waits for `attend`."""
         return None
 
-    @property
-    def batch(self) -> BatchInfo | None:
-        """The batch that the request was answered from; None if it was in none."""
-        return None
-
     def __init__(
-        self, request_id: str, build: Callable[[], Sequence[Piece]], addressed: tuple[str, str] = ("", "")
+        self,
+        request_id: str,
+        build: Callable[[], Sequence[Piece]],
+        addressed: tuple[str, str] = ("", ""),
+        metadata: Metadata = (),
     ) -> None:
         self.request_id = request_id
         self._build = build
         self._addressed = addressed
+        self._metadata = metadata
+
+    def about(self) -> Mapping[str, str]:
+        """Which request it is the reply to, for a line in the log."""
+        return logs.about(self.request_id, self.addressed, context_of(self._metadata))
 
     def pieces(self) -> Sequence[Piece]:
         """The serialised ModelInferResponse, in pieces; or what went wrong, raised."""
@@ -80,11 +88,11 @@ class Reply:
         return b"".join(stream_response(self.pieces()))
 
 
-def _failed(request_id: str, error: BaseException, addressed: tuple[str, str]) -> Reply:
+def _failed(request_id: str, error: BaseException, addressed: tuple[str, str], metadata: Metadata) -> Reply:
     def build() -> Sequence[Piece]:
         raise error
 
-    return Reply(request_id, build, addressed)
+    return Reply(request_id, build, addressed, metadata)
 
 
 class Call:
@@ -95,6 +103,10 @@ class Call:
     def cancel(self) -> None:
         """Withdraws the request if it is not done; its completion is then called with the reason."""
 
+    def abandon(self) -> None:
+        """The same, and tells that whoever sends responses will not send this one."""
+        self.cancel()
+
 
 # Of a request that was answered at once.
 _OVER = Call()
@@ -103,7 +115,7 @@ _OVER = Call()
 class _Queued(Call, Reply):
     """A request that the batcher has, and the reply to it once there is an outcome: one object for all."""
 
-    __slots__ = ("_complete", "_form", "_id_field", "_metadata", "_outcome", "_request")
+    __slots__ = ("_complete", "_form", "_id_field", "_outcome", "_request")
 
     def __init__(
         self,
@@ -124,10 +136,15 @@ class _Queued(Call, Reply):
         form = self._form
         batcher = form.model.batcher
         self._request = form.request(tensors, self.completed, deadline)
-        if unattended is None:
-            batcher.enqueue(self._request)
-        elif batcher.enqueue_quietly(self._request):
-            unattended.add(batcher)
+        try:
+            if unattended is None:
+                batcher.enqueue(self._request)
+            elif batcher.enqueue_quietly(self._request):
+                unattended.add(batcher)
+        except BaseException:
+            # Refused: they would keep each other, and the call, alive.
+            del self._request
+            raise
 
     def cancel(self) -> None:
         self._form.model.batcher.cancel(self._request)
@@ -141,26 +158,23 @@ class _Queued(Call, Reply):
         batcher = self._form.model.batcher
         return batcher if batcher.awaits_attendance else None
 
-    @property
-    def batch(self) -> BatchInfo | None:
-        return self._outcome.batch
-
     def completed(self, outcome: Outcome) -> None:
         """What the batcher calls, once."""
         self._outcome = outcome
         if isinstance(outcome.error, (ModelFailedError, ModelRowsError)):
-            trace = [str(value) for name, value in self._metadata if name == _TRACE]
+            about = self.about()
             _log.warning(
-                "model %s failed on request %r%s: %s",
+                "model %s failed on request %s%s: %s",
                 self._form.model.name,
-                self.request_id,
-                f" ({_TRACE} {trace[0]})" if trace else "",
+                logs.quoted(self.request_id),
+                f" (trace {about['trace_id']})" if "trace_id" in about else "",
                 outcome.error.__cause__ or outcome.error,
+                extra=about,
             )
         exemplars = self._form.model.exemplars
         if exemplars is not None:
             for name, value in self._metadata:
-                if name == _TRACE and outcome.batch is not None and outcome.error is None:
+                if name == TRACEPARENT and outcome.batch is not None and outcome.error is None:
                     exemplars.note(value, _latency(self._request, outcome.batch))
         complete = self._complete
         # It knows the call's place in a stream, which knows this.
@@ -178,18 +192,6 @@ def _latency(request: Request, batch: BatchInfo) -> float:
     """From the arrival of a request until its answer was handed out, in seconds, as the batcher counts it."""
     arrived = request.parts[0] if request.parts else request
     return batch.ended + batch.output_time - arrived.arrival
-
-
-def _traced(trace: Trace, complete: Callable[[Reply], None]) -> Callable[[Reply], None]:
-    """A completion that ends the trace of a request, which is to be enqueued now, before the other hears of it."""
-    queued = time.monotonic()
-
-    def end(reply: Reply) -> None:
-        # Whoever has the answer finds it traced.
-        trace.end(queued, reply.batch)
-        complete(reply)
-
-    return end
 
 
 class _Leased(_Queued):
@@ -219,6 +221,52 @@ class _Leased(_Queued):
                 outcome = outcome._replace(outputs=None, error=error)
         self._lease.release()
         super().completed(outcome)
+
+
+class _TracedReply(Reply):
+    """Another reply, of a request that is traced."""
+
+    __slots__ = ("_reply", "trace")
+
+    trace: Trace
+
+    def __init__(self, reply: Reply, trace: Trace) -> None:
+        self.request_id = reply.request_id
+        self._metadata = reply._metadata
+        self._reply = reply
+        self.trace = trace
+
+    @property
+    def addressed(self) -> tuple[str, str]:
+        return self._reply.addressed
+
+    @property
+    def waiting(self) -> Batcher | None:
+        return self._reply.waiting
+
+    def pieces(self) -> Sequence[Piece]:
+        return self._reply.pieces()
+
+    def stream_message(self) -> bytes:
+        self.trace.streamed = True
+        return super().stream_message()
+
+
+class _TracedCall(Call):
+    """Another call, of a request that is traced."""
+
+    __slots__ = ("_call", "_trace")
+
+    def __init__(self, call: Call, trace: Trace) -> None:
+        self._call = call
+        self._trace = trace
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    def abandon(self) -> None:
+        self._call.abandon()
+        self._trace.abandoned()
 
 
 class InferenceService:
@@ -269,9 +317,11 @@ class InferenceService:
         with self._refused_lock:
             self._refused[code] += 1
 
-    def status_of(self, error: BaseException) -> Status:
-        """What a client is told of an error that was raised by a reply."""
-        return status_of(error, triton=self._triton_status_codes)
+    def status_of(self, error: BaseException, reply: Reply | None = None) -> Status:
+        """What a client is told of an error that was raised by a reply, for the log this one."""
+        return status_of(
+            error, triton=self._triton_status_codes, about=dict if reply is None else reply.about
+        )
 
     def infer(
         self,
@@ -291,6 +341,7 @@ class InferenceService:
         """
         now = time.monotonic()
         trace: Trace | None = None
+        answer: Callable[[Reply], None] | None = None
         while True:
             # Before the look-ups: what they find may be stale by the time that it is remembered.
             generation = self._registry.generation
@@ -321,11 +372,10 @@ class InferenceService:
                     else:
                         form = self._forms.add(data, request, model, decoded, generation)
                 answer = complete
-                if self._tracing.active or trace is not None:
-                    trace = trace or self._tracing.sample(form.model, request_id, now)
+                if self._tracing.sources or trace is not None:
+                    trace = trace or self._tracing.begin(form.model, request_id, now, metadata, caller)
                     if trace is not None:
-                        trace.model = form.model
-                        answer = _traced(trace, complete)
+                        answer, metadata = self._traced(trace, complete, form), _metadata_of(trace)
                 if lease:
                     queued: _Queued = _Leased(
                         form, request_id, id_field, metadata, answer, lease, decoded.wanted
@@ -339,12 +389,48 @@ class InferenceService:
                 if isinstance(error, BatcherClosed) and generation != self._registry.generation:
                     # Its model was replaced, or unloaded, since it was looked up: another may serve by now.
                     continue
-                if trace is not None:
-                    trace.end(time.monotonic(), None)
+                if isinstance(error, (ServerError, BatcherError, TensorError)):
+                    # Its traceback knows this frame, and those that called: a reply that is never sent would keep its
+                    # call alive.
+                    error.__traceback__ = error.__context__ = None
                 if found is not None:
                     addressed = found[0].model.name, found[0].model.version
                 if not isinstance(error, BatcherError):
                     self.count_refused(code_of(error, triton=self._triton_status_codes))
-                complete(_failed(request_id, error, addressed))
-                return _OVER
-            return queued
+                if answer is None and self._tracing.sources:
+                    # It was not asked yet, whether the request is to be traced.
+                    trace = self._tracing.begin(None, request_id, now, metadata, caller)
+                reply = _failed(request_id, error, addressed, metadata)
+                if trace is None:
+                    complete(reply)
+                    return _OVER
+                trace.addressed = addressed
+                trace.completed(None, 0.0, error, self._known_status_of(error))
+                complete(_TracedReply(reply, trace))
+                return _TracedCall(_OVER, trace)
+            return queued if trace is None else _TracedCall(queued, trace)
+
+    def _traced(self, trace: Trace, complete: Callable[[Reply], None], form: Form) -> Callable[[Any], None]:
+        """A completion for a request that is to be enqueued now: its trace has the outcome before the other hears of it."""
+        trace.enqueued(form.model)
+
+        def completed(queued: _Queued) -> None:
+            outcome, error = queued._outcome, queued._outcome.error
+            trace.accepted, trace.rows = True, queued._request.rows
+            trace.completed(
+                outcome.batch,
+                outcome.queue_delay,
+                error,
+                None if error is None else self._known_status_of(error),
+            )
+            complete(_TracedReply(queued, trace))
+
+        return completed
+
+    def _known_status_of(self, error: BaseException) -> Status:
+        return known_status_of(error, triton=self._triton_status_codes) or INTERNAL
+
+
+def _metadata_of(trace: Trace) -> Metadata:
+    """What is left of a traced request's metadata: the span that lines of the log are to name."""
+    return () if trace.context is None else ((TRACEPARENT, trace.context.traceparent),)

@@ -175,14 +175,18 @@ class Lane:
             self._core.queue.due = 0.0
         return call
 
-    def status_of(self, error: BaseException) -> Status:
+    def status_of(self, error: BaseException, reply: Reply | None = None) -> Status:
         """As the service's."""
-        return self._service.status_of(error)
+        return self._service.status_of(error, reply)
 
     def sent(self, reply: Reply | None) -> None:
         """The reply is on its way, or another end of a call. On the polling thread."""
         self.outbox.empty()
-        batcher = None if reply is None else reply.waiting
+        if reply is None:
+            return
+        if reply.trace is not None:
+            reply.trace.sent()
+        batcher = reply.waiting
         if batcher is not None:
             self._unattended.add(batcher)
             self._core.queue.due = 0.0
@@ -271,7 +275,9 @@ class UnaryCall:
         try:
             data = reply.message()
         except Exception as error:
-            self._send((grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(self._lane.status_of(error))))
+            self._send(
+                (grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(self._lane.status_of(error, reply)))
+            )
         else:
             message = grpc_core.SendMessageOperation(data, 0)
             self._send((grpc_core.SEND_INITIAL_METADATA, message, grpc_core.SEND_OK))

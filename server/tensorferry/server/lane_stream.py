@@ -45,7 +45,7 @@ class Owner(Protocol):
     ) -> Call:
         """As `InferenceService.infer`."""
 
-    def status_of(self, error: BaseException) -> Status:
+    def status_of(self, error: BaseException, reply: Reply | None = None) -> Status:
         """As `InferenceService.status_of`."""
 
     def sent(self, reply: Reply | None) -> None:
@@ -229,4 +229,4 @@ class StreamCall:
             calls = self._deliveries.calls()
         self._owner.forget(self)
         for call in calls:
-            call.cancel()
+            call.abandon()

@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from tensorferry.server.trace_context import TraceContext
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -29,6 +31,27 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+# As much of what a client calls its request as a line quotes.
+_MOST_QUOTED = 128
+
+
+def quoted(text: str) -> str:
+    """A client's own words, for a line: short, in quotes, and without anything that ends a line or moves a cursor."""
+    return ascii(text if len(text) <= _MOST_QUOTED else text[:_MOST_QUOTED] + "...")
+
+
+def about(request_id: str, model: tuple[str, str], context: TraceContext | None) -> dict[str, str]:
+    """What a line about a request has beside its message, in JSON: which it is, and the span it belongs to."""
+    fields = {
+        "request_id": request_id[:_MOST_QUOTED],
+        "model": model[0][:_MOST_QUOTED],
+        "model_version": model[1][:_MOST_QUOTED],
+    }
+    if context is not None:
+        fields["trace_id"], fields["span_id"] = context.trace_id, context.span_id
+    return {name: value for name, value in fields.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +122,21 @@ class LogOutput:
         logging.getLogger().setLevel(shown.least_level)
 
 
+class _TextFormatter(logging.Formatter):
+    """One line for each message, whatever a client's words in it hold; a traceback has lines of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the name is logging's)
+        """The line, its control characters as escapes."""
+        line = super().formatMessage(record)
+        return line if line.isprintable() else "".join(map(_visible, line))
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else ascii(character)[1:-1]
+
+
 def _text_formatter(iso_times: bool) -> logging.Formatter:
-    formatter = logging.Formatter(
+    formatter = _TextFormatter(
         "%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%SZ" if iso_times else "%H:%M:%S"
     )
     if iso_times:

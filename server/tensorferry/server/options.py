@@ -15,6 +15,7 @@ from tensorferry.server.device_options import DEVICE_OPTIONS
 from tensorferry.server.models import NAME
 from tensorferry.server.option import Option, integer, number, one_of, positive, size, switch
 from tensorferry.server.security_options import SECURITY_OPTIONS
+from tensorferry.server.telemetry_options import TELEMETRY_OPTIONS
 
 
 def _message_size(text: str) -> int:
@@ -292,6 +293,7 @@ OPTIONS: tuple[Option, ...] = (
         "a path",
         "where traces of requests go, once clients switch them on by TraceSetting, which they cannot without it",
     ),
+    *TELEMETRY_OPTIONS,
     Option(
         "log-format", "log_format", one_of("text", "json"), "text or json", "form of the log lines on stderr"
     ),

@@ -169,7 +169,10 @@ class Servicer:
         try:
             return reply.message()
         except Exception as error:
-            _abort(context, self._service.status_of(error))
+            _abort(context, self._service.status_of(error, reply))
+        finally:
+            if reply.trace is not None:
+                reply.trace.sent()
 
     def model_stream_infer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Requests as they come; each response in request order, or as it is done.

@@ -6,6 +6,7 @@ The text of an exception that is not in the table never reaches a client.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -104,15 +105,24 @@ class Status:
     retry_after: float | None = None
 
 
-def status_of(error: BaseException, *, triton: bool = False) -> Status:
+# What a client is told of an exception that nobody foresaw.
+INTERNAL = Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
+
+
+def status_of(
+    error: BaseException, *, triton: bool = False, about: Callable[[], Mapping[str, str]] = dict
+) -> Status:
     """The status of an exception; INTERNAL, and a line in the log, for one that nobody foresaw.
 
-    `triton` asks for the code that Triton uses.
+    `triton` asks for the code that Triton uses; `about` tells whose it is, for the log.
 
     Nothing else becomes of it, so its tracebacks go: their frames hold the request and its reply,
     which holds the exception, and only the garbage collector would ever free all of that.
     """
-    status = _status_of(error, triton)
+    status = known_status_of(error, triton=triton)
+    if status is None:
+        status = INTERNAL
+        _log.error("unexpected error while serving a request", exc_info=error, extra=about())
     # Quoted, since it may hold what the client sent.
     _log.debug("answering with %s: %r", status.code.name, status.message)
     error.__traceback__ = error.__context__ = None
@@ -125,21 +135,21 @@ def code_of(error: BaseException, *, triton: bool = False) -> grpc.StatusCode:
     return grpc.StatusCode.INTERNAL if row is None else _code(row, triton)
 
 
+def known_status_of(error: BaseException, *, triton: bool = False) -> Status | None:
+    """The status that `status_of` gives it, of which nothing is logged; None for one that nobody foresaw."""
+    row = _row_of(error)
+    if row is None:
+        return None
+    retry_after = error.retry_after if isinstance(error, (QueueFull, Shed, InstanceFailed)) else None
+    return Status(_code(row, triton), _shortened(f"{row.prefix}{error}"), retry_after)
+
+
 def _row_of(error: BaseException) -> _Row | None:
     return next((row for row in _TABLE if isinstance(error, row.kind)), None)
 
 
 def _code(row: _Row, triton: bool) -> grpc.StatusCode:
     return row.triton if triton and row.triton is not None else row.code
-
-
-def _status_of(error: BaseException, triton: bool) -> Status:
-    row = _row_of(error)
-    if row is None:
-        _log.error("unexpected error while serving a request", exc_info=error)
-        return Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
-    retry_after = error.retry_after if isinstance(error, (QueueFull, Shed, InstanceFailed)) else None
-    return Status(_code(row, triton), _shortened(f"{row.prefix}{error}"), retry_after)
 
 
 def trailing_metadata(status: Status) -> tuple[tuple[str, str | bytes], ...]:

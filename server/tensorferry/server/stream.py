@@ -42,13 +42,13 @@ def terms_of(metadata: Metadata) -> Terms | Status:
 
 
 def message_or_end(
-    reply: Reply, terms: Terms, status_of: Callable[[BaseException], Status]
+    reply: Reply, terms: Terms, status_of: Callable[[BaseException, Reply], Status]
 ) -> bytes | Status:
     """The serialised ModelStreamInferResponse to send; or the status with which the stream ends."""
     try:
         return reply.stream_message()
     except Exception as error:
-        status = status_of(error)
+        status = status_of(error, reply)
     return status if terms.ends_on_error else stream_error(reply.request_id, reply.addressed, status)
 
 
@@ -107,7 +107,7 @@ class Deliveries:
 
     def calls(self) -> list[Call]:
         """The calls that were not answered yet, or whose response was not taken."""
-        return [slot.call for slot in self._slots if slot.call is not None]
+        return [slot.call for slot in (*self._slots, *self._done) if slot.call is not None]
 
 
 class ResponseStream:
@@ -162,13 +162,17 @@ class ResponseStream:
         reader = threading.Thread(target=self._read, args=(messages,), name="stream-reader", daemon=True)
         reader.start()
         while (reply := self._next()) is not None:
-            message = message_or_end(reply, self._terms, self._service.status_of)
-            if isinstance(message, Status):
-                with self._lock:
-                    self._end = message
-                # Whoever closes the stream then withdraws what is in flight; the reader ends with the call.
-                return
-            yield message
+            try:
+                message = message_or_end(reply, self._terms, self._service.status_of)
+                if isinstance(message, Status):
+                    with self._lock:
+                        self._end = message
+                    # Whoever closes the stream then withdraws what is in flight; the reader ends with the call.
+                    return
+                yield message
+            finally:
+                if reply.trace is not None:
+                    reply.trace.sent()
             with self._lock:
                 self._in_flight -= 1
                 self._room.notify()
@@ -231,7 +235,7 @@ class ResponseStream:
             slot.call = call
             left = self._closed
         if left:
-            call.cancel()
+            call.abandon()
         return True
 
     def _complete(self, slot: Slot, reply: Reply) -> None:
@@ -255,4 +259,4 @@ class ResponseStream:
             self._room.notify()
             self._deliverable.notify()
         for call in calls:
-            call.cancel()
+            call.abandon()

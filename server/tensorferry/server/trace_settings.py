@@ -8,7 +8,7 @@ from typing import Any
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, ServerError, UnsupportedError
 from tensorferry.server.models import ModelRegistry
-from tensorferry.server.tracing import Tracing
+from tensorferry.server.triton_tracing import TritonTracing
 
 # The options by Triton's names of them, and the values that the whole numbers may have.
 _LEVEL = "trace_level"
@@ -26,7 +26,7 @@ class TraceSettings:
 
     names = ("trace",)
 
-    def __init__(self, registry: ModelRegistry, tracing: Tracing) -> None:
+    def __init__(self, registry: ModelRegistry, tracing: TritonTracing) -> None:
         self._registry = registry
         self._tracing = tracing
 

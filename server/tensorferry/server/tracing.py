@@ -1,188 +1,185 @@
-"""Which requests are traced, and what is told of them: by Triton's rules and in Triton's names."""
+"""A request that is traced: its times, taken once for all who want them, and who these are."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from typing import Protocol
 
 from tensorferry.batcher import BatchInfo
-from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.caller import ANYONE, Caller
 from tensorferry.server.models import Model
-from tensorferry.server.trace_file import Sheet, TraceFile
+from tensorferry.server.status import Status
+from tensorferry.server.trace_context import TraceContext, context_of
+
+_NAN = math.nan
 
 
-@dataclass(frozen=True, slots=True)
-class TraceOptions:
-    """With `timestamps` every `rate`-th request is traced, `count` more of them at most (-1: no limit).
+class Sink(Protocol):
+    """What a source makes of one request. Each method is called once, in this order, perhaps on two threads.
 
-    `log_frequency` is how many go into a file with a number of its own, 0 for all in one.
+    Neither may block or raise: the request's answer, and those of its neighbours, wait for it.
     """
 
-    timestamps: bool = False
-    rate: int = 1000
-    count: int = -1
-    log_frequency: int = 0
-
-
-NAMES = tuple(field.name for field in fields(TraceOptions))
-
-
-class _Setting:
-    """Options in force, which of them were said here and not taken over, and what was sampled by them."""
-
-    __slots__ = ("_left", "_options", "_seen", "sheet", "specified")
-
-    def __init__(self, options: TraceOptions, specified: frozenset[str]) -> None:
-        self._options = options
-        self._left = options.count
-        self._seen = 0
-        self.specified = specified
-        numbered = options.log_frequency > 0 or options.count >= 0
-        self.sheet = Sheet(options.log_frequency if numbered else None)
-
     @property
-    def options(self) -> TraceOptions:
-        """The options, with what is left of the count."""
-        return replace(self._options, count=self._left)
+    def context(self) -> TraceContext | None:
+        """The span that the sink makes of the request, if it makes one."""
 
-    @property
-    def active(self) -> bool:
-        """Whether a request may yet be traced."""
-        return self._options.timestamps and self._left != 0
+    def completed(self, trace: Trace) -> None:
+        """There is an answer, or an error, of which nobody has heard yet."""
 
-    def samples(self) -> bool:
-        """Whether the request that is there now is traced."""
-        if not self.active:
-            return False
-        self._seen += 1
-        if self._seen % self._options.rate:
-            return False
-        if self._left > 0:
-            self._left -= 1
-        return True
+    def ended(self, trace: Trace) -> None:
+        """The transport has taken the response; or nobody waits for it any more."""
+
+
+class Source(Protocol):
+    """Something that wants requests traced. Thread-safe."""
+
+    def sample(self, model: Model | None, parent: TraceContext | None) -> Sink | None:
+        """Whether a request, of this model as far as it is known, is one to trace: then its sink."""
 
 
 class Trace:
-    """A request that is traced, from its arrival on. `end` is to be called once.
+    """A request on its way, in seconds on the clock of `time.monotonic`; NaN for what did not come about.
 
-    `model` may be set until then, should another serve it.
+    `started` is when its message was there, `queued` when its batcher got it, `completed_at` when there was an
+    outcome, `sent_at` when the transport had taken the response. `batch` and `queue_delay` are those of its outcome.
+    `accepted` says that its batcher took it, `streamed` that it came in a stream, and
+    `addressed` is the name and the version of its model, as far as they are known; `status` is None for an answer.
     """
 
-    __slots__ = ("_file", "_number", "_request_id", "_sheet", "_started", "model")
+    __slots__ = (
+        "_abandoned",
+        "_done",
+        "_ended",
+        "_lock",
+        "_sinks",
+        "accepted",
+        "addressed",
+        "batch",
+        "caller",
+        "completed_at",
+        "context",
+        "error",
+        "queue_delay",
+        "queued",
+        "request_id",
+        "rows",
+        "sent_at",
+        "started",
+        "status",
+        "streamed",
+    )
 
     def __init__(
-        self, file: TraceFile, sheet: Sheet, number: int, model: Model, request_id: str, started: float
+        self,
+        sinks: Sequence[Sink],
+        request_id: str,
+        started: float,
+        context: TraceContext | None = None,
+        caller: Caller = ANYONE,
     ) -> None:
-        self._file = file
-        self._sheet = sheet
-        self._number = number
-        self.model = model
-        self._request_id = request_id
-        self._started = started
+        self._sinks = sinks
+        self.request_id = request_id
+        self.started = started
+        # Of the span that stands for the request; else of its caller's.
+        self.context = context
+        self.caller = caller
+        self.addressed = ("", "")
+        self.accepted = self.streamed = False
+        self.rows = 0
+        self.queued = self.completed_at = self.sent_at = _NAN
+        self.queue_delay = 0.0
+        self.batch: BatchInfo | None = None
+        self.error: type[BaseException] | None = None
+        self.status: Status | None = None
+        # Guards the three below. Nothing is called while it is held.
+        self._lock = threading.Lock()
+        self._done = self._abandoned = self._ended = False
 
-    def end(self, queued: float, batch: BatchInfo | None) -> None:
-        """Hands over the request's timeline; it was given to its batcher at `queued`, and answered from `batch`, if any."""
-        times = [
-            # When the call began to wait for its message is not known: that it was there is all that is.
-            ("GRPC_WAITREAD_START", self._started),
-            ("GRPC_WAITREAD_END", self._started),
-            ("REQUEST_START", self._started),
-            ("QUEUE_START", queued),
-        ]
-        if batch is not None:
-            began = batch.ended - batch.compute_time
-            times += [
-                ("COMPUTE_START", began - batch.input_time),
-                ("COMPUTE_INPUT_END", began),
-                ("COMPUTE_OUTPUT_START", batch.ended),
-                ("COMPUTE_END", batch.ended + batch.output_time),
-            ]
-        times.append(("REQUEST_END", time.monotonic()))
-        record = {
-            "id": self._number,
-            "model_name": self.model.name,
-            "model_version": int(self.model.version),
-            "request_id": self._request_id,
-            "timestamps": [{"name": name, "ns": round(seconds * 1e9)} for name, seconds in times],
-        }
-        self._file.write(self._sheet, record)
+    def enqueued(self, model: Model) -> None:
+        """Its batcher gets it now; or another's, where that was replaced."""
+        self.addressed = model.name, model.version
+        self.queued = time.monotonic()
+
+    def completed(
+        self,
+        batch: BatchInfo | None,
+        queue_delay: float,
+        error: BaseException | None,
+        status: Status | None,
+    ) -> None:
+        """There is an outcome. To be called once, before anybody hears of it."""
+        self.completed_at = time.monotonic()
+        self.batch = batch
+        self.queue_delay = queue_delay
+        # Not itself: it may hold the request.
+        self.error = None if error is None else type(error)
+        self.status = status
+        for sink in self._sinks:
+            sink.completed(self)
+        with self._lock:
+            self._done = True
+            abandoned = self._abandoned
+        if abandoned:
+            self._end(_NAN)
+
+    def sent(self) -> None:
+        """The transport has taken the response. Any number of calls, on any thread; the first counts."""
+        self._end(time.monotonic())
+
+    def abandoned(self) -> None:
+        """Its stream is over, and does not send the response: once there is one, that is the end. As `sent`."""
+        self.streamed = True
+        with self._lock:
+            self._abandoned = True
+            done = self._done
+        if done:
+            self._end(_NAN)
+
+    def _end(self, sent_at: float) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+        self.sent_at = sent_at
+        for sink in self._sinks:
+            sink.ended(self)
 
 
 class Tracing:
-    """The settings of the server and of models, and the sampling by them. Thread-safe.
+    """Who wants requests traced. Thread-safe."""
 
-    A model has its own value of what was set for it, and the server's of everything else; what is
-    cleared of the server's own is as at the start. Without a file nothing can be traced.
-    """
-
-    def __init__(self, file: TraceFile | None = None) -> None:
-        self._file = file
-        # Guards _server, _models, what each of these counts, _last and changes of active.
+    def __init__(self, sources: Sequence[Source] = ()) -> None:
+        # Those who may want one now. All that a request pays for while there is none is a look at it.
+        self.sources: Sequence[Source] = tuple(sources)
+        # Held while `sources` is replaced. Nothing is called meanwhile.
         self._lock = threading.Lock()
-        self._server = _Setting(TraceOptions(), frozenset())
-        self._models: dict[str, _Setting] = {}
-        self._last = 0
-        # Whether any request may be traced: all that one pays while none is.
-        self.active = False
 
-    @property
-    def file(self) -> str:
-        """Where traces are written; empty for nowhere."""
-        return "" if self._file is None else str(self._file.path)
-
-    def options(self, model: str) -> TraceOptions:
-        """What is in force for a model, or "" for the server."""
+    def switch(self, source: Source, *, on: bool) -> None:
+        """From now on the source is asked, or is not."""
         with self._lock:
-            return self._models.get(model, self._server).options
+            others = tuple(other for other in self.sources if other is not source)
+            self.sources = (*others, source) if on else others
 
-    def change(self, model: str, changes: Mapping[str, bool | int | None]) -> None:
-        """Sets options by their names, for a model or ("") the server; None clears one.
-
-        InvalidRequestError, and nothing is changed, if the whole is not one to trace by.
-        """
-        with self._lock:
-            server, models = self._server, dict(self._models)
-            if model:
-                models[model] = self._changed(models.get(model), server.options, changes)
-                if not models[model].specified:
-                    del models[model]
-            else:
-                server = self._changed(server, TraceOptions(), changes)
-                models = {
-                    name: self._changed(setting, server.options, {}) for name, setting in models.items()
-                }
-            self._server, self._models = server, models
-            self._note_active_locked()
-
-    def sample(self, model: Model, request_id: str, started: float) -> Trace | None:
-        """The trace of a request that arrived at `started`, on the clock of `time.monotonic`; None if it has none."""
-        with self._lock:
-            setting = self._models.get(model.name, self._server)
-            if self._file is None or not setting.samples():
-                return None
-            self._last += 1
-            number = self._last
-            if not setting.active:
-                self._note_active_locked()
-        return Trace(self._file, setting.sheet, number, model, request_id, started)
-
-    def _changed(
-        self, setting: _Setting | None, otherwise: TraceOptions, changes: Mapping[str, bool | int | None]
-    ) -> _Setting:
-        before = setting.specified if setting is not None else frozenset()
-        said = {name for name, value in changes.items() if value is not None}
-        specified = (before | said) - (changes.keys() - said)
-        current = setting.options if setting is not None else otherwise
-        values = {name: changes.get(name, getattr(current, name)) for name in specified}
-        options = replace(otherwise, **values)
-        wrong = "sample rate must be non-zero" if options.rate == 0 else ""
-        if self._file is None:
-            wrong = wrong or "trace file name is not given; the server's operator does that, by --trace-file"
-        if options.timestamps and wrong:
-            raise InvalidRequestError(f"Attempting to set invalid trace setting :{wrong}")
-        return _Setting(options, frozenset(specified))
-
-    def _note_active_locked(self) -> None:
-        self.active = any(setting.active for setting in (self._server, *self._models.values()))
+    def begin(
+        self,
+        model: Model | None,
+        request_id: str,
+        started: float,
+        metadata: Sequence[tuple[str, str | bytes]] = (),
+        caller: Caller = ANYONE,
+    ) -> Trace | None:
+        """The trace of a request that arrived at `started`; None if nobody wants one."""
+        parent = context_of(metadata)
+        sinks: list[Sink] | None = None
+        for source in self.sources:
+            sink = source.sample(model, parent)
+            if sink is not None:
+                sinks = [sink] if sinks is None else [*sinks, sink]
+        if sinks is None:
+            return None
+        own = next((sink.context for sink in sinks if sink.context is not None), parent)
+        return Trace(sinks, request_id, started, own, caller)

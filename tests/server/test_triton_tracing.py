@@ -13,7 +13,8 @@ from tensorferry.batcher import BatchInfo
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.models import Model
 from tensorferry.server.trace_file import TraceFile
-from tensorferry.server.tracing import Trace, TraceOptions, Tracing
+from tensorferry.server.tracing import Trace, Tracing
+from tensorferry.server.triton_tracing import Record, TraceOptions, TritonTracing
 
 
 class Kept(TraceFile):
@@ -31,17 +32,25 @@ def model(name: str = "m", version: str = "1") -> Model:
     return Model(name, version, signature(spec("x", "FP32", "batch")), 8, "batched", cast(Any, None))
 
 
-def sampled(tracing: Tracing, count: int, name: str = "m") -> list[int]:
+def sampled(tracing: TritonTracing, count: int, name: str = "m") -> list[int]:
     """Of so many requests, counted from 1, those that are traced."""
-    return [at for at in range(1, count + 1) if tracing.sample(model(name), "", 0.0) is not None]
+    return [at for at in range(1, count + 1) if tracing.sample(model(name)) is not None]
+
+
+def traced(record: Record, of: Model, request_id: str) -> Trace:
+    """A request that arrived at 1 and was queued at 1.5."""
+    trace = Trace([record], request_id, 1.0)
+    trace.enqueued(of)
+    trace.queued = 1.5
+    return trace
 
 
 @pytest.fixture
-def tracing() -> Tracing:
-    return Tracing(Kept())
+def tracing() -> TritonTracing:
+    return TritonTracing(Kept())
 
 
-def test_nothing_is_traced_until_it_is_switched_on(tracing: Tracing) -> None:
+def test_nothing_is_traced_until_it_is_switched_on(tracing: TritonTracing) -> None:
     assert tracing.options("") == tracing.options("m") == TraceOptions(False, 1000, -1, 0)
     assert not tracing.active
     assert sampled(tracing, 3000) == []
@@ -50,7 +59,7 @@ def test_nothing_is_traced_until_it_is_switched_on(tracing: Tracing) -> None:
     assert sampled(tracing, 3000) == [1000, 2000, 3000]
 
 
-def test_every_so_many_th_and_so_many_of_them(tracing: Tracing) -> None:
+def test_every_so_many_th_and_so_many_of_them(tracing: TritonTracing) -> None:
     tracing.change("", {"timestamps": True, "rate": 3, "count": 2})
     assert sampled(tracing, 5) == [3]
     assert tracing.options("").count == 1
@@ -66,7 +75,7 @@ def test_every_so_many_th_and_so_many_of_them(tracing: Tracing) -> None:
     assert sampled(tracing, 5) == [3]
 
 
-def test_a_models_own_values_and_the_servers_for_the_rest(tracing: Tracing) -> None:
+def test_a_models_own_values_and_the_servers_for_the_rest(tracing: TritonTracing) -> None:
     tracing.change("m", {"timestamps": True, "rate": 2})
     assert tracing.options("m") == TraceOptions(True, 2, -1, 0)
     assert tracing.options("other") == tracing.options("") == TraceOptions()
@@ -85,7 +94,7 @@ def test_a_models_own_values_and_the_servers_for_the_rest(tracing: Tracing) -> N
     assert sampled(tracing, 3, "other") == [2]
 
 
-def test_a_model_can_be_off_while_others_are_traced(tracing: Tracing) -> None:
+def test_a_model_can_be_off_while_others_are_traced(tracing: TritonTracing) -> None:
     tracing.change("", {"timestamps": True, "rate": 1})
     tracing.change("m", {"timestamps": False})
     assert sampled(tracing, 2) == []
@@ -93,7 +102,7 @@ def test_a_model_can_be_off_while_others_are_traced(tracing: Tracing) -> None:
     assert tracing.active
 
 
-def test_what_is_cleared_of_the_servers_is_as_at_the_start(tracing: Tracing) -> None:
+def test_what_is_cleared_of_the_servers_is_as_at_the_start(tracing: TritonTracing) -> None:
     tracing.change("", {"timestamps": True, "rate": 1, "count": 9, "log_frequency": 3})
     tracing.change("", {"timestamps": None, "rate": None, "count": None})
     assert tracing.options("") == TraceOptions(log_frequency=3)
@@ -101,7 +110,7 @@ def test_what_is_cleared_of_the_servers_is_as_at_the_start(tracing: Tracing) -> 
 
 
 @pytest.mark.parametrize("name", ["", "m"])
-def test_what_cannot_be_traced_by_is_refused_and_nothing_changed(tracing: Tracing, name: str) -> None:
+def test_what_cannot_be_traced_by_is_refused_and_nothing_changed(tracing: TritonTracing, name: str) -> None:
     tracing.change("", {"timestamps": True, "rate": 4})
     tracing.change("m", {"count": 3})
     with pytest.raises(InvalidRequestError, match="invalid trace setting :sample rate must be non-zero"):
@@ -110,7 +119,7 @@ def test_what_cannot_be_traced_by_is_refused_and_nothing_changed(tracing: Tracin
     assert tracing.options("m") == TraceOptions(True, 4, 3, 0)
 
 
-def test_the_servers_change_is_refused_where_it_is_wrong_for_a_model(tracing: Tracing) -> None:
+def test_the_servers_change_is_refused_where_it_is_wrong_for_a_model(tracing: TritonTracing) -> None:
     tracing.change("", {"rate": 0})
     tracing.change("m", {"timestamps": True, "rate": 1})
     tracing.change("n", {"timestamps": False})
@@ -123,7 +132,7 @@ def test_the_servers_change_is_refused_where_it_is_wrong_for_a_model(tracing: Tr
 
 
 def test_without_a_file_there_is_nothing_to_switch_on() -> None:
-    tracing = Tracing()
+    tracing = TritonTracing()
     tracing.change("", {"rate": 1})
     with pytest.raises(InvalidRequestError, match=r"trace file name is not given; .* by --trace-file"):
         tracing.change("", {"timestamps": True})
@@ -132,14 +141,15 @@ def test_without_a_file_there_is_nothing_to_switch_on() -> None:
 
 def test_a_timeline_in_order() -> None:
     file = Kept()
-    tracing = Tracing(file)
+    tracing = TritonTracing(file)
     tracing.change("", {"timestamps": True, "rate": 1})
-    trace = tracing.sample(model("digits", "3"), "seven", 1.0)
-    assert isinstance(trace, Trace)
+    record = tracing.sample(model("digits", "3"))
+    assert record is not None
+    trace = traced(record, model("digits", "3"), "seven")
     batch = BatchInfo(1, 1, 1, compute_time=0.5, input_time=0.25, output_time=0.125, ended=3.0)
-    trace.end(1.5, batch)
-    ((_, record),) = file.kept
-    times = {time["name"]: time["ns"] for time in record["timestamps"]}
+    trace.completed(batch, 0.5, None, None)
+    ((_, written),) = file.kept
+    times = {time["name"]: time["ns"] for time in written["timestamps"]}
     assert times.pop("REQUEST_END") > 3_125_000_000
     assert times == {
         "GRPC_WAITREAD_START": 1_000_000_000,
@@ -151,18 +161,18 @@ def test_a_timeline_in_order() -> None:
         "COMPUTE_OUTPUT_START": 3_000_000_000,
         "COMPUTE_END": 3_125_000_000,
     }
-    del record["timestamps"]
-    assert record == {"id": 1, "model_name": "digits", "model_version": 3, "request_id": "seven"}
+    del written["timestamps"]
+    assert written == {"id": 1, "model_name": "digits", "model_version": 3, "request_id": "seven"}
 
 
 def test_what_never_ran_has_no_compute_times() -> None:
     file = Kept()
-    tracing = Tracing(file)
+    tracing = TritonTracing(file)
     tracing.change("", {"timestamps": True, "rate": 1})
     for _ in range(2):
-        trace = tracing.sample(model(), "", 1.0)
-        assert trace is not None
-        trace.end(1.5, None)
+        record = tracing.sample(model())
+        assert record is not None
+        traced(record, model(), "").completed(None, 0.0, None, None)
     names = [[time["name"] for time in record["timestamps"]] for _, record in file.kept]
     assert (
         names
@@ -171,7 +181,7 @@ def test_what_never_ran_has_no_compute_times() -> None:
     assert [record["id"] for _, record in file.kept] == [1, 2]
 
 
-def test_no_trace_is_lost_or_doubled_by_threads(tracing: Tracing) -> None:
+def test_no_trace_is_lost_or_doubled_by_threads(tracing: TritonTracing) -> None:
     tracing.change("", {"timestamps": True, "rate": 2, "count": 1000})
     found: list[int] = []
     threads = [threading.Thread(target=lambda: found.extend(sampled(tracing, 1000))) for _ in range(4)]
@@ -181,3 +191,17 @@ def test_no_trace_is_lost_or_doubled_by_threads(tracing: Tracing) -> None:
         thread.join()
     assert len(found) == 1000
     assert not tracing.active
+
+
+def test_requests_are_asked_about_only_while_one_may_be_traced() -> None:
+    desk = Tracing()
+    tracing = TritonTracing(Kept(), desk)
+    assert not desk.sources
+    tracing.change("", {"timestamps": True, "rate": 1, "count": 1})
+    assert list(desk.sources) == [tracing]
+    tracing.change("", {"rate": 2})
+    assert list(desk.sources) == [tracing]
+    # Settings are of models that there are: a request that names none is not counted.
+    assert desk.begin(None, "", 0.0) is None
+    assert [desk.begin(model(), "", 0.0) is not None for _ in range(2)] == [False, True]
+    assert not desk.sources

@@ -1,0 +1,82 @@
+"""The program's OpenTelemetry context travels with each call, and costs nothing where there is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from client.scripted import ScriptedServer
+from opentelemetry import baggage, context, trace
+from opentelemetry.sdk.trace import TracerProvider
+
+from tensorferry.client import InferenceClient, aio
+from tensorferry.client.propagation import with_context
+
+IMAGES = {"image": np.zeros((1, 8, 8), np.uint8)}
+
+
+@pytest.fixture
+def span() -> Iterator[trace.Span]:
+    with TracerProvider().get_tracer("test").start_as_current_span("caller") as span:
+        yield span
+
+
+def ids_of(span: trace.Span) -> str:
+    ids = span.get_span_context()
+    return f"00-{ids.trace_id:032x}-{ids.span_id:016x}-"
+
+
+async def test_every_kind_of_call_carries_the_current_span(server: ScriptedServer, span: trace.Span) -> None:
+    with InferenceClient(server.target) as client:
+        client.infer("digits", IMAGES)
+        client.submit("digits", IMAGES).result(30)
+        list(client.stream("digits", [IMAGES]))
+    async with aio.InferenceClient(server.target) as aclient:
+        await aclient.infer("digits", IMAGES)
+        assert [result async for result in aclient.stream("digits", [IMAGES])]
+    assert {"ModelInfer", "ModelStreamInfer", "ModelMetadata"} <= set(server.servicer.calls)
+    for metadata in server.servicer.call_metadata:
+        assert str(metadata["traceparent"]).startswith(ids_of(span))
+
+
+def test_no_span_no_context(server: ScriptedServer) -> None:
+    with InferenceClient(server.target, metadata=[("a", "b")]) as client:
+        client.infer("digits", IMAGES)
+    assert "traceparent" not in server.servicer.call_metadata[-1]
+    given = (("a", "b"),)
+    assert with_context(given) is given
+
+
+def test_what_the_user_gave_counts_before_it(server: ScriptedServer, span: trace.Span) -> None:
+    own = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+    with InferenceClient(server.target, metadata=[("Traceparent", own)]) as client:
+        client.infer("digits", IMAGES)
+    assert server.servicer.call_metadata[-1]["traceparent"] == own
+
+
+def test_the_state_of_one_trace_is_not_given_to_another() -> None:
+    state = trace.TraceState([("vendor", "x")])
+    ids = trace.SpanContext(1, 2, False, trace.TraceFlags(1), state)
+    with trace.use_span(trace.NonRecordingSpan(ids)):
+        assert dict(with_context(()))["tracestate"] == "vendor=x"
+        assert dict(with_context((("traceparent", "mine"),))) == {"traceparent": "mine"}
+
+
+def test_baggage_goes_along_without_a_span() -> None:
+    token = context.attach(baggage.set_baggage("tenant", "a b"))
+    try:
+        assert with_context((("x", "y"),)) == (("x", "y"), ("baggage", "tenant=a+b"))
+    finally:
+        context.detach(token)
+
+
+def test_nothing_of_opentelemetry_is_imported_for_the_clients_sake() -> None:
+    program = (
+        "import sys; from tensorferry.client.propagation import with_context; "
+        "assert with_context((('a', 'b'),)) == (('a', 'b'),); "
+        "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,208 @@
+"""A real server's spans and log lines: what a collector gets over OTLP, and what it costs where there is none."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from e2e.collector import Collector, attributes, collecting
+from e2e.probe import request
+from e2e.server import STOP_SECONDS, ServerProcess
+from opentelemetry.sdk.trace import TracerProvider
+
+from tensorferry.client import InferenceClient
+from tensorferry.protos import inference_pb2_grpc
+
+Start = Callable[..., ServerProcess]
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SERVED = 2  # opentelemetry.proto.trace.v1.Span.SPAN_KIND_SERVER
+STAGES = ["decode", "queue", "batch", "respond"]
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with collecting() as collector:
+        yield collector
+
+
+@pytest.fixture
+def start(transport: str) -> Iterator[Start]:
+    """Starts servers with variables of their own; whatever is left of them ends with the test."""
+    started: list[ServerProcess] = []
+
+    def make(*arguments: str | Path, **variables: str) -> ServerProcess:
+        quick = {"OTEL_BSP_SCHEDULE_DELAY": "50", **variables}
+        started.append(ServerProcess.start(*arguments, transport=transport, variables=quick))
+        return started[-1]
+
+    yield make
+    for server in started:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.wait()
+
+
+def inputs(tag: int = 0) -> dict[str, Any]:
+    return {
+        "x": np.full((1, 4), tag, np.float32),
+        "index": np.zeros(1, np.int64),
+        "work": np.zeros(1, np.int64),
+    }
+
+
+def test_our_clients_trace_goes_on_in_the_server_and_reaches_the_collector(
+    start: Start, collector: Collector, probe_model: Path
+) -> None:
+    endpoint = f"http://{collector.address}"
+    server = start(probe_model, "--otel", OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_SERVICE_NAME="shop")
+    tracer = TracerProvider().get_tracer("test")
+    with InferenceClient(server.address) as client, tracer.start_as_current_span("caller") as caller:
+        client.infer("probe", inputs(), request_id="unary")
+        for _ in client.stream("probe", [inputs()]):
+            pass
+    ids = caller.get_span_context()
+    spans = collector.spans(2 * 6)
+    served = [span for span in spans if span.kind == SERVED]
+    assert [span.name.rpartition("/")[2] for span in served] == ["ModelInfer", "ModelStreamInfer"]
+    for span in served:
+        assert int.from_bytes(span.trace_id, "big") == ids.trace_id
+        assert int.from_bytes(span.parent_span_id, "big") == ids.span_id
+        children = [child for child in spans if child.parent_span_id == span.span_id]
+        assert [child.name for child in children] == STAGES
+        (link,) = children[2].links
+        (batch,) = [other for other in spans if other.span_id == link.span_id]
+        assert [back.span_id for back in batch.links] == [span.span_id]
+        assert span.start_time_unix_nano <= batch.start_time_unix_nano < batch.end_time_unix_nano
+        assert abs(time.time() - span.end_time_unix_nano / 1e9) < STOP_SECONDS
+    assert attributes(served[0])["tensorferry.request.id"] == "unary"
+    assert collector.resources[0]["service.name"] == "shop"
+    assert collector.resources[0]["service.version"]
+    assert server.stop() == 0
+    assert not server.errors()
+
+
+def test_a_foreign_clients_headers_and_what_is_not_sampled(
+    start: Start, collector: Collector, probe_model: Path
+) -> None:
+    server = start(
+        *(probe_model, "--otel"),
+        OTEL_EXPORTER_OTLP_ENDPOINT=f"http://{collector.address}",
+        OTEL_TRACES_SAMPLER="parentbased_always_off",
+    )
+    tensors = []
+    for name, array, datatype in (
+        ("work", np.zeros(1), "INT64"),
+        ("x", np.zeros((1, 4)), "FP32"),
+        ("index", np.zeros(1), "INT64"),
+    ):
+        tensors.append(triton.InferInput(name, list(array.shape), datatype))
+        tensors[-1].set_data_from_numpy(array.astype(np.float32 if datatype == "FP32" else np.int64))
+    with triton.InferenceServerClient(server.address) as client:
+        client.infer("probe", tensors)
+        client.infer("probe", tensors, headers={"traceparent": f"00-{TRACE}-{SPAN}-00"})
+        client.infer("probe", tensors, headers={"traceparent": f"00-{TRACE}-{SPAN}-01"}, request_id="traced")
+    # Its stop sends the rest: that there is no more is then known.
+    assert server.stop() == 0
+    spans = collector.spans(6)
+    (served,) = [span for span in spans if span.kind == SERVED]
+    assert (served.trace_id.hex(), served.parent_span_id.hex()) == (TRACE, SPAN)
+    assert attributes(served)["tensorferry.request.id"] == "traced"
+    assert attributes(served)["rpc.grpc.status_code"] == 0
+    assert len(spans) == 6
+    assert collector.resources[0]["service.name"] == "tensorferry"
+
+
+def test_what_was_served_last_is_sent_at_the_stop(
+    start: Start, collector: Collector, probe_model: Path
+) -> None:
+    server = start(
+        *(probe_model, "--otel"),
+        OTEL_EXPORTER_OTLP_ENDPOINT=f"http://{collector.address}",
+        OTEL_BSP_SCHEDULE_DELAY="3600000",
+    )
+    with InferenceClient(server.address) as client:
+        client.infer("probe", inputs())
+    assert server.stop() == 0
+    assert len(collector.spans(6)) == 6
+
+
+def test_a_collector_that_hangs_delays_no_request_and_the_stop_for_a_bounded_time(
+    start: Start, probe_model: Path
+) -> None:
+    with collecting(hangs=True) as collector:
+        server = start(
+            *(probe_model, "--otel"),
+            OTEL_EXPORTER_OTLP_ENDPOINT=f"http://{collector.address}",
+            OTEL_BSP_MAX_QUEUE_SIZE="64",
+            OTEL_BSP_MAX_EXPORT_BATCH_SIZE="16",
+            OTEL_EXPORTER_OTLP_TIMEOUT="3600",
+        )
+        with InferenceClient(server.address) as client, ThreadPoolExecutor(8) as threads:
+            client.infer("probe", inputs())
+            assert collector.hung.wait(STOP_SECONDS)
+            # Many times what the queue holds: the oldest spans are dropped, and no request is.
+            results = list(threads.map(lambda tag: client.infer("probe", inputs(tag)), range(100)))
+        assert [result["y"][0, 0] for result in results] == [2 * tag for tag in range(100)]
+        assert server.stop() == 0
+        assert any("the last spans are not sent" in line for line in server.log)
+        assert all("opentelemetry.exporter" in line for line in server.errors())
+
+
+def test_lines_about_requests_have_their_ids_and_what_a_client_says_cannot_break_them(
+    start: Start, probe_model: Path
+) -> None:
+    server = start(probe_model, "--access-log", "1000")
+    name = 'seven"\n{"level": "forged'
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        good, bad = request(1), request(2, index=99)
+        good.id, bad.id = name, name
+        header = [("traceparent", f"00-{TRACE}-{SPAN}-01")]
+        stub.ModelInfer(good, metadata=header)
+        with pytest.raises(grpc.RpcError):
+            stub.ModelInfer(bad, metadata=header)
+    assert server.stop() == 0
+    lines = [json.loads(line) for line in server.log]
+    (warning,) = [line for line in lines if "failed on request" in line["message"]]
+    ids = {"request_id": name, "model": "probe", "trace_id": TRACE, "span_id": SPAN}
+    assert ids.items() <= warning.items()
+    assert "\\n" in warning["message"]
+    assert "\n" not in warning["message"].partition(":")[0]
+    access = [line for line in lines if line["logger"] == "tensorferry.access"]
+    assert [(line["outcome"], line["code"]) for line in access] == [
+        ("answered", "OK"),
+        ("failed", "INTERNAL"),
+    ]
+    for line in access:
+        assert ids.items() <= line.items()
+        assert line["duration_seconds"] > 0
+    assert {"rows": 1, "batch_requests": 1, "method": "ModelInfer"}.items() <= access[0].items()
+
+
+def test_what_the_variables_say_wrongly_is_named(start: Start, probe_model: Path) -> None:
+    for variables, words in (
+        ({"OTEL_TRACES_SAMPLER": "often"}, "OTEL_TRACES_SAMPLER is 'often'; it must be one of always_on"),
+        (
+            {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "2"},
+            "OTEL_TRACES_SAMPLER_ARG is '2'; it must be a share of the traces, from 0 to 1",
+        ),
+        (
+            {"OTEL_TRACES_EXPORTER": "zipkin"},
+            "OTEL_TRACES_EXPORTER is 'zipkin'; it must be otlp, console or none",
+        ),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "this server sends by grpc only"),
+        ({"OTEL_PROPAGATORS": "b3"}, "OTEL_PROPAGATORS is 'b3'"),
+        ({"OTEL_BSP_MAX_QUEUE_SIZE": "0"}, "the variables OTEL_* cannot be followed"),
+    ):
+        with pytest.raises(AssertionError, match="did not start: exit 1") as caught:
+            start(probe_model, "--otel", **variables)
+        assert words in str(caught.value)

@@ -1,0 +1,448 @@
+"""Spans of requests and batches: by either transport, whatever becomes of a request."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode
+from server.rig import PATIENCE, fp32, request, signature, spec
+from server.scripted import Door
+
+from tensorferry.batcher import Batcher
+from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.errors import ModelFailedError
+from tensorferry.server.inference import InferenceService
+from tensorferry.server.models import Model
+from tensorferry.server.otel import OpenTelemetry
+from tensorferry.server.otel_sampling import sampler_of
+from tensorferry.server.outbox import Outbox
+from tensorferry.server.tracing import Tracing
+
+SIGNATURE = signature(spec("x", "FP32", "batch", "n"), outputs=(spec("y", "FP32", "batch", "n"),))
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
+UNARY = "inference.GRPCInferenceService/ModelInfer"
+STREAMED = "inference.GRPCInferenceService/ModelStreamInfer"
+
+
+class Desk:
+    """A real service behind a transport, whose model ends its batches when the test says so; and its spans."""
+
+    def __init__(
+        self,
+        door: Door,
+        environment: dict[str, str] | None = None,
+        *,
+        fn: Callable[[Any], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.door = door
+        self.exporter = InMemorySpanExporter()
+        outbox = door.lane.outbox if door.lane is not None else Outbox()
+        self.source = OpenTelemetry(
+            SimpleSpanProcessor(self.exporter),
+            sampler_of(environment or {}),
+            Resource({}),
+            SpanLimits(max_links=options.pop("max_links", None)),
+            "1.2.3",
+            outbox,
+        )
+        self.runner = ScriptedRunner(fn or (lambda inputs: {"y": inputs["x"] * 2}), gated=True)
+        self.batcher = Batcher(self.runner, 4, together=self.source, **options)
+        door.registry.ready(Model("m", "1", SIGNATURE, 4, "", self.batcher))
+        door.serve_by(InferenceService(door.registry, tracing=Tracing([self.source])))
+
+    def infer(self, request_id: str, parent: str = SAMPLED, *, rows: int = 1, **options: Any) -> Any:
+        """A ModelInfer in flight."""
+        metadata = [("traceparent", parent)] if parent else []
+        return self.door.stub.ModelInfer.future(
+            request({"x": fp32(rows, 2)}, id=request_id),
+            metadata=metadata,
+            **{"timeout": PATIENCE, **options},
+        )
+
+    def await_queued(self, count: int) -> None:
+        """Blocks the test until so many wait for a batch."""
+        self._await(lambda: self.batcher.statistics().sizes.queued == count)
+
+    def spans(self, requests: int, batches: int = 0) -> Spans:
+        """All spans, once there are those of so many requests and batches; exactly so many."""
+        found = Spans(())
+
+        def all_there() -> bool:
+            nonlocal found
+            found = Spans(self.exporter.get_finished_spans())
+            return len(found.requests) >= requests and len(found.batches) >= batches
+
+        self._await(all_there)
+        assert (len(found.requests), len(found.batches)) == (requests, batches), found
+        return found
+
+    def _await(self, reached: Callable[[], bool]) -> None:
+        bound = time.monotonic() + PATIENCE
+        while not reached():
+            assert time.monotonic() < bound, self.exporter.get_finished_spans()
+            time.sleep(0.001)
+
+    def close(self) -> None:
+        self.runner.open()
+        assert self.batcher.close()
+
+
+class Spans:
+    """What was exported: requests by their ids, batches by their numbers, and stages by name."""
+
+    def __init__(self, spans: Sequence[ReadableSpan]) -> None:
+        self.all = spans
+        self.requests = {
+            str(of(span).get("tensorferry.request.id", "")): span for span in spans if served(span)
+        }
+        self.batches = {
+            of(span)["tensorferry.batch.number"]: span
+            for span in spans
+            if span.parent is None and not served(span)
+        }
+
+    def stages(self, request_id: str) -> dict[str, ReadableSpan]:
+        """The children of a request, in their order, one after the other without a gap."""
+        parent = self.requests[request_id]
+        children = {span.name: span for span in self.all if span.parent == parent.context}
+        at = parent.start_time or 0
+        for child in children.values():
+            assert child.kind is SpanKind.INTERNAL
+            # Each reads the two clocks itself.
+            assert abs((child.start_time or 0) - at) < 5_000_000
+            at = child.end_time or 0
+        assert abs((parent.end_time or 0) - at) < 5_000_000
+        return children
+
+
+def served(span: ReadableSpan) -> bool:
+    return span.kind is SpanKind.SERVER
+
+
+def of(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+def ids_of(contexts: Sequence[SpanContext | None]) -> set[int]:
+    return {context.span_id for context in contexts if context is not None}
+
+
+@pytest.fixture
+def desk(door: Door) -> Iterator[Callable[..., Desk]]:
+    made: list[Desk] = []
+
+    def make(environment: dict[str, str] | None = None, **options: Any) -> Desk:
+        made.append(Desk(door, environment, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_request_has_its_callers_span_for_parent_and_a_child_for_each_stage(
+    desk: Callable[..., Desk],
+) -> None:
+    at = desk()
+    at.runner.open()
+    assert at.infer("one", rows=3).result(PATIENCE).id == "one"
+    spans = at.spans(1, 1)
+    span = spans.requests["one"]
+    assert (span.name, span.status.status_code) == (UNARY, StatusCode.UNSET)
+    assert span.parent is not None
+    assert span.context is not None
+    assert (f"{span.parent.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, SPAN)
+    assert span.parent.is_remote
+    assert span.context.trace_id == span.parent.trace_id
+    attributes = of(span)
+    assert attributes.pop("tensorferry.queue.delay_seconds") >= 0
+    assert attributes == {
+        "rpc.system": "grpc",
+        "rpc.service": "inference.GRPCInferenceService",
+        "rpc.method": "ModelInfer",
+        "rpc.grpc.status_code": 0,
+        "tensorferry.model.name": "m",
+        "tensorferry.model.version": "1",
+        "tensorferry.request.id": "one",
+        "tensorferry.request.rows": 3,
+        "tensorferry.batch.number": 1,
+        "tensorferry.batch.requests": 1,
+        "tensorferry.batch.rows": 3,
+        "tensorferry.batch.close_reason": "idle",
+    }
+    assert list(spans.stages("one")) == ["decode", "queue", "batch", "respond"]
+    (link,) = spans.stages("one")["batch"].links
+    assert link.context == spans.batches[1].context
+    assert spans.batches[1].name == "batch"
+    assert spans.batches[1].context is not None
+    assert spans.batches[1].context.trace_id != span.context.trace_id
+    assert span.instrumentation_scope is not None
+    assert (span.instrumentation_scope.name, span.instrumentation_scope.version) == ("tensorferry", "1.2.3")
+
+
+def test_a_batch_links_to_all_who_rode_in_it_and_have_a_span_and_they_to_it(
+    desk: Callable[..., Desk],
+) -> None:
+    at = desk()
+    calls = [at.infer("first")]
+    at.runner.await_batches(1)
+    calls += [at.infer("a"), at.infer("b", ""), at.infer("unsampled", UNSAMPLED)]
+    at.await_queued(3)
+    at.runner.open()
+    assert [call.result(PATIENCE).id for call in calls] == ["first", "a", "b", "unsampled"]
+    spans = at.spans(3, 2)
+    batch = spans.batches[2]
+    riders = [spans.requests["a"], spans.requests["b"]]
+    assert ids_of([link.context for link in batch.links]) == ids_of([rider.context for rider in riders])
+    assert of(batch)["tensorferry.batch.requests"] == of(batch)["tensorferry.batch.rows"] == 3
+    assert of(batch)["tensorferry.batch.compute_seconds"] > 0
+    for rider in ("a", "b"):
+        (link,) = spans.stages(rider)["batch"].links
+        assert link.context == batch.context
+        assert of(spans.requests[rider])["tensorferry.queue.delay_seconds"] > 0
+    # Who has no caller with a span is the root of a trace.
+    assert riders[1].parent is None
+
+
+def test_the_links_of_a_batch_are_bounded(desk: Callable[..., Desk]) -> None:
+    at = desk(max_links=2)
+    calls = [at.infer("first")]
+    at.runner.await_batches(1)
+    calls += [at.infer(str(number)) for number in range(4)]
+    at.await_queued(4)
+    at.runner.open()
+    for call in calls:
+        call.result(PATIENCE)
+    batch = at.spans(5, 2).batches[2]
+    assert (len(batch.links), batch.dropped_links) == (2, 2)
+
+
+def test_a_request_that_is_cut_up_has_the_span_of_its_last_part(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    at.runner.open()
+    assert at.infer("large", rows=6).result(PATIENCE).id == "large"
+    spans = at.spans(1, 1)
+    assert of(spans.requests["large"])["tensorferry.request.rows"] == 6
+    (link,) = spans.stages("large")["batch"].links
+    assert [link.context] == [batch.context for batch in spans.batches.values()]
+
+
+def test_each_message_of_a_stream_has_a_span_of_its_own(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    at.runner.open()
+    stream = at.door.stream(metadata=[("traceparent", SAMPLED)])
+    for request_id in ("1", "2"):
+        stream.send_bytes(request({"x": fp32(1, 2)}, id=request_id).SerializeToString())
+        assert stream.read_ids(1) == [request_id]
+    bad = request({"x": fp32(1, 2)}, id="3", model="other")
+    stream.send_bytes(bad.SerializeToString())
+    assert "other" in stream.read().error_message
+    stream.half_close()
+    assert stream.rest() == []
+    spans = at.spans(3, 2)
+    for request_id in ("1", "2"):
+        span = spans.requests[request_id]
+        assert (span.name, of(span)["rpc.method"]) == (STREAMED, "ModelStreamInfer")
+        assert span.parent is not None
+        assert f"{span.parent.span_id:016x}" == SPAN
+        assert list(spans.stages(request_id)) == ["decode", "queue", "batch", "respond"]
+    assert of(spans.requests["3"])["error.type"] == "NOT_FOUND"
+
+
+def test_what_never_had_a_batch(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    with pytest.raises(grpc.RpcError):
+        at.door.unary("ModelInfer")(b"\xff", metadata=[("traceparent", SAMPLED)])
+    with pytest.raises(grpc.RpcError):
+        at.door.stub.ModelInfer(
+            request({"x": fp32(1, 2)}, id="unknown", model="x" * 300), metadata=[("traceparent", SAMPLED)]
+        )
+    spans = at.spans(2)
+    malformed, unknown = spans.requests[""], spans.requests["unknown"]
+    assert of(malformed)["rpc.grpc.status_code"] == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert of(unknown)["error.type"] == "NOT_FOUND" or of(unknown)["error.type"] == "INVALID_ARGUMENT"
+    assert of(unknown)["tensorferry.model.name"] == "x" * 128
+    # By the conventions it is its caller's error, not the server's.
+    assert malformed.status.status_code is unknown.status.status_code is StatusCode.UNSET
+    assert list(spans.stages("unknown")) == ["decode", "respond"]
+
+
+def test_a_model_that_raises_is_the_servers_error(desk: Callable[..., Desk]) -> None:
+    def fail(inputs: Any) -> Any:
+        raise ModelFailedError("the model failed") from ValueError("what only the log is to know")
+
+    at = desk(fn=fail)
+    at.runner.open()
+    assert at.infer("bad").code() is grpc.StatusCode.INTERNAL
+    spans = at.spans(1)
+    span = spans.requests["bad"]
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "the model failed")
+    assert of(span)["tensorferry.error"] == "ModelFailedError"
+    assert list(spans.stages("bad")) == ["decode", "queue", "batch", "respond"]
+
+
+def test_an_error_that_nobody_foresaw_tells_no_more_than_the_client_hears(
+    desk: Callable[..., Desk], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(inputs: Any) -> Any:
+        raise RuntimeError("secret")
+
+    at = desk(fn=fail)
+    at.runner.open()
+    assert at.infer("bad").code() is grpc.StatusCode.INTERNAL
+    span = at.spans(1).requests["bad"]
+    # A line that is kept keeps the call.
+    caplog.clear()
+    assert "secret" not in str(span.status.description) + str(of(span))
+    assert span.status.status_code is StatusCode.ERROR
+
+
+def test_cancelled_and_expired_while_queued(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    first = at.infer("first")
+    at.runner.await_batches(1)
+    gone, late = at.infer("gone"), at.infer("late", timeout=0.2)
+    at.await_queued(2)
+    assert gone.cancel()
+    assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    spans = at.spans(2)
+    assert of(spans.requests["gone"])["error.type"] == "CANCELLED"
+    assert spans.requests["gone"].status.status_code is StatusCode.UNSET
+    assert of(spans.requests["late"])["error.type"] == "DEADLINE_EXCEEDED"
+    assert spans.requests["late"].status.status_code is StatusCode.ERROR
+    for request_id in ("gone", "late"):
+        assert list(spans.stages(request_id))[:2] == ["decode", "queue"]
+        assert "batch" not in spans.stages(request_id)
+    at.runner.open()
+    first.result(PATIENCE)
+
+
+def test_refused_and_shed_under_overload(desk: Callable[..., Desk]) -> None:
+    at = desk(max_queue_size=1, priority_weights=(8, 1), default_priority=2)
+    first = at.infer("first")
+    at.runner.await_batches(1)
+    shed = at.infer("shed")
+    at.await_queued(1)
+    assert at.infer("refused").code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    urgent = request({"x": fp32(1, 2)}, id="urgent")
+    urgent.parameters["priority"].uint64_param = 1
+    call = at.door.stub.ModelInfer.future(urgent, timeout=PATIENCE)
+    assert shed.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    at.runner.open()
+    first.result(PATIENCE)
+    call.result(PATIENCE)
+    spans = at.spans(4, 2)
+    errors = {name: of(span).get("tensorferry.error") for name, span in spans.requests.items()}
+    assert errors == {"first": None, "shed": "Shed", "refused": "QueueFull", "urgent": None}
+    for name in ("shed", "refused"):
+        assert of(spans.requests[name])["error.type"] == "RESOURCE_EXHAUSTED"
+
+
+def test_a_stream_that_is_left_ends_the_spans_of_all_that_it_had(desk: Callable[..., Desk]) -> None:
+    """One runs, one is queued, and one has its answer, which waits for its turn behind them."""
+    at = desk()
+    stream = at.door.stream(metadata=[("traceparent", SAMPLED)])
+    stream.send_bytes(request({"x": fp32(1, 2)}, id="running").SerializeToString())
+    at.runner.await_batches(1)
+    stream.send_bytes(request({"x": fp32(1, 2)}, id="queued").SerializeToString())
+    at.await_queued(1)
+    stream.send_bytes(request({"x": fp32(1, 2)}, id="done", model="other").SerializeToString())
+    stream.send_bytes(request({"x": fp32(1, 2)}, id="last").SerializeToString())
+    at.await_queued(2)
+    stream.cancel()
+    spans = at.spans(4)
+    errors = {name: of(span)["error.type"] for name, span in spans.requests.items()}
+    assert errors == {
+        "running": "CANCELLED",
+        "queued": "CANCELLED",
+        "done": "NOT_FOUND",
+        "last": "CANCELLED",
+    }
+    for name, span in spans.requests.items():
+        assert of(span)["rpc.method"] == "ModelStreamInfer"
+        assert "respond" not in spans.stages(name)
+    assert "batch" in spans.stages("running")
+
+
+@pytest.mark.parametrize("order", ["request", "completion"])
+def test_a_stream_that_its_first_error_ends(desk: Callable[..., Desk], order: str) -> None:
+    at = desk()
+    ends = ("triton_grpc_error", "true")
+    stream = at.door.stream(order, metadata=[("traceparent", SAMPLED), ends])
+    stream.send_bytes(request({"x": fp32(1, 2)}, id="running").SerializeToString())
+    at.runner.await_batches(1)
+    stream.send_bytes(request({"x": fp32(1, 2)}, id="bad", model="other").SerializeToString())
+    if order == "request":
+        stream.send_bytes(request({"x": fp32(1, 2)}, id="behind").SerializeToString())
+        at.await_queued(1)
+        at.runner.release()
+        assert stream.read_ids(1) == ["running"]
+    assert stream.end().code() is grpc.StatusCode.NOT_FOUND
+    if order == "request":
+        spans = at.spans(3, 1)
+        assert of(spans.requests["behind"])["error.type"] == "CANCELLED"
+    else:
+        spans = at.spans(2)
+        assert of(spans.requests["running"])["error.type"] == "CANCELLED"
+    assert "respond" in spans.stages("bad")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "argument", "sampled"),
+    [
+        ("", "", {"child", "root"}),
+        ("parentbased_always_off", "", {"child"}),
+        ("parentbased_traceidratio", "0", {"child"}),
+        ("parentbased_traceidratio", "1.0", {"child", "root"}),
+        ("always_on", "", {"child", "root", "not"}),
+        ("always_off", "", set()),
+        ("traceidratio", "1", {"child", "root", "not"}),
+    ],
+)
+def test_who_is_sampled(desk: Callable[..., Desk], sampler: str, argument: str, sampled: set[str]) -> None:
+    at = desk({"OTEL_TRACES_SAMPLER": sampler, "OTEL_TRACES_SAMPLER_ARG": argument})
+    at.runner.open()
+    for request_id, parent in (("child", SAMPLED), ("root", ""), ("not", UNSAMPLED)):
+        assert at.infer(request_id, parent).result(PATIENCE).id == request_id
+    assert set(at.spans(len(sampled), len(sampled)).requests) == sampled
+
+
+def test_state_of_the_callers_trace_goes_into_its_spans(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    at.runner.open()
+    at.door.stub.ModelInfer(
+        request({"x": fp32(1, 2)}, id="1"), metadata=[("traceparent", SAMPLED), ("tracestate", "a=1,b=2")]
+    )
+    span = at.spans(1, 1).requests["1"]
+    assert span.context is not None
+    assert dict(span.context.trace_state) == {"a": "1", "b": "2"}
+
+
+def test_nothing_of_a_request_is_kept_by_what_knows_its_batch(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    at.runner.open()
+    for number in range(300):
+        at.infer(str(number)).result(PATIENCE)
+    at.spans(300, 300)
+    assert len(at.source._batches) <= 256
+    assert math.isfinite(sum(batch.info.compute_time for batch in at.source._batches.values()))
+
+
+def test_a_parse_needs_no_more_than_bytes(desk: Callable[..., Desk]) -> None:
+    """A request that is as good as empty is a request, too."""
+    at = desk()
+    with pytest.raises(grpc.RpcError):
+        at.door.stub.ModelInfer(pb.ModelInferRequest())
+    assert list(at.spans(1).stages("")) == ["decode", "respond"]
