@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from e2e.fixtures import Serve
 from e2e.probe import WAIT_SECONDS
 from e2e.server import ServerProcess, command, environment
 from server.certificates import LOCAL, authority, issue
@@ -48,20 +48,30 @@ def token(path: Path, *arguments: str) -> str:
     return made.stdout.strip()
 
 
-@pytest.fixture
-def secured(serve: Serve, tmp_path: Path, digits_model: Path) -> Secured:
+def start(transport: str, folder: Path, model: Path) -> Secured:
     ca = authority()
-    (tmp_path / "ca.crt").write_bytes(ca.pem)
-    certificate, key = issue(ca, "server", LOCAL).write(tmp_path, "server")
-    own = issue(ca, "client").write(tmp_path, "client")
-    tokens = tmp_path / "tokens"
+    (folder / "ca.crt").write_bytes(ca.pem)
+    certificate, key = issue(ca, "server", LOCAL).write(folder, "server")
+    own = issue(ca, "client").write(folder, "client")
+    tokens = folder / "tokens"
     user, operator = token(tokens, "user"), token(tokens, "operator", "--roles", "infer,control")
-    server = serve(
-        *(f"digits={digits_model}", "--metrics-port", 0, "--log-level", "debug"),
-        *("--tls-certificate", certificate, "--tls-key", key, "--tls-client-ca", tmp_path / "ca.crt"),
-        *("--auth-tokens", tokens, "--trace-file", tmp_path / "traces"),
+    server = ServerProcess.start(
+        *(f"digits={model}", "--metrics-port", "0", "--log-level", "debug"),
+        *("--tls-certificate", certificate, "--tls-key", key, "--tls-client-ca", folder / "ca.crt"),
+        *("--auth-tokens", tokens, "--trace-file", folder / "traces"),
+        transport=transport,
     )
-    return Secured(server, Tls(tmp_path / "ca.crt", *own), tokens, user, operator)
+    return Secured(server, Tls(folder / "ca.crt", *own), tokens, user, operator)
+
+
+@pytest.fixture(scope="module")
+def secured(
+    transport: str, tmp_path_factory: pytest.TempPathFactory, digits_model: Path
+) -> Iterator[Secured]:
+    secured = start(transport, tmp_path_factory.mktemp("secured"), digits_model)
+    yield secured
+    assert secured.server.stop() == 0
+    assert not secured.server.errors()
 
 
 IMAGE = {"image": np.zeros((1, 8, 8), np.uint8)}
@@ -105,8 +115,16 @@ def test_who_must_not_change_anything_does_not(secured: Secured) -> None:
         assert stub.TraceSetting(request, metadata=[("authorization", f"Bearer {secured.operator}")])
 
 
-def test_no_secret_is_shown_to_anybody(secured: Secured, tmp_path: Path) -> None:
+def test_no_secret_is_shown_to_anybody(transport: str, tmp_path: Path, digits_model: Path) -> None:
     """Not by the log at its most talkative, the metrics, the errors, the traces, the help or the process list."""
+    secured = start(transport, tmp_path, digits_model)
+    try:
+        _use_up(secured, tmp_path)
+    finally:
+        secured.server.stop()
+
+
+def _use_up(secured: Secured, tmp_path: Path) -> None:
     with secured.client(secured.operator) as client:
         assert client.server_metadata()
     shown = []

@@ -315,6 +315,25 @@ class TestTokens:
         assert "secret" not in caplog.text
 
 
+def test_who_is_refused_leaves_nothing_behind(open_door: Callable[..., Door], tokens: Path) -> None:
+    """However much is sent: it is not read, and the door proves that no call is left."""
+    access = Access(tokens=tokens)
+    access.open()
+    door = open_door(access=access, options=[("grpc.max_receive_message_length", -1)])
+    large = bytes(8 << 20)
+    for number in range(5):
+        assert outcome(door.channel, METHODS["ModelInfer"], bearer(f"{number}"), large)[0] is UNAUTHENTICATED
+        stream = door.stream(metadata=bearer(f"{number}"))
+        stream.send_bytes(large)
+        error: Any = stream.end()
+        assert error.code() is UNAUTHENTICATED
+    assert not door.service.received
+    call = door.infer("1", metadata=bearer(TOKENS["infer"]))
+    door.service.await_received(1)
+    door.service.answer("1")
+    assert call.result(PATIENCE).id == "1"
+
+
 class TestStreams:
     def open(self, channel: grpc.Channel, token: str | None) -> OpenStream:
         return OpenStream(channel, metadata=bearer(token) if token is not None else ())
