@@ -24,7 +24,7 @@ SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 LOAD := $(VENV)/load
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test conformance compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory gpu-bench protos protos-check locks tools train gpu-check clean
+.PHONY: help run demo test conformance compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -83,6 +83,9 @@ bench-report: $(VENV)/.dev $(VENV)/.plots ## make docs/performance.md and its pl
 
 bench-memory: $(LOAD) $(VENV)/.dev ## memory over a million calls and ten thousand dropped streams (QUICK=1: a tenth)
 	@$(SERVING).memory --load $(LOAD) $(if $(QUICK),--quick)
+
+bench-observability: $(LOAD) $(VENV)/.dev ## what metrics and the like cost: throughput and CPU of a real server with and without (QUICK=1: one minute)
+	@$(SERVING).observability --load $(LOAD) $(if $(QUICK),--quick)
 
 gpu-bench: $(VENV)/.bench-gpu ## on a GPU: BERT-base and ResNet-50 beside a bare loop, and in MLPerf LoadGen's scenarios (ONLY=bert or resnet; elsewhere and with QUICK=1 small models on the CPU)
 	@$(BIN)/python benchmarks/gpu/run.py $(if $(QUICK),--quick,--docs) $(if $(ONLY),--only $(ONLY))

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
@@ -125,7 +126,7 @@ def test_what_is_refused_before_a_queue_and_open_streams(serve: Serve, probe_mod
     server = serve(probe_model, "--metrics-port", 0)
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        malformed = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        malformed: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         for call, message in (
             (stub.ModelInfer, request(1, model="other")),
             (stub.ModelInfer, pb.ModelInferRequest(model_name="probe", model_version="7")),
