@@ -69,6 +69,8 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "metrics-port": [("0", 0), ("65535", 65535), ("8002", 8002)],
     "metrics-host": [("0.0.0.0", "0.0.0.0"), ("::", "::"), ("localhost", "localhost")],
     "trace-file": [("a.json", Path("a.json")), ("/var/t", Path("/var/t")), ("b c", Path("b c"))],
+    "otel": [("true", True), ("False", False), ("TRUE", True)],
+    "access-log": [("0", 0), ("100", 100), ("7", 7)],
     "log-format": [("json", "json"), ("text", "text"), ("JSON", "json")],
     "log-level": [("debug", "debug"), ("ERROR", "error"), ("warning", "warning")],
     **{
@@ -145,6 +147,8 @@ BAD: dict[str, list[str]] = {
     "metrics-port": ["", "-1", "65536", "on", "none"],
     "metrics-host": ["", "a b", "a/b", "http://a"],
     "trace-file": ["", " "],
+    "otel": ["", "yes", "1", "on"],
+    "access-log": ["", "-1", "1.5", "all", "true"],
     "log-format": ["", "xml"],
     "log-level": ["", "trace", "warn", "10"],
     "tls-certificate": ["", " "],

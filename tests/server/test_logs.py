@@ -74,6 +74,27 @@ def test_text_on_stderr(root: logging.Logger, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.endswith("INFO    this\n")
 
 
+def test_a_message_in_text_is_one_line_whatever_is_in_it(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("text", "info")
+    logging.getLogger("some").info("a\r\nb\x1b[2J\u2028 %s é", "c\nd")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logging.getLogger("some").exception("failed")
+    first, *rest = capsys.readouterr().err.split("\n")
+    assert first.endswith(r"INFO    a\r\nb\x1b[2J\u2028 c\nd é")
+    assert rest[0].endswith("ERROR   failed")
+    assert rest[1:] == ["Traceback (most recent call last):", *rest[2:-2], "ValueError: why", ""]
+
+
+def test_a_clients_own_words_are_quoted_and_short() -> None:
+    assert logs.quoted("a'b\n") == '"a\'b\\n"'
+    assert logs.quoted("ü" * 1000) == ascii("ü" * 128 + "...")
+    assert logs.about("", ("m", ""), None) == {"model": "m"}
+
+
 def test_configuring_again_does_not_double_the_lines(
     root: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:

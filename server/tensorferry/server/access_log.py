@@ -120,15 +120,18 @@ class AccessLog:
 
     def _run(self) -> None:
         while (item := self._waiting.get()) is not None:
-            trace, left_out = item
-            if self._room():
-                fields = fields_of(trace)
-                if left_out:
-                    fields["left_out"] = left_out
-                _log.info("%s", _text(fields), extra=fields)
-            else:
-                with self._lock:
-                    self._allowance(trace).left_out(left_out + 1)
+            self._write(*item)
+            self._waiting.task_done()
+
+    def _write(self, trace: Trace, left_out: int) -> None:
+        if not self._room():
+            with self._lock:
+                self._allowance(trace).left_out(left_out + 1)
+            return
+        fields = fields_of(trace)
+        if left_out:
+            fields["left_out"] = left_out
+        _log.info("%s", _text(fields), extra=fields)
 
 
 def fields_of(trace: Trace) -> dict[str, Any]:
