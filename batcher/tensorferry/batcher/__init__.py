@@ -23,6 +23,7 @@ from tensorferry.batcher.errors import (
 from tensorferry.batcher.offline import batch_inference
 from tensorferry.batcher.padding import Padding, PadInput, PadPlan
 from tensorferry.batcher.policy import CloseReason
+from tensorferry.batcher.record import BatchRecord, Rider
 from tensorferry.batcher.request import BatchInfo, Outcome, Request, Tensor
 from tensorferry.batcher.staged import StagedModel
 from tensorferry.batcher.statistics import BatcherStatistics
@@ -30,6 +31,7 @@ from tensorferry.batcher.timeouts import QueuePolicy
 
 __all__ = [
     "BatchInfo",
+    "BatchRecord",
     "Batcher",
     "BatcherClosed",
     "BatcherError",
@@ -50,6 +52,7 @@ __all__ = [
     "QueuePolicy",
     "Request",
     "RequestTooLarge",
+    "Rider",
     "RunTimedOut",
     "Shed",
     "StagedModel",

@@ -110,7 +110,7 @@ class _Queued(Call, Reply):
         """Hands the request to its model's batcher, which may refuse it by an error."""
         form = self._form
         batcher = form.model.batcher
-        self._request = form.request(tensors, self.completed, deadline)
+        self._request = form.request(tensors, self.completed, deadline, self.request_id)
         if unattended is None:
             batcher.enqueue(self._request)
         elif batcher.enqueue_quietly(self._request):
