@@ -21,6 +21,7 @@ from tensorferry.batcher.errors import (
     Shed,
 )
 from tensorferry.batcher.offline import batch_inference
+from tensorferry.batcher.options import BatcherSettings
 from tensorferry.batcher.padding import Padding, PadInput, PadPlan
 from tensorferry.batcher.policy import CloseReason
 from tensorferry.batcher.record import BatchRecord, Rider
@@ -35,6 +36,7 @@ __all__ = [
     "Batcher",
     "BatcherClosed",
     "BatcherError",
+    "BatcherSettings",
     "BatcherStatistics",
     "Cancelled",
     "CloseReason",

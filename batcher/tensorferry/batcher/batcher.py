@@ -25,7 +25,7 @@ from tensorferry.batcher.errors import (
     RunTimedOut,
 )
 from tensorferry.batcher.instance import Instance
-from tensorferry.batcher.options import check_batching, check_classes, check_sizes, functions_of
+from tensorferry.batcher.options import BatcherSettings, check_batching, check_classes, check_sizes, functions_of
 from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.policy import Limits, unreachable
 from tensorferry.batcher.queue import RequestQueue
@@ -161,6 +161,21 @@ class Batcher:
         self._policies = tuple(policies)
         self._classes = len(priority_weights)
         self._default_priority = default_priority or self._classes
+        self._settings = BatcherSettings(
+            max_batch_size,
+            max_queue_delay,
+            preferred,
+            merge,
+            tuple(priority_weights),
+            strict_priorities,
+            self._default_priority,
+            self._policies,
+            max_queue_size,
+            max_queue_bytes,
+            len(functions),
+            pipelined,
+            steady,
+        )
         self._clock = clock or MonotonicClock()
         self._queue = RequestQueue(
             self._limits,
@@ -210,6 +225,11 @@ class Batcher:
         return Worker(
             instance, self._queue, self._completions, self._ledger, self._record, self._clock, self._name
         )
+
+    @property
+    def settings(self) -> BatcherSettings:
+        """What it was told, by which it batches."""
+        return self._settings
 
     @property
     def priorities(self) -> int:

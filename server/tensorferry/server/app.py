@@ -192,9 +192,14 @@ class App:
         # Here, since it takes a while to import what makes and serves them.
         from tensorferry.server.metrics import Metrics
         from tensorferry.server.metrics_server import MetricsServer
+        from tensorferry.server.status_page import routes_of
+        from tensorferry.server.status_report import StatusReport
 
+        status = StatusReport(
+            self.registry, self._service, self.config, lambda: self.address, lambda: self.transport
+        )
         page = Metrics(self.registry, lambda: self._gpus).page
-        return MetricsServer(self.config.metrics_host, port, page)
+        return MetricsServer(self.config.metrics_host, port, page, routes_of(status))
 
     def _attach_lane(self) -> Lane | None:
         if self.config.transport == "threaded":

@@ -227,6 +227,14 @@ class InferenceService:
         self._forms.forget(self._registry.generation)
 
     @property
+    def ready(self) -> bool:
+        """True from when all that is served from the start is loaded until the server drains.
+
+        A model that is loaded later, or fails to be, changes nothing: others go on.
+        """
+        return self._registry.serving and not self.draining
+
+    @property
     def draining(self) -> bool:
         """Whether the server accepts no more requests."""
         return self._draining.is_set()
