@@ -34,6 +34,8 @@ def test_a_batch_as_it_formed() -> None:
         runner.release(2)
         for future in (first, early, late):
             result(future)
+        # Whoever has the last answer has it before the batch is done with.
+        assert batcher.drain(PATIENCE)
         alone, both = batcher.last_batches()
     assert alone.riders == [Rider(None, 1, 2, 0.0, answered=True)]
     assert (alone.number, alone.requests, alone.rows, alone.left) == (1, 1, 1, 100.0)
@@ -57,6 +59,7 @@ def test_a_batch_as_it_formed() -> None:
         started=100.75,
         ended=101.25,
         answered=101.25,
+        done=101.25,
         error="",
         riders=both.riders,
     )

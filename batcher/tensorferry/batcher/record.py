@@ -48,10 +48,10 @@ class BatchRecord:
     """A batch that ran. Moments are on the batcher's clock, in seconds; they follow each other as the fields do.
 
     It `left` the queue, began to be joined when `joining`, was `ready` for the device, `started` and
-    `ended` there, and its answers began to be handed out when `answered`. `number` counts those that
-    succeeded, from 1; one that failed has none, and an `error` instead, the name of its type. `again`
+    `ended` there, its answers began to be handed out when `answered`, and all had been when `done`: None for one
+    whose answers are not all out yet, for one that failed, and for a part. `number` counts those that succeeded, from 1; one that failed has none, and an `error` instead, the name of its type. `again`
     says that it is a part of a batch that had failed. It should have taken `predicted` seconds from
-    leaving until answered; 0 when nothing was known, and for a part. `instance` is the function that ran it, from 0.
+    leaving until done; 0 when nothing was known, and for a part. `instance` is the function that ran it, from 0.
 
     `riders` are at most the first 64 of its `requests`, in their places; None when nobody had looked lately.
     """
@@ -70,12 +70,13 @@ class BatchRecord:
     started: float
     ended: float
     answered: float
+    done: float | None
     error: str
     riders: Sequence[Rider] | None
 
 
 class _Kept(NamedTuple):
-    """What is put together to a record when somebody looks."""
+    """What is put together to a record when somebody looks. `done` gets the one moment that is known only later."""
 
     info: BatchInfo
     instance: int
@@ -85,6 +86,7 @@ class _Kept(NamedTuple):
     answered: float
     error: str
     riders: list[Rider] | None
+    done: list[float]
 
 
 _new = tuple.__new__
@@ -121,10 +123,18 @@ class Record:
             ]
         # As `_Kept(...)`, in half the time.
         kept: _Kept = _new(
-            _Kept, (info, instance, batch is not work.batch, batch[0].started, times, now, "", riders)
+            _Kept, (info, instance, batch is not work.batch, batch[0].started, times, now, "", riders, [])
         )
         with self._lock:
             self._kept.append(kept)
+
+    def done(self, times: Times, now: float) -> None:
+        """All answers of the batch that had these times are handed out."""
+        with self._lock:
+            for kept in reversed(self._kept):
+                if kept.times is times:
+                    kept.done.append(now)
+                    return
 
     def failed(
         self, error: BaseException, batch: Sequence[Request], instance: int, work: Work, times: Times
@@ -139,7 +149,7 @@ class Record:
         if batch[0].padding is not None:
             info = info._replace(padded_length=batch[0].padding.padded_length)
         name = type(error).__name__
-        kept = _Kept(info, instance, again, batch[0].started, times, times.ended, name, riders)
+        kept = _Kept(info, instance, again, batch[0].started, times, times.ended, name, riders, [])
         with self._lock:
             self._kept.append(kept)
 
@@ -159,7 +169,7 @@ def _rider(request: Request, *, answered: bool) -> Rider:
 
 
 def _record_of(kept: _Kept) -> BatchRecord:
-    info, instance, again, left, times, answered, error, riders = kept
+    info, instance, again, left, times, answered, error, riders, done = kept
     return BatchRecord(
         number=info.number or None,
         instance=instance,
@@ -175,6 +185,7 @@ def _record_of(kept: _Kept) -> BatchRecord:
         started=times.started,
         ended=times.ended,
         answered=answered,
+        done=done[0] if done else None,
         error=error,
         riders=riders,
     )

@@ -103,7 +103,9 @@ class Worker:
         if times is None:
             return self._queue.ran(batch, None, device=device)
         _, ready, started, ended = times
-        seconds, before, after = ended - started, ready - taken, self._clock.now() - ended
+        now = self._clock.now()
+        self._record.done(times, now)
+        seconds, before, after = ended - started, ready - taken, now - ended
         if work.predicted:
             self._ledger.predicted(work.predicted, before + seconds + after)
         return self._queue.ran(batch, seconds, before, after, device=device)

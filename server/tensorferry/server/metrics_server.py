@@ -142,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Nothing can be changed here."""
-        self._send(Answer(b"405 Method Not Allowed: GET and HEAD are\n", TEXT, 405, {"Allow": "GET, HEAD"}))
+        self._send(Answer(b"405 Method Not Allowed: there are GET and HEAD\n", TEXT, 405, {"Allow": "GET, HEAD"}))
 
     do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_POST
 

@@ -197,6 +197,7 @@ def _batch(record: BatchRecord) -> dict[str, Any]:
         "started": record.started,
         "ended": record.ended,
         "answered": record.answered,
+        "done": record.done,
         "riders": None if record.riders is None else [_rider(rider) for rider in record.riders],
     }
 
