@@ -84,7 +84,7 @@ def test_what_clients_saw_is_what_is_counted(serve: Serve, probe_model: Path, ec
     # The parser gives Triton's counters this ending.
     assert found["nv_inference_request_success_total{}"] == CLIENTS * EACH
     assert found["nv_inference_count_total{}"] == rows == found["tensorferry_batch_rows_sum{}"]
-    assert found["tensorferry_batch_rows_bucket{le=4}"] == found["tensorferry_batch_rows_count{}"]
+    assert found["tensorferry_batch_rows_bucket{le=4.0}"] == found["tensorferry_batch_rows_count{}"]
     assert found["nv_inference_pending_request_count{}"] == found["tensorferry_queued_requests{}"] == 0
     assert found["tensorferry_running_requests{}"] == found["tensorferry_held_bytes{}"] == 0
 

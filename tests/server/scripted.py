@@ -18,6 +18,8 @@ from server.rig import PATIENCE
 from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
+from tensorferry.server.access import Access
+from tensorferry.server.caller import ANYONE, Caller
 from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
 from tensorferry.server.lane import Lane, UnaryCall
 from tensorferry.server.lane_stream import StreamCall
@@ -49,6 +51,7 @@ class ScriptedService(InferenceService):
         self.received: list[str] = []
         self.deadlines: dict[str, float] = {}
         self.metadata: dict[str, Metadata] = {}
+        self.callers: dict[str, Caller] = {}
         self.cancelled: list[str] = []
         self._waiting: dict[str, Callable[[Reply], None]] = {}
 
@@ -59,12 +62,14 @@ class ScriptedService(InferenceService):
         complete: Callable[[Reply], None],
         metadata: Metadata = (),
         unattended: Any = None,
+        caller: Caller = ANYONE,
     ) -> Call:
         request_id = pb.ModelInferRequest.FromString(data).id
         with self._changed:
             self.received.append(request_id)
             self.deadlines[request_id] = deadline
             self.metadata[request_id] = metadata
+            self.callers[request_id] = caller
             if self.answer_at_once is None:
                 self._waiting[request_id] = complete
             self._changed.notify_all()
@@ -248,6 +253,7 @@ def opened(
     listen: Callable[[grpc.Server], str] = _listen,
     dial: Callable[[str], grpc.Channel] = grpc.insecure_channel,
     stopped_by_test: bool = False,
+    access: Access | None = None,
 ) -> Iterator[Door]:
     """A door, and afterwards the proof that no thread and nothing of the lane is left.
 
@@ -257,7 +263,7 @@ def opened(
     before = set(threading.enumerate())
     registry = ModelRegistry()
     service = ScriptedService(registry)
-    limits: dict[str, Any] = {"max_streams": max_streams, "max_in_flight": max_in_flight}
+    limits: dict[str, Any] = {"max_streams": max_streams, "max_in_flight": max_in_flight, "access": access}
     by_lane = transport == "lane"
     kind = _BesideTheLane if by_lane else Servicer
     servicer = kind(service, registry, version="1.2.3", **limits)

@@ -20,6 +20,7 @@ from server.scripted import calls_of, failure, success
 
 from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.caller import ANYONE, Caller
 from tensorferry.server.errors import InvalidRequestError, NotReadyError
 from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
 from tensorferry.server.lane import Lane
@@ -74,6 +75,7 @@ class LoomedService(InferenceService):
         complete: Callable[[Reply], None],
         metadata: Metadata = (),
         unattended: Any = None,
+        caller: Caller = ANYONE,
     ) -> Call:
         self.core.pause()
         request_id = pb.ModelInferRequest.FromString(data).id

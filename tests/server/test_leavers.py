@@ -17,6 +17,7 @@ from server.rig import PATIENCE
 from server.scripted import Door, success
 
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.caller import ANYONE, Caller
 from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
 from tensorferry.server.models import ModelRegistry
 
@@ -115,6 +116,7 @@ class Hooked(InferenceService):
         complete: Callable[[Reply], None],
         metadata: Metadata = (),
         unattended: Any = None,
+        caller: Caller = ANYONE,
     ) -> Call:
         self._complete = complete
         self.arrived.set()

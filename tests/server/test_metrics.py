@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import grpc
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,8 +22,9 @@ from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.errors import StartError
 from tensorferry.server.gpus import Gpus
 from tensorferry.server.metrics import CONTENT_TYPE, Metrics
-from tensorferry.server.metrics_server import MetricsServer, _Handler
+from tensorferry.server.metrics_server import MetricsServer, Page, _Handler
 from tensorferry.server.models import Model, ModelRegistry
+from tensorferry.server.server_statistics import ServerStatistics
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
@@ -49,14 +51,18 @@ def registry(runner: ScriptedRunner) -> Iterator[ModelRegistry]:
     assert batcher.close()
 
 
-def page(registry: ModelRegistry, *gpus: FakeGpu) -> str:
+SERVER = ServerStatistics("0.1.0", "lane", ready=True, open_streams=2, refused={grpc.StatusCode.NOT_FOUND: 3})
+
+
+def page(registry: ModelRegistry, *gpus: FakeGpu, accept: str = "") -> str:
     """With the figures of these GPUs, CUDA's devices from 0 on."""
-    if not gpus:
-        return Metrics(registry).page().decode()
-    nvml = FakeNvml(*gpus)
-    nvml.nvmlInit()
-    reader = Gpus(nvml, lambda index: gpus[index].place)
-    return Metrics(registry, lambda: reader).page().decode()
+    reader = None
+    if gpus:
+        nvml = FakeNvml(*gpus)
+        nvml.nvmlInit()
+        reader = Gpus(nvml, lambda index: gpus[index].place)
+    text, _ = Metrics(registry, lambda: SERVER, lambda: reader).page(accept)
+    return text.decode()
 
 
 # Of which the registry's model runs on the second.
@@ -110,13 +116,13 @@ def test_prometheus_own_parser_reads_it(registry: ModelRegistry) -> None:
     text = page(registry, *GPUS)
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert len(families) == len(types(text))
-    for name, family in families.items():
+    for family in families.values():
         assert family.documentation
         assert family.samples, "even before the first request"
         for sample in family.samples:
             if "gpu_uuid" in sample.labels:
                 assert sample.labels["gpu_uuid"] == "GPU-b"
-            elif not name.startswith("process_"):
+            elif "model" in sample.labels:
                 assert (sample.labels["model"], sample.labels["version"]) == ("m", "3")
 
 
@@ -160,7 +166,7 @@ def test_the_figures_of_what_waits_runs_and_ended(registry: ModelRegistry, runne
     buckets = {
         labels[0][1]: v for (name, labels), v in found.items() if name == "tensorferry_batch_rows_bucket"
     }
-    assert buckets == {"1": 1, "2": 1, "4": 1, "6": 2, "+Inf": 2}
+    assert buckets == {"1.0": 1, "2.0": 1, "4.0": 1, "6.0": 2, "+Inf": 2}
     stages = ("queue", "compute_input", "compute_infer", "compute_output")
     parts = sum(found[f"nv_inference_{stage}_duration_us", ()] for stage in stages)
     assert found["nv_inference_request_duration_us", ()] == pytest.approx(parts, abs=2)
@@ -212,7 +218,7 @@ def test_without_gpus_there_are_none_of_their_metrics(registry: ModelRegistry) -
 def test_without_models_there_is_the_process() -> None:
     found = samples(page(ModelRegistry()))
     assert found["process_resident_memory_bytes", ()] > 0
-    assert not any(labels for _, labels in found)
+    assert found["tensorferry_server_ready", ()] == 1
 
 
 def get(url: str, path: str | None = None, method: str = "GET") -> tuple[int, Any, bytes]:
@@ -232,7 +238,9 @@ Serve = Callable[..., MetricsServer]
 def serve() -> Iterator[Serve]:
     servers: list[MetricsServer] = []
 
-    def start(page: Callable[[], bytes] = lambda: b"page\n", host: str = "127.0.0.1", port: int = 0) -> Any:
+    def start(
+        page: Page = lambda accept: (b"page\n", CONTENT_TYPE), host: str = "127.0.0.1", port: int = 0
+    ) -> Any:
         servers.append(MetricsServer(host, port, page))
         return servers[-1]
 
@@ -259,9 +267,9 @@ IPV6 = pytest.mark.skipif(not _ipv6(), reason="this machine has no IPv6")
 )
 def test_a_page_over_http(serve: Serve, host: str) -> None:
     pages = iter([b"one\n", b"two\n"])
-    server = serve(lambda: next(pages), host)
+    server = serve(lambda accept: (next(pages), f"of {accept!r}"), host)
     status, headers, body = get(server.url)
-    assert (status, headers["Content-Type"], body) == (200, CONTENT_TYPE, b"one\n")
+    assert (status, headers["Content-Type"], body) == (200, "of ''", b"one\n")
     assert get(server.url, "/metrics?what=ever")[2] == b"two\n"
 
 
@@ -273,7 +281,7 @@ def test_other_paths_and_methods(serve: Serve) -> None:
 
 
 def test_a_page_that_fails_says_nothing_of_why(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> bytes:
+    def broken(accept: str) -> tuple[bytes, str]:
         raise RuntimeError("a secret")
 
     status, _, body = get(serve(broken).url)

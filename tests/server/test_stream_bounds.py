@@ -12,6 +12,7 @@ from server.rig import PATIENCE
 from server.scripted import Door, OpenStream, ScriptedService, success
 
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.caller import ANYONE, Caller
 from tensorferry.server.inference import Call, Metadata, Reply
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.stream import ResponseStream, Terms
@@ -201,6 +202,7 @@ def test_a_client_that_leaves_while_its_request_is_submitted_withdraws_it(ordere
             complete: Callable[[Reply], None],
             metadata: Metadata = (),
             unattended: Any = None,
+            caller: Caller = ANYONE,
         ) -> Call:
             call = super().infer(data, deadline, complete, metadata)
             stream.close()

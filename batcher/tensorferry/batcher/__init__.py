@@ -5,6 +5,7 @@ A library of its own: it needs numpy alone, and knows neither transport nor engi
 
 from tensorferry.batcher.batcher import Batcher
 from tensorferry.batcher.completions import Together
+from tensorferry.batcher.distribution import BOUNDS, Distribution, interval_of
 from tensorferry.batcher.errors import (
     BatcherClosed,
     BatcherError,
@@ -31,6 +32,7 @@ from tensorferry.batcher.statistics import BatcherStatistics
 from tensorferry.batcher.timeouts import QueuePolicy
 
 __all__ = [
+    "BOUNDS",
     "BatchInfo",
     "BatchRecord",
     "Batcher",
@@ -41,6 +43,7 @@ __all__ = [
     "Cancelled",
     "CloseReason",
     "DeadlineExceeded",
+    "Distribution",
     "InstanceFailed",
     "InvalidRequest",
     "ModelOutputError",
@@ -61,4 +64,5 @@ __all__ = [
     "Tensor",
     "Together",
     "batch_inference",
+    "interval_of",
 ]

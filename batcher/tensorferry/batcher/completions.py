@@ -70,11 +70,9 @@ class Completions:
         now = self._clock.now()
         # Before anybody hears of it: who has an answer finds it counted. What is after this, calling
         # the completions, can thus be in no figure.
-        answered, total = 0, 0.0
-        for request in requests:
-            if request.deadline > now and not request.is_part:
-                answered += 1
-                total += now - request.arrival
+        latencies = [
+            now - request.arrival for request in requests if request.deadline > now and not request.is_part
+        ]
         rows = sum([request.rows for request in batch])
         padded_length = None
         if batch[0].padding is not None:
@@ -84,7 +82,7 @@ class Completions:
         input_time, compute_time, output_time = ready - begun, ended - started, now - ended
         reason = work.reason
         left = reason if batch is work.batch else None
-        number = self._ledger.ran(rows, input_time, compute_time, output_time, left, answered, total, now)
+        number = self._ledger.ran(rows, input_time, compute_time, output_time, left, latencies, now)
         # As `BatchInfo(...)`, in half the time.
         info = _new(
             BatchInfo,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tensorferry.batcher.distribution import BOUNDS, INTERVALS, Distribution, interval_of, spread
 from tensorferry.batcher.errors import (
     BatcherClosed,
     Cancelled,
     DeadlineExceeded,
+    InstanceFailed,
     QueueFull,
     RequestTooLarge,
     Shed,
@@ -75,7 +78,7 @@ class BatcherStatistics:
     `cancelled`, `expired` (the deadline passed, or could not be met any more), `shed` (dropped
     under overload) and `abandoned` (closed without draining). One that is split is one request.
     `refused` ones were never accepted; `refusals` says why: queue_full, too_large, deadline,
-    closed or invalid. `ended_rows` are the rows of those that were refused or ended without an
+    closed, unavailable (no device works) or invalid. `ended_rows` are the rows of those that were refused or ended without an
     answer, by these names, and `unanswered_time_sum` is how long they were here.
 
     `batch_times` tells of the batches that ran, by their rows, `answer_times` of the answered
@@ -92,6 +95,9 @@ class BatcherStatistics:
     that the requests had, `padding_positions` those that padding added.
 
     `retried` requests, which ended as the others did, went back into the queue since their device failed.
+
+    Of the answered requests, `queue_delays`, `compute_times` and `latencies` say how the times were spread
+    whose sums are in `answer_times`.
     """
 
     accepted: int
@@ -121,6 +127,9 @@ class BatcherStatistics:
     positions: int
     padding_positions: int
     retried: int
+    queue_delays: Distribution
+    compute_times: Distribution
+    latencies: Distribution
 
     @property
     def batches(self) -> int:
@@ -167,6 +176,7 @@ _REFUSALS: tuple[tuple[type[BaseException], str], ...] = (
     (RequestTooLarge, "too_large"),
     (DeadlineExceeded, "deadline"),
     (BatcherClosed, "closed"),
+    (InstanceFailed, "unavailable"),
 )
 
 
@@ -192,6 +202,10 @@ class Ledger:
         self._input_sum = 0.0
         self._compute_sum = 0.0
         self._output_sum = 0.0
+        # How many of them were in each interval of their distributions.
+        self._queue_delays = [0] * INTERVALS
+        self._compute_times = [0] * INTERVALS
+        self._latencies = [0] * INTERVALS
         # Of the others.
         self._ends: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
@@ -219,18 +233,41 @@ class Ledger:
         compute_time: float,
         output_time: float,
         reason: CloseReason | None,
-        answered: int,
-        total: float,
+        latencies: list[float],
         now: float,
     ) -> int:
         """A batch of so many rows ran; returns its running number, from 1.
 
         The times are of the stages in `BatchTimes`. `reason` is why it left; None for one that is a
-        part of another. So many of its requests are `answered` by it, having been here for `total`
-        seconds all together.
+        part of another. `latencies` says for how long each of the requests that it answers has been here; it
+        is sorted here.
         """
-        queue_delay = total - answered * (input_time + compute_time + output_time)
+        answered, batch_time = len(latencies), input_time + compute_time + output_time
+        more = answered > 1
+        in_latencies: Sequence[tuple[int, int]] = ()
+        in_delays = in_latencies
+        if more:
+            total = sum(latencies)
+            latencies.sort()
+            in_latencies = spread(latencies)
+            in_delays = spread(latencies, batch_time)
+        else:
+            # Apart, and without calls of ours: a batch of one has nobody to share them with.
+            total = latencies[0] if answered else 0.0
+            in_latency = bisect_left(BOUNDS, total)
+            in_delay = bisect_left(BOUNDS, total - batch_time)
+        in_compute_time = bisect_left(BOUNDS, compute_time)
+        queue_delay = total - answered * batch_time
         with self._lock:
+            self._compute_times[in_compute_time] += answered
+            if more:
+                for interval, count in in_latencies:
+                    self._latencies[interval] += count
+                for interval, count in in_delays:
+                    self._queue_delays[interval] += count
+            else:
+                self._latencies[in_latency] += answered
+                self._queue_delays[in_delay] += answered
             if reason is not None:
                 self._reasons[reason] += 1
             size = self._sizes.get(rows)
@@ -253,10 +290,13 @@ class Ledger:
 
     def answered_in_parts(self, total: float, last: BatchInfo) -> None:
         """A request that was split is answered after `total` seconds, its last part from this batch."""
-        queue_delay = total - (last.input_time + last.compute_time + last.output_time)
+        queue_delay = max(0.0, total - (last.input_time + last.compute_time + last.output_time))
         with self._lock:
             self._answered += 1
-            self._queue_delay_sum += max(0.0, queue_delay)
+            self._latencies[interval_of(total)] += 1
+            self._queue_delays[interval_of(queue_delay)] += 1
+            self._compute_times[interval_of(last.compute_time)] += 1
+            self._queue_delay_sum += queue_delay
             self._input_sum += last.input_time
             self._compute_sum += last.compute_time
             self._output_sum += last.output_time
@@ -308,6 +348,7 @@ class Ledger:
         """The counts so far."""
         with self._lock:
             ends = self._ends
+            times = AnswerTimes(self._input_sum, self._compute_sum, self._output_sum, self._queue_delay_sum)
             return BatcherStatistics(
                 accepted=accepted,
                 refused=self._refusals.total(),
@@ -321,9 +362,7 @@ class Ledger:
                 ended_rows=dict(self._ended_rows),
                 unanswered_time_sum=self._unanswered_sum,
                 batch_times={rows: BatchTimes(*size) for rows, size in self._sizes.items()},
-                answer_times=AnswerTimes(
-                    self._input_sum, self._compute_sum, self._output_sum, self._queue_delay_sum
-                ),
+                answer_times=times,
                 close_reasons=dict(self._reasons),
                 failed_batches=self._failed_batches,
                 last_run=self._last_run,
@@ -338,4 +377,7 @@ class Ledger:
                 positions=self._positions,
                 padding_positions=self._padding_positions,
                 retried=self._retried,
+                queue_delays=Distribution(tuple(self._queue_delays), times.queue_delay_sum),
+                compute_times=Distribution(tuple(self._compute_times), times.compute_time_sum),
+                latencies=Distribution(tuple(self._latencies), times.total_sum),
             )

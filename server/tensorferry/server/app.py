@@ -33,6 +33,7 @@ from tensorferry.server.outbox import Outbox
 from tensorferry.server.recovery import REBUILD_SECONDS
 from tensorferry.server.repository import Repository
 from tensorferry.server.repository_methods import RepositoryMethods
+from tensorferry.server.server_statistics import ServerStatistics
 from tensorferry.server.servicer import Servicer
 from tensorferry.server.shared_memory import Regions
 from tensorferry.server.shared_memory_methods import SharedMemory
@@ -198,8 +199,19 @@ class App:
         status = StatusReport(
             self.registry, self._service, self.config, lambda: self.address, lambda: self.transport
         )
-        page = Metrics(self.registry, lambda: self._gpus).page
+        page = Metrics(self.registry, self.statistics, lambda: self._gpus).page
         return MetricsServer(self.config.metrics_host, port, page, routes_of(status))
+
+    def statistics(self) -> ServerStatistics:
+        """What the server as a whole has to tell now. Thread-safe."""
+        lane = self._lane.open_streams if self._lane is not None else 0
+        return ServerStatistics(
+            release=version("tensorferry"),
+            transport=self.transport,
+            ready=self._service.ready,
+            open_streams=lane + self._servicer.open_streams,
+            refused=self._service.refused,
+        )
 
     def _attach_lane(self) -> Lane | None:
         if self.config.transport == "threaded":

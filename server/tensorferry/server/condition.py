@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionStatistics:
+    """How many instances a model has, and how many of them are out."""
+
+    instances: int
+    out: int
 
 
 class Condition:
@@ -38,6 +47,11 @@ class Condition:
             if len(self._out) < self._instances:
                 return None
             return next(reversed(self._out.values()))
+
+    def statistics(self) -> ConditionStatistics:
+        """Of this moment."""
+        with self._lock:
+            return ConditionStatistics(self._instances, len(self._out))
 
     def out(self, instance: int, reason: str, *, hopeless: bool = False) -> None:
         """An instance does not work; if `hopeless`, nothing that the process can do brings it back."""

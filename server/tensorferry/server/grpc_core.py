@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any
 
@@ -21,6 +21,7 @@ try:
         SendInitialMetadataOperation,
         SendMessageOperation,
         SendStatusFromServerOperation,
+        auth_context,
     )
 except ImportError as error:  # pragma: no cover - of a grpcio that is yet to come
     raise LookupError(f"grpcio {grpc.__version__} has changed: {error}") from error
@@ -53,6 +54,18 @@ def send_status(status: Status) -> Any:
     return SendStatusFromServerOperation(
         trailing_metadata(status), status.code.value[0], status.message.encode(), 0
     )
+
+
+def peer_of(call: Any) -> str:
+    """Where a call comes from, as `grpc.ServicerContext.peer` has it."""
+    peer: bytes | str = call.peer()
+    return peer.decode() if isinstance(peer, bytes) else peer
+
+
+def certificate_of(call: Any) -> Mapping[str, Sequence[bytes]]:
+    """What is known of a call's connection, as `grpc.ServicerContext.auth_context` has it."""
+    known: Mapping[bytes | str, Sequence[bytes]] = auth_context(call) or {}
+    return {key.decode() if isinstance(key, bytes) else key: values for key, values in known.items()}
 
 
 class _Queue(CompletionQueue):  # type: ignore[misc]

@@ -5,17 +5,30 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
-from tensorferry.batcher import Batcher, BatcherClosed, BatchInfo, ModelRowsError, Outcome, Tensor
+import grpc
+
+from tensorferry.batcher import (
+    Batcher,
+    BatcherClosed,
+    BatcherError,
+    BatchInfo,
+    ModelRowsError,
+    Outcome,
+    Request,
+    Tensor,
+)
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.caller import ANYONE, Caller
 from tensorferry.server.codec import Wanted, decode, parse, place
 from tensorferry.server.errors import ModelFailedError, NotReadyError
 from tensorferry.server.forms import Form, FormCache, unremembered
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.responses import Piece, id_field_of, stream_response
 from tensorferry.server.shared_memory import Lease, Regions
-from tensorferry.server.status import Status, status_of
+from tensorferry.server.status import Status, code_of, status_of
 from tensorferry.server.tracing import Trace, Tracing
 
 _log = logging.getLogger("tensorferry.server")
@@ -144,6 +157,11 @@ class _Queued(Call, Reply):
                 f" ({_TRACE} {trace[0]})" if trace else "",
                 outcome.error.__cause__ or outcome.error,
             )
+        exemplars = self._form.model.exemplars
+        if exemplars is not None:
+            for name, value in self._metadata:
+                if name == _TRACE and outcome.batch is not None and outcome.error is None:
+                    exemplars.note(value, _latency(self._request, outcome.batch))
         complete = self._complete
         # It knows the call's place in a stream, which knows this.
         del self._complete
@@ -154,6 +172,12 @@ class _Queued(Call, Reply):
         if outcome.error is not None:
             raise outcome.error
         return self._form.response.pieces(self._id_field, outcome)
+
+
+def _latency(request: Request, batch: BatchInfo) -> float:
+    """From the arrival of a request until its answer was handed out, in seconds, as the batcher counts it."""
+    arrived = request.parts[0] if request.parts else request
+    return batch.ended + batch.output_time - arrived.arrival
 
 
 def _traced(trace: Trace, complete: Callable[[Reply], None]) -> Callable[[Reply], None]:
@@ -217,6 +241,9 @@ class InferenceService:
         self._triton_status_codes = triton_status_codes
         self._forms = FormCache()
         self._draining = threading.Event()
+        # Guards _refused; held for an addition, or a copy.
+        self._refused_lock = threading.Lock()
+        self._refused: Counter[grpc.StatusCode] = Counter()
 
     def begin_drain(self) -> None:
         """From now on every request is answered with NotReadyError; accepted ones go on."""
@@ -239,6 +266,17 @@ class InferenceService:
         """Whether the server accepts no more requests."""
         return self._draining.is_set()
 
+    @property
+    def refused(self) -> Mapping[grpc.StatusCode, int]:
+        """How many requests were answered with which code before they reached a model's queue, which counts its own."""
+        with self._refused_lock:
+            return dict(self._refused)
+
+    def count_refused(self, code: grpc.StatusCode) -> None:
+        """A request was refused before it reached a queue."""
+        with self._refused_lock:
+            self._refused[code] += 1
+
     def status_of(self, error: BaseException) -> Status:
         """What a client is told of an error that was raised by a reply."""
         return status_of(error, triton=self._triton_status_codes)
@@ -250,11 +288,12 @@ class InferenceService:
         complete: Callable[[Reply], None],
         metadata: Metadata = (),
         unattended: set[Batcher] | None = None,
+        caller: Caller = ANYONE,
     ) -> Call:
         """Serves one ModelInferRequest; `complete` is called exactly once, perhaps before this returns.
 
         `deadline` is on the clock of `time.monotonic`, inf for none; `metadata` is that of the
-        call. Who gives `unattended` promises to `attend` to the batchers that are added to it, soon;
+        call, which is `caller`'s. Who gives `unattended` promises to `attend` to the batchers that are added to it, soon;
         and after responses are sent to those that then wait for it, by `Reply.waiting`.
         Never blocks, never raises for what the client sent: errors arrive in the reply.
         """
@@ -312,6 +351,8 @@ class InferenceService:
                     trace.end(time.monotonic(), None)
                 if found is not None:
                     addressed = found[0].model.name, found[0].model.version
+                if not isinstance(error, BatcherError):
+                    self.count_refused(code_of(error, triton=self._triton_status_codes))
                 complete(_failed(request_id, error, addressed))
                 return _OVER
             return queued

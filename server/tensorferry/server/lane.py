@@ -20,6 +20,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -27,6 +28,8 @@ import grpc
 from tensorferry.batcher import Batcher
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server import grpc_core
+from tensorferry.server.access import Access
+from tensorferry.server.caller import ANYONE, INFER, Caller
 from tensorferry.server.inference import Call, InferenceService, Reply
 from tensorferry.server.lane_stream import StreamCall
 from tensorferry.server.outbox import Outbox
@@ -66,8 +69,10 @@ class Lane:
         max_streams: int,
         max_in_flight: int,
         outbox: Outbox | None = None,
+        access: Access | None = None,
     ) -> None:
         self._service = service
+        self._access = access
         self.outbox = outbox or Outbox()
         self.max_in_flight = max_in_flight
         self._max_streams = max_streams
@@ -114,24 +119,56 @@ class Lane:
             return
         self.outbox.polled()
         self._core.request(STREAM, self._stream_arrived)
-        stream = StreamCall(self, event, deadline_of(event), self.max_in_flight)
+        caller = self.caller_of(event)
+        refusal = None
+        if isinstance(caller, Status):
+            refusal, caller = caller, ANYONE
+        stream = StreamCall(self, event, deadline_of(event), self.max_in_flight, caller)
         with self.lock:
             full = len(self._streams) >= self._max_streams
-            if not full:
+            if refusal is None and not full:
                 self._streams.add(stream)
-        stream.start(self._max_streams if full else None)
+        stream.start(refusal, self._max_streams if full else None)
         if self._service.draining:
             # It came too late for `begin_drain` to find it.
             stream.drain()
+
+    @property
+    def open_streams(self) -> int:
+        """How many streams are open."""
+        with self.lock:
+            return len(self._streams)
 
     def forget(self, stream: StreamCall) -> None:
         """The stream is over."""
         with self.lock:
             self._streams.discard(stream)
 
-    def infer(self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Any) -> Call:
+    def caller_of(self, event: Any) -> Caller | Status:
+        """Whose call it is that arrived; or the status with which it is refused."""
+        if self._access is None:
+            return ANYONE
+        call = event.call
+        try:
+            return self._access.admit(
+                INFER,
+                event.invocation_metadata,
+                partial(grpc_core.peer_of, call),
+                partial(grpc_core.certificate_of, call),
+            )
+        except Exception as error:
+            return self._service.status_of(error)
+
+    def infer(
+        self,
+        data: bytes,
+        deadline: float,
+        complete: Callable[[Reply], None],
+        metadata: Any,
+        caller: Caller,
+    ) -> Call:
         """As the service's. On the polling thread, which attends to the batcher when nothing else is there."""
-        call = self._service.infer(data, deadline, complete, metadata, self._unattended)
+        call = self._service.infer(data, deadline, complete, metadata, self._unattended, caller)
         if self._unattended:
             self._core.queue.due = 0.0
         return call
@@ -179,7 +216,17 @@ class Lane:
 class UnaryCall:
     """One ModelInfer: its events come on the polling thread, its reply on any."""
 
-    __slots__ = ("_call", "_deadline", "_handle", "_lane", "_metadata", "_reply", "listening", "replied")
+    __slots__ = (
+        "_call",
+        "_caller",
+        "_deadline",
+        "_handle",
+        "_lane",
+        "_metadata",
+        "_reply",
+        "listening",
+        "replied",
+    )
 
     def __init__(self, lane: Lane, event: Any) -> None:
         self._lane = lane
@@ -189,6 +236,12 @@ class UnaryCall:
         self._handle: Call | None = None
         self._reply: Reply | None = None
         self.replied = self.listening = False
+        caller = lane.caller_of(event)
+        if isinstance(caller, Status):
+            # The message is not even read.
+            self._send((grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(caller)))
+            return
+        self._caller = caller
         self._call.start_server_batch((grpc_core.ReceiveMessageOperation(0),), self.received)
 
     def received(self, event: Any) -> None:
@@ -200,7 +253,7 @@ class UnaryCall:
             status = Status(grpc.StatusCode.UNIMPLEMENTED, message)
             self._send((grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(status)))
             return
-        self._handle = self._lane.infer(data, self._deadline, self.reply, self._metadata)
+        self._handle = self._lane.infer(data, self._deadline, self.reply, self._metadata, self._caller)
         if not self.replied:
             self._lane.wait(self)
 

@@ -17,6 +17,8 @@ from typing import Any
 import grpc
 
 from tensorferry.batcher import Batcher
+from tensorferry.server.access import Access, Certificate
+from tensorferry.server.caller import ANYONE, ROLES, Caller
 from tensorferry.server.errors import NotFoundError
 from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
 from tensorferry.server.lane import STREAM, UNARY, Lane
@@ -57,6 +59,7 @@ class _Echo(InferenceService):
         complete: Callable[[Reply], None],
         metadata: Metadata = (),
         unattended: set[Batcher] | None = None,
+        caller: Caller = ANYONE,
     ) -> Call:
         if data == _HELD:
             self.held.set()
@@ -67,10 +70,28 @@ class _Echo(InferenceService):
             remaining = deadline - time.monotonic()
             if value is None or not 0 < remaining < 2 * _SECONDS:
                 raise NotFoundError(f"{value!r}, {remaining}")
+            if caller.name != "unix":
+                raise NotFoundError(f"a call of {caller}")
             return [data]
 
         self._threads.submit(complete, Reply("", build))
         return Call()
+
+
+class _Asking(Access):
+    """Finds out of each call what can be found out of one."""
+
+    def admit(
+        self,
+        role: str,
+        metadata: Metadata,
+        peer: Callable[[], str],
+        certificate: Callable[[], Certificate],
+    ) -> Caller:
+        security = dict(certificate()).get("security_level", [])
+        if not all(isinstance(value, bytes) for value in security):
+            raise NotFoundError(f"a security level of {security}")
+        return Caller(peer().partition(":")[0], ROLES)
 
 
 class _Tried(Lane):
@@ -93,7 +114,7 @@ def prove() -> None:
     ):
         server = grpc.server(threads)
         echo = _Echo(threads)
-        lane = _Tried(server, echo, max_streams=1, max_in_flight=2)
+        lane = _Tried(server, echo, max_streams=1, max_in_flight=2, access=_Asking())
         address = f"unix:{folder}/proof"
         server.add_insecure_port(address)
         server.start()

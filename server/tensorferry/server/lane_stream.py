@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from tensorferry.server import grpc_core
+from tensorferry.server.caller import Caller
 from tensorferry.server.inference import Call, Reply
 from tensorferry.server.outbox import Outbox
 from tensorferry.server.status import Status
@@ -33,7 +34,14 @@ class Owner(Protocol):
     def outbox(self) -> Outbox:
         """What the answers of batches leave by."""
 
-    def infer(self, data: bytes, deadline: float, complete: Callable[[Reply], None], metadata: Any) -> Call:
+    def infer(
+        self,
+        data: bytes,
+        deadline: float,
+        complete: Callable[[Reply], None],
+        metadata: Any,
+        caller: Caller,
+    ) -> Call:
         """As `InferenceService.infer`."""
 
     def status_of(self, error: BaseException) -> Status:
@@ -54,11 +62,12 @@ class StreamCall:
     responses cannot make memory grow. Replies may come on any thread.
     """
 
-    def __init__(self, owner: Owner, event: Any, deadline: float, max_in_flight: int) -> None:
+    def __init__(self, owner: Owner, event: Any, deadline: float, max_in_flight: int, caller: Caller) -> None:
         self._owner = owner
         self._call = event.call
         self._metadata = event.invocation_metadata
         self._deadline = deadline
+        self._caller = caller
         self._max_in_flight = max_in_flight
         # Guards every field below. While it is held no operation is started, no request is
         # submitted or cancelled, and no message is built.
@@ -74,13 +83,14 @@ class StreamCall:
         # Its status is being sent, or the client is gone: nothing more is sent, or submitted.
         self._ended = False
 
-    def start(self, full: int | None) -> None:
-        """Begins to read; or ends at once where the call asks for what cannot be, or `full` streams are open."""
+    def start(self, refusal: Status | None, full: int | None) -> None:
+        """Begins to read; or ends at once, where it is refused, asks for what cannot be, or `full` streams are open."""
         self._call.start_server_batch((grpc_core.ReceiveCloseOnServerOperation(0),), self.closed)
-        refusal = too_many_streams(full) if full is not None else None
         terms = terms_of(self._metadata)
         if isinstance(terms, Status):
-            refusal, terms = terms, Terms()
+            refusal, terms = refusal or terms, Terms()
+        if refusal is None and full is not None:
+            refusal = too_many_streams(full)
         with self._lock:
             # A drain may have ended it by now.
             if self._ended:
@@ -120,7 +130,9 @@ class StreamCall:
             return
         if read_on:
             self._read()
-        slot.call = self._owner.infer(data, self._deadline, partial(self._complete, slot), self._metadata)
+        slot.call = self._owner.infer(
+            data, self._deadline, partial(self._complete, slot), self._metadata, self._caller
+        )
 
     def _complete(self, slot: Slot, reply: Reply) -> None:
         with self._lock:

@@ -20,6 +20,7 @@ from tensorferry.server.condition import Condition
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.contract import Contract
 from tensorferry.server.errors import StartError
+from tensorferry.server.exemplars import Exemplars
 from tensorferry.server.fp16 import check, check_inputs
 from tensorferry.server.models import Model
 from tensorferry.server.padding import padding_of, prove_padding
@@ -106,6 +107,7 @@ def load_model(
         read_labels(source.config, source.directory),
         settings.devices,
         condition,
+        Exemplars() if config.metrics_port is not None else None,
     )
 
 

@@ -11,15 +11,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.metrics import CONTENT_TYPE
 
 _log = logging.getLogger("tensorferry.server")
 
 PATH = "/metrics"
 TEXT = "text/plain; charset=utf-8"
+
+# Of the header Accept: a page and its content type.
+Page: TypeAlias = Callable[[str], tuple[bytes, str]]
 
 # Who connects and then says nothing does not keep a thread for longer.
 _REQUEST_SECONDS = 10.0
@@ -46,9 +49,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Makes the answer anew each time. One that is `private` is for a browser on this machine, if only this can connect."""
+    """Makes the answer anew each time, of the header Accept.
 
-    answer: Callable[[], Answer]
+    One that is `private` is for a browser on this machine, if only this can connect.
+    """
+
+    answer: Callable[[str], Answer]
     private: bool = False
 
 
@@ -58,11 +64,9 @@ class MetricsServer:
     Listens from the start; StartError when the address cannot be had. Thread-safe.
     """
 
-    def __init__(
-        self, host: str, port: int, page: Callable[[], bytes], routes: Mapping[str, Route] | None = None
-    ) -> None:
+    def __init__(self, host: str, port: int, page: Page, routes: Mapping[str, Route] | None = None) -> None:
         bare = host.strip("[]")
-        every = {PATH: Route(lambda: Answer(page(), CONTENT_TYPE)), **(routes or {})}
+        every = {PATH: Route(lambda accept: Answer(*page(accept))), **(routes or {})}
         try:
             family = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0][0]
             self._server = _Server((bare, port), family, every)
@@ -131,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(403, explain="ask for localhost or 127.0.0.1, or serve others by --metrics-host")
         else:
             try:
-                answer = route.answer()
+                answer = route.answer(", ".join(self.headers.get_all("Accept", [])))
             except Exception:
                 _log.exception("%r could not be made; this is a bug in tensorferry", self.path)
                 self.send_error(500, explain="the server's log says why")
@@ -142,7 +146,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Nothing can be changed here."""
-        self._send(Answer(b"405 Method Not Allowed: there are GET and HEAD\n", TEXT, 405, {"Allow": "GET, HEAD"}))
+        self._send(
+            Answer(b"405 Method Not Allowed: there are GET and HEAD\n", TEXT, 405, {"Allow": "GET, HEAD"})
+        )
 
     do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_POST
 

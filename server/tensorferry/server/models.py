@@ -13,6 +13,7 @@ from tensorferry.batcher import Batcher, Padding
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.condition import Condition
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
+from tensorferry.server.exemplars import Exemplars
 from tensorferry.server.signature import Signature
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
@@ -38,6 +39,7 @@ class Model:
     `padding` says how requests of different lengths share a batch; None when they do not. `config` is
     the completed configuration, which says what is really used. `labels` are the names of the
     classes, by output, `devices` where its instances run, and `condition` says whether they work.
+    `exemplars` keeps traced requests that were answered; None where nobody asks for them.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Model:
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
     condition: Condition = field(default_factory=Condition, compare=False)
+    exemplars: Exemplars | None = field(default=None, compare=False)
 
     @property
     def batched(self) -> bool:

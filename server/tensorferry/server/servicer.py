@@ -15,6 +15,8 @@ import grpc
 
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.access import Access
+from tensorferry.server.caller import ANYONE, INFER, Caller
 from tensorferry.server.codec import parse
 from tensorferry.server.errors import InvalidRequestError, ServerError, UnsupportedError
 from tensorferry.server.inference import InferenceService, Reply
@@ -58,6 +60,7 @@ class Servicer:
         max_streams: int,
         max_in_flight: int,
         extensions: Sequence[Extension] = (),
+        access: Access | None = None,
     ) -> None:
         self._service = service
         self._registry = registry
@@ -65,6 +68,7 @@ class Servicer:
         self._max_streams = max_streams
         self._max_in_flight = max_in_flight
         self._extensions = extensions
+        self._access = access
         # Guards _streams. Held to add, remove and list; nothing is called.
         self._lock = threading.Lock()
         self._streams: set[ResponseStream] = set()
@@ -150,8 +154,9 @@ class Servicer:
             replies.append(reply)
             replied.release()
 
+        caller = self._caller_of(context)
         metadata = context.invocation_metadata()
-        call = self._service.infer(data, _deadline_of(context), complete, metadata)
+        call = self._service.infer(data, _deadline_of(context), complete, metadata, caller=caller)
         # Called when the client leaves or its deadline passes; false if that has happened.
         if not context.add_callback(call.cancel):
             call.cancel()
@@ -169,6 +174,7 @@ class Servicer:
         `completion`. An error of one request is a message in the stream, which goes on; or, with
         `triton_grpc_error: true`, the end of the stream.
         """
+        caller = self._caller_of(context)
         metadata = context.invocation_metadata()
         terms = terms_of(metadata)
         if isinstance(terms, Status):
@@ -179,6 +185,7 @@ class Servicer:
             terms=terms,
             max_in_flight=self._max_in_flight,
             metadata=metadata,
+            caller=caller,
         )
         with self._lock:
             refused = len(self._streams) >= self._max_streams
@@ -199,6 +206,22 @@ class Servicer:
                 self._streams.discard(stream)
         if stream.end is not None:
             _abort(context, stream.end)
+
+    def _caller_of(self, context: grpc.ServicerContext) -> Caller:
+        if self._access is None:
+            return ANYONE
+        try:
+            return self._access.admit(
+                INFER, context.invocation_metadata(), context.peer, context.auth_context
+            )
+        except Exception as error:
+            _abort(context, self._service.status_of(error))
+
+    @property
+    def open_streams(self) -> int:
+        """How many streams are open here."""
+        with self._lock:
+            return len(self._streams)
 
     def begin_drain(self) -> None:
         """Open streams end, with UNAVAILABLE, once what they accepted is answered."""

@@ -115,14 +115,27 @@ def status_of(error: BaseException, *, triton: bool = False) -> Status:
     return status
 
 
+def code_of(error: BaseException, *, triton: bool = False) -> grpc.StatusCode:
+    """The code of an exception's status, for those who count."""
+    row = _row_of(error)
+    return grpc.StatusCode.INTERNAL if row is None else _code(row, triton)
+
+
+def _row_of(error: BaseException) -> _Row | None:
+    return next((row for row in _TABLE if isinstance(error, row.kind)), None)
+
+
+def _code(row: _Row, triton: bool) -> grpc.StatusCode:
+    return row.triton if triton and row.triton is not None else row.code
+
+
 def _status_of(error: BaseException, triton: bool) -> Status:
-    for row in _TABLE:
-        if isinstance(error, row.kind):
-            code = row.triton if triton and row.triton is not None else row.code
-            retry_after = error.retry_after if isinstance(error, (QueueFull, Shed, InstanceFailed)) else None
-            return Status(code, _shortened(f"{row.prefix}{error}"), retry_after)
-    _log.error("unexpected error while serving a request", exc_info=error)
-    return Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
+    row = _row_of(error)
+    if row is None:
+        _log.error("unexpected error while serving a request", exc_info=error)
+        return Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
+    retry_after = error.retry_after if isinstance(error, (QueueFull, Shed, InstanceFailed)) else None
+    return Status(_code(row, triton), _shortened(f"{row.prefix}{error}"), retry_after)
 
 
 def trailing_metadata(status: Status) -> tuple[tuple[str, str | bytes], ...]:

@@ -20,11 +20,13 @@ _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 def routes_of(report: StatusReport) -> Mapping[str, Route]:
     """`/`, `/status.json`, `/healthz` and `/readyz`."""
     page = files("tensorferry.server").joinpath("status.html").read_text(encoding="utf-8")
-    shown = Answer(page.encode(), "text/html; charset=utf-8", headers={"Content-Security-Policy": policy_of(page)})
+    shown = Answer(
+        page.encode(), "text/html; charset=utf-8", headers={"Content-Security-Policy": policy_of(page)}
+    )
     return {
-        "/": Route(lambda: shown, private=True),
+        "/": Route(lambda accept: shown, private=True),
         "/status.json": Route(partial(_status, report), private=True),
-        "/healthz": Route(lambda: Answer(b"alive\n", TEXT)),
+        "/healthz": Route(lambda accept: Answer(b"alive\n", TEXT)),
         "/readyz": Route(partial(_readiness, report)),
     }
 
@@ -51,12 +53,12 @@ def _hashes(element: re.Pattern[str], page: str) -> str:
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
 
-def _status(report: StatusReport) -> Answer:
+def _status(report: StatusReport, accept: str) -> Answer:
     body = json.dumps(report.report(), separators=(",", ":"), allow_nan=False)
     return Answer(body.encode(), "application/json")
 
 
-def _readiness(report: StatusReport) -> Answer:
+def _readiness(report: StatusReport, accept: str) -> Answer:
     ready = report.ready()
     lines = ["ready" if ready else "not ready", *report.troubles()]
     text = "".join(f"{' '.join(line.split())}\n" for line in lines)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import grpc
 
+from tensorferry.server.caller import ANYONE, Caller
 from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
 from tensorferry.server.responses import stream_error
 from tensorferry.server.status import Status
@@ -124,11 +125,13 @@ class ResponseStream:
         terms: Terms,
         max_in_flight: int,
         metadata: Metadata = (),
+        caller: Caller = ANYONE,
     ) -> None:
         self._service = service
         self._deadline = deadline
         self._terms = terms
         self._metadata = metadata
+        self._caller = caller
         self._max_in_flight = max_in_flight
         # Guards every field below. While it is held no request is submitted or cancelled and
         # no message is read, built or sent.
@@ -205,7 +208,11 @@ class ResponseStream:
             self._in_flight += 1
             slot = self._deliveries.add()
         call = self._service.infer(
-            data, self._deadline, lambda reply: self._complete(slot, reply), self._metadata
+            data,
+            self._deadline,
+            lambda reply: self._complete(slot, reply),
+            self._metadata,
+            caller=self._caller,
         )
         with self._lock:
             slot.call = call

@@ -1,6 +1,8 @@
 """Triton's metrics, under its names, so that dashboards and autoscalers made for it go on working.
 
-Written out here: its counters have no `_total`, which prometheus-client would insist upon.
+Written out here: its counters have no `_total`, which prometheus-client would insist upon. In OpenMetrics that
+makes them no counters, so there they are of unknown type; their names and values, which is what queries go by,
+are the same.
 """
 
 from __future__ import annotations
@@ -88,14 +90,19 @@ TRITON_METRICS: Sequence[TritonMetric] = (
 )
 
 
-def triton_text(counted: Sequence[Counted]) -> str:
-    """The metrics of these models in Prometheus' text format."""
-    return "".join(_lines(counted))
+def triton_text(counted: Sequence[Counted], openmetrics: bool = False) -> str:
+    """The metrics of these models in Prometheus' text format, or OpenMetrics."""
+    return "".join(_lines(counted, openmetrics))
 
 
-def _lines(counted: Sequence[Counted]) -> Iterable[str]:
+def _head(name: str, type: str, help: str, openmetrics: bool) -> str:
+    shown = "unknown" if openmetrics and type == "counter" else type
+    return f"# HELP {name} {help}\n# TYPE {name} {shown}\n"
+
+
+def _lines(counted: Sequence[Counted], openmetrics: bool) -> Iterable[str]:
     for metric in TRITON_METRICS:
-        yield f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.type}\n"
+        yield _head(metric.name, metric.type, metric.help, openmetrics)
         for model, counts in counted:
             for further, value in metric.values(counts).items():
                 labels = sorted((("model", model.name), ("version", model.version), *further))
@@ -105,7 +112,7 @@ def _lines(counted: Sequence[Counted]) -> Iterable[str]:
 
 
 # What of a GPU's statistics, by which name, as what.
-_OF_GPUS: Sequence[tuple[str, str, str, str]] = (
+TRITON_GPU_METRICS: Sequence[tuple[str, str, str, str]] = (
     ("utilization", "nv_gpu_utilization", "gauge", "Share of the time in which a kernel ran, 0 to 1"),
     ("memory_total_bytes", "nv_gpu_memory_total_bytes", "gauge", "Memory that there is"),
     ("memory_used_bytes", "nv_gpu_memory_used_bytes", "gauge", "Memory in use, by all processes"),
@@ -115,12 +122,12 @@ _OF_GPUS: Sequence[tuple[str, str, str, str]] = (
 )
 
 
-def triton_gpu_text(gpus: Sequence[GpuStatistics]) -> str:
-    """The metrics of these GPUs in Prometheus' text format; without those that none of them tells."""
+def triton_gpu_text(gpus: Sequence[GpuStatistics], openmetrics: bool = False) -> str:
+    """The metrics of these GPUs, as `triton_text` has them; without those that none of them tells."""
     lines = []
-    for field, name, type, help in _OF_GPUS:
+    for field, name, type, help in TRITON_GPU_METRICS:
         values = [(gpu.uuid, getattr(gpu, field)) for gpu in gpus]
         told = [f'{name}{{gpu_uuid="{uuid}"}} {value}\n' for uuid, value in values if value is not None]
         if told:
-            lines += [f"# HELP {name} {help}\n# TYPE {name} {type}\n", *told]
+            lines += [_head(name, type, help, openmetrics), *told]
     return "".join(lines)

@@ -1,0 +1,24 @@
+"""Who calls: what a transport finds out of a call's token, certificate or address, and the service goes by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# May send requests, and read what the models are and do.
+INFER = "infer"
+# May change what the server does: its models, its shared memory, its log and its traces.
+CONTROL = "control"
+
+ROLES = frozenset({INFER, CONTROL})
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A client, by the name that it is known by, and what it may do."""
+
+    name: str
+    roles: frozenset[str]
+
+
+# Where nothing asks who calls.
+ANYONE = Caller("anyone", ROLES)

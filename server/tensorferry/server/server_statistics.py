@@ -1,0 +1,23 @@
+"""What the server as a whole has to tell, beside what its models' batchers count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import grpc
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatistics:
+    """Of this moment.
+
+    `refused` says how many requests got which code before they reached a model's queue, `transport` what serves
+    the two methods of inference.
+    """
+
+    release: str
+    transport: str
+    ready: bool
+    open_streams: int = 0
+    refused: Mapping[grpc.StatusCode, int] = field(default_factory=dict)
