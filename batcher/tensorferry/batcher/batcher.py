@@ -25,7 +25,13 @@ from tensorferry.batcher.errors import (
     RunTimedOut,
 )
 from tensorferry.batcher.instance import Instance
-from tensorferry.batcher.options import BatcherSettings, check_batching, check_classes, check_sizes, functions_of
+from tensorferry.batcher.options import (
+    BatcherSettings,
+    check_batching,
+    check_classes,
+    check_sizes,
+    functions_of,
+)
 from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.policy import Limits, unreachable
 from tensorferry.batcher.queue import RequestQueue

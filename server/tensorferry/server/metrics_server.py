@@ -142,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             self._send(answer)
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815 (the base class finds methods by these names)
 
     def do_POST(self) -> None:
         """Nothing can be changed here."""
@@ -150,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
             Answer(b"405 Method Not Allowed: there are GET and HEAD\n", TEXT, 405, {"Allow": "GET, HEAD"})
         )
 
-    do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_POST
+    do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_POST  # noqa: N815
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Any error, the base class's too, as plain text."""
