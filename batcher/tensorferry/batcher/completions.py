@@ -78,7 +78,7 @@ class Completions:
         if batch[0].padding is not None:
             padded_length = batch[0].padding.padded_length
             self._ledger.padded(batch, padded_length)
-        begun, ready, started, ended = times
+        begun, ready, started, ended, _ = times
         input_time, compute_time, output_time = ready - begun, ended - started, now - ended
         reason = work.reason
         left = reason if batch is work.batch else None

@@ -7,11 +7,10 @@ looks, since that costs something for every request.
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TypeAlias
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.policy import CloseReason
@@ -75,21 +74,11 @@ class BatchRecord:
     riders: Sequence[Rider] | None
 
 
-class _Kept(NamedTuple):
-    """What is put together to a record when somebody looks. `done` gets the one moment that is known only later."""
-
-    info: BatchInfo
-    instance: int
-    again: bool
-    left: float
-    times: Times
-    answered: float
-    error: str
-    riders: list[Rider] | None
-    done: list[float]
-
-
-_new = tuple.__new__
+# What is put together to a `Rider` when somebody looks: its fields.
+_Noted: TypeAlias = tuple[object, int, int, float, bool]
+# What is put together to a record when somebody looks: the batch, the instance, whether it is a part, when it left,
+# its times, when its answers began, its error, its riders.
+_Kept: TypeAlias = tuple[BatchInfo, int, bool, float, Times, float, str, list[_Noted] | None]
 
 
 class Record:
@@ -97,10 +86,8 @@ class Record:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # Guards _kept. Nothing is called while it is held.
-        self._lock = threading.Lock()
+        # Without a lock: to append to it, and to copy it, are one step each for all threads.
         self._kept: deque[_Kept] = deque(maxlen=MOST_BATCHES)
-        # A float that is replaced: looking at it needs no lock.
         self._watched_until = -math.inf
 
     def ran(
@@ -116,25 +103,13 @@ class Record:
         """A batch has run and is now to be answered: to those of its requests who are still here."""
         riders = None
         if now < self._watched_until:
-            still = set(map(id, here))
-            riders = [
-                _rider(request, answered=id(request) in still and request.deadline > now)
-                for request in batch[:MOST_RIDERS]
-            ]
-        # As `_Kept(...)`, in half the time.
-        kept: _Kept = _new(
-            _Kept, (info, instance, batch is not work.batch, batch[0].started, times, now, "", riders, [])
-        )
-        with self._lock:
-            self._kept.append(kept)
-
-    def done(self, times: Times, now: float) -> None:
-        """All answers of the batch that had these times are handed out."""
-        with self._lock:
-            for kept in reversed(self._kept):
-                if kept.times is times:
-                    kept.done.append(now)
-                    return
+            riders = [_noted(request, request.deadline > now) for request in batch[:MOST_RIDERS]]
+            if len(here) < len(batch):
+                still = set(map(id, here))
+                for place, request in enumerate(batch[:MOST_RIDERS]):
+                    if id(request) not in still:
+                        riders[place] = _noted(request, False)
+        self._kept.append((info, instance, batch is not work.batch, batch[0].started, times, now, "", riders))
 
     def failed(
         self, error: BaseException, batch: Sequence[Request], instance: int, work: Work, times: Times
@@ -142,34 +117,30 @@ class Record:
         """A batch failed; what becomes of its requests is another matter."""
         riders = None
         if times.ended < self._watched_until:
-            riders = [_rider(request, answered=False) for request in batch[:MOST_RIDERS]]
+            riders = [_noted(request, False) for request in batch[:MOST_RIDERS]]
         again = batch is not work.batch
         rows = sum([request.rows for request in batch])
         info = BatchInfo(0, len(batch), rows, times.ended - times.started, work.reason, work.predicted)
         if batch[0].padding is not None:
             info = info._replace(padded_length=batch[0].padding.padded_length)
         name = type(error).__name__
-        kept = _Kept(info, instance, again, batch[0].started, times, times.ended, name, riders, [])
-        with self._lock:
-            self._kept.append(kept)
+        self._kept.append((info, instance, again, batch[0].started, times, times.ended, name, riders))
 
     def look(self) -> Sequence[BatchRecord]:
         """What is kept, the oldest first; from now on, for a while, riders are noted."""
         self._watched_until = self._clock.now() + WATCHED_SECONDS
-        with self._lock:
-            every = list(self._kept)
-        return [_record_of(kept) for kept in every]
+        return [_record_of(kept) for kept in self._kept.copy()]
 
 
-def _rider(request: Request, *, answered: bool) -> Rider:
+def _noted(request: Request, answered: bool) -> _Noted:
     tag = request.tag
     if isinstance(tag, str) and len(tag) > _TAG_CHARACTERS:
         tag = tag[:_TAG_CHARACTERS]
-    return Rider(tag, request.rows, request.priority, request.started - request.arrival, answered)
+    return tag, request.rows, request.priority, request.started - request.arrival, answered
 
 
 def _record_of(kept: _Kept) -> BatchRecord:
-    info, instance, again, left, times, answered, error, riders, done = kept
+    info, instance, again, left, times, answered, error, riders = kept
     return BatchRecord(
         number=info.number or None,
         instance=instance,
@@ -185,7 +156,7 @@ def _record_of(kept: _Kept) -> BatchRecord:
         started=times.started,
         ended=times.ended,
         answered=answered,
-        done=done[0] if done else None,
+        done=times.done[0] if times.done else None,
         error=error,
-        riders=riders,
+        riders=None if riders is None else [Rider(*noted) for noted in riders],
     )

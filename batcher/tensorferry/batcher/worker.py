@@ -102,9 +102,9 @@ class Worker:
             times = self._run_guarded(work)
         if times is None:
             return self._queue.ran(batch, None, device=device)
-        _, ready, started, ended = times
+        _, ready, started, ended, done = times
         now = self._clock.now()
-        self._record.done(times, now)
+        done.append(now)
         seconds, before, after = ended - started, ready - taken, now - ended
         if work.predicted:
             self._ledger.predicted(work.predicted, before + seconds + after)
@@ -241,7 +241,7 @@ class Worker:
             if staged is not None:
                 outputs = staged.fetch(outputs)
             answers = split(outputs, batch) if instance.batched else [outputs]
-            return answers, None, _new(Times, (begun, ready, started, ended))
+            return answers, None, _new(Times, (begun, ready, started, ended, []))
         except BaseException as error:
             # Whatever the model function raises must not end the worker: others wait for it.
             # Returned, not handled here: an error of the batch's halves would otherwise have
@@ -249,7 +249,7 @@ class Worker:
             if isinstance(error, InstanceFailed) and not isinstance(error, _NotRun):
                 # It may have failed beside its turn, too, as batches are copied.
                 instance.recover = instance.recover or error.recover
-            return (), error, Times(begun, ready, started, ended)
+            return (), error, Times(begun, ready, started, ended, [])
 
     def _run_halves(self, batch: Sequence[Request], work: Work, back: list[Request]) -> None:
         alive = self._queue.still_running(batch)
