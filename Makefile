@@ -102,7 +102,7 @@ locks: $(VENV)/.python ## compile requirements/*.in into lock files
 	$(PIP) install -q uv==$(UV)
 	UV=$(CURDIR)/$(BIN)/uv requirements/lock.sh
 
-tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done ## clients of other makers and promtool, for the tests that use them (needs Go, Node and npm, Java and Maven)
+tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done ## clients of other makers, promtool and a browser, for the tests that use them (needs Go, Node and npm, Java and Maven)
 
 train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(PIP) install -q scikit-learn
@@ -177,6 +177,10 @@ $(CLIENTS)/go/.done: $(wildcard tests/wire/go/*) $(PROTO_FILES) | $(PROTOC_VENV)
 $(CLIENTS)/node/.done: $(wildcard tests/wire/node/*) | $(VENV)/.python
 	tests/wire/node/build.sh $(CLIENTS)/node
 	@touch $@
+
+$(CLIENTS)/chromium/.done: $(wildcard tests/browser/*.sh tests/browser/*.js*) | $(VENV)/.python
+	tests/browser/install.sh $(CLIENTS)/chromium
+	@mkdir -p $(@D) && touch $@
 
 $(CLIENTS)/java/.done: $(wildcard tests/wire/java/*) $(PROTO_FILES) | $(VENV)/.python
 	tests/wire/java/build.sh $(CLIENTS)/java

@@ -40,6 +40,7 @@ from tensorferry.batcher import (
 )
 from tensorferry.batcher.collate import join, request_of, split
 from tensorferry.batcher.completions import Completions
+from tensorferry.batcher.record import Record
 from tensorferry.batcher.returners import ReturnersStatistics
 from tensorferry.batcher.statistics import Ledger, QueueSizes
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
@@ -117,8 +118,9 @@ def test_waiting_for_the_device_is_waiting(clock: VirtualClock) -> None:
     request.arrival = request.started = 0.0
     clock.advance(8.0)
     work = Work((request,), CloseReason.IDLE, ())
-    times = Times(begun=1.0, ready=2.0, started=5.0, ended=7.0)
-    Completions(ledger, clock, "m", lambda: None).answer([request], [0], [[1.0]], work.batch, work, times)
+    times = Times(begun=1.0, ready=2.0, started=5.0, ended=7.0, done=[])
+    completions = Completions(ledger, clock, "m", lambda: None, Record(clock))
+    completions.answer([request], [0], [[1.0]], work.batch, work, times, instance=0)
     statistics = ledger.statistics(1, QueueSizes(0, 0, 0, 0), {}, ReturnersStatistics(0.0, 0.0, 0), ())
     figures_add_up(statistics)
     assert asdict(statistics.answer_times) == {

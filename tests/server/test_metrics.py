@@ -343,7 +343,7 @@ def test_other_paths_and_methods(serve: Serve) -> None:
     server = serve()
     assert get(server.url, "/")[0] == 404
     assert get(server.url, "/metrics/m")[0] == 404
-    assert get(server.url, method="POST")[0] == 501
+    assert get(server.url, method="POST")[0] == 405
 
 
 def test_a_page_that_fails_says_nothing_of_why(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:

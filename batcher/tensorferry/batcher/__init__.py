@@ -22,8 +22,10 @@ from tensorferry.batcher.errors import (
     Shed,
 )
 from tensorferry.batcher.offline import batch_inference
+from tensorferry.batcher.options import BatcherSettings
 from tensorferry.batcher.padding import Padding, PadInput, PadPlan
 from tensorferry.batcher.policy import CloseReason
+from tensorferry.batcher.record import BatchRecord, Rider
 from tensorferry.batcher.request import BatchInfo, Outcome, Request, Tensor
 from tensorferry.batcher.staged import StagedModel
 from tensorferry.batcher.statistics import BatcherStatistics
@@ -32,9 +34,11 @@ from tensorferry.batcher.timeouts import QueuePolicy
 __all__ = [
     "BOUNDS",
     "BatchInfo",
+    "BatchRecord",
     "Batcher",
     "BatcherClosed",
     "BatcherError",
+    "BatcherSettings",
     "BatcherStatistics",
     "Cancelled",
     "CloseReason",
@@ -53,6 +57,7 @@ __all__ = [
     "QueuePolicy",
     "Request",
     "RequestTooLarge",
+    "Rider",
     "RunTimedOut",
     "Shed",
     "StagedModel",

@@ -25,10 +25,17 @@ from tensorferry.batcher.errors import (
     RunTimedOut,
 )
 from tensorferry.batcher.instance import Instance
-from tensorferry.batcher.options import check_batching, check_classes, check_sizes, functions_of
+from tensorferry.batcher.options import (
+    BatcherSettings,
+    check_batching,
+    check_classes,
+    check_sizes,
+    functions_of,
+)
 from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.policy import Limits, unreachable
 from tensorferry.batcher.queue import RequestQueue
+from tensorferry.batcher.record import BatchRecord, Record
 from tensorferry.batcher.request import Outcome, Request, flatten, split_request
 from tensorferry.batcher.results import deliver_row, deliver_rows, propagate_cancel
 from tensorferry.batcher.statistics import BatcherStatistics, Ledger
@@ -160,6 +167,21 @@ class Batcher:
         self._policies = tuple(policies)
         self._classes = len(priority_weights)
         self._default_priority = default_priority or self._classes
+        self._settings = BatcherSettings(
+            max_batch_size,
+            max_queue_delay,
+            preferred,
+            merge,
+            tuple(priority_weights),
+            strict_priorities,
+            self._default_priority,
+            self._policies,
+            max_queue_size,
+            max_queue_bytes,
+            len(functions),
+            pipelined,
+            steady,
+        )
         self._clock = clock or MonotonicClock()
         self._queue = RequestQueue(
             self._limits,
@@ -177,9 +199,10 @@ class Batcher:
         # What a request may have and ride in one batch.
         self._most_rows = self._limits.max_batch_size if self._batched else math.inf
         self._ledger = Ledger()
+        self._record = Record(self._clock)
         self._name = name
         self._completions = Completions(
-            self._ledger, self._clock, name, self._queue.company.last_answer, together
+            self._ledger, self._clock, name, self._queue.company.last_answer, self._record, together
         )
         self._warnings = tuple(unreachable(self._limits, max_queue_size))
         for warning in self._warnings:
@@ -205,7 +228,14 @@ class Batcher:
             thread.start()
 
     def _worker(self, instance: Instance) -> Worker:
-        return Worker(instance, self._queue, self._completions, self._ledger, self._clock, self._name)
+        return Worker(
+            instance, self._queue, self._completions, self._ledger, self._record, self._clock, self._name
+        )
+
+    @property
+    def settings(self) -> BatcherSettings:
+        """What it was told, by which it batches."""
+        return self._settings
 
     @property
     def priorities(self) -> int:
@@ -231,19 +261,21 @@ class Batcher:
         *,
         timeout: float | None = None,
         priority: int = 0,
+        tag: object = None,
     ) -> Future[Any]:
         """Enqueues one example, without the batch axis; the future gets its row of the result.
 
         `x` is an array, or a dict of arrays, of the shape that one row of the model's input
         has; it is not copied before its batch leaves, so do not change it until the future is
-        done. `timeout` is in seconds from now, `priority` the class, 1 the highest, 0 the default.
+        done. `timeout` is in seconds from now, `priority` the class, 1 the highest, 0 the default;
+        `tag` is what `last_batches` calls the request.
         Raises QueueFull, RequestTooLarge, DeadlineExceeded (the timeout is not positive, or too
         short), BatcherClosed, InstanceFailed (no device works) or InvalidRequest at once; otherwise the
         future gets the result, the model's exception, OutOfMemory, InstanceFailed, RunTimedOut,
         DeadlineExceeded, Shed, or BatcherClosed when the batcher is closed without draining. Cancelling
         the future withdraws the request. Thread-safe; never blocks.
         """
-        return self._submit(x, timeout, priority, one_row=self._batched)
+        return self._submit(x, timeout, priority, tag, one_row=self._batched)
 
     def submit_rows(
         self,
@@ -251,14 +283,17 @@ class Batcher:
         *,
         timeout: float | None = None,
         priority: int = 0,
+        tag: object = None,
     ) -> Future[Any]:
         """Enqueues several rows that belong together; the future gets as many rows of the result.
 
         As `submit`, but that every array has the rows on axis 0.
         """
-        return self._submit(x, timeout, priority, one_row=False)
+        return self._submit(x, timeout, priority, tag, one_row=False)
 
-    def _submit(self, x: Any, timeout: float | None, priority: int, *, one_row: bool) -> Future[Any]:
+    def _submit(
+        self, x: Any, timeout: float | None, priority: int, tag: object, *, one_row: bool
+    ) -> Future[Any]:
         future: Future[Any] = Future()
         request = request_of(
             x,
@@ -268,7 +303,7 @@ class Batcher:
             deadline=math.inf if timeout is None else self._clock.now() + timeout,
             padding=self._padding,
         )
-        request.priority = priority
+        request.priority, request.tag = priority, tag
         self.enqueue(request)
         # Only now: a refused request and its future would keep each other, and the arrays, alive.
         propagate_cancel(future, lambda: self.cancel(request))
@@ -476,6 +511,14 @@ class Batcher:
         return self._ledger.statistics(
             self._queue.accepted, self._queue.sizes(), buckets, returners, self._warnings
         )
+
+    def last_batches(self) -> Sequence[BatchRecord]:
+        """How the last batches formed, at most 64, the oldest first; who has an answer finds its batch there.
+
+        Who rode in them is noted only for those that run within 10 s after somebody asked: the first time nobody
+        is. Thread-safe.
+        """
+        return self._record.look()
 
     def __enter__(self) -> Batcher:
         return self

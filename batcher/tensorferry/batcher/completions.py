@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import DeadlineExceeded, InstanceFailed, Shed
+from tensorferry.batcher.record import Record
 from tensorferry.batcher.request import BatchInfo, Outcome, Request
 from tensorferry.batcher.statistics import Ledger
 from tensorferry.batcher.work import Times, Work
@@ -40,10 +41,12 @@ class Completions:
         clock: Clock,
         name: str,
         last_answer: Callable[[], None],
+        record: Record,
         together: Together | None = None,
     ) -> None:
         self._together = together
         self._ledger = ledger
+        self._record = record
         # Called before the last answer of each batch.
         self._last_answer = last_answer
         self._clock = clock
@@ -57,6 +60,7 @@ class Completions:
         batch: Sequence[Request],
         work: Work,
         times: Times,
+        instance: int,
     ) -> None:
         """A batch, the work's or a part of it, has run: those of its requests that are still there,
         their places and their outputs.
@@ -74,7 +78,7 @@ class Completions:
         if batch[0].padding is not None:
             padded_length = batch[0].padding.padded_length
             self._ledger.padded(batch, padded_length)
-        begun, ready, started, ended = times
+        begun, ready, started, ended, _ = times
         input_time, compute_time, output_time = ready - begun, ended - started, now - ended
         reason = work.reason
         left = reason if batch is work.batch else None
@@ -95,6 +99,7 @@ class Completions:
                 ended,
             ),
         )
+        self._record.ran(info, batch, requests, instance, work, times, now)
         together = self._together
         if together is None or len(requests) < 2:
             self._hand_out(requests, positions, outputs, info, now)

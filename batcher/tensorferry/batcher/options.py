@@ -4,10 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.timeouts import QueuePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class BatcherSettings:
+    """What a batcher was told: as `Batcher` has it, but that `default_priority` is a class, never 0."""
+
+    max_batch_size: int
+    max_queue_delay: float
+    preferred_batch_sizes: tuple[int, ...]
+    merge: bool
+    priority_weights: tuple[int, ...]
+    strict_priorities: bool
+    default_priority: int
+    policies: tuple[QueuePolicy, ...]
+    max_queue_size: int
+    max_queue_bytes: int
+    functions: int
+    pipelined: bool
+    steady: bool
 
 
 def check_sizes(

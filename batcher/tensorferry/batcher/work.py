@@ -24,9 +24,13 @@ class Work(NamedTuple):
 
 
 class Times(NamedTuple):
-    """When a batch began to be joined and was ready for the device, when that started on it, and had run it."""
+    """When a batch began to be joined and was ready for the device, when that started on it, and had run it.
+
+    `done` gets the one moment that is known only after the answers: when all are handed out.
+    """
 
     begun: float
     ready: float
     started: float
     ended: float
+    done: list[float]

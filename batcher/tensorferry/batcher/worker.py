@@ -15,6 +15,7 @@ from tensorferry.batcher.errors import BatcherError, InstanceFailed, OutOfMemory
 from tensorferry.batcher.instance import Instance
 from tensorferry.batcher.outages import RECOVER
 from tensorferry.batcher.queue import RequestQueue
+from tensorferry.batcher.record import Record
 from tensorferry.batcher.request import Request, cut, join_outputs
 from tensorferry.batcher.riding import riders
 from tensorferry.batcher.statistics import Ledger
@@ -38,6 +39,7 @@ class Worker:
         queue: RequestQueue,
         completions: Completions,
         ledger: Ledger,
+        record: Record,
         clock: Clock,
         name: str,
     ) -> None:
@@ -45,6 +47,7 @@ class Worker:
         self._queue = queue
         self._completions = completions
         self._ledger = ledger
+        self._record = record
         self._clock = clock
         self._name = name
         # Threads that carry out work here, though they are not the worker's.
@@ -99,8 +102,10 @@ class Worker:
             times = self._run_guarded(work)
         if times is None:
             return self._queue.ran(batch, None, device=device)
-        _, ready, started, ended = times
-        seconds, before, after = ended - started, ready - taken, self._clock.now() - ended
+        _, ready, started, ended, done = times
+        now = self._clock.now()
+        done.append(now)
+        seconds, before, after = ended - started, ready - taken, now - ended
         if work.predicted:
             self._ledger.predicted(work.predicted, before + seconds + after)
         return self._queue.ran(batch, seconds, before, after, device=device)
@@ -160,6 +165,7 @@ class Worker:
                 self._queue.fitted(batch, self._instance.index, times.ended - times.started)
             return times
         self._ledger.failed_to_run(work.reason if whole else None)
+        self._record.failed(error, batch, self._instance.index, work, times)
         again: Callable[[Sequence[Request], Work, list[Request]], None] | None = None
         if isinstance(error, InstanceFailed):
             self._hand_back(batch, error, back)
@@ -185,7 +191,7 @@ class Worker:
             positions = [position for position, request in enumerate(batch) if id(request) in still_there]
             outputs = [outputs[position] for position in positions]
         try:
-            self._completions.answer(alive, positions, outputs, batch, work, times)
+            self._completions.answer(alive, positions, outputs, batch, work, times, self._instance.index)
         except Exception:
             # They are finished as far as the queue knows: nobody else would tell them.
             self._fail_all([request for request in alive if request.complete is not completed_twice])
@@ -235,7 +241,7 @@ class Worker:
             if staged is not None:
                 outputs = staged.fetch(outputs)
             answers = split(outputs, batch) if instance.batched else [outputs]
-            return answers, None, _new(Times, (begun, ready, started, ended))
+            return answers, None, _new(Times, (begun, ready, started, ended, []))
         except BaseException as error:
             # Whatever the model function raises must not end the worker: others wait for it.
             # Returned, not handled here: an error of the batch's halves would otherwise have
@@ -243,7 +249,7 @@ class Worker:
             if isinstance(error, InstanceFailed) and not isinstance(error, _NotRun):
                 # It may have failed beside its turn, too, as batches are copied.
                 instance.recover = instance.recover or error.recover
-            return (), error, Times(begun, ready, started, ended)
+            return (), error, Times(begun, ready, started, ended, [])
 
     def _run_halves(self, batch: Sequence[Request], work: Work, back: list[Request]) -> None:
         alive = self._queue.still_running(batch)
@@ -288,6 +294,8 @@ class Worker:
                 first = first or times
                 continue
             self._ledger.failed_to_run(None)
+            part[0].arrival, part[0].started = request.arrival, request.started
+            self._record.failed(error, part, index, work, times)
             smaller = isinstance(error, MemoryError)
             if isinstance(error, InstanceFailed):
                 self._hand_back(alone, error, back)

@@ -18,6 +18,7 @@ _COMMANDS = {
     "infer": ("tensorferry.client.cli", "infer", "send one request to a running server"),
     "models": ("tensorferry.client.cli", "models", "list a running server's models"),
     "describe": ("tensorferry.client.cli", "describe", "show a model's inputs and outputs"),
+    "top": ("tensorferry.client.top", "main", "show what a running server does, in a terminal"),
 }
 
 

@@ -219,9 +219,14 @@ class App:
         # Here, since it takes a while to import what makes and serves them.
         from tensorferry.server.metrics import Metrics
         from tensorferry.server.metrics_server import MetricsServer
+        from tensorferry.server.status_page import routes_of
+        from tensorferry.server.status_report import StatusReport
 
+        status = StatusReport(
+            self.registry, self._service, self.config, lambda: self.address, lambda: self.transport
+        )
         page = Metrics(self.registry, self.statistics, lambda: self._gpus).page
-        return MetricsServer(self.config.metrics_host, port, page)
+        return MetricsServer(self.config.metrics_host, port, page, routes_of(status))
 
     def statistics(self) -> ServerStatistics:
         """What the server as a whole has to tell now. Thread-safe."""
@@ -229,7 +234,7 @@ class App:
         return ServerStatistics(
             release=version("tensorferry"),
             transport=self.transport,
-            ready=self.registry.serving and not self._service.draining,
+            ready=self._service.ready,
             open_streams=lane + self._servicer.open_streams,
             refused=self._service.refused,
         )

@@ -55,7 +55,11 @@ class Form:
     response: ResponseForm
 
     def request(
-        self, tensors: tuple[Tensor, ...], completed: Callable[[Outcome], None], deadline: float
+        self,
+        tensors: tuple[Tensor, ...],
+        completed: Callable[[Outcome], None],
+        deadline: float,
+        request_id: str = "",
     ) -> Request:
         """A request for the batcher."""
         return Request(
@@ -69,6 +73,7 @@ class Form:
             priority=self.priority,
             padding=self.plan,
             patience=self.patience,
+            tag=request_id,
         )
 
 

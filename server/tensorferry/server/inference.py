@@ -135,7 +135,7 @@ class _Queued(Call, Reply):
         """Hands the request to its model's batcher, which may refuse it by an error."""
         form = self._form
         batcher = form.model.batcher
-        self._request = form.request(tensors, self.completed, deadline)
+        self._request = form.request(tensors, self.completed, deadline, self.request_id)
         try:
             if unattended is None:
                 batcher.enqueue(self._request)
@@ -300,6 +300,14 @@ class InferenceService:
     def models_changed(self) -> None:
         """Lets go of models that are not there any more."""
         self._forms.forget(self._registry.generation)
+
+    @property
+    def ready(self) -> bool:
+        """True from when all that is served from the start is loaded until the server drains.
+
+        A model that is loaded later, or fails to be, changes nothing: others go on.
+        """
+        return self._registry.serving and not self.draining
 
     @property
     def draining(self) -> bool:

@@ -1,20 +1,25 @@
-"""The page of metrics over HTTP, on a port of its own."""
+"""What a server tells of itself over HTTP, on a port of its own: metrics, health, and pages for people."""
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 import socketserver
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 from tensorferry.server.errors import StartError
 
 _log = logging.getLogger("tensorferry.server")
 
 PATH = "/metrics"
+TEXT = "text/plain; charset=utf-8"
 
 # Of the header Accept: a page and its content type.
 Page: TypeAlias = Callable[[str], tuple[bytes, str]]
@@ -22,18 +27,49 @@ Page: TypeAlias = Callable[[str], tuple[bytes, str]]
 # Who connects and then says nothing does not keep a thread for longer.
 _REQUEST_SECONDS = 10.0
 
+# Nothing that is sent may be shown as part of another site, nor run what it may contain.
+_SAFETY: Mapping[str, str] = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is sent for a path; `headers` besides, or instead of, those that every answer has."""
+
+    body: bytes
+    content_type: str
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Makes the answer anew each time, of the header Accept.
+
+    One that is `private` is for a browser on this machine, if only this can connect.
+    """
+
+    answer: Callable[[str], Answer]
+    private: bool = False
+
 
 class MetricsServer:
-    """Answers GET /metrics with a page, which is made anew each time, until `close`.
+    """Answers GET /metrics with a page, which is made anew each time, and GET of each of the `routes`, until `close`.
 
     Listens from the start; StartError when the address cannot be had. Thread-safe.
     """
 
-    def __init__(self, host: str, port: int, page: Page) -> None:
+    def __init__(self, host: str, port: int, page: Page, routes: Mapping[str, Route] | None = None) -> None:
         bare = host.strip("[]")
+        every = {PATH: Route(lambda accept: Answer(*page(accept))), **(routes or {})}
         try:
             family = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0][0]
-            self._server = _Server((bare, port), family, page)
+            self._server = _Server((bare, port), family, every)
         except OSError as error:
             raise StartError(
                 f"cannot serve metrics on {host} port {port}: {error}; "
@@ -54,11 +90,13 @@ class _Server(ThreadingHTTPServer):
     # A scrape that hangs must not keep the process.
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], family: socket.AddressFamily, page: Page):
+    def __init__(self, address: tuple[str, int], family: socket.AddressFamily, routes: Mapping[str, Route]):
         self.address_family = family
-        self.page = page
+        self.routes = routes
         self._ended = threading.Event()
         super().__init__(address, _Handler)
+        # Whether nobody else can connect.
+        self.local = ipaddress.ip_address(str(self.server_address[0])).is_loopback
 
     def server_bind(self) -> None:
         # That of HTTPServer asks name servers for the host's full name, which nobody wants to know.
@@ -87,22 +125,62 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """The page; 404 for any other path."""
-        if self.path.partition("?")[0] != PATH:
-            self.send_error(404, explain=f"there is {PATH} alone")
-            return
-        try:
-            page, content_type = self.server.page(", ".join(self.headers.get_all("Accept", [])))
-        except Exception:
-            _log.exception("the metrics could not be collected; this is a bug in tensorferry")
-            self.send_error(500)
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(page)))
+        """What is at the path; 404 where nothing is."""
+        routes = self.server.routes
+        route = routes.get(self.path.partition("?")[0])
+        if route is None:
+            self.send_error(404, explain=f"there are {', '.join(routes)}")
+        elif route.private and self.server.local and not _is_local(self.headers.get("Host", "localhost")):
+            # The name of a site elsewhere may lead here, and a browser would let that site read the answer.
+            self.send_error(403, explain="ask for localhost or 127.0.0.1, or serve others by --metrics-host")
+        else:
+            try:
+                answer = route.answer(", ".join(self.headers.get_all("Accept", [])))
+            except Exception:
+                _log.exception("%r could not be made; this is a bug in tensorferry", self.path)
+                self.send_error(500, explain="the server's log says why")
+                return
+            self._send(answer)
+
+    do_HEAD = do_GET  # noqa: N815 (the base class finds methods by these names)
+
+    def do_POST(self) -> None:
+        """Nothing can be changed here."""
+        self._send(
+            Answer(b"405 Method Not Allowed: there are GET and HEAD\n", TEXT, 405, {"Allow": "GET, HEAD"})
+        )
+
+    do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_POST  # noqa: N815
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Any error, the base class's too, as plain text."""
+        said = explain or message
+        text = f"{code} {HTTPStatus(code).phrase}{f': {said}' if said else ''}\n"
+        self._send(Answer(text.encode(errors="backslashreplace"), TEXT, code))
+
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        headers = {"Content-Type": answer.content_type, "Content-Length": str(len(answer.body))}
+        for name, value in {**_SAFETY, **answer.headers, **headers}.items():
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(page)
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
 
     def log_message(self, format: str, *args: object) -> None:
         """A line a scrape, for those who look."""
         _log.debug("metrics: %s %s", self.address_string(), format % args)
+
+
+def _is_local(host: str) -> bool:
+    """Whether a Host header names this machine as only itself does."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -104,11 +104,8 @@ class Servicer:
         return pb.ServerLiveResponse(live=True)
 
     def server_ready(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
-        """True from when all that is served from the start is loaded until the server drains.
-
-        A model that is loaded later, or fails to be, changes nothing: others go on.
-        """
-        return pb.ServerReadyResponse(ready=self._registry.serving and not self._service.draining)
+        """As the service has it."""
+        return pb.ServerReadyResponse(ready=self._service.ready)
 
     def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         """Whether the model takes requests; false, not an error, for one that is not there."""

@@ -1,0 +1,218 @@
+"""What `tensorferry top` shows: lines of text, of the last looks at a server's status."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Status = dict[str, Any]
+
+# Rates and percentiles are of so many seconds.
+SPAN_SECONDS = 5.0
+
+_LOST = ("refused", "shed", "expired", "failed", "cancelled", "abandoned")
+_BAR_WIDTH = 24
+_SHOWN_BATCHES = 8
+
+
+class Looks:
+    """The looks of the last seconds, the newest last."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Status] = deque()
+
+    def add(self, status: Status) -> None:
+        """One more. What was before a restart of the server is forgotten."""
+        kept = self._kept
+        if kept and status["server"]["uptime_seconds"] < self.newest["server"]["uptime_seconds"]:
+            kept.clear()
+        kept.append(status)
+        while len(kept) > 2 and status["now_seconds"] - kept[1]["now_seconds"] >= SPAN_SECONDS:
+            kept.popleft()
+
+    @property
+    def newest(self) -> Status:
+        """The last look."""
+        return self._kept[-1]
+
+    @property
+    def models(self) -> Sequence[str]:
+        """The names of the models."""
+        return list(dict.fromkeys(model["name"] for model in self.newest["models"]))
+
+    def before(self, model: Status) -> Status:
+        """The same model as it was at the first of the looks; itself when it counts anew since then."""
+        for one in self._kept[0]["models"]:
+            if (one["name"], one["version"]) == (model["name"], model["version"]) and "requests" in one:
+                return one if one["requests"]["accepted"] <= model["requests"]["accepted"] else model
+        return model
+
+    @property
+    def seconds(self) -> float:
+        """From the first look to the last."""
+        return float(self.newest["now_seconds"] - self._kept[0]["now_seconds"])
+
+
+def lines_of(looks: Looks, width: int, only: str | None = None, *, blocks: str = "█") -> list[str]:
+    """The whole picture, no line wider than `width`; `only` of the model of this name, if given."""
+    status = looks.newest
+    server = status["server"]
+    state = "draining" if status["draining"] else "ready" if status["ready"] else "NOT READY"
+    lines = [
+        f"tensorferry {server['version']} on {server['address']}: {state}, {server['transport']} transport, "
+        f"up {_lasting(server['uptime_seconds'])}"
+    ]
+    lines += [f"! {trouble}" for trouble in status["troubles"]]
+    models = [model for model in status["models"] if only in (None, model["name"])]
+    lines += ["", *_table(looks, models)]
+    for model in models:
+        if "requests" in model:
+            lines += ["", *_detail(looks, model, blocks)]
+    return [_plain(line)[:width] for line in lines]
+
+
+def _plain(text: str) -> str:
+    """Names and ids come from others: nothing in them may reach the terminal as a command."""
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
+def _table(looks: Looks, models: Sequence[Status]) -> list[str]:
+    names = [f"{model['name']} v{model['version']}" for model in models]
+    wide = max([5, *map(len, names)])
+    lines = [
+        f"{'MODEL':{wide}} {'STATE':11} {'ANSWERED/s':>10} {'LOST/s':>7} {'P50':>8} {'P95':>8} {'P99':>8} "
+        f"{'QUEUE P50':>9} {'ROWS/BATCH':>10} {'QUEUED':>7} {'RUNNING':>7} {'BUSY':>5}"
+    ]
+    for name, model in zip(names, models, strict=True):
+        line = f"{name:{wide}} {model['state'].lower():11}"
+        if "requests" in model:
+            line += _figures(looks, model)
+        lines.append(line)
+    return lines
+
+
+def _figures(looks: Looks, model: Status) -> str:
+    then, seconds = looks.before(model), max(looks.seconds, 1e-9)
+    bounds = looks.newest["bounds_seconds"]
+
+    def rate(names: Sequence[str]) -> float:
+        return float(sum(model["requests"][name] - then["requests"][name] for name in names)) / seconds
+
+    total, queue = (_less(model["times"][which], then["times"][which]) for which in ("total", "queue"))
+    p50, p95, p99 = (_time(percentile(total, bounds, share)) for share in (0.5, 0.95, 0.99))
+    now, before = model["batches"], then["batches"]
+    ran = now["ran"] - before["ran"]
+    rows = f"{(now['rows'] - before['rows']) / ran:.1f}" if ran else "-"
+    busy = (now["compute_seconds"] - before["compute_seconds"]) / seconds / len(model["settings"]["devices"])
+    sizes = model["queue"]
+    return (
+        f" {rate(['answered']):>10,.0f} {rate(_LOST):>7,.1f} {p50:>8} {p95:>8} {p99:>8} "
+        f"{_time(percentile(queue, bounds, 0.5)):>9} {rows:>10} {sizes['rows']:>7} {sizes['running']:>7} {busy:>5.0%}"
+    )
+
+
+def percentile(counts: Sequence[int], bounds: Sequence[float], share: float) -> float | None:
+    """In seconds, between the bounds of the interval that it is in; None when there is nothing."""
+    rest = share * sum(counts)
+    low = 0.0
+    for count, high in zip(counts, [*bounds, bounds[-1]], strict=True):
+        if count and count >= rest:
+            return low + (high - low) * rest / count
+        rest -= count
+        low = high
+    return None
+
+
+def _less(now: Sequence[int], then: Sequence[int]) -> list[int]:
+    return [one - other for one, other in zip(now, then, strict=True)]
+
+
+def _detail(looks: Looks, model: Status, blocks: str) -> list[str]:
+    settings, now = model["settings"], model["batches"]
+    then = looks.before(model)["batches"]
+    sizes = _grown(now["by_rows"], then["by_rows"]) or now["by_rows"]
+    reasons = _grown(now["by_reason"], then["by_reason"]) or now["by_reason"]
+    left = ["batch sizes", *_bars(_grouped(sizes), blocks)]
+    right = ["why batches left", *_bars(reasons, blocks)]
+    most = max(len(left), len(right))
+    left += [""] * (most - len(left))
+    right += [""] * (most - len(right))
+    between = max(map(len, left)) + 4
+    lines = [f"{model['name']} v{model['version']}: {model['batching']}, on {', '.join(settings['devices'])}"]
+    lines += [f"! {warning}" for warning in model["warnings"]]
+    lines += [f"  {one:{between}}{other}" for one, other in zip(left, right, strict=True)]
+    return lines + _batches(model["last_batches"])
+
+
+def _grown(now: Mapping[str, int], then: Mapping[str, int]) -> dict[str, int]:
+    grown = {name: count - then.get(name, 0) for name, count in now.items()}
+    return {name: count for name, count in grown.items() if count > 0}
+
+
+def _grouped(by_rows: Mapping[str, int]) -> dict[str, int]:
+    """Sizes from a power of two to the next are one group."""
+    grouped: dict[int, int] = {}
+    for rows, count in by_rows.items():
+        group = max(int(rows), 1).bit_length() - 1
+        grouped[group] = grouped.get(group, 0) + count
+    return {
+        ("1 row" if group == 0 else f"{1 << group}-{(2 << group) - 1} rows"): grouped[group]
+        for group in sorted(grouped)
+    }
+
+
+def _bars(counts: Mapping[str, int], blocks: str) -> list[str]:
+    if not counts:
+        return ["none yet"]
+    most, total, wide = max(counts.values()), sum(counts.values()), max(map(len, counts))
+    return [
+        f"{name:>{wide}} {blocks * max(1, round(_BAR_WIDTH * count / most)):{_BAR_WIDTH}} {count / total:>4.0%}"
+        for name, count in counts.items()
+    ]
+
+
+def _batches(batches: Sequence[Status]) -> list[str]:
+    if not batches:
+        return []
+    lines = [
+        f"  {'BATCH':>9} {'ROWS':>5} {'REQUESTS':>8} {'LEFT':9} {'WAITED':>8} {'RAN':>8} {'TOOK':>8} "
+        f"{'PREDICTED':>9}  WHO RODE"
+    ]
+    for batch in reversed(batches[-_SHOWN_BATCHES:]):
+        riders = batch["riders"]
+        waited = max((rider["waited_seconds"] for rider in riders or ()), default=None)
+        took = (batch["done"] or batch["answered"]) - batch["left"]
+        number = "failed" if batch["error"] else f"#{batch['number']}"
+        lines.append(
+            f"  {number:>9} {batch['rows']:>5} {batch['requests']:>8} {batch['reason'] or '':9} {_time(waited):>8} "
+            f"{_time(batch['ended'] - batch['started']):>8} {_time(took):>8} {_time(batch['predicted_seconds']):>9}  "
+            f"{batch['error'] + ' ' if batch['error'] else ''}{_who(riders)}"
+        )
+    return lines
+
+
+def _who(riders: Sequence[Status] | None) -> str:
+    if riders is None:
+        return "(not noted: nobody was looking)"
+    return ", ".join(
+        (rider["id"] or "-") + (f" x{rider['rows']}" if rider["rows"] != 1 else "") for rider in riders
+    )
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g}{unit}"
+    return f"{seconds * 1e6:.3g}us"
+
+
+def _lasting(seconds: float) -> str:
+    whole, parts = int(seconds), list[str]()
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if whole >= size or (unit == "s" and not parts):
+            parts.append(f"{whole // size} {unit}")
+            whole %= size
+    return " ".join(parts[:2])

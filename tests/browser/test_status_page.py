@@ -1,0 +1,195 @@
+"""The status page of a real server in a real browser: it loads, its charts fill, and it says when the server is gone."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser.chromium import Chromium, needs_chromium
+from e2e.fixtures import Serve
+
+from tensorferry.client import InferenceClient, InferenceError
+
+pytestmark = needs_chromium
+
+HOSTILE = "<img src=x onerror=document.title='owned'></td><script>document.title='owned'</script>"
+
+RIDERS = "[...document.querySelectorAll('#riders tbody tr')].map((row) => row.firstChild.textContent)"
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Chromium]:
+    """A browser of its own; in the end its page must have said nothing and have had no errors."""
+    chromium = Chromium(tmp_path / "profile")
+    chromium.window(1280, 900)
+    yield chromium
+    console, errors = chromium.console, chromium.errors
+    chromium.close()
+    assert not console
+    assert not errors
+
+
+@contextmanager
+def traffic(address: str, model: str, callers: int = 6) -> Iterator[None]:
+    """Callers of the digits model; each names itself in its requests' ids, one of them maliciously."""
+    over = threading.Event()
+    failures: list[BaseException] = []
+
+    def call(number: int) -> None:
+        name = HOSTILE if number == 0 else f"caller-{number}"
+        images = np.zeros((1 + number % 3, 8, 8), np.uint8)
+        try:
+            with InferenceClient(address) as client:
+                while not over.is_set():
+                    client.infer(model, {"image": images}, request_id=name, timeout=30)
+                    # Refused: it cannot be answered in no time.
+                    with pytest.raises(InferenceError):
+                        client.infer(model, {"image": images}, request_id=name, parameters={"timeout": 1})
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(callers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert not failures, failures[0]
+
+
+def test_the_page_under_load(serve: Serve, digits_model: Path, page: Chromium, tmp_path: Path) -> None:
+    server = serve(
+        digits_model,
+        f"other={digits_model}",
+        "--metrics-port",
+        0,
+        "--max-batch-size",
+        4,
+        "--priority-weights",
+        "2,1",
+    )
+    url = server.ready["metrics"].removesuffix("metrics")
+    page.open(url)
+    page.until("document.getElementById('state').textContent", lambda text: text == "Ready")
+    assert page.evaluate("document.getElementById('no-batches').hidden") is False
+    with traffic(server.address, "digits"):
+        # The charts have data: areas, lines and bars.
+        page.until("document.querySelectorAll('#throughput .area').length", lambda count: count >= 2)
+        page.until("document.querySelectorAll('#latency .lineof').length", lambda count: count == 3)
+        page.until("document.querySelectorAll('#sizes .bar').length", lambda count: count >= 2)
+        page.until("document.querySelectorAll('#reasons .row').length", lambda count: count >= 1)
+        answered = page.evaluate("document.querySelector('#tiles .value').textContent")
+        assert float(re.sub(r"[^\d.]", "", answered)) > 0
+        # Who rides in a batch is seen.
+        names = {HOSTILE, *(f"caller-{number}" for number in range(1, 6))}
+        seen = page.until(RIDERS, bool)
+        assert set(seen) <= names
+        page.until(
+            f"state.report.models[0].last_batches.some((batch) => (batch.riders || []).some((one) => one.id === {HOSTILE!r}))"
+        )
+        # One that is chosen stays, while others come and go, until one follows again.
+        page.evaluate("document.querySelector('#departures button:nth-child(3)').click()")
+        chosen = page.evaluate("document.querySelector('#manifest h3').textContent")
+        looked = page.evaluate("state.report.now_seconds")
+        page.until("state.report.now_seconds", lambda now: now > looked + 1)
+        assert page.evaluate("document.querySelector('#manifest h3').textContent") == chosen
+        page.evaluate("document.querySelector('#manifest button').click()")
+        page.until("document.querySelector('#manifest h3').textContent", lambda text: text != chosen)
+        # The maliciously named one, shown as text.
+        page.until(
+            f"(() => {{ const at = state.report.models[0].last_batches.find((batch) => (batch.riders || []).some((one) => "
+            f"one.id === {HOSTILE!r})); if (!at) return 0; state.batch = at; state.follow = false; render(); return 1; }})()"
+        )
+        assert HOSTILE in page.evaluate(RIDERS)
+        assert "owned" not in page.evaluate("document.title")
+        picture = Path(os.environ.get("SCREENSHOT", tmp_path / "page.png"))
+        page.screenshot(picture)
+    assert colours(picture.read_bytes()) > 50, "it is not empty"
+    # Another model, by its button and by the address, from the keyboard.
+    page.evaluate("document.querySelector('#models tr:nth-child(2) button').focus()")
+    page.key("Enter", "Enter", 13, "\r")
+    page.until("document.getElementById('name').textContent", lambda text: text == "other · version 1")
+    assert page.evaluate("decodeURIComponent(location.hash)") == "#other/1"
+    assert page.evaluate("document.querySelector('#inputs').textContent") == "InputsimageUINT8 [batch, 8, 8]"
+    assert "weights 2 : 1" in page.evaluate("document.querySelector('#settings').textContent")
+    assert {one.removeprefix(url).partition("#")[0] for one in page.requested} == {"", "status.json"}
+
+
+def test_a_server_that_is_gone(serve: Serve, digits_model: Path, page: Chromium) -> None:
+    server = serve(digits_model, "--metrics-port", 0)
+    page.open(server.ready["metrics"].removesuffix("metrics"))
+    page.until("document.getElementById('state').textContent", lambda text: text == "Ready")
+    assert page.evaluate("document.getElementById('lost').hidden")
+    server.stop()
+    page.until("!document.getElementById('lost').hidden")
+    assert "does not answer since" in page.evaluate("document.getElementById('lost').textContent")
+    assert page.evaluate("document.getElementById('lost').getAttribute('role')") == "alert"
+    assert page.evaluate("document.getElementById('state').textContent") == "No answer"
+    assert page.evaluate("document.getElementById('name').textContent") == "digits · version 1"
+    # What the browser itself says of a server that is not there.
+    assert all("ERR_CONNECTION_REFUSED" in error or "ERR_EMPTY" in error for error in page.errors)
+    page.errors.clear()
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_it_fits_windows_of_any_width(serve: Serve, digits_model: Path, page: Chromium, width: int) -> None:
+    server = serve(digits_model, "--metrics-port", 0)
+    page.window(width, 800, dark=width == 768)
+    page.open(server.ready["metrics"].removesuffix("metrics"))
+    page.until("document.getElementById('state').textContent", lambda text: text == "Ready")
+    with InferenceClient(server.address) as client:
+        client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)}, timeout=30)
+    page.until("!document.getElementById('batches').hidden")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_pause_theme_and_what_assistive_technology_is_told(
+    serve: Serve, digits_model: Path, page: Chromium
+) -> None:
+    server = serve(digits_model, "--metrics-port", 0)
+    page.open(server.ready["metrics"].removesuffix("metrics"))
+    page.until("document.getElementById('state').textContent", lambda text: text == "Ready")
+    page.key(" ", "Space", 32, " ")
+    assert page.evaluate("state.paused") is True
+    assert page.evaluate("document.getElementById('pause').getAttribute('aria-pressed')") == "true"
+    looked = page.evaluate("state.report.now_seconds")
+    page.evaluate("document.getElementById('pause').click()")
+    page.until("state.report.now_seconds", lambda now: now > looked)
+    light, dark = (
+        page.evaluate(
+            f"(theme({name!r}), getComputedStyle(document.body).getPropertyValue('background-color'))"
+        )
+        for name in ("light", "dark")
+    )
+    assert light != dark
+    tree = page.send("Accessibility.getFullAXTree")["nodes"]
+    told = [
+        (node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree if not node["ignored"]
+    ]
+    assert ("heading", "tensorferry") in told
+    assert ("heading", "digits · version 1") in told
+    assert any(role in ("image", "img") and name.startswith("Throughput by outcome:") for role, name in told)
+    assert not [role for role, name in told if role in ("button", "link", "table") and not name]
+
+
+def colours(png: bytes) -> int:
+    """How many different colours a picture without transparency has, as its lines are filtered: a lower bound will do."""
+    data, at = b"", 8
+    while at < len(png):
+        (length,) = struct.unpack(">I", png[at : at + 4])
+        if png[at + 4 : at + 8] == b"IDAT":
+            data += png[at + 8 : at + 8 + length]
+        at += 12 + length
+    pixels = zlib.decompress(data)
+    return len({pixels[start : start + 4] for start in range(0, len(pixels), 4)})

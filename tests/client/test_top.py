@@ -1,0 +1,388 @@
+"""`tensorferry top`: what it works out from two looks, how it shows it, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from tensorferry.client import top
+from tensorferry.client.top_view import Looks, lines_of, percentile
+
+PATIENCE = 30.0
+
+
+def batch(number: int, **changes: Any) -> dict[str, Any]:
+    """Left at 10.0: waits of at most 2 ms, 1 ms on the device, done after 4 ms."""
+    return {
+        "number": number,
+        "instance": 0,
+        "requests": 2,
+        "rows": 4,
+        "reason": "idle",
+        "again": False,
+        "error": "",
+        "predicted_seconds": 0.003,
+        "padded_length": None,
+        "left": 10.0,
+        "joining": 10.0,
+        "ready": 10.001,
+        "started": 10.001,
+        "ended": 10.002,
+        "answered": 10.003,
+        "done": 10.004,
+        "riders": [
+            {"id": "a", "rows": 3, "priority": 1, "waited_seconds": 0.002, "answered": True},
+            {"id": "", "rows": 1, "priority": 1, "waited_seconds": 0.001, "answered": True},
+        ],
+        **changes,
+    }
+
+
+def status(now: float = 0.0, answered: int = 0, **changes: Any) -> dict[str, Any]:
+    """A server whose one model has answered so many, each in from 1 to 2 ms, in batches of 2 requests and 4 rows."""
+    outcomes = ("failed", "cancelled", "expired", "shed", "abandoned", "refused", "retried")
+    model = {
+        "name": "digits",
+        "version": "1",
+        "state": "READY",
+        "reason": "",
+        "batching": "batches of up to 8 rows (proved)",
+        "settings": {"devices": ["cpu"], "max_batch_size": 8},
+        "requests": {"accepted": answered, "answered": answered, **dict.fromkeys(outcomes, 0)},
+        "times": {"queue": [answered, 0, 0], "compute": [answered, 0, 0], "total": [0, answered, 0]},
+        "batches": {
+            "ran": answered // 2,
+            "failed": 0,
+            "rows": answered * 2,
+            "compute_seconds": answered * 0.001,
+            "by_rows": {"4": answered // 2} if answered else {},
+            "by_reason": {"idle": answered // 2} if answered else {},
+        },
+        "queue": {"requests": 3, "rows": 5, "rows_by_priority": [5], "running": 2, "bytes": 7},
+        "warnings": [],
+        "last_batches": [batch(answered // 2)] if answered else [],
+    }
+    return {
+        "schema": 1,
+        "server": {
+            "version": "0.1.0",
+            "address": "127.0.0.1:8001",
+            "transport": "lane",
+            "uptime_seconds": 3700 + now,
+        },
+        "ready": True,
+        "draining": False,
+        "troubles": [],
+        "now_seconds": now,
+        "bounds_seconds": [0.001, 0.002],
+        "models": [model],
+        **changes,
+    }
+
+
+def shown(*looks: dict[str, Any], width: int = 200, **options: Any) -> list[str]:
+    kept = Looks()
+    for one in looks:
+        kept.add(one)
+    return lines_of(kept, width, **options)
+
+
+def test_what_is_shown() -> None:
+    lines = shown(status(0.0), status(2.0, 400), blocks="#")
+    assert [line.rstrip() for line in lines] == [
+        "tensorferry 0.1.0 on 127.0.0.1:8001: ready, lane transport, up 1 h 1 min",
+        "",
+        "MODEL     STATE       ANSWERED/s  LOST/s      P50      P95      P99 QUEUE P50 ROWS/BATCH  QUEUED RUNNING  BUSY",
+        "digits v1 ready              200     0.0    1.5ms   1.95ms   1.99ms     500us        4.0       5       2   20%",
+        "",
+        "digits v1: batches of up to 8 rows (proved), on cpu",
+        "  batch sizes                               why batches left",
+        "  4-7 rows ######################## 100%    idle ######################## 100%",
+        "      BATCH  ROWS REQUESTS LEFT        WAITED      RAN     TOOK PREDICTED  WHO RODE",
+        "       #200     4        2 idle           2ms      1ms      4ms       3ms  a x3, -",
+    ]
+
+
+def test_rates_are_of_the_last_seconds_alone() -> None:
+    """What was long before counts no more."""
+    looks = [status(float(second), 1000 if second < 3 else 1000 + 10 * (second - 2)) for second in range(9)]
+    row = shown(*looks)[3]
+    assert row.split()[3] == "10"
+
+
+def test_a_server_that_was_started_again_counts_anew() -> None:
+    before, after = status(100.0, 5000), status(101.0, 10)
+    after["server"]["uptime_seconds"] = 1.0
+    row = shown(before, after, status(102.0, 40) | {"server": {**after["server"], "uptime_seconds": 2.0}})[3]
+    assert row.split()[3] == "30"
+
+
+def test_a_model_that_was_loaded_again_counts_anew() -> None:
+    row = shown(status(0.0, 5000), status(1.0, 10))[3]
+    assert row.split()[3] == "0"
+
+
+def test_before_anything_ran() -> None:
+    lines = shown(status(0.0), status(1.0))
+    assert lines[3].split()[3:9] == ["0", "0.0", "-", "-", "-", "-"]
+    assert any("none yet" in line for line in lines)
+
+
+def test_troubles_and_models_that_are_not_loaded() -> None:
+    broken = status(ready=False, troubles=["model m version 1 is UNAVAILABLE: gone"])
+    broken["models"] = [{"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": "gone"}]
+    lines = shown(broken)
+    assert "NOT READY" in lines[0]
+    assert lines[1] == "! model m version 1 is UNAVAILABLE: gone"
+    assert lines[-1].split() == ["m", "v1", "unavailable"]
+
+
+def test_one_model_alone() -> None:
+    both = status(1.0, 10)
+    both["models"].append({**both["models"][0], "name": "other"})
+    assert not any("digits" in line for line in shown(both, only="other"))
+
+
+def test_a_batch_that_failed_and_one_of_which_nobody_knows_who_rode() -> None:
+    look = status(1.0, 10)
+    look["models"][0]["last_batches"] = [
+        batch(0, error="ValueError", done=None, predicted_seconds=None) | {"number": None},
+        batch(7, riders=None),
+    ]
+    lines = shown(look)
+    assert lines[-2].split()[:4] == ["#7", "4", "2", "idle"]
+    assert lines[-2].endswith("(not noted: nobody was looking)")
+    assert lines[-1].split()[0] == "failed"
+    assert "ValueError" in lines[-1]
+
+
+def test_nothing_that_others_named_reaches_the_terminal_as_a_command() -> None:
+    hostile = "\x1b]0;owned\x07\x1b[2J\r\n\u202e"
+    look = status(1.0, 10, troubles=[hostile])
+    look["models"][0] |= {"name": hostile, "batching": hostile, "warnings": [hostile]}
+    look["models"][0]["last_batches"][0]["riders"][0]["id"] = hostile
+    look["models"][0]["last_batches"][0]["error"] = hostile
+    assert all(line.isprintable() for line in shown(look))
+
+
+def test_no_line_is_wider_than_the_window() -> None:
+    assert {len(line) for line in shown(status(0.0), status(1.0, 10), width=40)} <= set(range(41))
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "seconds"),
+    [
+        ([0, 0, 0], 0.5, None),
+        ([4, 0, 0], 0.5, 0.0005),
+        ([0, 2, 0], 0.5, 0.0015),
+        ([1, 1, 0], 0.99, 0.00198),
+        ([0, 0, 5], 0.5, 0.002),
+    ],
+)
+def test_percentiles(counts: list[int], share: float, seconds: float | None) -> None:
+    found = percentile(counts, [0.001, 0.002], share)
+    assert found == (None if seconds is None else pytest.approx(seconds))
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("127.0.0.1:8002", "http://127.0.0.1:8002/status.json"),
+        ("http://h:1/metrics", "http://h:1/status.json"),
+        ("https://h", "https://h/status.json"),
+        ("[::1]:8002", "http://[::1]:8002/status.json"),
+    ],
+)
+def test_addresses(given: str, url: str) -> None:
+    assert top.status_url(given) == url
+
+
+@pytest.mark.parametrize("given", ["", "nowhere", "h:port", "h:99999", "ftp://h:1", "file:///etc/passwd"])
+def test_what_is_no_address(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert top.main([given]) == 1
+    assert "give http://HOST:PORT or HOST:PORT" in capsys.readouterr().err
+
+
+class Site:
+    """Answers /status.json with what it is told, and counts the looks."""
+
+    def __init__(self) -> None:
+        self.body = json.dumps(status(0.0)).encode()
+        self.code = 200
+        self.looks = threading.Semaphore(0)
+        site = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(site.code)
+                self.send_header("Content-Length", str(len(site.body)))
+                self.end_headers()
+                self.wfile.write(site.body)
+                site.looks.release()
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+        self.address = f"127.0.0.1:{self.server.server_address[1]}"
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    site = Site()
+    yield site
+    site.close()
+
+
+def test_once(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert top.main([site.address, "--once", "--interval", "0.1"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith("tensorferry 0.1.0 on 127.0.0.1:8001: ready")
+    assert "digits v1" in out
+    assert "\x1b" not in out
+
+
+def test_into_a_pipe_it_looks_once(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert top.main([site.address, "--interval", "0.1"]) == 0
+    assert "digits v1" in capsys.readouterr().out
+
+
+def test_no_such_model(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert top.main([site.address, "--once", "--model", "x"]) == 1
+    assert "there is no model 'x'; there are: digits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "said"),
+    [
+        (404, b"", "that is no tensorferry, or an older one"),
+        (403, b"", "answered 403"),
+        (200, b"<html>", "give the metrics' port"),
+        (200, b"[]", "needs schema 1"),
+        (200, b'{"schema": 2}', "needs schema 1"),
+    ],
+)
+def test_what_is_no_status(
+    site: Site, code: int, body: bytes, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.code, site.body = code, body
+    assert top.main([site.address, "--once"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
+
+
+def test_nobody_there(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.close()
+    site.server.server_close()
+    assert top.main([site.address]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"tensorferry top: no server answers at http://{site.address}/status.json (")
+    assert "--metrics-port" in err
+
+
+class Terminal:
+    """The command in a terminal of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._own, other = pty.openpty()
+        script = (
+            # Only of the terminal that it is controlled by does a process get Ctrl-C.
+            "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+            f"from tensorferry.client.top import main; sys.exit(main({list(arguments)!r}))"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            start_new_session=True,
+            env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        )
+        os.close(other)
+        self.seen = ""
+
+    def await_text(self, text: str) -> None:
+        """Reads until this was written since the last wait."""
+        give_up = time.monotonic() + PATIENCE
+        while text not in self.seen:
+            ready, _, _ = select.select([self._own], [], [], max(0.0, give_up - time.monotonic()))
+            assert ready, f"{text!r} did not come: {self.seen!r}"
+            self.seen += os.read(self._own, 1 << 16).decode(errors="replace")
+        self.seen = self.seen.split(text, 1)[1]
+
+    def type(self, keys: str) -> None:
+        os.write(self._own, keys.encode())
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self._own, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.process.send_signal(signal.SIGWINCH)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._own)
+
+
+@pytest.fixture
+def terminal(site: Site) -> Iterator[Terminal]:
+    terminal = Terminal(site.address, "--interval", "3600")
+    yield terminal
+    terminal.close()
+
+
+ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
+
+
+@pytest.mark.parametrize("key", ["q", "Q", "\x03"])
+def test_keys_that_end_it(terminal: Terminal, key: str) -> None:
+    """And the terminal is as it was before."""
+    terminal.await_text(ENTER)
+    terminal.await_text("digits v1")
+    terminal.type(key)
+    terminal.await_text(LEAVE)
+    assert terminal.process.wait(PATIENCE) == 0
+
+
+def test_a_look_now_by_any_other_key_and_a_server_that_goes_and_comes_back(
+    terminal: Terminal, site: Site
+) -> None:
+    terminal.await_text("digits v1")
+    site.code = 503
+    terminal.type(" ")
+    terminal.await_text("NO ANSWER for")
+    terminal.await_text("digits v1")
+    site.code, site.body = 200, json.dumps(status(9.0, draining=True)).encode()
+    terminal.type(" ")
+    terminal.await_text("draining")
+
+
+def test_another_size(terminal: Terminal) -> None:
+    terminal.await_text("lane transport")
+    terminal.resize(30, 24)
+    terminal.await_text("tensorferry 0.1.0 on 127.0.0.1\x1b[K")
+    terminal.resize(120, 2)
+    terminal.await_text("lane transport, up 1 h 1 min\x1b[K")
