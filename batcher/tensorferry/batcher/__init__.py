@@ -4,6 +4,7 @@ A library of its own: it needs numpy alone, and knows neither transport nor engi
 """
 
 from tensorferry.batcher.batcher import Batcher
+from tensorferry.batcher.clients import ClientPolicy
 from tensorferry.batcher.completions import Together
 from tensorferry.batcher.errors import (
     BatcherClosed,
@@ -35,6 +36,7 @@ __all__ = [
     "BatcherError",
     "BatcherStatistics",
     "Cancelled",
+    "ClientPolicy",
     "CloseReason",
     "DeadlineExceeded",
     "InstanceFailed",

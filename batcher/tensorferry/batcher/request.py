@@ -97,13 +97,15 @@ class Request:
 
     `padding` is the plan of a request that is padded (None: it is not). `key` must then be made
     of the plan's shapes instead of the request's own, and `nbytes` have its added bytes. `patience` is how
-    many seconds it may be queued, where the policy of its class lets requests say (see `QueuePolicy`).
+    many seconds it may be queued, where the policy of its class lets requests say (see `QueuePolicy`). `client` is
+    whose it is, where clients are told apart (see `ClientPolicy`).
 
     All other attributes belong to the batcher and are guarded by its queue's lock.
     """
 
     __slots__ = (
         "arrival",
+        "client",
         "complete",
         "cost",
         "deadline",
@@ -138,6 +140,7 @@ class Request:
         priority: int = 0,
         padding: PadPlan | None = None,
         patience: float = math.inf,
+        client: str = "",
     ) -> None:
         self.tensors = tensors
         self.complete = complete
@@ -153,6 +156,7 @@ class Request:
         self.level = 0
         self.padding = padding
         self.patience = patience
+        self.client = client
         self.timed_out = False
         self.arrival = _NAN
         # Of those with a deadline, once queued: by that, and among equal ones by arrival.
@@ -197,6 +201,7 @@ def cut(request: Request, start: int, stop: int, complete: Callable[[Outcome], N
         priority=request.priority,
         padding=request.padding,
         patience=request.patience,
+        client=request.client,
     )
 
 
