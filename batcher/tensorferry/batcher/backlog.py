@@ -16,7 +16,7 @@ from tensorferry.batcher.riding import infeasible
 
 # A lane is due when its oldest request has waited for so many full batches, or so many seconds
 # as long as a batch's time is not known; so no bucket and no request without deadline starves.
-_AGING_BATCHES = 8
+AGING_BATCHES = 8
 _AGING_SECONDS = 1.0
 # So many buckets are kept with what was learned of them, the last used.
 _BUCKETS = 256
@@ -87,7 +87,7 @@ class Backlog:
         rows, level = request.cost, request.level
         if not bucket.rows:
             self.buckets[request.key] = bucket
-            full = _AGING_BATCHES * bucket.profile.mean(self._limits.max_batch_size)
+            full = AGING_BATCHES * bucket.profile.mean(self._limits.max_batch_size)
             for lane in bucket.lanes:
                 lane.aging = full or _AGING_SECONDS
         lane = bucket.lanes[level]

@@ -49,8 +49,10 @@ class Departure:
         # be told of arrivals as long as none has a deadline: they are asked when not all can make theirs.
         self.demand = [DemandMeter() for _ in range(ranks * len(weights))]
 
-    def credits(self) -> Sequence[float]:
+    def credits(self, now: float) -> Sequence[float]:
         """What each class may still take of the rows, renewed when all that wait have used theirs."""
+        if self._fair is not None:
+            self._fair.look(now)
         self._shares.renew(self._backlog.class_rows)
         return self._shares.credits
 

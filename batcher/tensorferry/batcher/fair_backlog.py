@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 
-from tensorferry.batcher.backlog import Backlog
+from tensorferry.batcher.backlog import AGING_BATCHES, Backlog
 from tensorferry.batcher.bucket import Bucket, Lane
 from tensorferry.batcher.fairness import Turns, all_in_time, choose
 from tensorferry.batcher.policy import Limits
@@ -18,6 +18,14 @@ from tensorferry.batcher.riding import Formed
 from tensorferry.batcher.views import BatchTimes
 
 _order = attrgetter("order")
+
+_INF = math.inf
+
+# So many full batches before its deadline a request goes first whose client had no more than others: one may just
+# have left, and another one of theirs.
+_TIMELY_BATCHES = 3
+# Before all that is due by deadline or age.
+_LONG_AGO = 1e9
 
 
 class FairLane(Lane):
@@ -29,6 +37,25 @@ class FairLane(Lane):
         super().__init__()
         self.turns = turns
         self.clients: dict[str, Lane] = {}
+
+    @property
+    def due(self) -> float:
+        """When the first must ride. Where not all can be in time, those of clients that had no more than others go first.
+
+        Not at once, but while there is time for it: a batch of theirs would be smaller than it need be.
+        """
+        due, turns = super().due, self.turns
+        if not turns.contended:
+            return due
+        now, full = turns.looked, self.aging / AGING_BATCHES
+        for client, own in self.clients.items():
+            if turns.behind(client):
+                if own.dated and own.dated[0].deadline <= now + _TIMELY_BATCHES * full:
+                    due = min(due, own.dated[0].deadline - _LONG_AGO)
+                # Nothing says when those are too late; but so long they may well wait for company.
+                if own.patient and (arrival := next(iter(own.patient)).arrival) + self.aging / 2 <= now:
+                    due = min(due, arrival - _LONG_AGO)
+        return due
 
     def add(self, request: Request) -> None:
         """Puts a request in its place."""
@@ -85,6 +112,23 @@ class FairBacklog(Backlog):
         bucket = super()._new_bucket(profile)
         bucket.lanes = [FairLane(turns) for turns in self._turns]
         return bucket
+
+    def look(self, now: float) -> None:
+        """Before it is decided which bucket leaves: whether there is a choice, and not time for all."""
+        for level, turns in enumerate(self._turns):
+            turns.looked = now
+            turns.contended = len(self.buckets) > 1 and len(turns.shares) > 1 and self._late(level, now)
+
+    def _late(self, level: int, now: float) -> bool:
+        """Whether of a class somebody will be late, or waits without a deadline."""
+        most = self._limits.max_batch_size
+        for bucket in self.buckets.values():
+            lane = bucket.lanes[level]
+            if lane.patient or not all_in_time(
+                lane.dated, lane.rows, most, now, bucket.profile, bucket.rows / self.rows
+            ):
+                return True
+        return False
 
     def add(self, request: Request, bucket: Bucket) -> None:
         """Puts a request into the bucket of its key."""
@@ -163,8 +207,8 @@ class FairBacklog(Backlog):
         if dated:
             patient = [request for request in riding if request.deadline == math.inf]
             dated_rows = sum([request.cost for request in lane.dated]) if lane.patient else lane.rows
-            alone = len(self.buckets) == 1
-            if not (alone and all_in_time(lane.dated, dated_rows, most, now, times)):
+            part = lane.rows / self.rows
+            if not all_in_time(lane.dated, dated_rows, most, now, times, part):
                 first = dated[0].order
                 dated = self._chosen(
                     dated, lane, {name: _dated_from(own, first) for name, own in lane.clients.items()}

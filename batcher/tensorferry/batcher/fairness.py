@@ -53,7 +53,7 @@ class Turns:
     a weight of its own has 1.
     """
 
-    __slots__ = ("_heaviest", "_last", "_weights", "shares", "weight")
+    __slots__ = ("_heaviest", "_last", "_weights", "contended", "looked", "shares", "weight")
 
     def __init__(self, weights: Mapping[str, int]) -> None:
         self._weights = weights
@@ -63,6 +63,9 @@ class Turns:
         self._last = 0.0
         # The client that held most when somebody last looked; perhaps it is gone.
         self._heaviest = ""
+        # Whether there are buckets to choose from, and not all that is queued can be in time; and when that was seen.
+        self.contended = False
+        self.looked = 0.0
 
     def entered(self, client: str, rows: int) -> None:
         """So many rows of a client are queued."""
@@ -89,6 +92,10 @@ class Turns:
             if share.turn > self._last:
                 self._last = share.turn
             share.turn += request.cost / share.weight
+
+    def behind(self, client: str) -> bool:
+        """Whether a client with something queued had no more than the last that rode."""
+        return self.shares[client].turn <= self._last
 
     def over(self, client: str, rows: int, most: int) -> str | None:
         """Who must make room in a full queue of `most` rows for so many of a client: who holds most beyond his share.
@@ -141,12 +148,14 @@ def choose(queues: Mapping[str, Iterator[_O]], shares: Mapping[str, Share], rows
     return chosen
 
 
-def all_in_time(dated: Sequence[Waiting], rows: int, most: int, now: float, times: BatchTimes) -> bool:
+def all_in_time(
+    dated: Sequence[Waiting], rows: int, most: int, now: float, times: BatchTimes, part: float = 1.0
+) -> bool:
     """Whether all would make their deadlines, did full batches leave in the order of these, one after the other.
 
-    False where nothing is known of batches' times.
+    They have a `part` of the device's time. False where nothing is known of batches' times.
     """
-    full = times.upper(most)
+    full = times.upper(most) / part
     if not full or not dated:
         return not dated
     # As if all had as many rows.

@@ -239,7 +239,7 @@ class RequestQueue(Outages):
                 left = left_to(backlog.buckets, device.pace.value, start)
                 if not left:
                     return self._pass_on_locked(device, now, dead)
-        credits = self._departure.credits()
+        credits = self._departure.credits(now)
         decision = decide(left or backlog.buckets, now, self._limits, self._closing, credits)
         if isinstance(decision, Close):
             if decision.reason is _IDLE and not self._closing and len(backlog.buckets) == 1:
