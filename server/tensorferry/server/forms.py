@@ -55,9 +55,9 @@ class Form:
     response: ResponseForm
 
     def request(
-        self, tensors: tuple[Tensor, ...], completed: Callable[[Outcome], None], deadline: float
+        self, tensors: tuple[Tensor, ...], completed: Callable[[Outcome], None], deadline: float, client: str
     ) -> Request:
-        """A request for the batcher."""
+        """A request of a client for the batcher."""
         return Request(
             tensors,
             completed,
@@ -69,6 +69,7 @@ class Form:
             priority=self.priority,
             padding=self.plan,
             patience=self.patience,
+            client=client,
         )
 
 
