@@ -99,6 +99,10 @@ _TABLE = (
 )
 
 
+# By kind, as far as they were met: those are few, and under overload a status is all that most calls get.
+_ROWS: dict[type[BaseException], _Row | None] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """What a client is told; `retry_after` in seconds where retrying helps."""
@@ -133,10 +137,12 @@ def _status_of(error: BaseException, triton: bool) -> Status:
     return Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
 
 
-# The kinds are few, but under overload a status is all that most calls get.
-@lru_cache(maxsize=256)
 def _row_of(kind: type[BaseException]) -> _Row | None:
-    return next((row for row in _TABLE if issubclass(kind, row.kind)), None)
+    try:
+        return _ROWS[kind]
+    except KeyError:
+        row = _ROWS[kind] = next((row for row in _TABLE if issubclass(kind, row.kind)), None)
+        return row
 
 
 def trailing_metadata(status: Status) -> tuple[tuple[str, str | bytes], ...]:
