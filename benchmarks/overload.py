@@ -59,7 +59,7 @@ from real_server import (
     serving,
 )
 
-LOADS = (0.5, 0.8, 1.5, 2.0, 3.0)
+LOADS = (0.5, 0.8, 1.5, 2.0, 3.0, 5.0, 10.0)
 CONTRAST = 2.0
 CALLERS = 64
 EXAMPLES = 64
@@ -195,7 +195,7 @@ async def run(
         for turn in range(arguments.rounds):
             full = await batch_seconds(infers[0], examples(most, arguments.positions))
             shares.append(1 - before.rate * full / most)
-            for load in LOADS:
+            for load in arguments.loads:
                 sample = await target.offer(load, before, seconds, deadline, turn)
                 after = await target.capacity(seconds / 2)
                 samples.append(replace(sample, capacity=before.between(after)))
@@ -207,7 +207,7 @@ async def run(
             f"capacity {median(rates):.0f} requests/s ({rates[0]:.0f} to {rates[-1]:.0f}), {CALLERS} callers; "
             f"the transport's share of the core at capacity: about {transport:.2f}\n{HEADER}"
         )
-        for load in LOADS:
+        for load in arguments.loads:
             print(line([sample for sample in samples if sample.load == load], transport))
         untold = Target(contrast, others, requests, expected)
         capacity = await untold.capacity(seconds)
@@ -230,6 +230,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--positions", type=int, default=24, help="of a row, which cost as much as rows")
+    parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="multiples of the capacity")
     parser.add_argument("--quick", action="store_true", help="one short round, about 20 s")
     arguments = parser.parse_args()
     if arguments.quick:

@@ -103,13 +103,13 @@ def test_who_would_ride_last_of_the_lowest_class_is_displaced_first() -> None:
     queued(backlog, 0, 1.0)
     middle = [queued(backlog, 1, 2.0), queued(backlog, 1, 3.0)]
     low = [queued(backlog, 2, 4.0, rows=2), queued(backlog, 2, 5.0)]
-    assert backlog.displaceable(0, 1) == [low[1]]
-    assert backlog.displaceable(0, 2) == [low[1], low[0]], "rows, not requests"
-    assert backlog.displaceable(0, 5) == [low[1], low[0], middle[1], middle[0]]
-    assert backlog.displaceable(1, 3) == [low[1], low[0]]
-    assert not backlog.displaceable(0, 6), "all or none"
-    assert not backlog.displaceable(1, 4)
-    assert not backlog.displaceable(2, 1)
+    assert backlog.displaceable(0, 1, "", 99) == [low[1]]
+    assert backlog.displaceable(0, 2, "", 99) == [low[1], low[0]], "rows, not requests"
+    assert backlog.displaceable(0, 5, "", 99) == [low[1], low[0], middle[1], middle[0]]
+    assert backlog.displaceable(1, 3, "", 99) == [low[1], low[0]]
+    assert not backlog.displaceable(0, 6, "", 99), "all or none"
+    assert not backlog.displaceable(1, 4, "", 99)
+    assert not backlog.displaceable(2, 1, "", 99)
 
 
 def test_the_next_to_become_infeasible_is_the_earliest_deadline_less_what_one_row_takes() -> None:

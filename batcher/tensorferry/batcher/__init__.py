@@ -4,6 +4,7 @@ A library of its own: it needs numpy alone, and knows neither transport nor engi
 """
 
 from tensorferry.batcher.batcher import Batcher
+from tensorferry.batcher.clients import ClientPolicy
 from tensorferry.batcher.completions import Together
 from tensorferry.batcher.distribution import BOUNDS, Distribution, interval_of
 from tensorferry.batcher.errors import (
@@ -41,6 +42,7 @@ __all__ = [
     "BatcherSettings",
     "BatcherStatistics",
     "Cancelled",
+    "ClientPolicy",
     "CloseReason",
     "DeadlineExceeded",
     "Distribution",

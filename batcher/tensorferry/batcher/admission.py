@@ -85,7 +85,7 @@ class Admission:
             raise InstanceFailed(str(self.broken), self.broken.retry_after)
         if self._policies:
             self._check_policy(self._policies[first.priority - 1], first)
-        return self._make_room(first.level, rows, nbytes)
+        return self._make_room(first, rows, nbytes)
 
     def _check_policy(self, policy: QueuePolicy, request: Request) -> None:
         """QueueFull when as many requests of its class are queued as may be."""
@@ -100,13 +100,13 @@ class Admission:
                 retry_after,
             )
 
-    def _make_room(self, level: int, rows: int, nbytes: int) -> Sequence[Request]:
-        """Who must go for so many rows of a class to find room; QueueFull when they cannot. Bytes displace nobody."""
+    def _make_room(self, first: Request, rows: int, nbytes: int) -> Sequence[Request]:
+        """Who must go for so many rows, as of `first`, to find room; QueueFull when they cannot. Bytes displace nobody."""
         backlog = self._backlog
         displaced: Sequence[Request] = ()
         lacking = backlog.rows + rows - self.max_rows
         if lacking > 0:
-            displaced = backlog.displaceable(level, lacking)
+            displaced = backlog.displaceable(first.level, lacking, first.client, self.max_rows)
             if not displaced:
                 self._refuse(f"{backlog.rows} of {self.max_rows} rows wait, the request has {rows}")
         if self.held_bytes + nbytes > self.max_bytes:

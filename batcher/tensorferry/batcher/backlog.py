@@ -16,7 +16,7 @@ from tensorferry.batcher.riding import infeasible
 
 # A lane is due when its oldest request has waited for so many full batches, or so many seconds
 # as long as a batch's time is not known; so no bucket and no request without deadline starves.
-_AGING_BATCHES = 8
+AGING_BATCHES = 8
 _AGING_SECONDS = 1.0
 # So many buckets are kept with what was learned of them, the last used.
 _BUCKETS = 256
@@ -65,10 +65,13 @@ class Backlog:
         profile = Profile(self._limits.max_batch_size, pipelined=self._pipelined)
         for rows, seconds in self._anchors:
             profile.anchor(rows, seconds)
-        bucket = self._known[key] = Bucket(profile, len(self.class_rows))
+        bucket = self._known[key] = self._new_bucket(profile)
         if len(self._known) > _BUCKETS:
             self._forget_one()
         return bucket
+
+    def _new_bucket(self, profile: Profile) -> Bucket:
+        return Bucket(profile, len(self.class_rows))
 
     def _forget_one(self) -> None:
         # Not one that is in use: its batches would be learned from, and what is learned lost.
@@ -84,7 +87,7 @@ class Backlog:
         rows, level = request.cost, request.level
         if not bucket.rows:
             self.buckets[request.key] = bucket
-            full = _AGING_BATCHES * bucket.profile.mean(self._limits.max_batch_size)
+            full = AGING_BATCHES * bucket.profile.mean(self._limits.max_batch_size)
             for lane in bucket.lanes:
                 lane.aging = full or _AGING_SECONDS
         lane = bucket.lanes[level]
@@ -182,8 +185,11 @@ class Backlog:
             [len(lane.dated) for bucket in self.buckets.values() for lane in bucket.lanes[: lowest + 1]]
         )
 
-    def displaceable(self, level: int, rows: int) -> Sequence[Request]:
-        """Those of lower classes who make room for so many rows, who would ride last; empty if they cannot."""
+    def displaceable(self, level: int, rows: int, client: str, most: int) -> Sequence[Request]:
+        """Those of lower classes who make room for so many rows, who would ride last; empty if they cannot.
+
+        The rows are a client's, and the queue holds `most`.
+        """
         if sum(self.class_rows[level + 1 :]) < rows:
             return ()
         displaced: list[Request] = []

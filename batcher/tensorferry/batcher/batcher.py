@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from tensorferry.batcher.clients import ClientPolicy
 from tensorferry.batcher.clock import Clock, MonotonicClock
 from tensorferry.batcher.collate import request_of
 from tensorferry.batcher.completions import Completions, Together, completed_twice
@@ -113,6 +114,11 @@ class Batcher:
         With `merge` false each request is a batch of its own, of all its rows; one of more than
         `max_batch_size` is refused (RequestTooLarge), not cut up.
 
+    Clients
+        `clients` bounds what each client may have in here, and how fast it may send (QueueFull beyond it), and
+        says whether they share the queue and the batches by weight: see `ClientPolicy`. Whose a request is
+        says `client`.
+
     Preferred sizes
         `preferred_batch_sizes` has the meaning that it has in Triton: a batch leaves before the end
         of its window when it has one of these sizes, and has the largest of them that it can.
@@ -153,6 +159,7 @@ class Batcher:
         steady: bool = True,
         padding: Padding | None = None,
         together: Together | None = None,
+        clients: ClientPolicy | None = None,
         name: str = "batcher",
         clock: Clock | None = None,
     ) -> None:
@@ -194,6 +201,7 @@ class Batcher:
             strict=strict_priorities,
             policies=policies,
             steady=steady,
+            clients=clients,
         )
         self._ranks = self._queue.ranks
         # What a request may have and ride in one batch.
@@ -262,20 +270,21 @@ class Batcher:
         timeout: float | None = None,
         priority: int = 0,
         tag: object = None,
+        client: str = "",
     ) -> Future[Any]:
         """Enqueues one example, without the batch axis; the future gets its row of the result.
 
         `x` is an array, or a dict of arrays, of the shape that one row of the model's input
         has; it is not copied before its batch leaves, so do not change it until the future is
         done. `timeout` is in seconds from now, `priority` the class, 1 the highest, 0 the default;
-        `tag` is what `last_batches` calls the request.
+        `client` is whose it is, `tag` what `last_batches` calls the request.
         Raises QueueFull, RequestTooLarge, DeadlineExceeded (the timeout is not positive, or too
         short), BatcherClosed, InstanceFailed (no device works) or InvalidRequest at once; otherwise the
         future gets the result, the model's exception, OutOfMemory, InstanceFailed, RunTimedOut,
         DeadlineExceeded, Shed, or BatcherClosed when the batcher is closed without draining. Cancelling
         the future withdraws the request. Thread-safe; never blocks.
         """
-        return self._submit(x, timeout, priority, tag, one_row=self._batched)
+        return self._submit(x, timeout, priority, tag, client, one_row=self._batched)
 
     def submit_rows(
         self,
@@ -284,15 +293,16 @@ class Batcher:
         timeout: float | None = None,
         priority: int = 0,
         tag: object = None,
+        client: str = "",
     ) -> Future[Any]:
         """Enqueues several rows that belong together; the future gets as many rows of the result.
 
         As `submit`, but that every array has the rows on axis 0.
         """
-        return self._submit(x, timeout, priority, tag, one_row=False)
+        return self._submit(x, timeout, priority, tag, client, one_row=False)
 
     def _submit(
-        self, x: Any, timeout: float | None, priority: int, tag: object, *, one_row: bool
+        self, x: Any, timeout: float | None, priority: int, tag: object, client: str, *, one_row: bool
     ) -> Future[Any]:
         future: Future[Any] = Future()
         request = request_of(
@@ -303,7 +313,7 @@ class Batcher:
             deadline=math.inf if timeout is None else self._clock.now() + timeout,
             padding=self._padding,
         )
-        request.priority, request.tag = priority, tag
+        request.priority, request.tag, request.client = priority, tag, client
         self.enqueue(request)
         # Only now: a refused request and its future would keep each other, and the arrays, alive.
         propagate_cancel(future, lambda: self.cancel(request))
@@ -374,9 +384,10 @@ class Batcher:
             # Its parts hold the tensors and complete it; it must not keep them alive, nor itself.
             request.tensors, request.complete = (), completed_twice
         if displaced:
-            self._completions.shed(
-                displaced, "requests of a higher class find room in the queue", self._queue.drain_time()
-            )
+            why = "requests of a higher class find room in the queue"
+            if displaced[0].level == request.level:
+                why = "clients that hold less than their share find room in the queue"
+            self._completions.shed(displaced, why, self._queue.drain_time())
         return wake
 
     def give_up(self, instance: int, error: RunTimedOut) -> None:

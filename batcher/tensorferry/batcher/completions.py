@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.errors import DeadlineExceeded, InstanceFailed, Shed
+from tensorferry.batcher.errors import BatcherError, DeadlineExceeded, InstanceFailed, Shed
 from tensorferry.batcher.record import Record
 from tensorferry.batcher.request import BatchInfo, Outcome, Request
 from tensorferry.batcher.statistics import Ledger
@@ -151,19 +151,34 @@ class Completions:
         elif outcome.batch is not None:
             self._ledger.answered_in_parts(total, outcome.batch)
 
-    def expire(self, requests: Iterable[Request]) -> None:
+    def expire(self, requests: Sequence[Request]) -> None:
         """The requests timed out, or could not make their deadlines any more, while they were queued."""
-        for request in requests:
-            why = "the deadline could not be met: the request was still queued"
-            if request.timed_out:
-                why = "the request was queued for as long as the model's queue policy allows"
-            self.fail(request, DeadlineExceeded(why))
 
-    def shed(self, requests: Iterable[Request], why: str, retry_after: float) -> None:
+        def error(request: Request) -> BatcherError:
+            if request.timed_out:
+                return DeadlineExceeded(
+                    "the request was queued for as long as the model's queue policy allows"
+                )
+            return DeadlineExceeded("the deadline could not be met: the request was still queued")
+
+        self._fail_all(requests, error)
+
+    def shed(self, requests: Sequence[Request], why: str, retry_after: float) -> None:
         """The requests were dropped from the queue."""
         message = f"dropped under overload, so that {why}; retry in {retry_after:.3f} s"
-        for request in requests:
-            self.fail(request, Shed(message, retry_after))
+        self._fail_all(requests, lambda request: Shed(message, retry_after))
+
+    def _fail_all(self, requests: Sequence[Request], error: Callable[[Request], BatcherError]) -> None:
+        """Under overload these are many more than the answers: they are sent as one, too."""
+        together = self._together if len(requests) > 1 else None
+        if together is not None:
+            together.begin(len(requests))
+        try:
+            for request in requests:
+                self.fail(request, error(request))
+        finally:
+            if together is not None:
+                together.end()
 
     def turn_away(self, requests: Iterable[Request], error: InstanceFailed) -> None:
         """Nothing is left that could run the requests, or they had been queued again before, for this reason."""

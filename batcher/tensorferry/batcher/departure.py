@@ -8,6 +8,7 @@ from functools import partial
 from tensorferry.batcher.backlog import Backlog
 from tensorferry.batcher.demand import DemandMeter
 from tensorferry.batcher.device import Device, Devices
+from tensorferry.batcher.fair_backlog import FairBacklog
 from tensorferry.batcher.memory import RowLimits
 from tensorferry.batcher.policy import Close
 from tensorferry.batcher.request import Request
@@ -24,7 +25,7 @@ class Departure:
     rides before all lower ones instead.
     """
 
-    __slots__ = ("_backlog", "_devices", "_shares", "demand", "row_limits")
+    __slots__ = ("_backlog", "_devices", "_fair", "_shares", "demand", "row_limits")
 
     def __init__(
         self,
@@ -37,6 +38,8 @@ class Departure:
         strict: bool,
     ) -> None:
         self._backlog = backlog
+        # The same, where clients share batches.
+        self._fair = backlog if isinstance(backlog, FairBacklog) else None
         self._devices = devices
         ranked = strict or ranks > 1
         self._shares: Ranks | Shares = Ranks(ranks * len(weights)) if ranked else Shares(weights, most)
@@ -46,8 +49,10 @@ class Departure:
         # be told of arrivals as long as none has a deadline: they are asked when not all can make theirs.
         self.demand = [DemandMeter() for _ in range(ranks * len(weights))]
 
-    def credits(self) -> Sequence[float]:
+    def credits(self, now: float) -> Sequence[float]:
         """What each class may still take of the rows, renewed when all that wait have used theirs."""
+        if self._fair is not None:
+            self._fair.look(now)
         self._shares.renew(self._backlog.class_rows)
         return self._shares.credits
 
@@ -78,6 +83,8 @@ class Departure:
             lead = next((level for level, share in enumerate(allotted) if share), lead)
         demand = partial(self._demanded, lead, now, device)
         formed = form_batch(lanes, lead, allotted, device.starts(now), most, times, demand)
+        if self._fair is not None and left is None:
+            formed = self._fair.share(formed, bucket, device.starts(now), times, most)
         batch, shed, riding = formed
         if left is not None:
             formed = Formed(batch, [], riding)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Any
 
 from tensorferry.batcher.admission import Admission
 from tensorferry.batcher.backlog import Backlog
+from tensorferry.batcher.clients import Quotas
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.company import Company
 from tensorferry.batcher.departure import Departure
@@ -118,3 +120,26 @@ class Intake:
         if expiry.needed:
             expiry.queued(requests)
         return displaced, wake
+
+
+class BoundedIntake(Intake):
+    """One that holds each client to its bounds. Guarded by the queue's lock."""
+
+    __slots__ = ("_quotas",)
+
+    def __init__(self, quotas: Quotas, *others: Any) -> None:
+        super().__init__(*others)
+        self._quotas = quotas
+
+    def put(self, requests: Sequence[Request]) -> tuple[Sequence[Request], bool]:
+        """As `Intake.put`."""
+        now, quotas = self._now(), self._quotas
+        rows = sum([request.cost for request in requests])
+        nbytes = sum([request.nbytes for request in requests])
+        admission = self._admission
+        if not admission.closed:
+            # Who is refused in any case should hear why.
+            quotas.check(requests[0].client, rows, nbytes, now, admission.drain_time)
+        answer = super().put(requests)
+        quotas.accepted(requests, now)
+        return answer

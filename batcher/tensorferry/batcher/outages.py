@@ -13,6 +13,7 @@ from typing import Final
 
 from tensorferry.batcher.admission import Admission
 from tensorferry.batcher.backlog import Backlog
+from tensorferry.batcher.clients import Quotas
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.departure import Departure
 from tensorferry.batcher.device import Device, Devices, Outage
@@ -43,6 +44,7 @@ class Outages:
     _expiry: Expiry
     _departure: Departure
     _waking: Waking
+    _quotas: Quotas | None
     _lessons: threading.Lock
     _running: int
     _busy_workers: int
@@ -81,6 +83,8 @@ class Outages:
                 if lost or request.deadline <= now or (ran and request.retried):
                     request.state = DONE
                     self._admission.held_bytes -= request.nbytes
+                    if self._quotas is not None:
+                        self._quotas.done(request)
                     ended.append(request)
                 else:
                     request.state = QUEUED

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 
 from tensorferry.batcher.admission import Admission
 from tensorferry.batcher.backlog import Backlog
+from tensorferry.batcher.clients import ClientPolicy, Quotas
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.company import Company
 from tensorferry.batcher.departure import Departure
 from tensorferry.batcher.device import Device, Devices
 from tensorferry.batcher.expiry import Expiry
-from tensorferry.batcher.intake import Intake
+from tensorferry.batcher.fair_backlog import FairBacklog
+from tensorferry.batcher.intake import BoundedIntake, Intake
 from tensorferry.batcher.lending import Lending
 from tensorferry.batcher.outages import Outages
 from tensorferry.batcher.policy import Close, CloseReason, Limits, Wait, decide
@@ -51,7 +54,8 @@ class RequestQueue(Outages):
     `devices` has one worker that takes work for it, two if `pipelined`. `weights` are those of
     the priority classes, the highest first; if `strict`, each rides before all lower ones instead. `policies`
     has one for each class, or none at all. `steady` says that a batch's time depends on its shape
-    alone: only then others than workers may run it.
+    alone: only then others than workers may run it. `clients` says what each client may have; None: whatever
+    there is.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class RequestQueue(Outages):
         policies: Sequence[QueuePolicy] = (),
         steady: bool = True,
         returners: Returners | None = None,
+        clients: ClientPolicy | None = None,
     ) -> None:
         self._limits = limits
         self._clock = clock
@@ -80,7 +85,12 @@ class RequestQueue(Outages):
         # How many ranks a class has: those who have timed out and are delayed are one below the others.
         self.ranks = 2 if any(policy.delays and policy.expires for policy in policies) else 1
         self._devices = Devices(self._lock, devices)
-        self._backlog = Backlog(limits, self.ranks * len(weights), pipelined=pipelined)
+        classes = self.ranks * len(weights)
+        if clients is not None and clients.fair:
+            self._backlog: Backlog = FairBacklog(limits, classes, clients.weights, pipelined=pipelined)
+        else:
+            self._backlog = Backlog(limits, classes, pipelined=pipelined)
+        self._quotas = Quotas(clients) if clients is not None and clients.bounds else None
         self._admission = Admission(self._backlog, max_rows, max_bytes, self._devices, policies, self.ranks)
         self._expiry = Expiry(self._lock, self._backlog, self._devices, policies, self._end_queued_locked)
         self._departure = Departure(
@@ -91,7 +101,10 @@ class RequestQueue(Outages):
         self.company = Company(returners or Returners(), hears=simple)
         self._waking = Waking(clock, limits, self._backlog, self._devices, self.company, alert=bool(policies))
         self._lending = Lending(self._backlog, self._devices.each[0], possible=simple and steady)
-        self._intake = Intake(
+        intake: Callable[..., Intake] = Intake
+        if self._quotas is not None:
+            intake = partial(BoundedIntake, self._quotas)
+        self._intake = intake(
             clock,
             self._admission,
             self._backlog,
@@ -115,6 +128,8 @@ class RequestQueue(Outages):
     def check_size(self, rows: int, nbytes: int) -> None:
         """RequestTooLarge when so many rows or bytes could never be accepted."""
         self._admission.check_size(rows, nbytes)
+        if self._quotas is not None:
+            self._quotas.check_size(rows, nbytes)
 
     def anchor(self, rows: int, seconds: float, key: Hashable = None) -> None:
         """A warm-up run of so many rows: what the latency model of the key's bucket starts from.
@@ -224,7 +239,7 @@ class RequestQueue(Outages):
                 left = left_to(backlog.buckets, device.pace.value, start)
                 if not left:
                     return self._pass_on_locked(device, now, dead)
-        credits = self._departure.credits()
+        credits = self._departure.credits(now)
         decision = decide(left or backlog.buckets, now, self._limits, self._closing, credits)
         if isinstance(decision, Close):
             if decision.reason is _IDLE and not self._closing and len(backlog.buckets) == 1:
@@ -395,6 +410,8 @@ class RequestQueue(Outages):
     def _done_locked(self, request: Request) -> None:
         request.state = DONE
         self._admission.held_bytes -= request.nbytes
+        if self._quotas is not None:
+            self._quotas.done(request)
         self._tell_if_done_locked()
 
     def _tell_if_done_locked(self) -> None:
@@ -424,6 +441,9 @@ class RequestQueue(Outages):
                     alive.append(request)
             self._admission.held_bytes -= nbytes
             self._running -= len(alive)
+            if self._quotas is not None:
+                for request in alive:
+                    self._quotas.done(request)
             if alive:
                 alone = self._backlog.profile(alive[0].key).mean(1)
                 by_worker = not self._devices.each[0].borrowed

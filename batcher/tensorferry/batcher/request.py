@@ -99,12 +99,14 @@ class Request:
     of the plan's shapes instead of the request's own, and `nbytes` have its added bytes. `patience` is how
     many seconds it may be queued, where the policy of its class lets requests say (see `QueuePolicy`). `tag` is
     by what people know it, in the record of the last batches: anything small, that is not asked for otherwise.
+    `client` is whose it is, where clients are told apart (see `ClientPolicy`).
 
     All other attributes belong to the batcher and are guarded by its queue's lock.
     """
 
     __slots__ = (
         "arrival",
+        "client",
         "complete",
         "cost",
         "deadline",
@@ -141,6 +143,7 @@ class Request:
         padding: PadPlan | None = None,
         patience: float = math.inf,
         tag: object = None,
+        client: str = "",
     ) -> None:
         self.tensors = tensors
         self.complete = complete
@@ -157,6 +160,7 @@ class Request:
         self.padding = padding
         self.patience = patience
         self.tag = tag
+        self.client = client
         self.timed_out = False
         self.arrival = _NAN
         # Of those with a deadline, once queued: by that, and among equal ones by arrival.
@@ -202,6 +206,7 @@ def cut(request: Request, start: int, stop: int, complete: Callable[[Outcome], N
         padding=request.padding,
         patience=request.patience,
         tag=request.tag,
+        client=request.client,
     )
 
 

@@ -23,6 +23,7 @@ from tensorferry.client.errors import (
 from tensorferry.client.future import InferenceFuture
 from tensorferry.client.message import InferenceResult, StreamRequest
 from tensorferry.client.metadata import ModelMetadata, ModelStatus, ServerMetadata, TensorMetadata
+from tensorferry.client.retry import Retry
 
 __all__ = [
     "Cancelled",
@@ -40,6 +41,7 @@ __all__ = [
     "NotFound",
     "PermissionDenied",
     "ResourceExhausted",
+    "Retry",
     "ServerMetadata",
     "StreamRequest",
     "TensorMetadata",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, overload
@@ -15,11 +14,18 @@ from tensorferry.client import aio_stream, channel, errors, message
 from tensorferry.client.bearer import bearer
 from tensorferry.client.cache import MetadataCache
 from tensorferry.client.deadline import Deadline
-from tensorferry.client.errors import DeadlineExceeded, InferenceError, InvalidInput, Unavailable
+from tensorferry.client.errors import (
+    DeadlineExceeded,
+    InferenceError,
+    InvalidInput,
+    ResourceExhausted,
+    Unavailable,
+)
 from tensorferry.client.inflight import InFlight, Outcome
 from tensorferry.client.message import InferenceResult, Parameter, StreamDefaults, StreamRequest
 from tensorferry.client.metadata import ModelMetadata, ModelStatus, ServerMetadata
 from tensorferry.client.propagation import with_context
+from tensorferry.client.retry import DEFAULT_RETRY, NEVER, Retries, Retry
 from tensorferry.protos import inference_pb2 as pb
 
 
@@ -35,7 +41,8 @@ class InferenceClient:
     the model's metadata before it is sent; without, the dtype of each array says what it travels as.
 
     The constructor does not connect; the first call does. A call that met UNAVAILABLE is sent
-    up to three times more, by gRPC and within its timeout. Every `timeout` is in seconds,
+    up to three times more, by gRPC and within its timeout. A request that an overloaded server
+    refused, and told when to come back, is sent again as `retry` says (None: never). Every `timeout` is in seconds,
     over all that the call does, and becomes the gRPC deadline; None waits for ever. Calls
     raise `InferenceError`, in the class of its status code, and `RuntimeError` after `close`.
 
@@ -53,6 +60,7 @@ class InferenceClient:
         max_message_bytes: int = channel.DEFAULT_MAX_MESSAGE_BYTES,
         options: channel.ChannelOptions = (),
         check: bool = True,
+        retry: Retry | None = DEFAULT_RETRY,
         token: str | None = None,
         token_over_plaintext: bool = False,
     ) -> None:
@@ -61,8 +69,11 @@ class InferenceClient:
             token, target, secure=secured is not None, over_plaintext=token_over_plaintext
         )
         self._check = check
+        self._retries = Retries(retry or NEVER)
         self._cache = MetadataCache()
         self._closed = False
+        # Ends the waits of those who are to send again.
+        self._closing = asyncio.Event()
         self._channel = channel.aio_channel(
             target,
             secured,
@@ -81,6 +92,7 @@ class InferenceClient:
     async def close(self) -> None:
         """Closes the channel; calls in flight end with `Cancelled`. May be called again."""
         self._closed = True
+        self._closing.set()
         await self._channel.close()
 
     async def infer(
@@ -107,7 +119,7 @@ class InferenceClient:
         request = StreamRequest(inputs, request_id or "", outputs, parameters)
         encoded = await self._encode(model, version, deadline, request)
         try:
-            answer = await self._call(self._stub.ModelInfer, encoded, deadline, request.request_id)
+            answer = await self._infer(encoded, deadline, request.request_id)
         except InferenceError as error:
             self._cache.refused(model, version, error)
             raise
@@ -224,16 +236,28 @@ class InferenceClient:
     ) -> AsyncGenerator[Outcome]:
         self._check_open()
         deadline = Deadline.after(timeout)
+        # Until they are answered, for those that are refused.
+        sent: dict[str, pb.ModelInferRequest] = {}
+
+        async def encode(request: StreamRequest) -> pb.ModelInferRequest:
+            encoded = await self._encode(model, version, deadline, request)
+            if self._retries.possible:
+                sent[request.request_id] = encoded
+            return encoded
+
         outcomes = aio_stream.run(
             self._stub.ModelStreamInfer(
                 timeout=deadline.left(), metadata=with_context(self._metadata + order)
             ),
             requests,
-            functools.partial(self._encode, model, version, deadline),
+            encode,
             in_flight,
         )
         async with contextlib.aclosing(outcomes):
             async for outcome in outcomes:
+                encoded = sent.pop(_id_of(outcome), None)
+                if isinstance(outcome, ResourceExhausted) and encoded is not None:
+                    outcome = await self._again(outcome, encoded, deadline)
                 if isinstance(outcome, InferenceError):
                     self._cache.refused(model, version, outcome)
                     if raises:
@@ -318,6 +342,43 @@ class InferenceClient:
         except (Unavailable, DeadlineExceeded):
             return None
 
+    async def _infer(
+        self, encoded: pb.ModelInferRequest, deadline: Deadline, request_id: str, attempt: int = 1
+    ) -> pb.ModelInferResponse:
+        """The answer to a request, which is sent again when the server says when; for the `attempt`th time at first."""
+        while True:
+            try:
+                answer: pb.ModelInferResponse = await self._call(
+                    self._stub.ModelInfer, encoded, deadline, request_id
+                )
+            except ResourceExhausted as error:
+                await self._wait(error, attempt, deadline)
+                attempt += 1
+            else:
+                self._retries.answered()
+                return answer
+
+    async def _wait(self, error: InferenceError, attempt: int, deadline: Deadline) -> None:
+        """Waits until a request may be sent again that met this error; raises that when it is not to be."""
+        delay = self._retries.delay(error, attempt, deadline.left())
+        if delay is None:
+            raise error
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await self._closing.wait()
+        if self._closed:
+            raise errors.closed(error.request_id) from error
+
+    async def _again(
+        self, refused: ResourceExhausted, encoded: pb.ModelInferRequest, deadline: Deadline
+    ) -> Outcome:
+        """What becomes of a request of a stream that was refused: it is sent again, as a call of its own."""
+        try:
+            await self._wait(refused, 1, deadline)
+            return message.decode(await self._infer(encoded, deadline, refused.request_id, attempt=2))
+        except InferenceError as error:
+            return error
+
     async def _call(
         self,
         method: Callable[..., Any],
@@ -344,3 +405,7 @@ class InferenceClient:
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("this InferenceClient is closed: create another one")
+
+
+def _id_of(outcome: Outcome) -> str:
+    return outcome.id if isinstance(outcome, InferenceResult) else outcome.request_id

@@ -15,6 +15,8 @@ STATUS_PARAMETER = "tensorferry_status"
 RETRY_PARAMETER = "tensorferry_retry_after_ms"
 _DETAILS_KEY = "grpc-status-details-bin"
 _RETRY_AFTER_KEY = "retry-after-ms"
+# By gRPC itself; one that is no number, or below 0, says that there is no use in coming back.
+_PUSHBACK_KEY = "grpc-retry-pushback-ms"
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 
 
@@ -171,9 +173,10 @@ def _retry_after(trailers: dict[str, str | bytes]) -> float | None:
             if detail.type_url == _RETRY_INFO:
                 for delay in _submessages(detail.value, 1):  # google.rpc.RetryInfo.retry_delay
                     return duration_pb2.Duration.FromString(delay).ToNanoseconds() / 1e9
-    milliseconds = trailers.get(_RETRY_AFTER_KEY)
-    if isinstance(milliseconds, str) and milliseconds.isdecimal():
-        return int(milliseconds) / 1000
+    for key in (_PUSHBACK_KEY, _RETRY_AFTER_KEY):
+        milliseconds = trailers.get(key)
+        if isinstance(milliseconds, str) and milliseconds.isdecimal():
+            return int(milliseconds) / 1000
     return None
 
 

@@ -7,6 +7,7 @@ it comes from. Where nothing wants to know there is no `Access` at all, and ever
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import logging
 import threading
 import time
@@ -26,6 +27,7 @@ from tensorferry.server.callers_file import (
 from tensorferry.server.config import ServerConfig
 from tensorferry.server.errors import PermissionDeniedError, StartError, UnauthenticatedError
 from tensorferry.server.inference import Metadata
+from tensorferry.server.limit_options import tells_clients_apart
 from tensorferry.server.watched import Watched
 
 _log = logging.getLogger("tensorferry.server")
@@ -141,7 +143,7 @@ class Access:
         origin = names[0].decode(errors="replace") if names else peer()
         caller = self._callers.get(origin)
         if caller is None:
-            caller = Caller(origin if names else address_of(origin), ROLES)
+            caller = Caller(origin if names else network_of(address_of(origin)), ROLES)
             if len(self._callers) >= _MOST_REMEMBERED:
                 self._callers = {}
             self._callers[origin] = caller
@@ -232,7 +234,7 @@ class Standing:
 
 def access_of(config: ServerConfig) -> Access | None:
     """What the configuration asks for; None where nothing wants to know who calls."""
-    if config.auth_tokens is None and config.auth_certificates is None:
+    if config.auth_tokens is None and config.auth_certificates is None and not tells_clients_apart(config):
         return None
     return Access(tokens=config.auth_tokens, certificates=config.auth_certificates)
 
@@ -244,6 +246,23 @@ def address_of(peer: str) -> str:
         # Sockets of the file system, whose clients have no names.
         return kind
     return address.rpartition(":")[0].strip("[]")
+
+
+def network_of(address: str) -> str:
+    """By what a client is told apart from others that have no name: its address, of IPv6 the 64 bits of its network.
+
+    Whoever has one address of such a network has all of them.
+    """
+    if ":" not in address:
+        return address
+    try:
+        network = ipaddress.IPv6Network((address.partition("%")[0], 64), strict=False)
+    except ValueError:
+        return address
+    mapped = (
+        network.network_address.ipv4_mapped or ipaddress.IPv6Address(address.partition("%")[0]).ipv4_mapped
+    )
+    return str(mapped or network)
 
 
 def _by_token(known: _Known, header: str | bytes) -> Caller | None:

@@ -28,6 +28,7 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.gpus import Gpus, open_gpus
 from tensorferry.server.health import HEALTH_SERVICE, Health
 from tensorferry.server.inference import InferenceService
+from tensorferry.server.limit_options import limits_of
 from tensorferry.server.loading import load_model
 from tensorferry.server.log_settings import LogSettings
 from tensorferry.server.logs import LogOutput
@@ -59,7 +60,6 @@ HANDLER_THREADS = 512
 MAX_STREAMS = HANDLER_THREADS // 2
 # In the lane, an open stream costs some kilobytes.
 MAX_STREAMS_OF_LANE = 10_000
-MAX_IN_FLIGHT_PER_STREAM = 64
 
 _MOST_PENDING = 8192
 
@@ -97,6 +97,7 @@ class App:
             regions=self._regions,
             tracing=tracing,
             triton_status_codes=config.triton_status_codes,
+            limits=limits_of(config),
         )
         self._device = "cpu"
         self._access = access_of(config)
@@ -112,8 +113,8 @@ class App:
             self._service,
             self.registry,
             version=version("tensorferry"),
-            max_streams=MAX_STREAMS,
-            max_in_flight=MAX_IN_FLIGHT_PER_STREAM,
+            max_streams=config.max_streams or MAX_STREAMS,
+            max_in_flight=config.max_in_flight_per_stream,
             extensions=(
                 ModelConfiguration(self.registry),
                 StatisticsExtension(self.registry),
@@ -133,17 +134,28 @@ class App:
         # is done meanwhile.
         self._health_lock = threading.Lock()
         self._health = Health()
-        self._threads = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc-handler")
+        threads = max(HANDLER_THREADS, 2 * (config.max_streams or 0))
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="grpc-handler")
         self._server = grpc.server(
             self._threads,
             interceptors=[]
             if self._access is None
             else [AccessInterceptor(self._access, exempt_health=config.auth_exempt_health)],
+            # Of the methods that are not the lane's; the lane counts its own.
+            maximum_concurrent_rpcs=config.max_calls,
             options=[
                 # Off: with it a second server would share the port in silence.
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", config.max_message_bytes),
+                # Beyond the first, core refuses a part of the calls; beyond the second, every one.
+                ("grpc.max_metadata_size", config.max_metadata_bytes),
+                ("grpc.absolute_max_metadata_size", config.max_metadata_bytes),
+                *(
+                    [("grpc.max_allowed_incoming_connections", config.max_connections)]
+                    if config.max_connections
+                    else []
+                ),
                 # What core counts for its own debugging service, which is not served.
                 ("grpc.enable_channelz", 0),
                 # Calls that wait to be taken in: beyond it core itself ends them, as CANCELLED.
@@ -251,8 +263,9 @@ class App:
             return Lane(
                 self._server,
                 self._service,
-                max_streams=MAX_STREAMS_OF_LANE,
-                max_in_flight=MAX_IN_FLIGHT_PER_STREAM,
+                max_streams=self.config.max_streams or MAX_STREAMS_OF_LANE,
+                max_in_flight=self.config.max_in_flight_per_stream,
+                max_calls=self.config.max_calls,
                 outbox=self._outbox,
                 access=self._access,
             )

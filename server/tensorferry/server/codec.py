@@ -26,6 +26,7 @@ from tensorferry.protos.tensors import (
 )
 from tensorferry.server.classification import BYTES, PLAIN, Classifier, class_count
 from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.limits import DEFAULT, RequestLimits, check_lengths, check_message
 from tensorferry.server.parameters import read_parameters
 from tensorferry.server.shared_memory import Lease, Span
 from tensorferry.server.signature import Signature, TensorSpec
@@ -77,7 +78,12 @@ def parse(data: bytes, kind: type[_Message]) -> _Message:
 
 
 def decode(
-    request: pb.ModelInferRequest, model: str, signature: Signature, batched: bool, lease: Lease
+    request: pb.ModelInferRequest,
+    model: str,
+    signature: Signature,
+    batched: bool,
+    lease: Lease,
+    limits: RequestLimits = DEFAULT,
 ) -> Decoded:
     """Holds a request against the model's signature and takes its tensors out.
 
@@ -85,6 +91,7 @@ def decode(
     the tensors refer to the request's own bytes. What is in shared memory is copied, and its regions are
     the lease's, which is the caller's to release.
     """
+    check_message(request, limits)
     parameters = read_parameters(request)
     given = _inputs_by_name(request, model, signature)
     outputs = _requested_outputs(request, model, signature)
@@ -96,12 +103,17 @@ def decode(
         wire = given[spec.name]
         _check_tensor(wire, spec, model, batched)
         try:
-            tensors.append(_tensor(wire, spec, model, raws, spans.get(spec.name)))
+            tensors.append(_tensor(wire, spec, model, raws, spans.get(spec.name), limits))
         except TensorError as error:
             raise InvalidRequestError(f"input {spec.name!r} of model {model!r}: {error}") from None
     rows = 1
     if batched:
         rows = tensors[0].shape[0]
+        if limits.rows and rows > limits.rows:
+            raise InvalidRequestError(
+                f"the request has {rows} rows; this server takes at most {limits.rows}: send fewer at once, or start it with a "
+                "larger --max-request-rows"
+            )
         for tensor, spec in zip(tensors, signature.inputs, strict=True):
             if tensor.shape[0] != rows:
                 raise InvalidRequestError(
@@ -218,7 +230,12 @@ def _check_tensor(tensor: _Wire, spec: TensorSpec, model: str, batched: bool) ->
 
 
 def _tensor(
-    tensor: _Wire, spec: TensorSpec, model: str, raws: Mapping[str, bytes] | None, span: Span | None
+    tensor: _Wire,
+    spec: TensorSpec,
+    model: str,
+    raws: Mapping[str, bytes] | None,
+    span: Span | None,
+    limits: RequestLimits,
 ) -> Tensor:
     kind, shape = spec.datatype, tuple(tensor.shape)
     if span is None and raws is None:
@@ -243,6 +260,7 @@ def _tensor(
             return Tensor(kind.storage, shape, raw)
         array = decode_raw(raw, kind, shape)
     if kind.name == "BYTES":
+        check_lengths(array, spec.name, limits)
         return Tensor(kind.storage, shape, _as_text(array))
     return Tensor(kind.storage, shape, array.tobytes())
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tensorferry.server.config import ConfigError, ModelSource, ServerConfig
 from tensorferry.server.device_options import cuda_flags, fp16_flags
+from tensorferry.server.limit_options import check_limits
 from tensorferry.server.models import NAME
 from tensorferry.server.option import Option
 from tensorferry.server.options import OPTIONS
@@ -78,6 +79,7 @@ def load_config(
             raise ConfigError(f"two models are named {name!r}; give one another name by name=path.onnx")
     _check_control(config)
     check_security(config)
+    check_limits(config)
     _check_device(config)
     if config.pad_lengths is None and config.pad_values:
         raise ConfigError(

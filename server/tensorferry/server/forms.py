@@ -59,9 +59,10 @@ class Form:
         tensors: tuple[Tensor, ...],
         completed: Callable[[Outcome], None],
         deadline: float,
+        client: str,
         request_id: str = "",
     ) -> Request:
-        """A request for the batcher."""
+        """A request of a client for the batcher."""
         return Request(
             tensors,
             completed,
@@ -74,6 +75,7 @@ class Form:
             padding=self.plan,
             patience=self.patience,
             tag=request_id,
+            client=client,
         )
 
 

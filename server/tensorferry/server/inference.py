@@ -28,6 +28,7 @@ from tensorferry.server.caller import ANYONE, Caller
 from tensorferry.server.codec import Wanted, decode, parse, place
 from tensorferry.server.errors import ModelFailedError, NotReadyError, ServerError
 from tensorferry.server.forms import Form, FormCache, unremembered
+from tensorferry.server.limits import DEFAULT, RequestLimits
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.responses import Piece, id_field_of, stream_response
 from tensorferry.server.shared_memory import Lease, Regions
@@ -131,11 +132,13 @@ class _Queued(Call, Reply):
         self._metadata = metadata
         self._complete = complete
 
-    def enqueue(self, tensors: tuple[Tensor, ...], deadline: float, unattended: set[Batcher] | None) -> None:
-        """Hands the request to its model's batcher, which may refuse it by an error."""
+    def enqueue(
+        self, tensors: tuple[Tensor, ...], deadline: float, unattended: set[Batcher] | None, client: str
+    ) -> None:
+        """Hands a client's request to its model's batcher, which may refuse it by an error."""
         form = self._form
         batcher = form.model.batcher
-        self._request = form.request(tensors, self.completed, deadline, self.request_id)
+        self._request = form.request(tensors, self.completed, deadline, client, self.request_id)
         try:
             if unattended is None:
                 batcher.enqueue(self._request)
@@ -272,7 +275,7 @@ class _TracedCall(Call):
 class InferenceService:
     """Takes requests from a transport and hands each to its model's batcher. Thread-safe.
 
-    With `triton_status_codes` errors have the codes that Triton gives them, wherever ours differ.
+    No request may hold more than `limits`. With `triton_status_codes` errors have the codes that Triton gives them, wherever ours differ.
     """
 
     def __init__(
@@ -282,7 +285,9 @@ class InferenceService:
         regions: Regions | None = None,
         tracing: Tracing | None = None,
         triton_status_codes: bool = False,
+        limits: RequestLimits = DEFAULT,
     ) -> None:
+        self._limits = limits
         self._registry = registry
         self._regions = regions or Regions()
         self._tracing = tracing or Tracing()
@@ -373,7 +378,7 @@ class InferenceService:
                     model = self._registry.get(*addressed)
                     addressed = model.name, model.version
                     lease = Lease(self._regions)
-                    decoded = decode(request, model.name, model.signature, model.batched, lease)
+                    decoded = decode(request, model.name, model.signature, model.batched, lease, self._limits)
                     tensors = decoded.tensors
                     if lease:
                         form = unremembered(model, decoded)
@@ -390,7 +395,7 @@ class InferenceService:
                     )
                 else:
                     queued = _Queued(form, request_id, id_field, metadata, answer)
-                queued.enqueue(tensors, min(deadline, now + form.timeout), unattended)
+                queued.enqueue(tensors, min(deadline, now + form.timeout), unattended, caller.name)
             except Exception as error:
                 if lease is not None:
                     lease.release()

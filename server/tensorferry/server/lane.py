@@ -50,6 +50,9 @@ _LISTEN_SECONDS = 0.01
 # for it would take about as long, and the two would fight for the interpreter.
 _SHORT_SECONDS = 200e-6
 
+# When a call that was one too many may try again: nobody knows when others end.
+_CALLS_RETRY_SECONDS = 0.1
+
 # Core gives the end of its clock's range, in seconds since the epoch, to a call without a deadline.
 _NEVER = 1e11
 
@@ -58,7 +61,8 @@ class Lane:
     """Serves the two methods of a `grpc.server`. Made before the server is started, started after it.
 
     At most `max_streams` streams are open at a time; of each, at most `max_in_flight` requests
-    are between being read and having their response sent.
+    are between being read and having their response sent. At most `max_calls` unary calls, and
+    streams, are in progress.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Lane:
         *,
         max_streams: int,
         max_in_flight: int,
+        max_calls: int = 1 << 62,
         outbox: Outbox | None = None,
         access: Access | None = None,
     ) -> None:
@@ -76,6 +81,10 @@ class Lane:
         self.outbox = outbox or Outbox()
         self.max_in_flight = max_in_flight
         self._max_streams = max_streams
+        # Unary calls in progress, their messages perhaps yet to come; the polling thread's own.
+        self.calls = 0
+        self._max_calls = max_calls
+        self._too_many = too_many_calls(max_calls)
         self._core = grpc_core.Server(server)
         self._core.register(UNARY)
         self._core.register(STREAM)
@@ -146,6 +155,8 @@ class Lane:
 
     def caller_of(self, event: Any) -> Caller | Status:
         """Whose call it is that arrived; or the status with which it is refused."""
+        if self.calls > self._max_calls:
+            return self._too_many
         if self._access is None:
             return ANYONE
         try:
@@ -154,6 +165,8 @@ class Lane:
             return self._service.status_of(error)
 
     def _standing_of(self, event: Any) -> Standing | Status | None:
+        if self.calls > self._max_calls:
+            return self._too_many
         if self._access is None:
             return None
         try:
@@ -242,6 +255,7 @@ class UnaryCall:
         self._handle: Call | None = None
         self._reply: Reply | None = None
         self.replied = self.listening = False
+        lane.calls += 1
         caller = lane.caller_of(event)
         if isinstance(caller, Status):
             # The message is not even read.
@@ -298,6 +312,7 @@ class UnaryCall:
         # core's call, whose memory is best used again while it is in the cache.
         reply, self._reply, self._handle = self._reply, None, None
         self._call = self._metadata = None
+        self._lane.calls -= 1
         self._lane.sent(reply)
 
     def listen(self) -> None:
@@ -320,6 +335,16 @@ def _origin_of(event: Any) -> tuple[Any, Callable[[], str], Callable[[], Certifi
         event.invocation_metadata,
         partial(grpc_core.peer_of, call),
         partial(grpc_core.certificate_of, call),
+    )
+
+
+def too_many_calls(most: int) -> Status:
+    """What a call is told that is one too many."""
+    return Status(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        f"{most} calls are in progress, which is the most this server takes on; retry in {_CALLS_RETRY_SECONDS} s, or start it "
+        "with a larger --max-calls",
+        _CALLS_RETRY_SECONDS,
     )
 
 

@@ -22,6 +22,7 @@ from tensorferry.server.contract import Contract
 from tensorferry.server.errors import StartError
 from tensorferry.server.exemplars import Exemplars
 from tensorferry.server.fp16 import check, check_inputs
+from tensorferry.server.limit_options import clients_of
 from tensorferry.server.models import Model
 from tensorferry.server.padding import padding_of, prove_padding
 from tensorferry.server.preparation import Prepared, prepare
@@ -176,6 +177,7 @@ def _batcher(
         pipelined=on_gpus,
         steady=not on_gpus and is_steady(source.path),
         together=together,
+        clients=clients_of(config),
         name=source.name,
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tensorferry.server.config import PadLengths, ServerConfig
 from tensorferry.server.device_options import DEVICE_OPTIONS
+from tensorferry.server.limit_options import LIMIT_OPTIONS
 from tensorferry.server.models import NAME
 from tensorferry.server.option import Option, integer, number, one_of, positive, size, switch
 from tensorferry.server.security_options import SECURITY_OPTIONS
@@ -237,6 +238,7 @@ OPTIONS: tuple[Option, ...] = (
         "a number of bytes from 1 to 2147483647, or one with KiB, MiB or GiB",
         "largest message received or sent",
     ),
+    *LIMIT_OPTIONS,
     Option(
         "drain-seconds",
         "drain_seconds",

@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import grpc
-from google.protobuf import duration_pb2
+from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
-from grpc_status import rpc_status
 
 from tensorferry.batcher import (
     BatcherClosed,
@@ -48,6 +48,10 @@ _log = logging.getLogger("tensorferry.server")
 # it; percent-encoded it takes up to three times its bytes, and where there is a hint when to retry
 # it is there a second time, in base64. It may quote what the client sent.
 _MAX_MESSAGE_BYTES = 1500
+
+# As grpc_status has them, which takes four times as long.
+_DETAILS = "grpc-status-details-bin"
+_RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 
 # What Triton says of these in front of nothing else; here it is in front of what happened.
 _FULL = "Exceeds maximum queue size: "
@@ -96,6 +100,10 @@ _TABLE = (
 )
 
 
+# By kind, as far as they were met: those are few, and under overload a status is all that most calls get.
+_ROWS: dict[type[BaseException], _Row | None] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """What a client is told; `retry_after` in seconds where retrying helps."""
@@ -131,40 +139,57 @@ def status_of(
 
 def code_of(error: BaseException, *, triton: bool = False) -> grpc.StatusCode:
     """The code of an exception's status, for those who count."""
-    row = _row_of(error)
+    row = _row_of(type(error))
     return grpc.StatusCode.INTERNAL if row is None else _code(row, triton)
 
 
 def known_status_of(error: BaseException, *, triton: bool = False) -> Status | None:
     """The status that `status_of` gives it, of which nothing is logged; None for one that nobody foresaw."""
-    row = _row_of(error)
+    row = _row_of(type(error))
     if row is None:
         return None
     retry_after = error.retry_after if isinstance(error, (QueueFull, Shed, InstanceFailed)) else None
     return Status(_code(row, triton), _shortened(f"{row.prefix}{error}"), retry_after)
 
 
-def _row_of(error: BaseException) -> _Row | None:
-    return next((row for row in _TABLE if isinstance(error, row.kind)), None)
-
-
 def _code(row: _Row, triton: bool) -> grpc.StatusCode:
     return row.triton if triton and row.triton is not None else row.code
+
+
+def _row_of(kind: type[BaseException]) -> _Row | None:
+    try:
+        return _ROWS[kind]
+    except KeyError:
+        row = _ROWS[kind] = next((row for row in _TABLE if issubclass(kind, row.kind)), None)
+        return row
 
 
 def trailing_metadata(status: Status) -> tuple[tuple[str, str | bytes], ...]:
     """When to retry, as google.rpc.RetryInfo and as what holds back grpc's own retries; else nothing."""
     if status.retry_after is None:
         return ()
-    delay = duration_pb2.Duration()
-    delay.FromNanoseconds(round(status.retry_after * 1e9))
-    rich = status_pb2.Status(code=status.code.value[0], message=status.message)
-    rich.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
-    pushback = ("grpc-retry-pushback-ms", str(max(1, round(status.retry_after * 1e3))))
-    return (*rpc_status.to_status(rich).trailing_metadata, pushback)
+    return _retry_metadata(status.code, status.message, status.retry_after)
+
+
+# Those that are dropped together are told the same.
+@lru_cache(maxsize=16)
+def _retry_metadata(
+    code: grpc.StatusCode, message: str, retry_after: float
+) -> tuple[tuple[str, str | bytes], ...]:
+    seconds, nanoseconds = divmod(round(retry_after * 1e9), 1_000_000_000)
+    delay = duration_pb2.Duration(seconds=seconds, nanos=nanoseconds)
+    info = error_details_pb2.RetryInfo(retry_delay=delay).SerializeToString()
+    rich = status_pb2.Status(
+        code=code.value[0], message=message, details=(any_pb2.Any(type_url=_RETRY_INFO, value=info),)
+    )
+    pushback = str(max(1, round(retry_after * 1e3)))
+    return (_DETAILS, rich.SerializeToString()), ("grpc-retry-pushback-ms", pushback)
 
 
 def _shortened(message: str) -> str:
+    if len(message) <= _MAX_MESSAGE_BYTES // 4:
+        # However many bytes its characters have.
+        return message
     data = message.encode(errors="replace")
     if len(data) <= _MAX_MESSAGE_BYTES:
         return message

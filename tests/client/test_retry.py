@@ -1,0 +1,223 @@
+"""A server that is overloaded says when to come back, and the client does: as told, within its timeout, not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from client.scripted import ScriptedServer, echo, streamed
+
+from tensorferry.client import Cancelled, InferenceClient, ResourceExhausted, Retry, aio
+from tensorferry.client.errors import InferenceError, Unavailable
+from tensorferry.client.retry import Retries
+from tensorferry.protos import inference_pb2 as pb
+
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+INPUTS = {"x": np.zeros(1, np.int64)}
+# Short enough to be waited for.
+TOLD_MS = 20
+
+
+def refused(retry_after: float | None = 2.0, code: grpc.StatusCode = EXHAUSTED) -> InferenceError:
+    kind = ResourceExhausted if code is EXHAUSTED else Unavailable
+    return kind(code, "full", "", retry_after)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "chance", "left", "delay"),
+    [
+        pytest.param(1, 0.0, None, 2.0, id="never earlier than told"),
+        pytest.param(1, 1.0, None, 4.0, id="up to as long again"),
+        pytest.param(3, 1.0, None, 10.0, id="more with each refusal"),
+        pytest.param(3, 1.0, 5.0, 3.5, id="within the timeout"),
+        pytest.param(1, 0.0, 1.9, None, id="what was told is too late"),
+        pytest.param(5, 0.0, None, None, id="often enough"),
+    ],
+)
+def test_how_long_it_waits(attempt: int, chance: float, left: float | None, delay: float | None) -> None:
+    assert Retries(Retry(), lambda: chance).delay(refused(), attempt, left) == delay
+
+
+@pytest.mark.parametrize(
+    "error", [refused(None), refused(2.0, grpc.StatusCode.UNAVAILABLE)], ids=["not told when", "another code"]
+)
+def test_what_is_not_sent_again(error: InferenceError) -> None:
+    """A message that is too large is RESOURCE_EXHAUSTED, too; UNAVAILABLE is gRPC's own to retry."""
+    assert Retries(Retry()).delay(error, 1, None) is None
+
+
+def test_the_budget_keeps_retries_from_making_it_worse() -> None:
+    retries = Retries(Retry(budget=3, ratio=0.5))
+    assert [retries.delay(refused(), 1, None) is not None for _ in range(5)] == [True] * 3 + [False] * 2
+    retries.answered()
+    assert retries.delay(refused(), 1, None) is None
+    retries.answered()
+    assert retries.delay(refused(), 1, None) is not None
+    for _ in range(100):
+        retries.answered()
+    assert sum(retries.delay(refused(), 1, None) is not None for _ in range(9)) == 3
+
+
+@pytest.mark.parametrize("options", [{"attempts": 0}, {"budget": -1}, {"ratio": float("nan")}], ids=str)
+def test_what_makes_no_sense(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be at least"):
+        Retry(**options)
+
+
+class Full:
+    """Refuses each request so many times; remembers when it was asked."""
+
+    def __init__(self, times: int, told: str = str(TOLD_MS)) -> None:
+        self.times = times
+        self.told = told
+        self.asked: list[float] = []
+
+    def infer(self, request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
+        self.asked.append(time.monotonic())
+        if len(self.asked) <= self.times:
+            context.set_trailing_metadata((("grpc-retry-pushback-ms", self.told),))
+            context.abort(EXHAUSTED, "the queue is full")
+        return echo(request)
+
+    def stream(
+        self, requests: Iterator[pb.ModelInferRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.ModelStreamInferResponse]:
+        """Every second request is refused."""
+        for number, request in enumerate(requests):
+            if number % 2:
+                answer = pb.ModelStreamInferResponse(error_message="the queue is full")
+                answer.infer_response.id = request.id
+                parameters = answer.infer_response.parameters
+                parameters["tensorferry_status"].string_param = "RESOURCE_EXHAUSTED"
+                parameters["tensorferry_retry_after_ms"].int64_param = TOLD_MS
+                yield answer
+            else:
+                yield streamed(request)
+
+    def as_told(self) -> bool:
+        return all(
+            after - before >= TOLD_MS / 1e3 for before, after in zip(self.asked, self.asked[1:], strict=False)
+        )
+
+
+@pytest.fixture
+def full(server: ScriptedServer) -> Callable[..., Full]:
+    def make(*arguments: Any) -> Full:
+        script = Full(*arguments)
+        server.servicer.infer, server.servicer.stream = script.infer, script.stream
+        return script
+
+    return make
+
+
+def test_infer(client: InferenceClient, full: Callable[..., Full]) -> None:
+    script = full(2)
+    assert client.infer("row", INPUTS, request_id="a").id == "a"
+    assert len(script.asked) == 3
+    assert script.as_told()
+
+
+def test_submit(client: InferenceClient, full: Callable[..., Full]) -> None:
+    script = full(2)
+    assert client.submit("row", INPUTS, request_id="a").result(30).id == "a"
+    assert len(script.asked) == 3
+    assert script.as_told()
+
+
+async def test_aio(aclient: aio.InferenceClient, full: Callable[..., Full]) -> None:
+    script = full(2)
+    assert (await aclient.infer("row", INPUTS, request_id="a")).id == "a"
+    assert len(script.asked) == 3
+    assert script.as_told()
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_stream(client: InferenceClient, full: Callable[..., Full], ordered: bool) -> None:
+    """What is refused within a stream is sent again as a call of its own; all are answered."""
+    script = full(1)
+    results = list(client.stream("row", (INPUTS for _ in range(8)), ordered=ordered))
+    assert len({result.id for result in results}) == 8
+    assert len(script.asked) == 5
+
+
+async def test_aio_stream(aclient: aio.InferenceClient, full: Callable[..., Full]) -> None:
+    script = full(1)
+    results = [result async for result in aclient.stream("row", (INPUTS for _ in range(8)), ordered=True)]
+    assert len({result.id for result in results}) == 8
+    assert len(script.asked) == 5
+
+
+@pytest.mark.parametrize("told", ["-1", "soon"])
+def test_told_not_to_come_back(client: InferenceClient, full: Callable[..., Full], told: str) -> None:
+    script = full(9, told)
+    with pytest.raises(ResourceExhausted):
+        client.infer("row", INPUTS)
+    assert len(script.asked) == 1
+
+
+def test_no_longer_than_the_timeout(client: InferenceClient, full: Callable[..., Full]) -> None:
+    """It is not waited out: who is told to come back too late hears of it at once."""
+    script = full(9, "60000")
+    for call in (
+        lambda: client.infer("row", INPUTS, timeout=30),
+        lambda: client.submit("row", INPUTS, timeout=30).result(30),
+        lambda: list(client.stream("row", [INPUTS, INPUTS], timeout=0.01)),
+    ):
+        with pytest.raises((ResourceExhausted, InferenceError)):
+            call()
+    assert len(script.asked) == 2
+
+
+def test_no_retry(server: ScriptedServer, full: Callable[..., Full]) -> None:
+    script = full(1)
+    with InferenceClient(server.target, retry=None) as client, pytest.raises(ResourceExhausted):
+        client.infer("row", INPUTS)
+    assert len(script.asked) == 1
+
+
+def test_a_future_that_waits_can_be_cancelled(client: InferenceClient, full: Callable[..., Full]) -> None:
+    script = full(9, "60000")
+    future = client.submit("row", INPUTS)
+    while future._timer is None:  # the refusal is on its way
+        assert not future.done()
+        time.sleep(0.001)
+    assert future.cancel()
+    assert future.cancelled()
+    assert len(script.asked) == 1
+
+
+def test_close_ends_the_wait(server: ScriptedServer, full: Callable[..., Full]) -> None:
+    full(9, "60000")
+    client = InferenceClient(server.target)
+    failures: list[BaseException] = []
+
+    def infer() -> None:
+        try:
+            client.infer("row", INPUTS)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=infer)
+    thread.start()
+    while client._retries._left == 100:
+        time.sleep(0.001)
+    client.close()
+    thread.join(30)
+    assert isinstance(failures[0], Cancelled)
+
+
+async def test_aio_close_ends_the_wait(server: ScriptedServer, full: Callable[..., Full]) -> None:
+    full(9, "60000")
+    client = aio.InferenceClient(server.target)
+    task = client.submit("row", INPUTS)
+    while client._retries._left == 100:
+        await asyncio.sleep(0.001)
+    await client.close()
+    with pytest.raises(Cancelled):
+        await task

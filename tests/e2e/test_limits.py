@@ -1,0 +1,204 @@
+"""What a client may send and have, on a real server, over both transports: what is beyond it, and what it is told."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import socket
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from e2e import models
+from e2e.fixtures import Serve
+from e2e.probe import OpenStream, request
+from onnx import TensorProto
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import inference_pb2_grpc
+
+INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
+PATIENCE = 60
+
+
+def refusal(address: str, message: pb.ModelInferRequest, **options: object) -> grpc.RpcError:
+    with grpc.insecure_channel(address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ModelInfer(message, timeout=PATIENCE, **options)
+        return caught.value
+
+
+def pushback_of(error: grpc.RpcError) -> int:
+    return int(dict(error.trailing_metadata())["grpc-retry-pushback-ms"])
+
+
+def test_one_request(serve: Serve, probe_model: Path) -> None:
+    """What can never pass is INVALID_ARGUMENT, with what was received and what may be; the next is served."""
+    server = serve(probe_model, "--max-request-rows", "2", "--max-batch-size", "4")
+    many = request(1)
+    for _ in range(5000):
+        many.inputs.add(name="x")
+    deep = request(1)
+    deep.inputs[0].shape.extend([1] * 100)
+    parameters = request(1)
+    for number in range(300):
+        parameters.parameters[f"p{number}"].bool_param = True
+    long = request(1)
+    long.parameters["note"].string_param = "x" * 100_000
+    for message, words in (
+        (request(1, rows=3), "has 3 rows; this server takes at most 2"),
+        (many, "has 5003 entries in inputs; this server takes at most 4096"),
+        (deep, "has 102 dimensions; this server takes at most 64"),
+        (parameters, "has 301 parameters; this server takes at most 256"),
+        (long, "has 100000 bytes; this server takes at most 65536"),
+    ):
+        error = refusal(server.address, message)
+        assert error.code() is INVALID
+        assert words in error.details()
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ModelInfer(request(1, rows=2), timeout=PATIENCE).id == "1"
+
+
+def test_metadata_and_message_that_core_refuses(serve: Serve, probe_model: Path) -> None:
+    server = serve(probe_model, "--max-metadata-bytes", "4096", "--max-message-bytes", "8KiB")
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub.ModelInfer(request(1), timeout=PATIENCE, metadata=(("note", "x" * 3000),))
+    error = refusal(server.address, request(1), metadata=(("note", "x" * 5000),))
+    assert error.code() is EXHAUSTED
+    large = request(1)
+    large.parameters["note"].string_param = "x" * 10_000
+    error = refusal(server.address, large)
+    assert error.code() is EXHAUSTED
+    assert "larger than max" in error.details()
+
+
+def test_connections(serve: Serve, probe_model: Path) -> None:
+    """One too many is closed; when another has left there is room."""
+    server = serve(probe_model, "--max-connections", "2")
+    host, port = server.address.rsplit(":", 1)
+    held = [socket.create_connection((host, int(port)), PATIENCE) for _ in range(2)]
+    for connection in held:
+        # The server says hello first, or not at all.
+        connection.settimeout(PATIENCE)
+        assert connection.recv(9)
+    extra = socket.create_connection((host, int(port)), PATIENCE)
+    extra.settimeout(PATIENCE)
+    try:
+        assert extra.recv(9) == b"", "it is closed at once"
+    except ConnectionResetError:
+        pass
+    for connection in (*held, extra):
+        connection.close()
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE, wait_for_ready=True).live
+
+
+def test_calls(serve: Serve, probe_model: Path) -> None:
+    """A call is refused before its message is read when as many are in progress; those need not have sent theirs."""
+    server = serve(probe_model, "--max-calls", "2")
+    method = "/inference.GRPCInferenceService/ModelInfer"
+    with grpc.insecure_channel(server.address) as channel:
+        messages: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(2)]
+        # Over one connection, so that they are there before what follows.
+        begin = channel.stream_unary(method)
+        held = [begin.future(iter(message.get, None), timeout=PATIENCE) for message in messages]
+        infer = channel.unary_unary(method)
+        with pytest.raises(grpc.RpcError) as caught:
+            infer(request(3).SerializeToString(), timeout=PATIENCE)
+        assert caught.value.code() is EXHAUSTED
+        for number, message in enumerate(messages):
+            message.put(request(number).SerializeToString())
+            message.put(None)
+        for number, call in enumerate(held):
+            assert pb.ModelInferResponse.FromString(call.result()).id == str(number)
+
+
+def test_streams(serve: Serve, probe_model: Path) -> None:
+    server = serve(probe_model, "--max-streams", "1")
+    with grpc.insecure_channel(server.address) as channel:
+        first = OpenStream(channel)
+        first.send(request(1))
+        second = OpenStream(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            second.send(request(2))
+        assert caught.value.code() is EXHAUSTED
+        assert "1 streams are open" in (caught.value.details() or "")
+        second.half_close()
+        first.cancel()
+
+
+def test_a_client_has_its_part_and_others_theirs(serve: Serve, probe_model: Path, tmp_path: Path) -> None:
+    """By their tokens: one has as much as it may, and is told when to come back; the other is served."""
+    lines, tokens = [], {}
+    for name in ("alice", "bob"):
+        tokens[name], line = token_of(name)
+        lines.append(line)
+    file = tmp_path / "tokens"
+    file.write_text("\n".join(lines) + "\n")
+    file.chmod(0o600)
+    server = serve(probe_model, "--auth-tokens", file, "--client-rate", "2", "--client-burst", "3")
+    metadata = {name: (("authorization", f"Bearer {token}"),) for name, token in tokens.items()}
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub.ModelInfer(request(1, rows=3), timeout=PATIENCE, metadata=metadata["alice"])
+        error = refusal(server.address, request(2, rows=3), metadata=metadata["alice"])
+        assert error.code() is EXHAUSTED
+        assert "client 'alice' sends more than 2 rows a second" in error.details()
+        assert 0 < pushback_of(error) <= 1500
+        stub.ModelInfer(request(3, rows=3), timeout=PATIENCE, metadata=metadata["bob"])
+    error = refusal(server.address, request(4, rows=4), metadata=metadata["bob"])
+    assert error.code() is INVALID
+
+
+def token_of(name: str) -> tuple[str, str]:
+    """A token, and its line in the file."""
+    token = f"token-of-{name}"
+    return token, f"{name} infer sha256:{hashlib.sha256(token.encode()).hexdigest()}"
+
+
+def test_clients_without_names_are_told_apart_by_address(serve: Serve, probe_model: Path) -> None:
+    server = serve(probe_model, "--client-rate", "0.01", "--client-burst", "1")
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub.ModelInfer(request(1), timeout=PATIENCE)
+    error = refusal(server.address, request(2))
+    assert error.code() is EXHAUSTED
+    assert "client '127.0.0.1'" in error.details()
+    assert pushback_of(error) > 50_000
+    stream_error(server.address)
+
+
+def stream_error(address: str) -> None:
+    with grpc.insecure_channel(address) as channel:
+        stream = OpenStream(channel)
+        stream.send(request(3))
+        answer = stream.answers["3"]
+        assert "client '127.0.0.1' sends more" in answer.error_message
+        assert answer.infer_response.parameters["tensorferry_status"].string_param == EXHAUSTED.name
+        stream.cancel()
+
+
+def test_strings(serve: Serve, tmp_path: Path) -> None:
+    model = models.echo(tmp_path / "strings.onnx", TensorProto.STRING, ("batch", 1))
+    server = serve(model, "--max-strings", "3", "--max-string-bytes", "8")
+    for texts, words in (
+        ([b"a"] * 4, "has 4 strings; this server takes at most 3"),
+        ([b"123456789"], "has a string of 9 bytes; this server takes at most 8"),
+    ):
+        for typed in (False, True):
+            message = pb.ModelInferRequest(model_name="strings")
+            tensor = message.inputs.add(name="x", datatype="BYTES", shape=[len(texts), 1])
+            if typed:
+                tensor.contents.bytes_contents.extend(texts)
+            else:
+                message.raw_input_contents.append(
+                    b"".join(np.uint32(len(text)).tobytes() + text for text in texts)
+                )
+            error = refusal(server.address, message)
+            assert error.code() is INVALID
+            assert words in error.details()
