@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.errors import DeadlineExceeded, InstanceFailed, Shed
+from tensorferry.batcher.errors import BatcherError, DeadlineExceeded, InstanceFailed, Shed
 from tensorferry.batcher.request import BatchInfo, Outcome, Request
 from tensorferry.batcher.statistics import Ledger
 from tensorferry.batcher.work import Times, Work
@@ -16,6 +16,8 @@ from tensorferry.batcher.work import Times, Work
 _log = logging.getLogger("tensorferry.batcher")
 
 _new = tuple.__new__
+
+_INTERNAL = "internal error while running the batch"
 
 
 class Together(Protocol):
@@ -98,15 +100,22 @@ class Completions:
             ),
         )
         together = self._together
-        if together is None or len(requests) < 2:
-            self._hand_out(requests, positions, outputs, info, now)
-            return
-        together.begin(len(requests))
         try:
-            self._hand_out(requests, positions, outputs, info, now)
-        finally:
-            # Whatever happens: what was given so far would else never leave.
-            together.end()
+            if together is None or len(requests) < 2:
+                self._hand_out(requests, positions, outputs, info, now)
+                return
+            together.begin(len(requests))
+            try:
+                self._hand_out(requests, positions, outputs, info, now)
+            finally:
+                # Whatever happens: what was given so far would else never leave.
+                together.end()
+        except BaseException:
+            for request in requests:
+                if request.complete is not completed_twice and request.deadline > now:
+                    # They are counted as answered already, and no counter ever falls.
+                    self._complete(request, Outcome(error=BatcherError(_INTERNAL)))
+            raise
 
     def _hand_out(
         self,
@@ -133,9 +142,12 @@ class Completions:
                 self.fail(request, DeadlineExceeded("the deadline passed while the request's batch ran"))
 
     def fail(self, request: Request, error: BaseException) -> None:
-        """The request ends with this error."""
-        if not request.is_part:
-            self._ledger.failed(error, request.cost, self._clock.now() - request.arrival)
+        """The request ends with this error. Never raises: others are told after it."""
+        try:
+            if not request.is_part:
+                self._ledger.failed(error, request.cost, self._clock.now() - request.arrival)
+        except BaseException:
+            _log.exception("a request of %s could not be counted; this is a bug", self._name)
         self._complete(request, Outcome(error=error))
 
     def count_whole(self, whole: Request, outcome: Outcome) -> None:
