@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -37,6 +36,7 @@ from tensorferry.server.servicer import Servicer
 from tensorferry.server.shared_memory import Regions
 from tensorferry.server.shared_memory_methods import SharedMemory
 from tensorferry.server.statistics import StatisticsExtension
+from tensorferry.server.threads import HandlerThreads
 from tensorferry.server.trace_file import TraceFile
 from tensorferry.server.trace_settings import TraceSettings
 from tensorferry.server.tracing import Tracing
@@ -122,7 +122,7 @@ class App:
         # is done meanwhile.
         self._health_lock = threading.Lock()
         self._health = health.HealthServicer(experimental_non_blocking=True)
-        self._threads = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc-handler")
+        self._threads = HandlerThreads(HANDLER_THREADS)
         self._server = grpc.server(
             self._threads,
             options=[

@@ -63,10 +63,10 @@ class _Queue(CompletionQueue):  # type: ignore[misc]
     functions, the lane's are bound methods; so nothing of the lane ever reaches grpcio.
     """
 
-    def prepare(self, overdue: Callable[[float], float], unforeseen: Callable[[], None]) -> None:
+    def prepare(self, overdue: Callable[[float], float], unforeseen: Callable[[Any], None]) -> None:
         """`overdue` is called with the time when it is `due`, and returns when it is due again.
 
-        `unforeseen` is called within the handling of an exception.
+        `unforeseen` is called within the handling of an exception, with what handled the event; None if it was `overdue`.
         """
         self._overdue = overdue
         self._unforeseen = unforeseen
@@ -99,9 +99,9 @@ class _Queue(CompletionQueue):  # type: ignore[misc]
                 if now >= self.due:
                     self.due = now + _AFTER_A_BUG_SECONDS
                     self.due = self._overdue(now)
-            except Exception:
+            except BaseException:
                 # It would end the thread that serves everyone.
-                self._unforeseen()
+                self._unforeseen(tag if type(tag) is MethodType else None)
             if type(tag) is not MethodType and (
                 tag is not None or (deadline is not None and now >= deadline)
             ):

@@ -8,7 +8,9 @@ import socketserver
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
+from tensorferry.batcher.lasting import last
 from tensorferry.server.errors import StartError
 from tensorferry.server.metrics import CONTENT_TYPE
 
@@ -18,6 +20,8 @@ PATH = "/metrics"
 
 # Who connects and then says nothing does not keep a thread for longer.
 _REQUEST_SECONDS = 10.0
+# After a failure, so many seconds until it goes on.
+_AGAIN_SECONDS = 0.1
 
 
 class MetricsServer:
@@ -63,9 +67,24 @@ class _Server(ThreadingHTTPServer):
 
     def run(self) -> None:
         """Takes connections, one after the other, each into a thread of its own. Waits without polling."""
+        last(self._take_until_ended, self._begin_again)
+        self.server_close()
+
+    def _take_until_ended(self) -> None:
         while not self._ended.is_set():
             self.handle_request()
-        self.server_close()
+
+    def _begin_again(self, fault: BaseException) -> None:
+        _log.error("the thread of the metrics ended unexpectedly; it is begun again", exc_info=fault)
+        self._ended.wait(_AGAIN_SECONDS)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next connection. Where the process has no file left for it, it waits, rather than ask without end."""
+        try:
+            return super().get_request()
+        except OSError:
+            self._ended.wait(_AGAIN_SECONDS)
+            raise
 
     def end(self) -> None:
         self._ended.set()
