@@ -23,6 +23,7 @@ from tensorferry.server.device_options import cuda_flags
 from tensorferry.server.devices import choose_device
 from tensorferry.server.errors import StartError
 from tensorferry.server.gpus import Gpus, open_gpus
+from tensorferry.server.health import Health
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.loading import load_model
 from tensorferry.server.log_settings import LogSettings
@@ -121,7 +122,7 @@ class App:
         # Held while health is set from what the registry says, so that the last word is the latest. Nothing else
         # is done meanwhile.
         self._health_lock = threading.Lock()
-        self._health = health.HealthServicer(experimental_non_blocking=True)
+        self._health = Health()
         self._threads = HandlerThreads(HANDLER_THREADS)
         self._server = grpc.server(
             self._threads,
@@ -258,6 +259,7 @@ class App:
         ended = [self._control.close(grace)]
         ended += [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]
         self._threads.shutdown(wait=False)
+        self._health.close()
         if self._metrics is not None:
             self._metrics.close()
         gpus, self._gpus = self._gpus, None

@@ -46,6 +46,8 @@ _MOST_EVENTS = 128
 # row without one is nothing there.
 _EMPTY_POLLS = 3
 _AFTER_A_BUG_SECONDS = 1.0
+# Neither what is due nor grpcio's deadline is further away than a second.
+_FURTHEST_SECONDS = 5.0
 
 
 def send_status(status: Status) -> Any:
@@ -96,14 +98,16 @@ class _Queue(CompletionQueue):  # type: ignore[misc]
                     continue
                 handled = empty = 0
                 now = time.time()
-                if now >= self.due:
+                # Nothing is ever due so late, unless the clock was put back since.
+                if now >= self.due or now + _FURTHEST_SECONDS < self.due < math.inf:
                     self.due = now + _AFTER_A_BUG_SECONDS
                     self.due = self._overdue(now)
             except BaseException:
                 # It would end the thread that serves everyone.
                 self._unforeseen(tag if type(tag) is MethodType else None)
             if type(tag) is not MethodType and (
-                tag is not None or (deadline is not None and now >= deadline)
+                tag is not None
+                or (deadline is not None and (now >= deadline or deadline > now + _FURTHEST_SECONDS))
             ):
                 return event
 

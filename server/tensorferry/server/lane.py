@@ -51,6 +51,9 @@ _SHORT_SECONDS = 200e-6
 # After so many seconds it is tried again to ask for calls, should that have failed.
 _OWED_SECONDS = 0.1
 
+# Nothing that this waits for is so far away, but after the clock was put back.
+_FURTHEST_SECONDS = 5.0
+
 # Core gives the end of its clock's range, in seconds since the epoch, to a call without a deadline.
 _NEVER = 1e11
 
@@ -174,7 +177,7 @@ class Lane:
             self._core.request(*self._owed[-1])
             self._owed.pop()
         for batcher, when in list(self._again.items()):
-            if when <= now:
+            if when <= now or when > now + _FURTHEST_SECONDS:
                 del self._again[batcher]
                 self._unattended.add(batcher)
         while self._unattended:
@@ -182,7 +185,7 @@ class Lane:
             again = batcher.attend(_SHORT_SECONDS)
             if again < math.inf:
                 self._again[batcher] = time.time() + again - time.monotonic()
-        if now >= self._listen_at:
+        if now >= self._listen_at or now + _FURTHEST_SECONDS < self._listen_at < math.inf:
             for call in self._waiting_long:
                 call.listen()
             self._waiting_long, self._waiting = self._waiting, []

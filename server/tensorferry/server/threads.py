@@ -20,8 +20,8 @@ class HandlerThreads(ThreadPoolExecutor):
     by that, and with it all service.
     """
 
-    def __init__(self, most: int) -> None:
-        super().__init__(most, thread_name_prefix="grpc-handler")
+    def __init__(self, most: int, name: str = "grpc-handler") -> None:
+        super().__init__(most, thread_name_prefix=name)
         self._short = False
         # One is there from the start.
         self.submit(int)
