@@ -24,7 +24,7 @@ SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 LOAD := $(VENV)/load
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test conformance compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check locks tools train gpu-check clean
+.PHONY: help run demo test soak conformance compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,9 @@ conformance: $(VENV)/.dev ## every backend test of the onnx package through real
 
 compat: $(OLDEST)/.done ## the lane's tests with the oldest supported grpcio, protobuf, numpy, onnxruntime (Python 3.11)
 	$(OLDEST)/bin/python tests/compat.py
+
+soak: $(VENV)/.dev ## everything that goes wrong at once, in real processes, for MINUTES=10 (SEED=1; OUT=DIR keeps ledgers and logs)
+	PYTHONPATH=tests $(BIN)/python -m chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) $(if $(OUT),--out $(OUT))
 
 lint: $(VENV)/.dev ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check

@@ -42,6 +42,7 @@ class Strand:
         self.baton = threading.Lock()
         self.baton.acquire()
         self.alive = False
+        self.stopped = False
         # What it waits for, and until when.
         self.ready: Callable[[], bool] = lambda: True
         self.until = math.inf
@@ -154,14 +155,25 @@ class Loom:
         if self._resting or self._over.is_set():
             return
         if self.failure is not None:
-            raise Stopped
+            self._stop()
         mine = self._current
         assert mine is not None
         mine.ready, mine.until = ready, until
         self.hand_over()
         mine.baton.acquire()
         if self.failure is not None:
-            raise Stopped
+            self._stop()
+
+    def _stop(self) -> None:
+        """Ends the current thread; one that will not end waits for good."""
+        mine = self._current
+        assert mine is not None
+        if mine.stopped:
+            mine.alive = False
+            self.hand_over()
+            mine.baton.acquire()
+        mine.stopped = True
+        raise Stopped
 
     def hand_over(self) -> None:
         """Chooses who runs next."""

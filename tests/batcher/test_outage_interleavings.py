@@ -28,6 +28,9 @@ from tensorferry.batcher.request import State
 class FailingWorld(World):
     """Some runs break the device, some hang, and on some devices few rows fit into the memory."""
 
+    # What else a request may be told.
+    bugs: tuple[type[BaseException], ...] = ()
+
     def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(seed, monkeypatch)
         self.breaks = self.random.choice([0.0, 0.1, 0.4])
@@ -110,7 +113,7 @@ class FailingWorld(World):
                 assert self.gives_up
             else:
                 # No OutOfMemory: one row fits everywhere.
-                assert isinstance(outcome.error, (Cancelled, Shed, BatcherClosed)), outcome.error
+                assert isinstance(outcome.error, (Cancelled, Shed, BatcherClosed, *self.bugs)), outcome.error
         counts = self.batcher.statistics()
         assert counts.accepted == len(self.sent)
         figures_add_up(counts)

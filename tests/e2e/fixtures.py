@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from e2e import models
+from e2e import faulty, models
 from e2e.server import ServerProcess
 
 Serve = Callable[..., ServerProcess]
@@ -62,3 +63,25 @@ def echo_model(model_dir: Path) -> Path:
 @pytest.fixture(scope="session")
 def digits_model() -> Path:
     return Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
+
+
+@pytest.fixture
+def serve_faulty(transport: str, probe_model: Path) -> Iterator[Serve]:
+    """Serves the probe model on a device that fails as it is told to."""
+    started: list[tuple[ServerProcess, bool]] = []
+
+    def start(*arguments: str, expects_falls: bool = False, **variables: str) -> ServerProcess:
+        program = [sys.executable, str(Path(faulty.__file__))]
+        server = ServerProcess.start(
+            probe_model, *arguments, transport=transport, program=program, variables=variables
+        )
+        started.append((server, expects_falls))
+        return server
+
+    yield start
+    for server, expects_falls in started:
+        if server.process.poll() is None:
+            assert server.stop() == 0, server.log
+        assert expects_falls or not any(
+            "Traceback" in line or "this is a bug" in line for line in server.log
+        ), server.log

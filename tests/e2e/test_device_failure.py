@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import grpc
 import numpy as np
 import pytest
 from e2e import faulty
+from e2e.fixtures import Serve
 from e2e.server import ServerProcess
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -27,28 +27,6 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 # Never waited out by a passing test.
 PATIENCE = 60.0
 CLIENTS = 12
-
-Serve = Callable[..., ServerProcess]
-
-
-@pytest.fixture
-def serve_faulty(transport: str, probe_model: Path) -> Iterator[Serve]:
-    """Serves the probe model on a device that fails as it is told to."""
-    started: list[ServerProcess] = []
-
-    def start(*arguments: str, **variables: str) -> ServerProcess:
-        program = [sys.executable, str(Path(faulty.__file__))]
-        server = ServerProcess.start(
-            probe_model, *arguments, transport=transport, program=program, variables=variables
-        )
-        started.append(server)
-        return server
-
-    yield start
-    for server in started:
-        if server.process.poll() is None:
-            assert server.stop() == 0, server.log
-        assert not any("Traceback" in line or "this is a bug" in line for line in server.log), server.log
 
 
 def dial(server: ServerProcess) -> grpc.Channel:
@@ -89,6 +67,8 @@ class Health:
 
     def __init__(self, channel: grpc.Channel, service: str) -> None:
         self.changes: list[int] = []
+        # When, by `time.monotonic`.
+        self.times: list[float] = []
         self._changed = threading.Condition()
         self._watch = health_pb2_grpc.HealthStub(channel).Watch(
             health_pb2.HealthCheckRequest(service=service)
@@ -101,6 +81,7 @@ class Health:
             for response in self._watch:
                 with self._changed:
                     self.changes.append(response.status)
+                    self.times.append(time.monotonic())
                     self._changed.notify_all()
         except grpc.RpcError:
             pass

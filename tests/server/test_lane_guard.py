@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import grpc
@@ -268,7 +269,7 @@ def test_a_process_that_must_have_the_lane_exits_with_1(tmp_path: Path) -> None:
 def test_a_bug_in_an_event_does_not_end_the_thread_that_serves(
     door: Door, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A unary call that it concerns is cancelled, a stream is its client's to leave; all others are served."""
+    """A call that it concerns is told INTERNAL, or cancelled when it had not begun; all others are served."""
     door.service.answer_at_once = success
     assert door.lane is not None
     logged: list[str] = []
@@ -293,10 +294,86 @@ def test_a_bug_in_an_event_does_not_end_the_thread_that_serves(
             stream = door.stream()
             stream.send("1")
             assert came.wait(PATIENCE)
-            stream.cancel()
-            assert stream.end().code() is grpc.StatusCode.CANCELLED
+            assert stream.end().code() is grpc.StatusCode.INTERNAL
+        elif where == "a message":
+            patch.setattr(UnaryCall, "received", _raise)
+            assert door.infer("1").exception(PATIENCE).code() is grpc.StatusCode.INTERNAL
         else:
-            patch.setattr(UnaryCall, "received" if where == "a message" else "__init__", _raise)
+            patch.setattr(UnaryCall, "__init__", _raise)
             assert door.infer("1").exception(PATIENCE).code() is grpc.StatusCode.CANCELLED
     assert door.infer("2").result(PATIENCE).id == "2"
     assert set(logged) == {"unexpected error in the lane; this is a bug in tensorferry.server"}
+
+
+@pytest.mark.parametrize("transport", ["lane"], scope="module")
+def test_system_exit_does_not_end_the_thread_either(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(*args: Any) -> None:
+        raise SystemExit
+
+    door.service.answer_at_once = success
+    monkeypatch.setattr(lane._log, "exception", lambda message: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(UnaryCall, "received", leave)
+        assert door.infer("1").exception(PATIENCE).code() is grpc.StatusCode.INTERNAL
+    assert door.infer("2").result(PATIENCE).id == "2"
+
+
+@pytest.mark.parametrize("transport", ["lane"], scope="module")
+def test_calls_that_could_not_be_asked_for_are_asked_for_again(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many are asked for, each once it is there: each that was not would be missing for ever."""
+    door.service.answer_at_once = success
+    assert door.lane is not None
+    monkeypatch.setattr(lane._log, "exception", lambda message: None)
+    monkeypatch.setattr(lane, "_OWED_SECONDS", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(door.lane._core, "request", _raise)
+        for number in range(lane._STANDING_UNARY):
+            # Their own calls are lost with what was to be asked.
+            assert door.infer(str(number)).exception(PATIENCE).code() is grpc.StatusCode.CANCELLED
+    for number in range(2 * lane._STANDING_UNARY):
+        assert door.infer(str(number)).result(PATIENCE).id == str(number)
+    assert not door.lane._owed
+
+
+class _Clock:
+    """Stands in for `time`, in a queue whose events are scripted."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+
+    def time(self) -> float:
+        return self.now
+
+
+def test_a_clock_that_is_put_back_keeps_nothing_from_being_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = _Clock()
+    monkeypatch.setattr(grpc_core, "time", clock)
+    polled: list[float] = []
+
+    class Scripted:
+        def poll(self, deadline: float) -> Any:
+            polled.append(deadline)
+            if len(polled) == 1:
+                clock.now -= 3600
+            return SimpleNamespace(tag=None)
+
+    # The queue's own method, over a poll that returns at once, as core's does when the time is over.
+    events: Any = type("Events", (Scripted,), {})()
+    poll = grpc_core._Queue.poll
+    queue: Any = type("Queue", (Scripted,), {"poll": None})()
+    called: list[float] = []
+
+    def overdue(now: float) -> float:
+        called.append(now)
+        return math.inf
+
+    queue.due, queue._overdue, queue._unforeseen = clock.now + 0.01, overdue, _raise
+    rebound = FunctionType(
+        poll.__code__, {**vars(grpc_core), "super": lambda: events}, closure=poll.__closure__
+    )
+    event = rebound(queue, clock.now + 1)
+    assert event.tag is None, "grpcio is to give a deadline of the clock as it is now"
+    assert called == [1e9 - 3600]
+    assert queue.due == math.inf

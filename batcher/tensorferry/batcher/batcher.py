@@ -26,6 +26,7 @@ from tensorferry.batcher.errors import (
     RunTimedOut,
 )
 from tensorferry.batcher.instance import Instance
+from tensorferry.batcher.lasting import last
 from tensorferry.batcher.options import (
     BatcherSettings,
     check_batching,
@@ -41,12 +42,15 @@ from tensorferry.batcher.request import Outcome, Request, flatten, split_request
 from tensorferry.batcher.results import deliver_row, deliver_rows, propagate_cancel
 from tensorferry.batcher.statistics import BatcherStatistics, Ledger
 from tensorferry.batcher.timeouts import QueuePolicy
-from tensorferry.batcher.worker import Worker
+from tensorferry.batcher.worker import Health, Worker
 
 _log = logging.getLogger("tensorferry.batcher")
 
 DEFAULT_MAX_QUEUE_SIZE = 4096
 DEFAULT_MAX_QUEUE_BYTES = 1 << 30
+
+# After so many seconds deadlines are looked after again, should that have failed.
+_EXPIRY_SECONDS = 0.1
 
 
 class Batcher:
@@ -137,6 +141,12 @@ class Batcher:
         `together`, where it is given, is told when the answers of a batch of several begin and end:
         a transport may then send them as one.
 
+    When a worker ends
+        What escapes from a worker's own code, be it SystemExit, ends no thread: the worker's batch is
+        queued once more, its device takes none for a tenth of a second (longer if that goes on), and
+        `health` is told, on the worker's thread: the function's number from 0, why it is out (None
+        when it is back), and whether it fell so often that only a restart of the process can help.
+
     Every method may be called from any thread.
     """
 
@@ -162,6 +172,7 @@ class Batcher:
         clients: ClientPolicy | None = None,
         name: str = "batcher",
         clock: Clock | None = None,
+        health: Health = lambda instance, reason, hopeless: None,
     ) -> None:
         check_sizes(max_batch_size, max_queue_delay, max_queue_size, max_queue_bytes, preferred_batch_sizes)
         check_classes(priority_weights, default_priority, policies, strict=strict_priorities)
@@ -225,6 +236,7 @@ class Batcher:
             )
             for index, function in enumerate(functions)
         ]
+        self._health = health
         self._attendant = self._worker(instances[0])
         runs: list[tuple[str, Callable[[], None]]] = [
             (f"{name}-worker-{number}", self._worker(instance).run)
@@ -237,7 +249,14 @@ class Batcher:
 
     def _worker(self, instance: Instance) -> Worker:
         return Worker(
-            instance, self._queue, self._completions, self._ledger, self._record, self._clock, self._name
+            instance,
+            self._queue,
+            self._completions,
+            self._ledger,
+            self._record,
+            self._clock,
+            self._name,
+            self._health,
         )
 
     @property
@@ -471,11 +490,25 @@ class Batcher:
         return bool(ended)
 
     def _expire(self) -> None:
+        last(self._expire_until_closed, self._expire_again)
+
+    def _expire_until_closed(self) -> None:
         while (expired := self._queue.take_expired()) is not None:
-            self._completions.expire(expired)
-            self._queue.expired_completed()
+            try:
+                self._completions.expire(expired)
+            finally:
+                self._queue.expired_completed()
             # As a worker does: the thread may wait for hours.
             del expired
+
+    def _expire_again(self, fault: BaseException) -> None:
+        _log.error(
+            "%s: who looks after deadlines ended unexpectedly; this is a bug. It is begun again in %g s",
+            self._name,
+            _EXPIRY_SECONDS,
+            exc_info=fault,
+        )
+        self._queue.stand_off(_EXPIRY_SECONDS)
 
     def drain(self, timeout: float | None = None) -> bool:
         """Accepts nothing new and waits until all that was accepted is done.

@@ -18,6 +18,8 @@ _log = logging.getLogger("tensorferry.batcher")
 
 _new = tuple.__new__
 
+_INTERNAL = "internal error while running the batch"
+
 
 class Together(Protocol):
     """What a transport does around the answers of a batch of several, which are given on one thread in a row.
@@ -101,15 +103,22 @@ class Completions:
         )
         self._record.ran(info, batch, requests, instance, work, times, now)
         together = self._together
-        if together is None or len(requests) < 2:
-            self._hand_out(requests, positions, outputs, info, now)
-            return
-        together.begin(len(requests))
         try:
-            self._hand_out(requests, positions, outputs, info, now)
-        finally:
-            # Whatever happens: what was given so far would else never leave.
-            together.end()
+            if together is None or len(requests) < 2:
+                self._hand_out(requests, positions, outputs, info, now)
+                return
+            together.begin(len(requests))
+            try:
+                self._hand_out(requests, positions, outputs, info, now)
+            finally:
+                # Whatever happens: what was given so far would else never leave.
+                together.end()
+        except BaseException:
+            for request in requests:
+                if request.complete is not completed_twice and request.deadline > now:
+                    # They are counted as answered already, and no counter ever falls.
+                    self._complete(request, Outcome(error=BatcherError(_INTERNAL)))
+            raise
 
     def _hand_out(
         self,
@@ -136,9 +145,12 @@ class Completions:
                 self.fail(request, DeadlineExceeded("the deadline passed while the request's batch ran"))
 
     def fail(self, request: Request, error: BaseException) -> None:
-        """The request ends with this error."""
-        if not request.is_part:
-            self._ledger.failed(error, request.cost, self._clock.now() - request.arrival)
+        """The request ends with this error. Never raises: others are told after it."""
+        try:
+            if not request.is_part:
+                self._ledger.failed(error, request.cost, self._clock.now() - request.arrival)
+        except BaseException:
+            _log.exception("a request of %s could not be counted; this is a bug", self._name)
         # NaN for one that never left the queue.
         delay = request.started - request.arrival
         self._complete(request, Outcome(error=error, queue_delay=delay if delay > 0 else 0.0))

@@ -21,11 +21,13 @@ class Outage:
     `try_at` is when to try to bring it back; inf when its run has been given up, and it is back when that returns.
     """
 
-    __slots__ = ("began", "hopeless", "try_at", "trying")
+    __slots__ = ("began", "clears", "hopeless", "try_at", "trying")
 
     def __init__(self, began: float, try_at: float) -> None:
         self.began = began
         self.try_at = try_at
+        # What it was given before is answered first, so that its memory is free.
+        self.clears = True
         # One of its workers tries now.
         self.trying = False
         # It was tried in vain, or does not even return: nobody knows when it is back.
@@ -104,6 +106,15 @@ class Device:
         in_flight = self._in_flight
         in_flight.popleft()
         self._free_at = now + sum(in_flight) if in_flight else now
+
+    def unsay(self) -> None:
+        """The batch that was said to have left last has not."""
+        self._in_flight.pop()
+        self.unanswered -= 1
+
+    def forget(self) -> None:
+        """Nothing is in flight any more, whatever was said."""
+        self._in_flight.clear()
 
 
 class Devices:

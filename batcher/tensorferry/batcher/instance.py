@@ -46,3 +46,6 @@ class Instance:
         # Written by that somebody, before a look at `running`, and by the worker after `running`: so
         # one of them at least sees that it is over.
         self.given_up = False
+        # A worker of it has ended unexpectedly, and nobody has said since that it works again. Written by its
+        # workers.
+        self.fallen = False

@@ -53,6 +53,10 @@ class Outages:
     _back: threading.Condition
     # Nothing goes back into the queue any more: nobody may be left to run it.
     _abandoned: bool
+    # Ended by a thread that takes work, which has yet to hand them out.
+    _dying: Sequence[Request]
+    # The same, once it fell before it could.
+    _orphans: list[Request]
 
     def _end_queued_locked(self, request: Request) -> None:
         raise NotImplementedError
@@ -109,7 +113,8 @@ class Outages:
     def _stand_by_locked(self, mine: Device, outage: Outage) -> Work | None:
         """Waits while a device is out; RECOVER when its worker is to bring it back, None to look again."""
         now = self._clock.now()
-        try_at = max(outage.try_at, outage.began + _CLEAR_SECONDS) if mine.unanswered else outage.try_at
+        clears = mine.unanswered and outage.clears
+        try_at = max(outage.try_at, outage.began + _CLEAR_SECONDS) if clears else outage.try_at
         if try_at <= now and not outage.trying:
             outage.trying = True
             return RECOVER
@@ -118,6 +123,64 @@ class Outages:
             self._tell_of_queued_locked(now)
         self._clock.wait(self._back, _INF if outage.trying else try_at)
         return None
+
+    def fell(self, device: int, seconds: float, error: InstanceFailed | None) -> Sequence[Request]:
+        """A worker of a device ended unexpectedly: it takes no batches for so many seconds, and then tries again.
+
+        With an error it did so too often; where no other device is left, what is queued ends with that. The caller
+        fails those that this returns, and then says so by `expired_completed`, if there are any.
+        """
+        with self._lock:
+            mine, now = self._devices.each[device], self._clock.now()
+            if mine.outage is None:
+                self._devices.out(mine, now, now + seconds).clears = False
+                if not mine.unanswered:
+                    mine.forget()
+            mine.ready.notify_all()
+            self._back.notify_all()
+            # Those who wait for deadlines, or for work of other devices, may have been told of it in vain.
+            if self._backlog.rows:
+                self._waking.asked = not self._waking.waiting
+                self._tell_of_queued_locked(now)
+            assert mine.outage is not None
+            return self._orphaned_locked(
+                self._give_up_locked(mine.outage, error) if error is not None else ()
+            )
+
+    def dropped(self) -> Sequence[Request]:
+        """A thread that is no worker fell while it took work, or ran it: workers take what is queued.
+
+        The caller fails those that this returns, as with `fell`.
+        """
+        with self._lock:
+            if self._backlog.rows:
+                self._waking.asked = not self._waking.waiting
+                self._tell_of_queued_locked(self._clock.now())
+            return self._orphaned_locked(())
+
+    def _orphaned_locked(self, ended: Sequence[Request]) -> Sequence[Request]:
+        orphans, self._orphans = self._orphans, []
+        if orphans and not ended:
+            # As for those that are given up.
+            self._busy_workers += 1
+        return [*ended, *orphans]
+
+    def _orphan_locked(self) -> None:
+        """Who takes work fell: those that it had ended are told by whoever puts that right."""
+        self._orphans += self._dying
+        self._dying = ()
+
+    def _back_in_line_locked(self, requests: Sequence[Request]) -> None:
+        """They were taken out of the queue in vain."""
+        for request in requests:
+            request.state = QUEUED
+            request.started = math.nan
+        self._backlog.put_back(requests)
+
+    def stand_off(self, seconds: float) -> None:
+        """Waits for so long, or until the queue closes or somebody has something for who takes the expired."""
+        with self._lock:
+            self._clock.wait(self._expiry.due, self._clock.now() + seconds)
 
     def recovered(self, device: int) -> None:
         """A device is back."""
@@ -204,3 +267,5 @@ class Outages:
         """As it is at the start."""
         self._back = threading.Condition(self._lock)
         self._abandoned = False
+        self._dying = ()
+        self._orphans = []

@@ -184,7 +184,11 @@ class RequestQueue(Outages):
                     if (order := self._stand_by_locked(mine, mine.outage)) is not None:
                         return order
                     continue
-                step = self._poll_locked(mine)
+                try:
+                    step = self._poll_locked(mine)
+                except BaseException:
+                    self._orphan_locked()
+                    raise
                 if not isinstance(step, Wait):
                     return step
                 until = step.until
@@ -205,7 +209,11 @@ class RequestQueue(Outages):
                 return _INF
             now, mine = self._clock.now(), self._devices.each[0]
             if self._lending.allows(most_seconds, now):
-                step = self._poll_locked(mine)
+                try:
+                    step = self._poll_locked(mine)
+                except BaseException:
+                    self._orphan_locked()
+                    raise
                 if isinstance(step, Work):
                     mine.borrowed = bool(step.batch)
                     return step
@@ -231,7 +239,7 @@ class RequestQueue(Outages):
                     self._devices.wake_idle()
                 return Wait(turn if backlog.rows else _INF)
             start = device.starts(now)
-        dead = self._expiry.take(start, now) if self._expiry.needed else ()
+        dead = self._dying = self._expiry.take(start, now) if self._expiry.needed else ()
         left: Mapping[Hashable, LeftBucket] = {}
         if self._devices.unequal and backlog.rows:
             device.passes = False
@@ -281,20 +289,29 @@ class RequestQueue(Outages):
         profile = self._backlog.buckets[close.key].profile
         times = profile if device.pace.value == 1.0 else Paced(profile, device.pace.value)
         batch, shed, riding = self._departure.take(close, device, now, left)
+        before = device.unanswered, self._running, self._busy_workers
+        try:
+            for request in batch:
+                request.state = RUNNING
+                request.started = now
+            self._running += len(batch)
+            rows = sum(riding)
+            keeps = whole = times.whole(rows)
+            if self._pipelined:
+                device.preparation, keeps = profile.preparation(rows), times.mean(rows)
+            self._devices.left(device, now, keeps)
+            # As `Work(...)`, in half the time.
+            work = _new(Work, (tuple(batch), close.reason, tuple(dead), tuple(shed), whole))
+            handed = self._hand_out_locked(work, now)
+        except BaseException:
+            unanswered, self._running, self._busy_workers = before
+            if device.unanswered > unanswered:
+                device.unsay()
+            self._back_in_line_locked([*batch, *shed])
+            raise
         for request in shed:
             self._done_locked(request)
-        for request in batch:
-            request.state = RUNNING
-            request.started = now
-        self._running += len(batch)
-        rows = sum(riding)
-        keeps = whole = times.whole(rows)
-        if self._pipelined:
-            device.preparation, keeps = profile.preparation(rows), times.mean(rows)
-        self._devices.left(device, now, keeps)
-        # As `Work(...)`, in half the time.
-        work = _new(Work, (tuple(batch), close.reason, tuple(dead), tuple(shed), whole))
-        return self._hand_out_locked(work, now)
+        return handed
 
     def _hand_out_locked(self, work: Work, now: float) -> Work:
         self._busy_workers += 1
@@ -303,6 +320,7 @@ class RequestQueue(Outages):
             self._waking.wake(now)
             if self._expiry.needed:
                 self._expiry.watch(self._expiry.next(now))
+        self._dying = ()
         return work
 
     def released(self, device: int) -> None:
@@ -327,47 +345,52 @@ class RequestQueue(Outages):
         was completed. `seconds` is None when the times say nothing of how long such a batch takes:
         it failed, or there was none. Returns whether anything is queued.
         """
-        rows = sum([request.cost for request in batch]) if seconds is not None else 0
-        with self._lock:
-            taught: Profile | None = None
-            now = self._clock.now()
-            if batch:
-                mine = self._devices.each[device]
-                if mine.borrowed:
-                    mine.borrowed = False
-                    if self._closing:
-                        # Its workers wait for what they have not run themselves, and may end now.
-                        mine.ready.notify_all()
-                mine.unanswered -= 1
-                if mine.outage is not None:
-                    self._back.notify_all()
-                if self._pipelined:
-                    mine.ready.notify()
-                else:
-                    self._devices.released(mine, now)
-            if seconds is not None:
-                self._lending.ran(seconds, now)
-                if self._departure.row_limits.needed:
-                    self._departure.row_limits.fitted(device, batch[0].key, rows)
-                profile = self._backlog.profile(batch[0].key)
-                if profile.teaches(now, rows, seconds + before + after):
-                    taught = profile
-                    if len(self._devices.each) > 1:
-                        seconds = self._devices.paced(mine, seconds, profile.device.mean(rows), now)
-            answers = self.company.returners.lesson
-            if taught is None and answers is None:
-                return self._rest_locked()
-        with self._lessons:
-            lesson = None
-            if taught is not None and seconds is not None:
-                lesson = taught.learn(rows, seconds, before, after)
-            back = answers.back() if answers is not None else ()
+        try:
+            rows = sum([request.cost for request in batch]) if seconds is not None else 0
             with self._lock:
-                if taught is not None and lesson is not None:
-                    taught.believe(lesson, now)
-                if answers is not None:
-                    self.company.returners.believe(answers, back)
-                return self._rest_locked()
+                taught: Profile | None = None
+                now = self._clock.now()
+                if batch:
+                    mine = self._devices.each[device]
+                    if mine.borrowed:
+                        mine.borrowed = False
+                        if self._closing:
+                            # Its workers wait for what they have not run themselves, and may end now.
+                            mine.ready.notify_all()
+                    mine.unanswered -= 1
+                    if mine.outage is not None:
+                        self._back.notify_all()
+                    if self._pipelined:
+                        mine.ready.notify()
+                    else:
+                        self._devices.released(mine, now)
+                if seconds is not None:
+                    self._lending.ran(seconds, now)
+                    if self._departure.row_limits.needed:
+                        self._departure.row_limits.fitted(device, batch[0].key, rows)
+                    profile = self._backlog.profile(batch[0].key)
+                    if profile.teaches(now, rows, seconds + before + after):
+                        taught = profile
+                        if len(self._devices.each) > 1:
+                            seconds = self._devices.paced(mine, seconds, profile.device.mean(rows), now)
+                answers = self.company.returners.lesson
+                if taught is None and answers is None:
+                    return self._rest_locked()
+            with self._lessons:
+                lesson = None
+                if taught is not None and seconds is not None:
+                    lesson = taught.learn(rows, seconds, before, after)
+                back = answers.back() if answers is not None else ()
+                with self._lock:
+                    if taught is not None and lesson is not None:
+                        taught.believe(lesson, now)
+                    if answers is not None:
+                        self.company.returners.believe(answers, back)
+                    return self._rest_locked()
+        except BaseException:
+            with self._lock:
+                self._rest_locked()
+            raise
 
     def _rest_locked(self) -> bool:
         """A worker is busy no more; whether anything is queued."""

@@ -13,6 +13,7 @@ from tensorferry.batcher.collate import join, split
 from tensorferry.batcher.completions import Completions, completed_twice
 from tensorferry.batcher.errors import BatcherError, InstanceFailed, OutOfMemory, RunTimedOut
 from tensorferry.batcher.instance import Instance
+from tensorferry.batcher.lasting import last
 from tensorferry.batcher.outages import RECOVER
 from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.record import Record
@@ -24,6 +25,20 @@ from tensorferry.batcher.work import Times, Work
 _log = logging.getLogger("tensorferry.batcher")
 
 _new = tuple.__new__
+
+# A worker that ended unexpectedly is replaced after so many seconds, if that goes on after twice as many, up to
+# the last; after so many times it is said that only a restart can help. All is forgotten after a while.
+_FIRST_SECONDS = 0.1
+_LAST_SECONDS = 2.0
+_HOPELESS_FALLS = 6
+_FORGET_SECONDS = 60.0
+
+# Told of an instance whose worker has ended unexpectedly, why, and whether nothing but a restart of the process
+# can help; with None for the reason when it works again.
+Health = Callable[[int, str | None, bool], None]
+
+
+_FELL = "what ran the batch ended unexpectedly"
 
 
 class _NotRun(InstanceFailed):
@@ -42,6 +57,7 @@ class Worker:
         record: Record,
         clock: Clock,
         name: str,
+        health: Health = lambda instance, reason, hopeless: None,
     ) -> None:
         self._instance = instance
         self._queue = queue
@@ -52,9 +68,16 @@ class Worker:
         self._name = name
         # Threads that carry out work here, though they are not the worker's.
         self._attending: set[threading.Thread] = set()
+        self._health = health
+        # How often it has ended unexpectedly of late, and when the last time.
+        self._falls = 0
+        self._fell_at = -math.inf
 
     def run(self) -> None:
-        """Takes work until there is none."""
+        """Takes work until there is none. What escapes from that ends nobody's wait: it is begun again."""
+        last(self._run_until_closed, self._begin_again)
+
+    def _run_until_closed(self) -> None:
         while (work := self._queue.take(self._instance.index)) is not None:
             if work is RECOVER:
                 self._recover()
@@ -63,12 +86,47 @@ class Worker:
             # A worker idles for hours with its last batch in hand otherwise.
             del work
 
+    def _begin_again(self, fault: BaseException) -> None:
+        """The worker has ended: its device takes no batches for a moment, and whoever watches it is told."""
+        now, instance = self._clock.now(), self._instance
+        self._falls = self._falls + 1 if now < self._fell_at + _FORGET_SECONDS else 1
+        self._fell_at = now
+        seconds = min(_FIRST_SECONDS * 2 ** (self._falls - 1), _LAST_SECONDS)
+        hopeless = self._falls >= _HOPELESS_FALLS
+        reason = f"a worker ended unexpectedly ({type(fault).__name__}) and is started anew"
+        if hopeless:
+            reason = f"workers end unexpectedly ({type(fault).__name__}), {self._falls} times by now"
+        failed = InstanceFailed(reason, seconds)
+        # First, so that whoever brings it back finds it so.
+        instance.fallen = True
+        ended = self._queue.fell(instance.index, seconds, failed if hopeless else None)
+        self._tell(reason, hopeless=hopeless)
+        _log.error(
+            "%s: a worker ended unexpectedly; this is a bug. Another takes its place in %g s",
+            self._name,
+            seconds,
+            exc_info=fault,
+        )
+        self._completions.turn_away(ended, failed)
+        if ended:
+            self._queue.expired_completed()
+
+    def _tell(self, reason: str | None, *, hopeless: bool = False) -> None:
+        try:
+            self._health(self._instance.index, reason, hopeless)
+        except BaseException:
+            _log.exception("%s: who is told of its health raised", self._name)
+
     def attend(self, most_seconds: float) -> float:
         """Carries out, on the calling thread, what may leave now and should take at most so long.
 
         Returns as `RequestQueue.take_short` does: when to attend again.
         """
-        work = self._queue.take_short(most_seconds)
+        try:
+            work = self._queue.take_short(most_seconds)
+        except BaseException:
+            self._dropped()
+            raise
         if isinstance(work, float):
             return work
         thread = threading.current_thread()
@@ -81,9 +139,18 @@ class Worker:
                     return math.inf
                 work = self._queue.take_short(most_seconds)
             return work
+        except BaseException:
+            self._dropped()
+            raise
         finally:
             if not nested:
                 self._attending.discard(thread)
+
+    def _dropped(self) -> None:
+        """The calling thread does no more here: a worker takes what is queued."""
+        if ended := self._queue.dropped():
+            self._completions.turn_away(ended, InstanceFailed(_FELL))
+            self._queue.expired_completed()
 
     @property
     def attended(self) -> bool:
@@ -92,23 +159,38 @@ class Worker:
 
     def _carry_out(self, work: Work) -> bool:
         """Completes what the work holds; whether anything is queued after it."""
-        batch, device, taken = work.batch, self._instance.index, self._clock.now()
-        if work.expired:
-            self._completions.expire(work.expired)
-        if work.shed:
-            self._completions.shed(work.shed, "others make their deadlines", self._queue.drain_time())
-        times = None
-        if batch:
-            times = self._run_guarded(work)
+        batch, device, times = work.batch, self._instance.index, None
+        try:
+            taken = self._clock.now()
+            if work.expired:
+                self._completions.expire(work.expired)
+            if work.shed:
+                self._completions.shed(work.shed, "others make their deadlines", self._queue.drain_time())
+            if batch:
+                times = self._run_guarded(work)
+            if times is not None:
+                _, ready, started, ended, done = times
+                now = self._clock.now()
+                done.append(now)
+                seconds, before, after = ended - started, ready - taken, now - ended
+                if work.predicted:
+                    self._ledger.predicted(work.predicted, before + seconds + after)
+        except BaseException:
+            self._let_fall(work)
+            raise
         if times is None:
             return self._queue.ran(batch, None, device=device)
-        _, ready, started, ended, done = times
-        now = self._clock.now()
-        done.append(now)
-        seconds, before, after = ended - started, ready - taken, now - ended
-        if work.predicted:
-            self._ledger.predicted(work.predicted, before + seconds + after)
         return self._queue.ran(batch, seconds, before, after, device=device)
+
+    def _let_fall(self, work: Work) -> None:
+        """The calling thread cannot go on with the work: whoever is left in it is queued again, or told."""
+        queued, ended = self._queue.hand_back(work.batch, self._instance.index, ran=True, out=False)
+        self._ledger.retried(len(queued))
+        untold = [
+            request for request in (*work.expired, *work.shed) if request.complete is not completed_twice
+        ]
+        self._completions.turn_away([*ended, *untold], InstanceFailed(_FELL))
+        self._queue.ran(work.batch, None, device=self._instance.index)
 
     def _recover(self) -> None:
         """Brings the instance back, or says when to try again; whoever cannot wait for that is told."""
@@ -119,12 +201,15 @@ class Worker:
                 recover()
         except InstanceFailed as error:
             failed = InstanceFailed(str(error), error.retry_after)
-        except Exception:
+        except BaseException:
             _log.exception("%s: what brings its device back raised; it is tried again", self._name)
             failed = InstanceFailed("the device failed and could not be brought back yet")
         else:
             instance.recover = None
             self._queue.recovered(instance.index)
+            if instance.fallen:
+                instance.fallen = False
+                self._tell(None)
             return
         queued = self._queue.not_recovered(instance.index, failed)
         self._completions.turn_away(queued, failed)
@@ -147,10 +232,15 @@ class Worker:
                 "%s failed while running a batch; this is a bug in tensorferry.batcher", self._name
             )
             self._fail_all(self._queue.finish(_without(batch, back)))
-        in_hand.remove(batch)
-        # Not earlier: a request that is cancelled while it runs may yet have to be joined.
-        for request in _without(batch, back) if back else batch:
-            request.tensors = ()
+        except BaseException:
+            # What ends threads. Those who have no answer are not at fault, and ride once more.
+            self._hand_back(_without(batch, back), InstanceFailed(_FELL), back)
+            raise
+        finally:
+            in_hand.remove(batch)
+            # Not earlier: a request that is cancelled while it runs may yet have to be joined.
+            for request in _without(batch, back) if back else batch:
+                request.tensors = ()
         return times
 
     def _run(self, batch: Sequence[Request], work: Work, back: list[Request]) -> Times | None:
@@ -192,7 +282,7 @@ class Worker:
             outputs = [outputs[position] for position in positions]
         try:
             self._completions.answer(alive, positions, outputs, batch, work, times, self._instance.index)
-        except Exception:
+        except BaseException:
             # They are finished as far as the queue knows: nobody else would tell them.
             self._fail_all([request for request in alive if request.complete is not completed_twice])
             raise

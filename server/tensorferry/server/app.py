@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -43,6 +42,7 @@ from tensorferry.server.shared_memory import Regions
 from tensorferry.server.shared_memory_methods import SharedMemory
 from tensorferry.server.statistics import StatisticsExtension
 from tensorferry.server.telemetry import Telemetry
+from tensorferry.server.threads import HandlerThreads
 from tensorferry.server.tls import TlsFiles
 from tensorferry.server.trace_file import TraceFile
 from tensorferry.server.trace_settings import TraceSettings
@@ -134,8 +134,7 @@ class App:
         # is done meanwhile.
         self._health_lock = threading.Lock()
         self._health = Health()
-        threads = max(HANDLER_THREADS, 2 * (config.max_streams or 0))
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="grpc-handler")
+        self._threads = HandlerThreads(max(HANDLER_THREADS, 2 * (config.max_streams or 0)))
         self._server = grpc.server(
             self._threads,
             interceptors=[]

@@ -16,16 +16,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
+from tensorferry.batcher.lasting import last
 from tensorferry.server import logs
 from tensorferry.server.app import App
 from tensorferry.server.config import ConfigError, ServerConfig
 from tensorferry.server.configure import load_config
 from tensorferry.server.errors import StartError
 from tensorferry.server.options import OPTIONS, add_flags, read_flags
+from tensorferry.server.threads import watch_threads
 
 _log = logging.getLogger("tensorferry.server")
 
 _Events: TypeAlias = "queue.SimpleQueue[int | BaseException | str]"
+
+
+class _Dead(Exception):
+    """The event that nothing is served any more, nor can be by this process."""
 
 
 class _Lost(Exception):
@@ -65,12 +71,16 @@ def _serve(config: ServerConfig, output: logs.LogOutput) -> int:
     # The starting and stopping threads report here, and the one that hears signals.
     events: _Events = queue.SimpleQueue()
     _hear_signals(events)
+    watch_threads(lambda reason: events.put(_Dead(reason)))
     lost = (lambda reason: events.put(_Lost(reason))) if config.exit_on_device_loss else (lambda reason: None)
     app = App(config, output, lost)
     _in_thread("start", _start, app, events)
     draining, code = False, 0
     while True:
         event = events.get()
+        if isinstance(event, _Dead):
+            _log.critical("%s: ending at once, to be started anew", event)
+            _leave(1)
         if isinstance(event, _Lost):
             code = 1
             if not draining:
@@ -119,9 +129,15 @@ def _hear_signals(events: _Events) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: None)
 
-    def hear() -> None:
+    def read() -> None:
         while received := os.read(reading, 1):
             events.put(received[0])
+
+    def hear() -> None:
+        last(
+            read,
+            lambda fault: _log.error("hearing of signals ended unexpectedly; it goes on", exc_info=fault),
+        )
 
     threading.Thread(target=hear, name="signals", daemon=True).start()
 

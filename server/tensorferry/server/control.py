@@ -21,6 +21,7 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from typing import TypeAlias
 
+from tensorferry.batcher.lasting import last
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config import ModelSource
 from tensorferry.server.errors import (
@@ -182,6 +183,12 @@ class ModelControl:
         done.result()
 
     def _run(self) -> None:
+        last(self._run_until_closed, self._begin_again)
+
+    def _begin_again(self, fault: BaseException) -> None:
+        _log.error("the thread that loads models ended unexpectedly; it is begun again", exc_info=fault)
+
+    def _run_until_closed(self) -> None:
         while True:
             try:
                 given = self._commands.get(timeout=self._poll_seconds if self._mode == "poll" else None)
@@ -226,7 +233,7 @@ class ModelControl:
             except NotFoundError:
                 # Removed since it was listed: the next look unloads it.
                 pass
-            except Exception:
+            except BaseException:
                 _log.exception(
                     "model %s could not be looked after; this is a bug in tensorferry.server", name
                 )

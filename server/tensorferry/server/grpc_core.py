@@ -49,6 +49,8 @@ _MOST_EVENTS = 128
 # row without one is nothing there.
 _EMPTY_POLLS = 3
 _AFTER_A_BUG_SECONDS = 1.0
+# Neither what is due nor grpcio's deadline is further away than a second.
+_FURTHEST_SECONDS = 5.0
 
 
 def send_status(status: Status) -> Any:
@@ -78,10 +80,10 @@ class _Queue(CompletionQueue):  # type: ignore[misc]
     functions, the lane's are bound methods; so nothing of the lane ever reaches grpcio.
     """
 
-    def prepare(self, overdue: Callable[[float], float], unforeseen: Callable[[], None]) -> None:
+    def prepare(self, overdue: Callable[[float], float], unforeseen: Callable[[Any], None]) -> None:
         """`overdue` is called with the time when it is `due`, and returns when it is due again.
 
-        `unforeseen` is called within the handling of an exception.
+        `unforeseen` is called within the handling of an exception, with what handled the event; None if it was `overdue`.
         """
         self._overdue = overdue
         self._unforeseen = unforeseen
@@ -111,14 +113,16 @@ class _Queue(CompletionQueue):  # type: ignore[misc]
                     continue
                 handled = empty = 0
                 now = time.time()
-                if now >= self.due:
+                # Nothing is ever due so late, unless the clock was put back since.
+                if now >= self.due or now + _FURTHEST_SECONDS < self.due < math.inf:
                     self.due = now + _AFTER_A_BUG_SECONDS
                     self.due = self._overdue(now)
-            except Exception:
+            except BaseException:
                 # It would end the thread that serves everyone.
-                self._unforeseen()
+                self._unforeseen(tag if type(tag) is MethodType else None)
             if type(tag) is not MethodType and (
-                tag is not None or (deadline is not None and now >= deadline)
+                tag is not None
+                or (deadline is not None and (now >= deadline or deadline > now + _FURTHEST_SECONDS))
             ):
                 return event
 

@@ -12,10 +12,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tensorferry.server.threads import HandlerThreads
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -42,7 +43,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         # Whom something is being sent to, the longest first, and since when.
         self._sending: dict[_Watcher, float] = {}
         self._final = False
-        self._threads = ThreadPoolExecutor(_SENDERS, thread_name_prefix="health")
+        self._threads = HandlerThreads(_SENDERS, "health")
 
     def set(self, service: str, *, serving: bool) -> None:
         """From now on a service has this status; without effect after `enter_graceful_shutdown`."""

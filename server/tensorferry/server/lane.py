@@ -34,6 +34,7 @@ from tensorferry.server.inference import Call, InferenceService, Reply
 from tensorferry.server.lane_stream import StreamCall
 from tensorferry.server.outbox import Outbox
 from tensorferry.server.status import Status
+from tensorferry.server.stream import BROKEN
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -52,6 +53,11 @@ _SHORT_SECONDS = 200e-6
 
 # When a call that was one too many may try again: nobody knows when others end.
 _CALLS_RETRY_SECONDS = 0.1
+# After so many seconds it is tried again to ask for calls, should that have failed.
+_OWED_SECONDS = 0.1
+
+# Nothing that this waits for is so far away, but after the clock was put back.
+_FURTHEST_SECONDS = 5.0
 
 # Core gives the end of its clock's range, in seconds since the epoch, to a call without a deadline.
 _NEVER = 1e11
@@ -102,6 +108,8 @@ class Lane:
         # those that wait for callers to come back (seconds since the epoch).
         self._unattended: set[Batcher] = set()
         self._again: dict[Batcher, float] = {}
+        # Calls that could not be asked for.
+        self._owed: list[tuple[str, Callable[[Any], None]]] = []
 
     def start(self) -> None:
         """Asks for calls. After the server was started."""
@@ -120,14 +128,22 @@ class Lane:
     def _unary_arrived(self, event: Any) -> None:
         if event.success:
             self.outbox.polled()
-            self._core.request(UNARY, self._unary_arrived)
+            try:
+                self._core.request(UNARY, self._unary_arrived)
+            except BaseException:
+                self._owed.append((UNARY, self._unary_arrived))
+                raise
             UnaryCall(self, event)
 
     def _stream_arrived(self, event: Any) -> None:
         if not event.success:
             return
         self.outbox.polled()
-        self._core.request(STREAM, self._stream_arrived)
+        try:
+            self._core.request(STREAM, self._stream_arrived)
+        except BaseException:
+            self._owed.append((STREAM, self._stream_arrived))
+            raise
         standing = self._standing_of(event)
         refusal = None
         if isinstance(standing, Status):
@@ -212,8 +228,11 @@ class Lane:
             self._core.queue.due = min(self._core.queue.due, self._listen_at)
 
     def _overdue(self, now: float) -> float:
+        while self._owed:
+            self._core.request(*self._owed[-1])
+            self._owed.pop()
         for batcher, when in list(self._again.items()):
-            if when <= now:
+            if when <= now or when > now + _FURTHEST_SECONDS:
                 del self._again[batcher]
                 self._unattended.add(batcher)
         while self._unattended:
@@ -221,15 +240,24 @@ class Lane:
             again = batcher.attend(_SHORT_SECONDS)
             if again < math.inf:
                 self._again[batcher] = time.time() + again - time.monotonic()
-        if now >= self._listen_at:
+        if now >= self._listen_at or now + _FURTHEST_SECONDS < self._listen_at < math.inf:
             for call in self._waiting_long:
                 call.listen()
             self._waiting_long, self._waiting = self._waiting, []
             self._listen_at = now + _LISTEN_SECONDS if self._waiting_long else math.inf
         return min([self._listen_at, *self._again.values()])
 
-    def _unforeseen(self) -> None:
+    def _unforeseen(self, tag: Any) -> None:
+        """An event was not handled to its end: whoever waits for that is told, and the thread goes on."""
         _log.exception("unexpected error in the lane; this is a bug in tensorferry.server")
+        if self._owed:
+            self._core.queue.due = min(self._core.queue.due, time.time() + _OWED_SECONDS)
+        call = getattr(tag, "__self__", None)
+        if isinstance(call, (UnaryCall, StreamCall)):
+            try:
+                call.fail()
+            except BaseException:
+                _log.exception("a call could not be ended; it ends when its client leaves")
 
 
 class UnaryCall:
@@ -288,7 +316,7 @@ class UnaryCall:
         assert reply is not None
         try:
             data = reply.message()
-        except Exception as error:
+        except BaseException as error:
             self._send(
                 (grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(self._lane.status_of(error, reply)))
             )
@@ -305,6 +333,11 @@ class UnaryCall:
             # Somebody has to ask for the close once, or core takes the call for abandoned.
             operations = (*operations, grpc_core.IGNORE_CLOSE)
         self._call.start_server_batch(operations, self.ended)
+
+    def fail(self) -> None:
+        """An event of the call was not handled to its end: nobody else may ever tell its client."""
+        if self._call is not None and self._handle is None and not self.replied:
+            self._send((grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(BROKEN)))
 
     def ended(self, event: Any) -> None:
         """The response is on its way, or the client is not there any more."""

@@ -99,7 +99,7 @@ class _Tried(Lane):
 
     error: BaseException | None = None
 
-    def _unforeseen(self) -> None:
+    def _unforeseen(self, tag: Any) -> None:
         error = sys.exception()
         if error is not None and self.error is None:
             # Its frames would keep the call, which ends when nobody has it any more.

@@ -14,6 +14,7 @@ from tensorferry.server.inference import Call, Reply
 from tensorferry.server.outbox import Outbox
 from tensorferry.server.status import Status
 from tensorferry.server.stream import (
+    BROKEN,
     SHUTTING_DOWN,
     Deliveries,
     Slot,
@@ -214,6 +215,15 @@ class StreamCall:
         with self._lock:
             reply, self._sending = self._sending, None
         self._owner.sent(reply)
+
+    def fail(self) -> None:
+        """An event of the stream was not handled to its end: it ends, and `closed` withdraws what is in flight."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            first, self._begun = not self._begun, True
+        self._send_status(BROKEN, first)
 
     def drain(self) -> None:
         """Ends the stream once every request that was read is answered."""

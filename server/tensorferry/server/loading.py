@@ -87,7 +87,8 @@ def load_model(
         )
         for index, session in enumerate(loaded.sessions)
     ]
-    batcher = _batcher(source, config, settings, [_function(contract, one) for one in survivors], together)
+    functions = [_function(contract, one) for one in survivors]
+    batcher = _batcher(source, config, settings, functions, together, _health(condition))
     for index, survivor in enumerate(survivors):
         survivor.give_up = _giving_up(weakref.ref(batcher), index)
     _anchor(batcher, loaded, prepared)
@@ -159,6 +160,7 @@ def _batcher(
     settings: ModelSettings,
     functions: Sequence[Callable[[Any], Any]],
     together: Together | None,
+    health: Callable[[int, str | None, bool], None],
 ) -> Batcher:
     on_gpus = "cpu" not in settings.devices
     return Batcher(
@@ -179,7 +181,20 @@ def _batcher(
         together=together,
         clients=clients_of(config),
         name=source.name,
+        health=health,
     )
+
+
+def _health(condition: Condition) -> Callable[[int, str | None, bool], None]:
+    """What the batcher says of an instance whose worker ended is the model's condition, too."""
+
+    def tell(instance: int, reason: str | None, hopeless: bool) -> None:
+        if reason is None:
+            condition.back(instance)
+        else:
+            condition.out(instance, reason, hopeless=hopeless)
+
+    return tell
 
 
 def _anchor(batcher: Batcher, loaded: _Loaded, prepared: Prepared) -> None:

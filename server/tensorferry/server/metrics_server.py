@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+from tensorferry.batcher.lasting import last
 from tensorferry.server.errors import StartError
 
 _log = logging.getLogger("tensorferry.server")
@@ -26,6 +27,8 @@ Page: TypeAlias = Callable[[str], tuple[bytes, str]]
 
 # Who connects and then says nothing does not keep a thread for longer.
 _REQUEST_SECONDS = 10.0
+# After a failure, so many seconds until it goes on.
+_AGAIN_SECONDS = 0.1
 
 # Nothing that is sent may be shown as part of another site, nor run what it may contain.
 _SAFETY: Mapping[str, str] = {
@@ -104,9 +107,24 @@ class _Server(ThreadingHTTPServer):
 
     def run(self) -> None:
         """Takes connections, one after the other, each into a thread of its own. Waits without polling."""
+        last(self._take_until_ended, self._begin_again)
+        self.server_close()
+
+    def _take_until_ended(self) -> None:
         while not self._ended.is_set():
             self.handle_request()
-        self.server_close()
+
+    def _begin_again(self, fault: BaseException) -> None:
+        _log.error("the thread of the metrics ended unexpectedly; it is begun again", exc_info=fault)
+        self._ended.wait(_AGAIN_SECONDS)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next connection. Where the process has no file left for it, it waits, rather than ask without end."""
+        try:
+            return super().get_request()
+        except OSError:
+            self._ended.wait(_AGAIN_SECONDS)
+            raise
 
     def end(self) -> None:
         self._ended.set()

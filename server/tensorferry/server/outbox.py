@@ -118,6 +118,6 @@ def _send(sends: Sequence[Callable[[], None]]) -> None:
     for send in sends:
         try:
             send()
-        except Exception:
+        except BaseException:
             # Its neighbours wait for theirs.
             _log.exception("an answer could not be sent; this is a bug in tensorferry.server")

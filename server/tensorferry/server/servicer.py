@@ -165,7 +165,8 @@ class Servicer:
         (reply,) = replies
         try:
             return reply.message()
-        except Exception as error:
+        except BaseException as error:
+            # SystemExit, too: a call whose handler ends by that is never ended by grpcio.
             _abort(context, self._service.status_of(error, reply))
         finally:
             if reply.trace is not None:

@@ -20,6 +20,9 @@ STREAM_ORDER = "tensorferry-stream-order"
 # With the value "true": the first error ends the stream with its status. The name is Triton's.
 END_ON_ERROR = "triton_grpc_error"
 
+# What a call is told amid which something unforeseen happened.
+BROKEN = Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
+
 # What a stream is told that a drain ends.
 SHUTTING_DOWN = Status(grpc.StatusCode.UNAVAILABLE, "the server is shutting down; open a stream elsewhere")
 
@@ -47,7 +50,8 @@ def message_or_end(
     """The serialised ModelStreamInferResponse to send; or the status with which the stream ends."""
     try:
         return reply.stream_message()
-    except Exception as error:
+    except BaseException as error:
+        # SystemExit, too, would be lost on the way, and the response with it.
         status = status_of(error, reply)
     return status if terms.ends_on_error else stream_error(reply.request_id, reply.addressed, status)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tensorferry.batcher.lasting import last
 from tensorferry.server.errors import StartError
 
 _log = logging.getLogger("tensorferry.server")
@@ -85,6 +86,12 @@ class TraceFile:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        last(self._write_until_stopped, self._begin_again)
+
+    def _begin_again(self, fault: BaseException) -> None:
+        _log.error("the thread that writes traces ended unexpectedly; some are lost", exc_info=fault)
+
+    def _write_until_stopped(self) -> None:
         ended = False
         while not ended:
             items: list[_Item | None] = [self._waiting.get()]
@@ -94,7 +101,12 @@ class TraceFile:
             except queue.Empty:
                 pass
             ended = None in items
-            self._write([item for item in items if item is not None])
+            try:
+                self._write([item for item in items if item is not None])
+            except BaseException as error:
+                if not ended:
+                    raise
+                self._begin_again(error)
 
     def _write(self, items: Sequence[_Item]) -> None:
         texts: dict[Path, list[str]] = {}

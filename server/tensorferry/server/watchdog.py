@@ -9,6 +9,11 @@ import time
 import weakref
 from collections.abc import Callable
 
+from tensorferry.batcher.lasting import last
+
+# After so many seconds the watchdog goes on, should it have failed itself.
+_AGAIN_SECONDS = 0.1
+
 _log = logging.getLogger("tensorferry.server")
 
 # How long a run that was told to end may take to do so before it counts as hung.
@@ -114,6 +119,15 @@ class Watchdog:
         self._thread.join()
 
     def _run(self) -> None:
+        last(self._look_until_closed, self._begin_again)
+
+    def _begin_again(self, fault: BaseException) -> None:
+        _log.error("the watchdog ended unexpectedly; it is begun again", exc_info=fault)
+        with self._lock:
+            if not self._closed:
+                self._ended.wait(_AGAIN_SECONDS)
+
+    def _look_until_closed(self) -> None:
         while True:
             now = time.monotonic()
             with self._lock:
@@ -122,7 +136,7 @@ class Watchdog:
             for watched in everything:
                 try:
                     again = watched.look(now)
-                except Exception:
+                except BaseException:
                     _log.exception("the watchdog failed; this is a bug in tensorferry.server")
                     continue
                 if again is not None:

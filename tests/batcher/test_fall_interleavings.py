@@ -1,0 +1,89 @@
+"""As `test_outage_interleavings`, and besides, whoever works may fall at any of its steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from batcher.test_outage_interleavings import FailingWorld
+
+from tensorferry.batcher import BatcherError
+from tensorferry.batcher.completions import Completions
+from tensorferry.batcher.departure import Departure
+from tensorferry.batcher.device import Devices
+from tensorferry.batcher.profile import Profile
+from tensorferry.batcher.queue import RequestQueue
+from tensorferry.batcher.statistics import Ledger
+from tensorferry.batcher.worker import Worker
+
+STEPS: list[tuple[type, str]] = [
+    (RequestQueue, "take"),
+    (RequestQueue, "take_short"),
+    (RequestQueue, "take_expired"),
+    (Departure, "take"),
+    (Devices, "left"),
+    (Worker, "_run_guarded"),
+    (Worker, "_execute"),
+    (RequestQueue, "finish"),
+    (Ledger, "ran"),
+    (Ledger, "predicted"),
+    (Completions, "_hand_out"),
+    (Devices, "released"),
+    (Profile, "teaches"),
+]
+
+
+class FallingWorld(FailingWorld):
+    def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(seed, monkeypatch)
+        self.falls = self.random.choice([0.02, 0.1, 0.3])
+        self.fallen = 0
+        for owner, name in STEPS:
+            monkeypatch.setattr(owner, name, self.faulty(getattr(owner, name)))
+
+    def faulty(self, works: Any) -> Any:
+        def fall(*arguments: Any, **options: Any) -> Any:
+            strand = self.loom._current
+            # Not in the calls of those who submit, cancel or give up: they are told by what they raise.
+            mine = strand is not None and ("-worker-" in strand.name or "-expiry" in strand.name)
+            if mine and self.fallen < 12 and self.random.random() < self.falls:
+                self.fallen += 1
+                raise SystemExit
+            return works(*arguments, **options)
+
+        return fall
+
+    def at_rest(self) -> None:
+        """Where nobody is expected to be at its post, nothing is asked but sizes."""
+        if hasattr(self, "batcher"):
+            sizes = self.batcher.statistics().sizes
+            assert sum(sizes.class_rows) == sizes.queued_rows
+
+    def check(self) -> None:
+        if self.fallen:
+            # Then anybody may be told so.
+            self.gives_up, self.bugs = True, (BatcherError,)
+        super().check()
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_whoever_falls_and_when_nothing_is_lost_or_doubled(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(9000 + 30 * block, 9000 + 30 * (block + 1)):
+        with monkeypatch.context() as patch:
+            world = FallingWorld(seed, patch)
+            try:
+                world.loom.run(world.main)
+                world.check()
+            except BaseException as error:
+                error.add_note(f"seed {seed}")
+                raise
+
+
+def test_falls_happen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tool itself."""
+    world = FallingWorld(9001, monkeypatch)
+    world.falls = 0.5
+    world.loom.run(world.main)
+    assert world.fallen

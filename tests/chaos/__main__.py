@@ -1,0 +1,162 @@
+"""`make soak`: two real servers, callers in processes of their own, and everything that goes wrong at once."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import signal
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from chaos import report
+from chaos.account import read
+from chaos.content import write_model
+from chaos.faults import Faults
+from chaos.proxy import FaultProxy
+from chaos.report import Window
+from chaos.servers import CallerProcesses, Server, build_clock
+from chaos.watch import Watch, reconcile
+
+CALLER_PROCESSES = 3
+# Of each minute, so long faults are injected; then there is peace, of which the first seconds are for recovery.
+FAULTY_SECONDS, SETTLING_SECONDS, QUIET_SECONDS = 24.0, 6.0, 30.0
+# Too short to tell a trend from chance.
+LEAST_MINUTES_FOR_TRENDS = 4.0
+
+
+def main() -> int:
+    """0 when all that must hold does."""
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="folder for soak.json, soak.md and the logs")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="soak-") as scratch:
+        folder = Path(scratch) if options.out is None else options.out
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in (*folder.glob("*.ledger"), *folder.glob("*.log")):
+            old.unlink()
+        record = soak(options.minutes, options.seed, folder)
+        (folder / "soak.json").write_text(json.dumps(record, indent=1) + "\n")
+        text = report.markdown(record)
+        (folder / "soak.md").write_text(text)
+    print(text)
+    for what in (*record["wrong"], *record["ledger"]["violations"]):
+        print(what, file=sys.stderr)
+    return 0 if all(record["verdicts"].values()) else 1
+
+
+def soak(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
+    """The whole of it; what it found."""
+    repository = folder / "repository"
+    write_model(repository / "swapped" / "1" / "model.onnx")
+    models = [f"{name}={write_model(folder / f'{name}.onnx')}" for name in ("affine", "shaky")]
+    arguments = [
+        *models,
+        "--model-repository",
+        str(repository),
+        "--model-control",
+        "explicit",
+        "--load-model",
+        "*",
+    ]
+    clock = build_clock(folder)
+    steady, mortal = (
+        Server(name, transport, folder, arguments, clock)
+        for name, transport in (("steady-lane", "lane"), ("mortal-threaded", "threaded"))
+    )
+    for server in (steady, mortal):
+        server.start()
+    proxy = FaultProxy(steady.port)
+    addresses = f"ipv4:{steady.address},{mortal.address}"
+    callers = CallerProcesses(folder, addresses, steady.address, f"127.0.0.1:{proxy.port}")
+    watch = Watch(lambda: {server.name: server.pid for server in (steady, mortal)})
+    faults = Faults(seed, steady, mortal, proxy, callers, repository, clocks=clock is not None)
+    if clock is None:
+        print("no C compiler: clocks do not jump", file=sys.stderr)
+    counters: dict[str, Any] = {}
+    try:
+        for _ in range(CALLER_PROCESSES):
+            callers.start()
+        windows = _minutes(minutes, faults)
+        callers.stop()
+        for server in (steady, mortal):
+            counters[server.name] = reconcile(server.metrics_url, 30.0)
+    finally:
+        watch.close()
+        proxy.close()
+        for server in (steady, mortal):
+            if server.process is not None and server.process.poll() is None:
+                code = server.end(signal.SIGTERM)
+                if code:
+                    faults.wrong.append(f"{server.name} ended with {code} at last")
+    account = read(callers.ledgers, callers.killed)
+    wrong = [*faults.wrong, *callers.failed, *_bugs(folder)]
+    rows = report.latencies(windows, account.answers)
+    grown = report.growth([one for one in watch.samples if one.server == steady.name], windows)
+    found = report.verdicts(account, grown, rows, counters, wrong, long=minutes >= LEAST_MINUTES_FOR_TRENDS)
+    states: dict[str, dict[str, int]] = {}
+    for (kind, state), count in account.states.items():
+        states.setdefault(kind, {})[state] = count
+    named = {
+        "lost": account.lost,
+        "doubled": account.doubled,
+        "crossed": account.crossed,
+        "unexplained": account.unexplained,
+    }
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "command": f"make soak MINUTES={minutes:g}",
+        "versions": f"Python {platform.python_version()}, grpcio {version('grpcio')}, onnxruntime {version('onnxruntime')}",
+        "seed": seed,
+        "verdicts": found,
+        "ledger": {
+            "sent": account.sent,
+            "left": account.left,
+            "states": states,
+            **{name: len(calls) for name, calls in named.items()},
+            "violations": [f"{name}: {call}" for name, calls in named.items() for call in calls[:20]],
+        },
+        "faults": {**faults.done, "lives of the mortal server": mortal.lives},
+        "counters": counters,
+        "growth": grown,
+        "windows": rows,
+        "wrong": wrong,
+    }
+
+
+def _minutes(minutes: float, faults: Faults) -> list[Window]:
+    """Faults and peace in turn, until the time is over."""
+    windows: list[Window] = []
+    until = time.monotonic() + 60 * minutes
+    while time.monotonic() < until:
+        begin = time.monotonic()
+        faults.inject(FAULTY_SECONDS)
+        end = time.monotonic()
+        windows.append(Window(begin, end, faults=True))
+        time.sleep(SETTLING_SECONDS)
+        begin = time.monotonic()
+        time.sleep(QUIET_SECONDS)
+        windows.append(Window(begin, time.monotonic(), faults=False))
+    return windows
+
+
+def _bugs(folder: Path) -> list[str]:
+    """What the servers logged that is no fault of those that are injected."""
+    found = []
+    for log in folder.glob("*.log"):
+        for line in log.read_text().splitlines():
+            expected = "a worker ended unexpectedly" in line
+            if "this is a bug" in line and not expected:
+                found.append(f"{log.name}: {line[:2000]}")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

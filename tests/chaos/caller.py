@@ -1,0 +1,242 @@
+"""A process of callers: each writes down what it sends before it does, and what became of it.
+
+Lines of the ledger: `S tag deadline time kind mark`, the deadline in seconds from then (-: none); `E tag state time`.
+Times are of CLOCK_MONOTONIC, which all processes share. SIGTERM ends it once every call has ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+from chaos.content import Mark, request, rows_of, verdict, verdict_of
+
+from tensorferry.client import InferenceClient, InferenceError
+from tensorferry.protos import SERVICE_NAME, inference_pb2_grpc
+
+ROBIN = json.dumps(
+    {
+        "loadBalancingConfig": [{"round_robin": {}}],
+        "healthCheckConfig": {"serviceName": ""},
+        "methodConfig": [
+            {
+                "name": [{"service": SERVICE_NAME}],
+                "retryPolicy": {
+                    "maxAttempts": 4,
+                    "initialBackoff": "0.05s",
+                    "maxBackoff": "1s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ],
+    }
+)
+ROUND_ROBIN = (("grpc.service_config", ROBIN), ("grpc.max_reconnect_backoff_ms", 1000))
+OWN = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+# How often a request is marked, and how.
+MARKED = 0.004
+MARKS = (
+    Mark.RAISE,
+    Mark.RAISE,
+    Mark.SHAPE,
+    Mark.EXIT,
+    Mark.LEAK,
+    Mark.LEAK,
+    Mark.BREAK,
+    Mark.HANG,
+    Mark.FALL,
+    Mark.FALL,
+)
+IN_A_STREAM = 12
+# A call without a deadline is lost if it has not ended after so long, one with a deadline so long after that.
+ENDLESS_SECONDS, GRACE_SECONDS = 60.0, 20.0
+
+
+class Ledger:
+    """One line for each event, written at once: what SIGKILL leaves is whole. Thread-safe."""
+
+    def __init__(self, path: str, sender: int) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._sender = sender
+        # Guards _numbers.
+        self._lock = threading.Lock()
+        self._numbers = 0
+
+    def sent(self, kind: str, timeout: float | None, mark: Mark) -> int:
+        """A request is about to be sent: its number."""
+        with self._lock:
+            self._numbers += 1
+            number = self._numbers
+        deadline = "-" if timeout is None else f"{timeout:.3f}"
+        self._write(f"S {self._sender}.{number} {deadline} {time.monotonic():.6f} {kind} {mark.name}\n")
+        return number
+
+    def ended(self, number: int, state: str) -> None:
+        """It has ended."""
+        self._write(f"E {self._sender}.{number} {state.replace(' ', '_')} {time.monotonic():.6f}\n")
+
+    def _write(self, line: str) -> None:
+        os.write(self._file, line.encode())
+
+
+class Callers:
+    """The threads of this process."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._sender: int = options.sender
+        self._ledger = Ledger(options.ledger, options.sender)
+        self._stop = threading.Event()
+        signal.signal(signal.SIGTERM, lambda number, frame: self._stop.set())
+
+    def run(self) -> None:
+        """Calls until SIGTERM, and then until every call has ended."""
+        kinds = (self._robin, self._robin, self._bundled, self._proxied, self._stream, self._proxied_stream)
+        threads = [
+            threading.Thread(target=kind, args=(random.Random(f"{self._sender}/{index}"),), daemon=True)
+            for index, kind in enumerate(kinds)
+        ]
+        for thread in threads:
+            thread.start()
+        self._stop.wait()
+        until = time.monotonic() + ENDLESS_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        # What has not ended by now is lost, and the ledger says so.
+        os._exit(0)
+
+    def _draw(self, chance: random.Random) -> tuple[str, int, Mark]:
+        model = chance.choice(("affine", "affine", "affine", "shaky", "swapped"))
+        mark = chance.choice(MARKS) if model == "shaky" and chance.random() < 5 * MARKED else Mark.NONE
+        return model, chance.choice((1, 1, 1, 2, 5, 40)), mark
+
+    def _pause(self, chance: random.Random, state: str) -> None:
+        time.sleep(
+            chance.uniform(0.05, 0.2) if state.startswith("UNAVAILABLE") else chance.uniform(0.004, 0.03)
+        )
+
+    def _unary(
+        self, channel: grpc.Channel, kind: str, chance: random.Random, timeouts: tuple[float | None, ...]
+    ) -> None:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        while not self._stop.is_set():
+            model, rows, mark = self._draw(chance)
+            timeout = chance.choice(timeouts)
+            number = self._ledger.sent(kind, timeout, mark)
+            try:
+                response = stub.ModelInfer(request(model, self._sender, number, rows, mark), timeout=timeout)
+                state = verdict(response, self._sender, number, rows, mark)
+            except grpc.RpcError as error:
+                state = state_of(error, model)
+            self._ledger.ended(number, state)
+            self._pause(chance, state)
+
+    def _robin(self, chance: random.Random) -> None:
+        with grpc.insecure_channel(self._options.servers, ROUND_ROBIN) as channel:
+            self._unary(channel, "round_robin", chance, (None, 0.1, 1.0, 5.0))
+
+    def _proxied(self, chance: random.Random) -> None:
+        with grpc.insecure_channel(self._options.proxy, OWN) as channel:
+            self._unary(channel, "proxied", chance, (0.3, 1.0, 3.0))
+
+    def _bundled(self, chance: random.Random) -> None:
+        with InferenceClient(self._options.servers, options=ROUND_ROBIN, check=False) as client:
+            while not self._stop.is_set():
+                model, rows, mark = self._draw(chance)
+                timeout = chance.choice((None, 0.2, 2.0))
+                number = self._ledger.sent("bundled", timeout, mark)
+                x, name = rows_of(self._sender, number, rows, mark), f"{self._sender}.{number}"
+                try:
+                    result = client.infer(model, {"x": x}, request_id=name, timeout=timeout)
+                    state = verdict_of(result["y"], result.id, x, name)
+                except InferenceError as error:
+                    state = allowed(error.code.name, str(error), model)
+                self._ledger.ended(number, state)
+                self._pause(chance, state)
+
+    def _stream(self, chance: random.Random) -> None:
+        self._streams(self._options.first, "stream", chance)
+
+    def _proxied_stream(self, chance: random.Random) -> None:
+        self._streams(self._options.proxy, "proxied_stream", chance)
+
+    def _streams(self, target: str, kind: str, chance: random.Random) -> None:
+        with grpc.insecure_channel(target, OWN) as channel:
+            while not self._stop.is_set():
+                self._one_stream(channel, kind, chance)
+                self._pause(chance, "OK")
+
+    def _one_stream(self, channel: grpc.Channel, kind: str, chance: random.Random) -> None:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        timeout = chance.choice((1.0, 4.0))
+        order = chance.choice(("request", "completion"))
+        waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        call = stub.ModelStreamInfer(
+            iter(waiting.get, None), timeout=timeout, metadata=(("tensorferry-stream-order", order),)
+        )
+        # By number: rows, mark and model.
+        open_calls: dict[int, tuple[int, Mark, str]] = {}
+        for _ in range(IN_A_STREAM):
+            model, rows, mark = self._draw(chance)
+            number = self._ledger.sent(kind, timeout, mark)
+            open_calls[number] = (rows, mark, model)
+            waiting.put(request(model, self._sender, number, rows, mark))
+        waiting.put(None)
+        end = "NO_ANSWER"
+        try:
+            for response in answers(call):
+                number = int(response.infer_response.id.partition(".")[2])
+                rows, mark, model = open_calls.pop(number, (0, Mark.NONE, ""))
+                if response.error_message:
+                    code = response.infer_response.parameters["tensorferry_status"].string_param
+                    state = allowed(code, response.error_message, model)
+                else:
+                    state = verdict(response.infer_response, self._sender, number, rows, mark)
+                # One that is not open any more is answered twice, and so says the ledger.
+                self._ledger.ended(number, state)
+        except grpc.RpcError as error:
+            end = state_of(error, "")
+        for number in open_calls:
+            self._ledger.ended(number, end)
+
+
+def answers(call: Any) -> Iterator[Any]:
+    yield from call
+
+
+def state_of(error: Any, model: str) -> str:
+    """The name of its status, with the message where that is none that is to be expected."""
+    return allowed(error.code().name, str(error.details()), model)
+
+
+def allowed(code: str, message: str, model: str) -> str:
+    """A status by its name alone, if a call to the model may end by it."""
+    known = code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED")
+    if known or (code == "INTERNAL" and any(words in message for words in ("the model", "internal error"))):
+        return code
+    if code == "NOT_FOUND" and model == "swapped":
+        return code
+    return f"{code}({message[:200]})"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    for name in ("--servers", "--first", "--proxy", "--ledger"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--sender", type=int, required=True)
+    Callers(parser.parse_args()).run()

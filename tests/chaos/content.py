@@ -1,0 +1,94 @@
+"""What each request carries, and what the right answer to it is: nobody else's.
+
+A row of `x` is who sent it, its number there, its place in the request, and what shall go wrong with it; the model is
+y = 3 x + 1, exactly.
+"""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tensorferry.protos import inference_pb2 as pb
+
+FACTOR, OFFSET = 3, 1
+COLUMNS = 4
+
+
+class Mark(enum.IntEnum):
+    """What shall go wrong with a request; its neighbours must not notice."""
+
+    NONE = 0
+    RAISE = 1  # the model raises
+    SHAPE = 2  # the model returns a row too few
+    BREAK = 3  # the device breaks, once
+    HANG = 4  # the run does not return for a while, once
+    LEAK = 5  # the model keeps a megabyte
+    FALL = 6  # a worker's own code raises SystemExit, once
+    EXIT = 7  # the model raises SystemExit
+
+
+# Those after which the request itself, and nobody else, may be told INTERNAL.
+AT_FAULT = frozenset({Mark.RAISE, Mark.SHAPE, Mark.EXIT})
+
+
+def write_model(path: Path) -> Path:
+    """The model, y = 3 x + 1."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    dims: list[str | int | None] = ["batch", COLUMNS]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Mul", ["x", "factor"], ["scaled"]),
+            helper.make_node("Add", ["scaled", "offset"], ["y"]),
+        ],
+        "affine",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, dims)],
+        [
+            numpy_helper.from_array(np.array(value, np.float32), name)
+            for name, value in (("factor", FACTOR), ("offset", OFFSET))
+        ],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(path))
+    return path
+
+
+def rows_of(sender: int, number: int, rows: int, mark: Mark = Mark.NONE) -> Any:
+    """The input of a request."""
+    x = np.empty((rows, COLUMNS), np.float32)
+    x[:, 0], x[:, 1], x[:, 2], x[:, 3] = sender, number, np.arange(rows), mark
+    return x
+
+
+def request(model: str, sender: int, number: int, rows: int, mark: Mark = Mark.NONE) -> pb.ModelInferRequest:
+    """The request itself."""
+    x = rows_of(sender, number, rows, mark)
+    message = pb.ModelInferRequest(model_name=model, id=f"{sender}.{number}")
+    message.inputs.add(name="x", datatype="FP32", shape=x.shape)
+    message.raw_input_contents.append(x.tobytes())
+    return message
+
+
+def verdict(
+    message: pb.ModelInferResponse, sender: int, number: int, rows: int, mark: Mark = Mark.NONE
+) -> str:
+    """OK when the answer is this request's; else CROSSED or WRONG, and what it was."""
+    return verdict_of(
+        np.frombuffer(message.raw_output_contents[0], np.float32).reshape(-1, COLUMNS),
+        message.id,
+        rows_of(sender, number, rows, mark),
+        f"{sender}.{number}",
+    )
+
+
+def verdict_of(y: Any, answered_id: str, x: Any, sent_id: str) -> str:
+    """The same of arrays."""
+    if answered_id == sent_id and y.shape == x.shape and (y == FACTOR * x + OFFSET).all():
+        return "OK"
+    theirs = ((y - OFFSET) / FACTOR)[:, :2].tolist()
+    return f"CROSSED({answered_id}:{theirs})" if answered_id != sent_id or y.size else "WRONG(empty)"

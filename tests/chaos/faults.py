@@ -1,0 +1,211 @@
+"""What is done to the servers, their callers and the network between, in an order that a seed gives."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+from chaos.content import write_model
+from chaos.proxy import FAIR, FaultProxy, Weather
+from chaos.servers import MOST_FILES, Busy, CallerProcesses, Server, exhaust_files
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import inference_pb2_grpc
+
+# Between one fault and the next, in seconds; each lasts for some, so that several are there at once.
+_PAUSE = (0.3, 2.0)
+_CLOCK_JUMPS = (-7200.0, -5.0, 5.0, 3600.0)
+
+
+class Faults:
+    """Injects faults until `heal`, each on a thread of its own.
+
+    `steady` is never ended, so that its memory can be followed; `mortal` is, again and again.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        steady: Server,
+        mortal: Server,
+        proxy: FaultProxy,
+        callers: CallerProcesses,
+        repository: Path,
+        *,
+        clocks: bool,
+    ) -> None:
+        self._chance = random.Random(seed)
+        self._steady, self._mortal = steady, mortal
+        self._proxy = proxy
+        self._callers = callers
+        self._repository = repository
+        self.done: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self._healed = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._kinds: list[Callable[[random.Random], None]] = [
+            *(
+                self.sigterm,
+                self.sigkill,
+                self.kill_callers,
+                self.cut,
+                self.half_close,
+                self.delay,
+                self.throttle,
+            ),
+            *(self.silence, self.starve, self.freeze, self.take_files, self.reload, self.reload, self.unload),
+            *([self.clock] if clocks else []),
+        ]
+
+    def inject(self, seconds: float) -> None:
+        """Faults, for so long; then all is healed, and this returns."""
+        self._healed.clear()
+        until = time.monotonic() + seconds
+        # Each kind comes up before any comes again.
+        hand: list[Callable[[random.Random], None]] = []
+        while (left := until - time.monotonic()) > 0:
+            if not hand:
+                hand = self._chance.sample(self._kinds, len(self._kinds))
+            kind = hand.pop()
+            chance = random.Random(self._chance.random())
+            thread = threading.Thread(target=self._one, args=(kind, chance), name=kind.__name__, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+            self._healed.wait(min(left, self._chance.uniform(*_PAUSE)))
+        self._healed.set()
+        for thread in self._threads:
+            thread.join(180)
+            if thread.is_alive():
+                self.wrong.append(f"{thread.name} did not come to an end")
+        self._threads.clear()
+        self._proxy.weather = FAIR
+
+    def _one(self, kind: Callable[[random.Random], None], chance: random.Random) -> None:
+        try:
+            kind(chance)
+            self.done[kind.__name__] += 1
+        except BaseException as error:
+            self.wrong.append(f"{kind.__name__}: {error!r}")
+
+    def _lasts(self, seconds: float) -> None:
+        self._healed.wait(seconds)
+
+    def _end_mortal(self, number: int, chance: random.Random) -> None:
+        server = self._mortal
+        if server.away.is_set():
+            return
+        server.away.set()
+        try:
+            code = server.end(number)
+            expected = 0 if number == signal.SIGTERM else -number
+            if code != expected:
+                self.wrong.append(f"{server.name} ended with {code}, not {expected}")
+            self._lasts(chance.uniform(0.0, 2.0))
+            server.jump(0.0)
+            server.start()
+        finally:
+            server.away.clear()
+
+    def sigterm(self, chance: random.Random) -> None:
+        """A server drains and ends under load, and is started again."""
+        self._end_mortal(signal.SIGTERM, chance)
+
+    def sigkill(self, chance: random.Random) -> None:
+        """It dies, and is started again."""
+        self._end_mortal(signal.SIGKILL, chance)
+
+    def kill_callers(self, chance: random.Random) -> None:
+        """A process of callers dies amid its calls."""
+        self._callers.kill_one(chance.randrange(100))
+
+    def cut(self, chance: random.Random) -> None:
+        """The network resets every connection."""
+        self._proxy.cut()
+
+    def half_close(self, chance: random.Random) -> None:
+        """Every connection is closed in one direction."""
+        self._proxy.half_close()
+
+    def _weather(self, weather: Weather, seconds: float) -> None:
+        self._proxy.weather = weather
+        self._lasts(seconds)
+        self._proxy.weather = FAIR
+
+    def delay(self, chance: random.Random) -> None:
+        """Everything is late."""
+        self._weather(Weather(delay=chance.uniform(0.02, 0.4)), chance.uniform(1, 4))
+
+    def throttle(self, chance: random.Random) -> None:
+        """Few bytes pass."""
+        self._weather(Weather(rate=chance.choice([500, 5_000, 50_000])), chance.uniform(1, 4))
+
+    def silence(self, chance: random.Random) -> None:
+        """Nothing passes, and nobody is told."""
+        self._weather(Weather(silent=True), chance.uniform(0.5, 4))
+
+    def starve(self, chance: random.Random) -> None:
+        """Others take the processor."""
+        busy = Busy(4, self._steady.pid)
+        try:
+            self._lasts(chance.uniform(1, 3))
+        finally:
+            busy.close()
+
+    def freeze(self, chance: random.Random) -> None:
+        """A server stands still for a while."""
+        process = self._steady.process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        try:
+            self._lasts(chance.uniform(0.3, 2.5))
+        finally:
+            process.send_signal(signal.SIGCONT)
+
+    def take_files(self, chance: random.Random) -> None:
+        """Connections that say nothing take all files that a server may have."""
+        exhaust_files(("127.0.0.1", self._steady.port), MOST_FILES + 50, chance.uniform(1, 4), self._healed)
+
+    def clock(self, chance: random.Random) -> None:
+        """The wall clocks jump, and back."""
+        for server in (self._steady, self._mortal):
+            server.jump(chance.choice(_CLOCK_JUMPS))
+        self._lasts(chance.uniform(1, 4))
+        for server in (self._steady, self._mortal):
+            server.jump(0.0)
+
+    def reload(self, chance: random.Random) -> None:
+        """A model is replaced by a new file, the same in content."""
+        version = self._repository / "swapped" / "1" / "model.onnx"
+        write_model(version.with_suffix(".new")).rename(version)
+        self._control("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="swapped"))
+
+    def unload(self, chance: random.Random) -> None:
+        """A model is unloaded, and loaded again."""
+        self._control("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="swapped"))
+        self._lasts(chance.uniform(0.1, 1))
+        self._control("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="swapped"))
+
+    def _control(self, method: str, request: Any) -> None:
+        for server in (self._steady, self._mortal):
+            with grpc.insecure_channel(server.address, (("grpc.use_local_subchannel_pool", 1),)) as channel:
+                stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+                try:
+                    getattr(stub, method)(request, timeout=20)
+                except grpc.RpcError as error:
+                    known: Any = error
+                    expected = (
+                        grpc.StatusCode.UNAVAILABLE,
+                        grpc.StatusCode.DEADLINE_EXCEEDED,
+                        grpc.StatusCode.NOT_FOUND,
+                        grpc.StatusCode.FAILED_PRECONDITION,
+                        grpc.StatusCode.CANCELLED,
+                    )
+                    if known.code() not in expected:
+                        self.wrong.append(f"{method} on {server.name}: {known.code()}, {known.details()}")

@@ -1,0 +1,105 @@
+"""`tensorferry` with what goes wrong built in: by what is in the requests, and few files where that is asked for."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from chaos.content import Mark
+from e2e.faulty import _BROKEN, failed
+
+from tensorferry.batcher.work import Work
+from tensorferry.batcher.worker import Worker
+from tensorferry.server import recovery
+from tensorferry.server.__main__ import main
+from tensorferry.server.session import Session
+
+# The most files of the process, and for how many seconds a run hangs.
+FILES, HANG_SECONDS = "CHAOS_FILES", 2.5
+
+
+class Faults:
+    """Stands between the batcher and the sessions."""
+
+    def __init__(self) -> None:
+        # Guards _seen and _broken.
+        self._lock = threading.Lock()
+        self._seen: set[tuple[float, ...]] = set()
+        self._broken: set[int] = set()
+        self._leaked: list[bytes] = []
+        self._run, self._make, self._guarded = Session.run, Session.__init__, Worker._run_guarded
+        Session.run = self.run  # type: ignore[method-assign]
+        Session.__init__ = self.make  # type: ignore[method-assign]
+        Worker._run_guarded = self.guarded  # type: ignore[method-assign]
+
+    def _first(self, row: Any) -> bool:
+        with self._lock:
+            known = tuple(row) in self._seen
+            self._seen.add(tuple(row))
+            return not known
+
+    @property
+    def run(self) -> Any:
+        def run(session: Session, inputs: Mapping[str, Any]) -> Any:
+            x = inputs["x"]
+            marked = [row for row in x.tolist() if row[3]]
+            marks = {row[3] for row in marked}
+            if not marks.isdisjoint((Mark.RAISE,)):
+                raise failed("the model does not like a row")
+            if Mark.EXIT in marks:
+                raise SystemExit(3)
+            for row in marked:
+                if row[3] == Mark.BREAK and self._first(row):
+                    self._broken.add(id(session))
+                if row[3] == Mark.HANG and self._first(row):
+                    time.sleep(HANG_SECONDS)
+                if row[3] == Mark.LEAK:
+                    self._leaked.append(bytes(1 << 20))
+            if id(session) in self._broken:
+                raise failed(_BROKEN)
+            outputs = self._run(session, inputs)
+            return {name: y[:-1] for name, y in outputs.items()} if Mark.SHAPE in marks else outputs
+
+        return run
+
+    @property
+    def make(self) -> Any:
+        def make(session: Session, *arguments: Any, **options: Any) -> None:
+            self._make(session, *arguments, **options)
+            self._broken.clear()
+
+        return make
+
+    @property
+    def guarded(self) -> Any:
+        def guarded(worker: Worker, work: Work) -> Any:
+            for request in work.batch:
+                for tensor in request.tensors:
+                    row = np.frombuffer(tensor.data, np.float32, 4).tolist() if request.rows else [0.0] * 4
+                    if (
+                        row[3] == Mark.FALL
+                        and "-worker-" in threading.current_thread().name
+                        and self._first(row)
+                    ):
+                        raise SystemExit
+            return self._guarded(worker, work)
+
+        return guarded
+
+
+if __name__ == "__main__":
+    if limit := os.environ.get(FILES):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(limit), int(limit)))
+    recovery._FIRST_SECONDS = 0.05
+    # For whoever wants to know where it hangs.
+    faulthandler.register(signal.SIGUSR1)
+    Faults()
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""What the soak found, as a record for programs and as tables for people."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from chaos.account import Account, Answer
+from chaos.watch import Sample
+
+# How much more the last third may have than the first, as a factor, and beside it in MiB, files and threads.
+GROWTH, MEBIBYTES, FILES, THREADS = 1.05, 24, 16, 16
+# What a quiet window's latency may be, of the median of the first third's, on a machine that others use.
+SLOWER = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of time, and whether faults were injected in it."""
+
+    begin: float
+    end: float
+    faults: bool
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Of sorted values; NaN of none."""
+    return values[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
+
+
+def latencies(windows: Sequence[Window], answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """Of each window, the unary calls that were answered in it."""
+    ordered = sorted((one for one in answers if "stream" not in one.kind), key=lambda one: one.at)
+    at = [one.at for one in ordered]
+    rows = []
+    for window in windows:
+        took = sorted(
+            one.took for one in ordered[bisect.bisect(at, window.begin) : bisect.bisect(at, window.end)]
+        )
+        seconds = window.end - window.begin
+        rows.append(
+            {
+                "from_s": window.begin - windows[0].begin,
+                "seconds": seconds,
+                "faults": window.faults,
+                "answers_per_s": len(took) / seconds,
+                "p50_ms": percentile(took, 0.5) * 1e3,
+                "p99_ms": percentile(took, 0.99) * 1e3,
+            }
+        )
+    return rows
+
+
+def growth(samples: Sequence[Sample], windows: Sequence[Window]) -> dict[str, Any]:
+    """Of the server that lives throughout: its first and its last third without faults, and the slopes of all.
+
+    The first window is left aside: until then it grows to its size.
+    """
+    quiet = [window for window in windows if not window.faults]
+    calm = [[one for one in samples if window.begin <= one.at <= window.end] for window in quiet]
+    calm = [window for window in calm if window]
+    calm = calm[1:] if len(calm) > 3 else calm
+    third = max(1, len(calm) // 3)
+    first = [one for window in calm[:third] for one in window]
+    last = [one for window in calm[-third:] for one in window]
+    found: dict[str, Any] = {}
+    for name, unit in (("rss", 1 << 20), ("files", 1), ("threads", 1)):
+        values = [(one.at, getattr(one, name) / unit) for window in calm for one in window]
+        found[name] = {
+            "first": median(getattr(one, name) / unit for one in first) if first else 0.0,
+            "last": median(getattr(one, name) / unit for one in last) if last else 0.0,
+            "per_minute": slope(values) * 60,
+        }
+    return found
+
+
+def slope(values: Sequence[tuple[float, float]]) -> float:
+    """The least squares' one, per second."""
+    if len(values) < 2:
+        return 0.0
+    mean_x = sum(x for x, _ in values) / len(values)
+    mean_y = sum(y for _, y in values) / len(values)
+    spread = sum((x - mean_x) ** 2 for x, _ in values)
+    return sum((x - mean_x) * (y - mean_y) for x, y in values) / spread if spread else 0.0
+
+
+def verdicts(
+    account: Account,
+    grown: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    counters: Mapping[str, Mapping[str, tuple[int, int]]],
+    wrong: Sequence[str],
+    *,
+    long: bool,
+) -> dict[str, bool]:
+    """What must hold. Of memory and latency only where there was time enough to see a trend."""
+    found = {
+        "no call lost": not account.lost,
+        "none doubled": not account.doubled,
+        "none crossed": not account.crossed,
+        "each ended in a way that is explained": not account.unexplained,
+        "the servers' counters add up": all(
+            accepted == ended for models in counters.values() for accepted, ended in models.values()
+        ),
+        "every process ended as it should": not wrong,
+        "something was answered": bool(account.answers),
+    }
+    if long:
+        rss, files, threads = grown["rss"], grown["files"], grown["threads"]
+        found["memory flat"] = rss["last"] <= max(rss["first"] * GROWTH, rss["first"] + MEBIBYTES)
+        found["files flat"] = files["last"] <= files["first"] + FILES
+        found["threads flat"] = threads["last"] <= threads["first"] + THREADS
+        quiet = [row["p99_ms"] for row in rows if not row["faults"]]
+        third = max(1, len(quiet) // 3)
+        found["latency steady"] = median(quiet[-third:]) <= SLOWER * median(quiet[:third])
+    return found
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """The tables."""
+    lines = [f"{record['date']}, `{record['command']}`: {record['versions']}, seed {record['seed']}.", ""]
+    lines += ["| what must hold | holds |", "|---|---|"]
+    lines += [f"| {what} | {'yes' if holds else '**no**'} |" for what, holds in record["verdicts"].items()]
+    ledger = record["ledger"]
+    states = sorted({state for states in ledger["states"].values() for state in states})
+    lines += ["", f"{ledger['sent']} calls; {ledger['left']} left with callers that were killed.", ""]
+    lines += [f"| calls | {' | '.join(states)} |", "|---" * (len(states) + 1) + "|"]
+    for kind, by_state in sorted(ledger["states"].items()):
+        lines.append(f"| {kind} | {' | '.join(str(by_state.get(state, 0)) for state in states)} |")
+    lines += ["", "| fault | times |", "|---|---|"]
+    lines += [f"| {name} | {count} |" for name, count in sorted(record["faults"].items())]
+    lines += ["", "| server | model | accepted | ended |", "|---|---|---|---|"]
+    for server, models in record["counters"].items():
+        lines += [f"| {server} | {model} | {both[0]} | {both[1]} |" for model, both in models.items()]
+    lines += [
+        "",
+        "| of the server that lived throughout | first third | last third | per minute |",
+        "|---|---|---|---|",
+    ]
+    for name, unit in (("rss", "resident MiB"), ("files", "open files"), ("threads", "threads")):
+        one = record["growth"][name]
+        lines.append(f"| {unit} | {one['first']:.1f} | {one['last']:.1f} | {one['per_minute']:+.2f} |")
+    lines += ["", "| from, s | faults | answers/s | p50, ms | p99, ms |", "|---|---|---|---|---|"]
+    for row in record["windows"]:
+        lines.append(
+            f"| {row['from_s']:.0f} | {'yes' if row['faults'] else 'no'} | {row['answers_per_s']:.0f} | "
+            f"{row['p50_ms']:.1f} | {row['p99_ms']:.1f} |"
+        )
+    return "\n".join(lines) + "\n"

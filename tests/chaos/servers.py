@@ -1,0 +1,228 @@
+"""The servers of the soak, as processes that are ended and started again, and their callers likewise."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from chaos import faulty_server
+from e2e.server import environment
+
+# A server starts, or stops, in less, be the machine ever so busy.
+PATIENCE = 60.0
+# So few files that some hundred connections exhaust them.
+MOST_FILES = 256
+_TESTS = Path(__file__).resolve().parents[1]
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def build_clock(folder: Path) -> Path | None:
+    """What lets a server's wall clock jump; None where no C compiler makes it."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return None
+    made = folder / "clock.so"
+    source = Path(__file__).with_name("clock.c")
+    done = subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O2", "-o", str(made), str(source), "-ldl"],
+        capture_output=True,
+        check=False,
+    )
+    return made if done.returncode == 0 else None
+
+
+class Server:
+    """A server on a port of its own for good. Its output goes to `log`, from all its lives."""
+
+    def __init__(
+        self, name: str, transport: str, folder: Path, arguments: Sequence[str], clock: Path | None
+    ) -> None:
+        self.name = name
+        self.port, self.metrics_port = free_port(), free_port()
+        self.log = folder / f"{name}.log"
+        self.lives = 0
+        self._clock_file = folder / f"{name}.clock"
+        self._clock_file.write_bytes(struct.pack("d", 0.0))
+        self._command = [
+            sys.executable,
+            faulty_server.__file__,
+            "serve",
+            *arguments,
+            *("--transport", transport, "--port", str(self.port), "--metrics-port", str(self.metrics_port)),
+            *(
+                "--device",
+                "cpu",
+                "--log-format",
+                "json",
+                "--drain-seconds",
+                "20",
+                "--run-timeout-seconds",
+                "0.7",
+            ),
+        ]
+        self._variables = {
+            **environment(),
+            "PYTHONPATH": os.pathsep.join([str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            faulty_server.FILES: str(MOST_FILES),
+        }
+        if clock is not None:
+            self._variables |= {"LD_PRELOAD": str(clock), "CHAOS_CLOCK": str(self._clock_file)}
+        self.process: subprocess.Popen[str] | None = None
+        # Whether it is being ended, or started again.
+        self.away = threading.Event()
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def metrics_url(self) -> str:
+        """The page of its metrics."""
+        return f"http://127.0.0.1:{self.metrics_port}/metrics"
+
+    @property
+    def pid(self) -> int:
+        """Of its process now; 0 for none."""
+        return 0 if self.process is None else self.process.pid
+
+    def start(self) -> None:
+        """Returns when it is ready."""
+        self.lives += 1
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                self._command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._variables
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(f"{self.name} did not start: {self.log.read_text()[-2000:]}")
+        json.loads(line)
+
+    def end(self, number: int) -> int:
+        """Ends it by a signal; its exit code."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        self.process.send_signal(number)
+        try:
+            code = self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            # It says where it hangs.
+            self.process.send_signal(signal.SIGUSR1)
+            time.sleep(1)
+            self.process.kill()
+            code = self.process.wait(PATIENCE)
+        self.process.stdout.close()
+        return code
+
+    def jump(self, seconds: float) -> None:
+        """From now on its wall clock is off by so much."""
+        with self._clock_file.open("r+b") as file:
+            file.write(struct.pack("d", seconds))
+
+
+class CallerProcesses:
+    """Processes of callers, by the number of their sender, which is never used again."""
+
+    def __init__(self, folder: Path, servers: str, first: str, proxy: str) -> None:
+        self._folder = folder
+        self._arguments = ["--servers", servers, "--first", first, "--proxy", proxy]
+        self._senders = 0
+        self._running: dict[Path, subprocess.Popen[bytes]] = {}
+        self.killed: set[Path] = set()
+        self.failed: list[str] = []
+
+    @property
+    def ledgers(self) -> Sequence[Path]:
+        """Of all that there were."""
+        return sorted(self._folder.glob("*.ledger"))
+
+    def start(self) -> None:
+        """One more."""
+        self._senders += 1
+        ledger = self._folder / f"{self._senders}.ledger"
+        variables = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(_TESTS), os.environ.get("PYTHONPATH", "")]),
+        }
+        with (self._folder / "callers.log").open("a") as log:
+            self._running[ledger] = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "chaos.caller", *self._arguments),
+                    *("--ledger", str(ledger), "--sender", str(self._senders)),
+                ],
+                stderr=log,
+                env=variables,
+            )
+
+    def kill_one(self, which: int) -> None:
+        """SIGKILL, amid its calls; another takes its place."""
+        ledger = sorted(self._running)[which % len(self._running)]
+        process = self._running.pop(ledger)
+        self.killed.add(ledger)
+        process.kill()
+        process.wait(PATIENCE)
+        self.start()
+
+    def stop(self) -> None:
+        """Each ends its calls, and itself."""
+        for process in self._running.values():
+            process.send_signal(signal.SIGTERM)
+        for ledger, process in self._running.items():
+            if code := process.wait(PATIENCE):
+                self.failed.append(f"the callers of {ledger.name} ended with {code}")
+
+
+class Busy:
+    """Processes that take the processor from a server, on the cores where it runs."""
+
+    def __init__(self, count: int, pid: int) -> None:
+        cores: Any = os.sched_getaffinity(pid)
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", f"import os\nos.sched_setaffinity(0, {cores!r})\nwhile True: pass"]
+            )
+            for _ in range(count)
+        ]
+
+    def close(self) -> None:
+        """Ends them."""
+        for process in self._processes:
+            process.kill()
+            process.wait(PATIENCE)
+
+
+def exhaust_files(address: tuple[str, int], count: int, seconds: float, healed: threading.Event) -> None:
+    """So many connections to a server that say nothing, for so long."""
+    taken: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            one = socket.socket()
+            one.settimeout(0.5)
+            taken.append(one)
+            try:
+                one.connect(address)
+            except OSError:
+                continue
+        healed.wait(seconds)
+    finally:
+        for one in taken:
+            one.close()
+        time.sleep(0)

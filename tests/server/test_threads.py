@@ -1,0 +1,237 @@
+"""Threads that must not end: of the handlers, of what watches, and of whoever is told of health."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import grpc._server
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from server import models
+from server.rig import PATIENCE
+
+from tensorferry.server import corks, metrics_server, watchdog
+from tensorferry.server.app import App
+from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.corks import Corks
+from tensorferry.server.health import Health
+from tensorferry.server.metrics_server import MetricsServer
+from tensorferry.server.threads import HandlerThreads, watch_threads
+from tensorferry.server.watchdog import Watchdog, Watched
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def _no_more(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_handlers_serve_where_no_more_threads_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads = HandlerThreads(8)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _no_more)
+        futures = [threads.submit(str, number) for number in range(20)]
+        assert [future.result(PATIENCE) for future in futures] == [str(number) for number in range(20)]
+    threads.shutdown()
+    assert (
+        caplog.text.count("no more threads for calls: can't start new thread; they wait for one of 1") <= 20
+    )
+
+
+def test_a_pool_of_the_library_would_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason for the other: out of grpcio's polling thread."""
+    monkeypatch.setattr(threading.Thread, "start", _no_more)
+    with pytest.raises(RuntimeError):
+        ThreadPoolExecutor(8).submit(int)
+
+
+@pytest.mark.parametrize(("name", "vital"), [("Thread-1 (_serve)", True), ("unload-m-1", False)])
+def test_a_thread_that_ends_by_an_exception_is_logged(
+    name: str, vital: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Put back afterwards.
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    lost: list[str] = []
+    watch_threads(lost.append)
+
+    def leave() -> None:
+        raise SystemExit
+
+    thread = threading.Thread(target=leave, name=name)
+    thread.start()
+    thread.join(PATIENCE)
+    assert f"the thread {name} ended unexpectedly" in caplog.text
+    assert bool(lost) == vital
+
+
+def test_grpcio_still_names_its_polling_thread_so(tmp_path: Path) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    before = set(threading.enumerate())
+    server.start()
+    try:
+        assert any(thread.name.endswith("(_serve)") for thread in set(threading.enumerate()) - before)
+    finally:
+        server.stop(None).wait(PATIENCE)
+
+
+class Watcher:
+    """Hears of health, when it may."""
+
+    def __init__(self, health: Health, *, reads: bool = True) -> None:
+        self.may_read = threading.Event()
+        if reads:
+            self.may_read.set()
+        self.heard: list[int] = []
+        self._changed = threading.Condition()
+        self._leaves: list[Callable[[], None]] = []
+        context: Any = SimpleNamespace(add_callback=self._leaves.append)
+        health.Watch(health_pb2.HealthCheckRequest(service="m"), context, self.send)
+
+    def send(self, response: Any) -> None:
+        assert self.may_read.wait(PATIENCE)
+        with self._changed:
+            self.heard.append(0 if response is None else response.status)
+            self._changed.notify_all()
+
+    def await_heard(self, *statuses: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: tuple(self.heard) == statuses, PATIENCE), self.heard
+
+    def leave(self) -> None:
+        for callback in self._leaves:
+            callback()
+
+
+def test_who_does_not_read_keeps_nobody_from_the_news() -> None:
+    health = Health()
+    health.set("m", SERVING)
+    deaf, other = Watcher(health, reads=False), Watcher(health)
+    # On this thread, which would wait for ever.
+    health.set("m", NOT_SERVING)
+    health.set("m", SERVING)
+    other.await_heard(SERVING, NOT_SERVING, SERVING)
+    assert health.Check(health_pb2.HealthCheckRequest(service="m"), None).status == SERVING
+    # As grpcio says it, on its polling thread.
+    deaf.leave()
+    deaf.may_read.set()
+    deaf.await_heard(SERVING, NOT_SERVING, SERVING, 0)
+    health.set("m", NOT_SERVING)
+    other.await_heard(SERVING, NOT_SERVING, SERVING, NOT_SERVING)
+    assert len(deaf.heard) == 4, "it has left"
+    health.close()
+    health.set("m", SERVING)
+
+
+@pytest.mark.parametrize("transport", ["lane", "threaded"])
+def test_health_may_turn_on_the_thread_that_polls(
+    transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does when a batch fails that this thread runs itself: what tells of it must not wait for this thread."""
+    source = ModelSource("m", models.twice(tmp_path / "m.onnx"))
+    app = App(ServerConfig((source,), port=0, device="cpu", transport=transport))
+    try:
+        app.start()
+        app.load()
+        (model,) = app.registry.models()
+        turned = threading.Event()
+
+        def turn() -> None:
+            model.condition.out(0, "broken")
+            model.condition.back(0)
+            turned.set()
+
+        with grpc.insecure_channel(app.address, (("grpc.use_local_subchannel_pool", 1),)) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="m"))
+            responses = iter(watch)
+            assert next(responses).status == SERVING
+            on_polling_thread(app, turn, monkeypatch)
+            assert turned.wait(PATIENCE), "it waits for itself"
+            assert [next(responses).status for _ in range(2)] == [NOT_SERVING, SERVING]
+            watch.cancel()
+    finally:
+        app.drain()
+        app.stop()
+
+
+def on_polling_thread(app: App, what: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Does something where grpcio handles an event."""
+    polling: Any = grpc._server
+    handle, once = polling._process_event_and_continue, [what]
+
+    def process(*arguments: Any) -> Any:
+        while once:
+            once.pop()()
+        return handle(*arguments)
+
+    monkeypatch.setattr(polling, "_process_event_and_continue", process)
+    with grpc.insecure_channel(app.address) as channel:
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+
+
+def test_without_a_file_to_look_answers_leave_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(path: str) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    held = Corks()
+    held.serve(1)
+    monkeypatch.setattr(corks, "os", SimpleNamespace(listdir=exhausted, path=os.path))
+    held.begin(32)
+    held.wrote(10)
+    held.end()
+
+
+def test_metrics_wait_for_a_file_and_are_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "_AGAIN_SECONDS", 0.01)
+    server = MetricsServer("127.0.0.1", 0, lambda: b"page")
+    accepts, tries = socket.socket.accept, 0
+
+    def accept(listener: socket.socket) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries <= 2:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        if tries == 3:
+            raise SystemExit
+        return accepts(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    try:
+        with urllib.request.urlopen(server.url, timeout=PATIENCE) as response:
+            assert response.read() == b"page"
+    finally:
+        server.close()
+    assert tries >= 4
+
+
+def test_the_watchdog_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(watchdog, "_AGAIN_SECONDS", 0.01)
+    looks, fell = Watched.look, threading.Event()
+
+    def look(watched: Watched, now: float) -> Any:
+        if not fell.is_set():
+            fell.set()
+            raise SystemExit
+        return looks(watched, now)
+
+    monkeypatch.setattr(Watched, "look", look)
+    dog = Watchdog(0.01)
+    hung = threading.Event()
+    watched = Watched(hung.set)
+    watched.begin(0.01)
+    dog.watch(watched)
+    assert hung.wait(PATIENCE)
+    assert fell.is_set()
+    dog.close()
