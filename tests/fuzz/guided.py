@@ -24,7 +24,7 @@ import atheris  # type: ignore[import-not-found, unused-ignore]
 
 with atheris.instrument_imports(include=["tensorferry"], enable_loader_override=False):
     from fuzz import mutate
-    from fuzz.catalogue import TARGETS
+    from fuzz.catalogue import KEPT, TARGETS
     from fuzz.target import BOUND_SECONDS, Errors, FindingError, Target
 
 # How far Python's own objects may grow in the second half of a run. What is remembered (forms, shapes) is
@@ -51,8 +51,15 @@ class Session:
 
     def one(self, data: bytes) -> None:
         """What atheris calls with each input; raises for a finding."""
-        self._outcomes[self._target.run(data)] += 1
         self._tried += 1
+        try:
+            self._outcomes[self._target.run(data)] += 1
+            self._look()
+        except BaseException as error:
+            self._write(finding=f"{type(error).__name__}: {error}")
+            raise
+
+    def _look(self) -> None:
         if not self._tried & 1023:
             self._errors.check()
             if self._tried >= self._runs or time.monotonic() > self._until:
@@ -69,18 +76,20 @@ class Session:
             raise FindingError(f"{grown} more objects than half-way: memory grows with the inputs")
         self._target.close()
         self._errors.check()
-        took = time.monotonic() - self._began
-        figures = {
-            "tried": self._tried,
-            "outcomes": dict(self._outcomes),
-            "seconds": took,
-            "grown_blocks": grown,
-            "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        }
-        self._figures.write_text(json.dumps(figures))
+        self._write(grown_blocks=grown)
         sys.stdout.flush()
         # libFuzzer has no way to be told that it was enough.
         os._exit(0)
+
+    def _write(self, **more: Any) -> None:
+        figures = {
+            "tried": self._tried,
+            "outcomes": dict(self._outcomes),
+            "seconds": time.monotonic() - self._began,
+            "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+            **more,
+        }
+        self._figures.write_text(json.dumps(figures))
 
 
 def _blocks() -> int:
@@ -94,7 +103,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1 << 62)
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--corpus", type=Path, required=True, help="found inputs are added here")
+    parser.add_argument("--corpus", type=Path, required=True, help="inputs that reach something new are added here")
     parser.add_argument("--figures", type=Path, required=True)
     parser.add_argument("--findings", type=Path, required=True)
     given = parser.parse_args()
@@ -123,6 +132,7 @@ def main() -> None:
             "-print_final_stats=0",
             "-verbosity=0",
             str(given.corpus),
+            *([str(KEPT / given.target)] if (KEPT / given.target).is_dir() else []),
         ]
         session = Session(target, given.runs, given.seconds, given.figures)
         atheris.Setup([sys.argv[0], *options], session.one, custom_mutator=mutated)

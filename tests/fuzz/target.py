@@ -154,7 +154,9 @@ class Errors(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+        # That a model which somebody asked for cannot be loaded is for the operator to know.
+        if "cannot be loaded" not in record.msg:
+            self.lines.append(record.getMessage())
 
     def check(self) -> None:
         """FindingError if there is any."""
