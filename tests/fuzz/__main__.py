@@ -73,7 +73,16 @@ def fuzz(name: str, folder: Path, runs: float, seconds: float, seed: int) -> Res
     """One target, in a process of its own."""
     figures = folder / f"{name}.json"
     figures.unlink(missing_ok=True)
-    common = ["--runs", f"{runs:.0f}", "--seconds", f"{seconds:.0f}", "--seed", str(seed), "--figures", str(figures)]
+    common = [
+        "--runs",
+        f"{runs:.0f}",
+        "--seconds",
+        f"{seconds:.0f}",
+        "--seed",
+        str(seed),
+        "--figures",
+        str(figures),
+    ]
     if name.startswith("wire-"):
         command = ["-m", "fuzz.wire", "--transport", name.removeprefix("wire-"), *common]
     else:
@@ -83,7 +92,11 @@ def fuzz(name: str, folder: Path, runs: float, seconds: float, seed: int) -> Res
     done = subprocess.run([sys.executable, *command], text=True, capture_output=True, check=False)
     told = json.loads(figures.read_text()) if figures.exists() else {}
     result = Result(name, done.returncode, told, done.stdout + done.stderr)
-    print(f"{name}: {told.get('tried', 0):,} inputs, {result.finding or 'nothing found'}", file=sys.stderr, flush=True)
+    print(
+        f"{name}: {told.get('tried', 0):,} inputs, {result.finding or 'nothing found'}",
+        file=sys.stderr,
+        flush=True,
+    )
     return result
 
 
@@ -95,7 +108,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path(".fuzz"), help="for the corpus and what is found")
-    parser.add_argument("--keep", action="store_true", help="afterwards, add inputs that reach more to the kept ones")
+    parser.add_argument(
+        "--keep", action="store_true", help="afterwards, add inputs that reach more to the kept ones"
+    )
     given = parser.parse_args()
     runs = given.runs or (_DEFAULT_RUNS if given.seconds is None else 1 << 50)
     shares = {name: share for name, share in SHARES.items() if not given.only or name in given.only}
@@ -126,13 +141,19 @@ def main() -> None:
 def print_table(results: list[Result], seconds: float) -> None:
     """A row for each target, and one for all."""
     heads = ("target", "inputs", "crashes", "hangs", "INTERNAL", "inputs/s", "MB", "outcomes")
-    rows = [heads, *(result.row for result in sorted(results, key=lambda result: list(SHARES).index(result.name)))]
+    rows = [
+        heads,
+        *(result.row for result in sorted(results, key=lambda result: list(SHARES).index(result.name))),
+    ]
     tried = sum(result.figures.get("tried", 0) for result in results)
     sums = [str(sum(int(row[column]) for row in rows[1:])) for column in (2, 3, 4)]
     rows.append(("all", f"{tried:,}", *sums, f"{tried / seconds:,.0f}", "", f"in {seconds:.0f} s"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(heads) - 1)]
     for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:], strict=True))]
+        cells = [
+            row[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:], strict=True)),
+        ]
         print("  ".join(cells), row[-1], sep="  ")
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
+from fuzz.target import ANSWERED, FindingError, Shape, timed
+from fuzz.world import WORDS, requests
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from fuzz.target import ANSWERED, FindingError, Shape, timed
-from fuzz.world import WORDS, requests
 from tensorferry.client.errors import InferenceError, from_status
 from tensorferry.client.inflight import InFlight
 from tensorferry.client.message import InferenceResult, decode, decode_stream
@@ -45,7 +45,9 @@ class ClientTarget:
         for sent in requests()[:14]:
             answer = pb.ModelInferResponse(model_name=sent.model_name, model_version="1", id=sent.id)
             for tensor in sent.inputs:
-                output = answer.outputs.add(name=f"{tensor.name}_out", datatype=tensor.datatype, shape=tensor.shape)
+                output = answer.outputs.add(
+                    name=f"{tensor.name}_out", datatype=tensor.datatype, shape=tensor.shape
+                )
                 if tensor.HasField("contents"):
                     output.contents.CopyFrom(tensor.contents)
             answer.raw_output_contents.extend(sent.raw_input_contents)
@@ -61,15 +63,24 @@ class ClientTarget:
         model = pb.ModelMetadataResponse(name="m", versions=["1"], platform="onnxruntime_onnx")
         model.inputs.add(name="x", datatype="FP32", shape=[-1, 3])
         made.append((2, model.SerializeToString()))
-        made.append((3, pb.ServerMetadataResponse(name="t", version="1", extensions=["a"]).SerializeToString()))
+        made.append(
+            (3, pb.ServerMetadataResponse(name="t", version="1", extensions=["a"]).SerializeToString())
+        )
         index = pb.RepositoryIndexResponse()
         index.models.add(name="m", version="1", state="READY")
         made.append((4, index.SerializeToString()))
         status = status_pb2.Status(code=8, message="full")
-        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=1, nanos=5)))
+        status.details.add().Pack(
+            error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=1, nanos=5))
+        )
         made.append((5, status.SerializeToString()))
-        made.append((5, status_pb2.Status(code=8, details=[any_pb2.Any(type_url="other")]).SerializeToString()))
-        return [bytes([number]) + data for number, data in [*made, (_TEXT, b"250"), (_TEXT, b"-1"), (_TEXT, b"1e9")]]
+        made.append(
+            (5, status_pb2.Status(code=8, details=[any_pb2.Any(type_url="other")]).SerializeToString())
+        )
+        return [
+            bytes([number]) + data
+            for number, data in [*made, (_TEXT, b"250"), (_TEXT, b"-1"), (_TEXT, b"1e9")]
+        ]
 
     def shape(self, data: bytes) -> Shape:
         front = data[:1] or b"\0"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-
 from fuzz.target import ANSWERED, FindingError, Shape, code_of, timed
 from fuzz.world import WORDS
+
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import (
     DATATYPES,

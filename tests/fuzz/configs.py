@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from fuzz.methods import MethodsTarget
+from fuzz.target import ANSWERED, FindingError, Shape, code_of, timed
+from fuzz.world import WORDS
 from google.protobuf import json_format, text_format
 from server import models
 from server.rig import spec
 
-from fuzz.methods import MethodsTarget
-from fuzz.target import ANSWERED, FindingError, Shape, code_of, timed
-from fuzz.world import WORDS
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server import loading, preparation, repository_methods
@@ -137,10 +137,45 @@ class _WithoutRuntime:
 
 
 def _words() -> tuple[str, ...]:
-    names = ["m", "x", "n", "x_out", "n_out", "labels.txt", "../labels.txt", "model.onnx", "TYPE_FP32", "openvino"]
-    names += ["onnxruntime", "onnxruntime_onnx", "tensorflow", "cuda", "tensorrt", "precision_mode", "FP16", "KIND_CPU"]
-    names += ["intra_op_thread_count", "inter_op_thread_count", "execution_mode", "fp16", "fp16_except", "fp16_tolerance"]
-    names += ["enable_mem_arena", "gpu_mem_limit", "arena_extend_strategy", "cudnn_conv_algo_search", "-1", "1", "warm"]
+    names = [
+        "m",
+        "x",
+        "n",
+        "x_out",
+        "n_out",
+        "labels.txt",
+        "../labels.txt",
+        "model.onnx",
+        "TYPE_FP32",
+        "openvino",
+    ]
+    names += [
+        "onnxruntime",
+        "onnxruntime_onnx",
+        "tensorflow",
+        "cuda",
+        "tensorrt",
+        "precision_mode",
+        "FP16",
+        "KIND_CPU",
+    ]
+    names += [
+        "intra_op_thread_count",
+        "inter_op_thread_count",
+        "execution_mode",
+        "fp16",
+        "fp16_except",
+        "fp16_tolerance",
+    ]
+    names += [
+        "enable_mem_arena",
+        "gpu_mem_limit",
+        "arena_extend_strategy",
+        "cudnn_conv_algo_search",
+        "-1",
+        "1",
+        "warm",
+    ]
     return (*WORDS, *names)
 
 
@@ -289,7 +324,8 @@ class RepositoryTarget(MethodsTarget):
         (
             "RepositoryModelUnload",
             pb.RepositoryModelUnloadRequest(
-                model_name="sent", parameters={"unload_dependents": pb.ModelRepositoryParameter(bool_param=True)}
+                model_name="sent",
+                parameters={"unload_dependents": pb.ModelRepositoryParameter(bool_param=True)},
             ),
         ),
     )

@@ -62,10 +62,13 @@ class Session:
     def _look(self) -> None:
         if not self._tried & 1023:
             self._errors.check()
+            # Whoever ends the process knows how far it came.
+            self._write()
             if self._tried >= self._runs or time.monotonic() > self._until:
                 self._end()
             if not self._blocks and (
-                self._tried >= self._runs // 2 or time.monotonic() - self._began > (self._until - self._began) / 2
+                self._tried >= self._runs // 2
+                or time.monotonic() - self._began > (self._until - self._began) / 2
             ):
                 self._blocks = _blocks()
 
@@ -103,7 +106,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1 << 62)
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--corpus", type=Path, required=True, help="inputs that reach something new are added here")
+    parser.add_argument(
+        "--corpus", type=Path, required=True, help="inputs that reach something new are added here"
+    )
     parser.add_argument("--figures", type=Path, required=True)
     parser.add_argument("--findings", type=Path, required=True)
     given = parser.parse_args()
@@ -115,8 +120,9 @@ def main() -> None:
             (given.corpus / f"seed-{number}").write_bytes(seed)
 
         def mutated(data: bytes, most: int, seed: int) -> bytes:
-            random = Random(seed)
-            if random.random() < 0.5:
+            # By fields now and then: libFuzzer's own changes of bytes are many times as fast.
+            if seed % 4 == 0:
+                random = Random(seed)
                 changed = mutate.with_fields_changed(random, target, data, random.choice(seeds))
                 if changed is not None and len(changed) <= most:
                     return changed

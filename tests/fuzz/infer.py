@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from server.rig import fp32, request
-
 from fuzz.target import ANSWERED, Asked, Counted, FindingError, Shape, code_of, timed
 from fuzz.world import WORDS, World, requests
+from server.rig import fp32, request
+
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, decode_contents, decode_raw
 from tensorferry.server.forms import FormCache, Found
@@ -110,7 +110,9 @@ def _check_answer(sent: pb.ModelInferRequest, answer: pb.ModelInferResponse, sha
     """The models copy: what came back must be what was sent."""
     if (answer.model_name, answer.id) != (sent.model_name, sent.id):
         raise FindingError(f"an answer of {answer.model_name!r} to {answer.id!r}")
-    wanted = [output.name for output in sent.outputs] or [f"{tensor.name}_out" for tensor in answer_order(sent)]
+    wanted = [output.name for output in sent.outputs] or [
+        f"{tensor.name}_out" for tensor in answer_order(sent)
+    ]
     if [output.name for output in answer.outputs] != wanted:
         raise FindingError(f"the outputs {[o.name for o in answer.outputs]}, wanted were {wanted}")
     if shared or any(output.parameters for output in sent.outputs):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from server.rig import fp32
-
 from fuzz.target import ANSWERED, Context, Counted, FindingError, Refused, Shape, code_of, timed
-from fuzz.world import HANDLE, REGION_BYTES, WORDS, World, numbers, output_placed, placed
+from fuzz.world import HANDLE, WORDS, World, numbers, output_placed, placed
+
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.configuration import ModelConfiguration
@@ -234,7 +233,9 @@ class MemoryTarget(MethodsTarget):
         self.world.check()
         self._count += 1
         if self._count % 64 == 0:
-            open_memory = [region for region in self.world.regions.regions() if hasattr(region.memory, "address")]
+            open_memory = [
+                region for region in self.world.regions.regions() if hasattr(region.memory, "address")
+            ]
             if len(open_memory) != self.world.driver.opened:
                 raise FindingError(f"{self.world.driver.opened} are open for {len(open_memory)} CUDA regions")
             if self._outside.read_bytes() != b"secret" * 16:
@@ -248,5 +249,3 @@ def _refused(error: BaseException) -> Refused:
     import grpc
 
     return Refused(grpc.StatusCode[code_of(error)], str(error))
-
-

@@ -9,19 +9,51 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from fuzz.target import Target
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from fuzz.target import Target
-
-_INTEGERS = (0, 1, 2, 3, 4, 5, 7, 8, 12, 16, 24, 32, 64, 100, 127, 128, 255, 256, 1000, 65535, 1 << 31, 1 << 32)
+_INTEGERS = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    12,
+    16,
+    24,
+    32,
+    64,
+    100,
+    127,
+    128,
+    255,
+    256,
+    1000,
+    65535,
+    1 << 31,
+    1 << 32,
+)
 _HUGE = ((1 << 31) - 1, (1 << 32) - 1, 1 << 60, 1 << 62, (1 << 63) - 1, (1 << 64) - 1)
 _FLOATS = (0.0, -0.0, 1.0, -1.5, 1e-45, 3.4e38, 1e308, float("inf"), float("-inf"), float("nan"))
 _TEXTS = (
     "", " ", "0", "1", "-1", "x", "é", "\0", "a\nb", "../../etc/passwd", "/", ".", "..", "a/b", "a" * 129, "a" * 1100,
     "\u202e", "\U0001f600", "%s%n", "{}", "9" * 30, "1e999", "nan", "true", "{'", '{"a":', "name: 'x", "file:1/m.onnx",
 )  # fmt: skip
-_BLOBS = (b"", b"\0", b"\xff" * 4, b"\0" * 4, b"\1\0\0\0a", b"\xff\xff\xff\x7f", b"\xc3\x28", b"\0" * 12, b"a" * 64)
+_BLOBS = (
+    b"",
+    b"\0",
+    b"\xff" * 4,
+    b"\0" * 4,
+    b"\1\0\0\0a",
+    b"\xff\xff\xff\x7f",
+    b"\xc3\x28",
+    b"\0" * 12,
+    b"a" * 64,
+)
 _MOST_ELEMENTS = 64
 
 _SIGNED = {FieldDescriptor.CPPTYPE_INT32: 31, FieldDescriptor.CPPTYPE_INT64: 63}
@@ -111,7 +143,10 @@ def _change(random: Random, message: Message, words: Sequence[str]) -> None:
 
 
 def _change_map(random: Random, entries: Any, field: Any, words: Sequence[str]) -> None:
-    key_field, value_field = field.message_type.fields_by_name["key"], field.message_type.fields_by_name["value"]
+    key_field, value_field = (
+        field.message_type.fields_by_name["key"],
+        field.message_type.fields_by_name["value"],
+    )
     # A mapping has an order of its own in every process.
     keys = sorted(entries)
     if keys and random.random() < 0.15:
@@ -179,4 +214,8 @@ def _blob(random: Random, now: bytes | None) -> bytes:
         return bytes(made)
     if now and random.random() < 0.5:
         return with_bytes_changed(random, now)
-    return random.choice(_BLOBS) if random.random() < 0.5 else random.randbytes(random.choice((1, 4, 8, 12, 24, 48)))
+    return (
+        random.choice(_BLOBS)
+        if random.random() < 0.5
+        else random.randbytes(random.choice((1, 4, 8, 12, 24, 48)))
+    )

@@ -78,7 +78,10 @@ class Connection:
             )
         )
         if window is not None:
-            self.h2.local_settings.initial_window_size = window
+            # From the first frame on: what is set later holds once the server has acknowledged it.
+            self.h2.local_settings = h2.settings.Settings(
+                client=True, initial_values={h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window}
+            )
         self.h2.initiate_connection()
         self.answers: dict[int, Answer] = {}
         self.closed = False

@@ -9,13 +9,31 @@ from typing import Any
 
 from fuzz.target import FindingError, Shape, timed
 from fuzz.world import WORDS, World, requests
+
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.status import Status
 from tensorferry.server.stream import END_ON_ERROR, STREAM_ORDER, ResponseStream, terms_of
 
-_NAMES = (STREAM_ORDER, END_ON_ERROR, "traceparent", "tracestate", "authorization", "grpc-timeout", "x-request-id")
-_VALUES = ("request", "completion", "true", "false", "", "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "é", "Bearer x")
+_NAMES = (
+    STREAM_ORDER,
+    END_ON_ERROR,
+    "traceparent",
+    "tracestate",
+    "authorization",
+    "grpc-timeout",
+    "x-request-id",
+)
+_VALUES = (
+    "request",
+    "completion",
+    "true",
+    "false",
+    "",
+    "00-" + "a" * 32 + "-" + "b" * 16 + "-01",
+    "é",
+    "Bearer x",
+)
 _MOST_MESSAGES = 16
 
 
@@ -35,8 +53,16 @@ class StreamTarget:
 
     def seeds(self) -> Sequence[bytes]:
         small = [r.SerializeToString(deterministic=True) for r in requests() if r.ByteSize() < 2000]
-        made = [_joined(front, small[at : at + 5]) for at, front in enumerate((b"\0\0", b"\0\1", b"\1\2", b"\2\5"))]
-        return [*made, _joined(b"\0\0", []), _joined(b"\0\0", [small[0], b"\xff", small[1]]), _joined(b"\1\2", [b"\xff"])]
+        made = [
+            _joined(front, small[at : at + 5])
+            for at, front in enumerate((b"\0\0", b"\0\1", b"\1\2", b"\2\5"))
+        ]
+        return [
+            *made,
+            _joined(b"\0\0", []),
+            _joined(b"\0\0", [small[0], b"\xff", small[1]]),
+            _joined(b"\1\2", [b"\xff"]),
+        ]
 
     def shape(self, data: bytes) -> Shape:
         # The last of its messages, which has what is left, whatever length is said of it.
@@ -54,7 +80,9 @@ class StreamTarget:
         with timed():
             stream = ResponseStream(self._service, math.inf, terms=terms, max_in_flight=3, metadata=metadata)
             try:
-                responses = [pb.ModelStreamInferResponse.FromString(each) for each in stream.responses(iter(messages))]
+                responses = [
+                    pb.ModelStreamInferResponse.FromString(each) for each in stream.responses(iter(messages))
+                ]
             finally:
                 stream.close()
         self._world.check()
@@ -113,5 +141,3 @@ def _split(data: bytes) -> tuple[list[tuple[str, str]], list[bytes]]:
         messages.append(rest[2 : 2 + size])
         rest = rest[2 + size :]
     return metadata, messages
-
-

@@ -18,7 +18,7 @@ from tensorferry.server.status import status_of
 
 # Longest that one input may take, and that a completion is waited for. Far above what any takes, also on a
 # machine that does other things; what hangs never ends.
-BOUND_SECONDS = 20.0
+BOUND_SECONDS = 60.0
 
 # Said of an input that was answered as a good one is.
 ANSWERED = "OK"
@@ -113,7 +113,7 @@ class Counted:
             raise FindingError(f"{self.asked} requests had {self.answers[0]} completions")
 
 
-class Refused(Exception):  # noqa: N818
+class Refused(Exception):
     """A method of the servicer ended its call with a status."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-
 from fuzz import mutate
 from fuzz.catalogue import KEPT, TARGETS
 from fuzz.target import Errors, Target
@@ -55,6 +54,8 @@ def test_inputs_end_as_they_may(target: Target) -> None:
 
 def test_the_same_mutants_in_every_run(target: Target) -> None:
     seeds = target.seeds()
-    first, second = ([mutate.mutant(random, target, seeds) for _ in range(200)] for random in (Random(1), Random(1)))
+    first, second = (
+        [mutate.mutant(random, target, seeds) for _ in range(200)] for random in (Random(1), Random(1))
+    )
     assert first == second
     assert len(set(first)) > 100

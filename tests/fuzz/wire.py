@@ -26,13 +26,13 @@ import h2.connection
 import h2.exceptions
 import numpy as np
 from e2e.server import ServerProcess
-from server import models
-from server.rig import fp32, request
-
 from fuzz import mutate
 from fuzz.raw import PREFIX, Connection, Header, framed, headers_of
 from fuzz.target import BOUND_SECONDS, FindingError, Shape
 from fuzz.world import WORDS
+from server import models
+from server.rig import fp32, request
+
 from tensorferry.protos import inference_pb2 as pb
 
 _CALLS_A_CONNECTION = 100
@@ -44,7 +44,7 @@ _MORE_MEMORY_KB, _MORE_FILES, _MORE_THREADS = 48 * 1024, 40, 520
 # Any other INTERNAL is a finding.
 _OF_CORE = re.compile(
     r"Error parsing '|Compression bit set|Illegal header|Metadata keys cannot|Duplicate '|Bad compressed|"
-    r"Unexpected error decompressing|Decompression error|Invalid gRPC frame"
+    r"Unexpected error decompressing|Decompression |Invalid gRPC frame"
 )
 
 _METHODS = (
@@ -107,7 +107,9 @@ class Wire:
     """A server, one good client of it, and what it had when it was started."""
 
     def __init__(self, directory: Path, transport: str) -> None:
-        self.server = ServerProcess.start(models.echo(directory / "m.onnx", dims=("batch", 3)), transport=transport)
+        self.server = ServerProcess.start(
+            models.echo(directory / "m.onnx", dims=("batch", 3)), transport=transport
+        )
         self._channel = grpc.insecure_channel(self.server.address)
         self._infer: Callable[..., bytes] = self._channel.unary_unary(PREFIX + "ModelInfer")
         self._number = 0
@@ -121,7 +123,9 @@ class Wire:
         self._number += 1
         good = _good(self._number)
         began = time.monotonic()
-        answer = pb.ModelInferResponse.FromString(self._infer(good.SerializeToString(), timeout=BOUND_SECONDS))
+        answer = pb.ModelInferResponse.FromString(
+            self._infer(good.SerializeToString(), timeout=BOUND_SECONDS)
+        )
         self.slowest = max(self.slowest, time.monotonic() - began)
         if (answer.id, list(answer.raw_output_contents)) != (good.id, list(good.raw_input_contents)):
             raise FindingError(f"request {good.id} was answered with {answer}")
@@ -143,7 +147,11 @@ class Wire:
         grown = {name: after[name] - self._before[name] for name in after}
         if code or self.server.errors():
             raise FindingError(f"exit {code}, log: {self.server.errors()[:3]}")
-        if grown["memory_kb"] > _MORE_MEMORY_KB or grown["files"] > _MORE_FILES or grown["threads"] > _MORE_THREADS:
+        if (
+            grown["memory_kb"] > _MORE_MEMORY_KB
+            or grown["files"] > _MORE_FILES
+            or grown["threads"] > _MORE_THREADS
+        ):
             raise FindingError(f"the server has more than before: {grown}")
         return grown
 
@@ -197,7 +205,9 @@ def call_headers(random: Random) -> list[Header]:
     return headers
 
 
-def call_batch(random: Random, wire: Wire, outcomes: Counter[str], seeds: Sequence[bytes], count: int) -> None:
+def call_batch(
+    random: Random, wire: Wire, outcomes: Counter[str], seeds: Sequence[bytes], count: int
+) -> None:
     """Calls on one connection, all at once; each must come to an end, unless the connection does."""
     target = _Messages()
     with Connection(wire.server.address, BOUND_SECONDS) as connection:
@@ -205,7 +215,10 @@ def call_batch(random: Random, wire: Wire, outcomes: Counter[str], seeds: Sequen
         for _ in range(count):
             if connection.closed:
                 break
-            data = body(random, mutate.mutant(random, target, seeds) if random.random() < 0.7 else random.choice(seeds))
+            data = body(
+                random,
+                mutate.mutant(random, target, seeds) if random.random() < 0.7 else random.choice(seeds),
+            )
             call = connection.begin(call_headers(random), last=not data)
             if data:
                 connection.send(call, data, last=random.random() < 0.9)
@@ -246,7 +259,9 @@ def _outcome(connection: Connection, call: int) -> str:
 def broken_frames(random: Random, wire: Wire, outcomes: Counter[str], seeds: Sequence[bytes]) -> None:
     """A connection whose bytes were changed anywhere; the server may do what it likes but hang or fall."""
     target = Connection.__new__(Connection)
-    config = h2.config.H2Configuration(client_side=True, header_encoding=None, validate_outbound_headers=False)
+    config = h2.config.H2Configuration(
+        client_side=True, header_encoding=None, validate_outbound_headers=False
+    )
     target.h2 = h2.connection.H2Connection(config)
     target.answers = {}
     target.h2.initiate_connection()

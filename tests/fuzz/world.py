@@ -17,6 +17,8 @@ from tensorferry.server.shared_memory import Regions
 from tensorferry.server.signature import Signature, TensorSpec
 
 REGION_BYTES = 96
+# Rows of nothing cost nothing to send: a request of 65 bytes may fill a queue, and take as many batches.
+_MOST_ROWS = 256
 # A handle that the scripted driver knows; any other is refused, as the real one does.
 HANDLE = bytes(range(64))
 
@@ -24,7 +26,19 @@ NUMBERS = (spec("x", "FP32", "batch", 3), spec("n", "INT64", "batch", "k"))
 STRINGS = (spec("s", "BYTES", "batch"), spec("b", "BOOL", "batch", 2))
 KINDS = tuple(
     spec(name.lower(), name, *(() if name == "INT8" else ("any",)))
-    for name in ("INT8", "INT16", "INT32", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP64", "BF16", "BYTES")
+    for name in (
+        "INT8",
+        "INT16",
+        "INT32",
+        "UINT8",
+        "UINT16",
+        "UINT32",
+        "UINT64",
+        "FP16",
+        "FP64",
+        "BF16",
+        "BYTES",
+    )
 )
 TOKENS = (spec("ids", "INT64", "batch", "sequence"),)
 
@@ -80,7 +94,12 @@ def _copies(inputs: dict[str, Any]) -> dict[str, Any]:
 def _identity(name: str, specs: tuple[TensorSpec, ...], most: int, **more: Any) -> Model:
     outputs = tuple(TensorSpec(f"{each.name}_out", each.datatype, each.dims) for each in specs)
     batcher = Batcher(
-        _copies, most, name=name, padding=more.get("padding"), priority_weights=(2, 1) if most else (1,)
+        _copies,
+        most,
+        name=name,
+        padding=more.get("padding"),
+        priority_weights=(2, 1) if most else (1,),
+        max_queue_size=_MOST_ROWS,
     )
     return Model(name, "1", Signature(specs, outputs), most, "", batcher, **more)
 
