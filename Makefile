@@ -24,7 +24,7 @@ SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 LOAD := $(VENV)/load
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test soak conformance compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check locks tools train gpu-check clean
+.PHONY: help run demo test fuzz soak conformance compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,6 +37,9 @@ demo: $(VENV)/.$(EXTRA) ## the same, and stop after the answers
 
 test: $(VENV)/.dev ## all tests
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
+
+fuzz: $(VENV)/.fuzz ## a million malformed inputs, found by coverage (RUNS=, or SECONDS=: other amounts; ONLY=infer: one target)
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only $(ONLY))
 
 conformance: $(VENV)/.dev ## every backend test of the onnx package through real servers (minutes; ONLY=reduce_: some of them)
 	PYTHONPATH=tests $(BIN)/python -m conformance $(if $(ONLY),--only $(ONLY))
@@ -112,7 +115,7 @@ train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(BIN)/python examples/digits/train.py
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .grimp_cache .import_linter_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz .grimp_cache .import_linter_cache
 
 # The base install and the extras are in one environment, since `make run` and `make test` are
 # both the first thing that somebody does. A stamp stands for each lock file that is installed.
@@ -131,6 +134,11 @@ $(VENV)/.cpu $(VENV)/.gpu: $(VENV)/.%: requirements/%.lock pyproject.toml | $(VE
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.lock | $(VENV)/.$(EXTRA)
+	@echo "installing $< into $(VENV) ..."
+	@$(PIP) install -q --require-hashes -r $<
+	@touch $@
+
+$(VENV)/.fuzz: requirements/fuzz.lock | $(VENV)/.dev
 	@echo "installing $< into $(VENV) ..."
 	@$(PIP) install -q --require-hashes -r $<
 	@touch $@

@@ -10,8 +10,8 @@ compile() {
 }
 all=$(mktemp)
 trap 'rm -f "$all"' EXIT
-compile --universal dev.in cpu.in plots.in bench-gpu.in --output-file "$all"
-for name in cpu gpu dev plots bench-gpu; do
+compile --universal dev.in cpu.in plots.in bench-gpu.in fuzz.in --output-file "$all"
+for name in cpu gpu dev plots bench-gpu fuzz; do
     compile --universal "$name.in" --constraints "$all" --output-file "$name.lock"
 done
 # For Python 3.11 only: of these versions some have no wheels for newer ones.

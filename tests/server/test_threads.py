@@ -24,7 +24,6 @@ from tensorferry.server import corks, metrics_server, watchdog
 from tensorferry.server.app import App
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.corks import Corks
-from tensorferry.server.health import Health
 from tensorferry.server.metrics_server import MetricsServer
 from tensorferry.server.threads import HandlerThreads, watch_threads
 from tensorferry.server.watchdog import Watchdog, Watched
@@ -85,54 +84,6 @@ def test_grpcio_still_names_its_polling_thread_so(tmp_path: Path) -> None:
         assert any(thread.name.endswith("(_serve)") for thread in set(threading.enumerate()) - before)
     finally:
         server.stop(None).wait(PATIENCE)
-
-
-class Watcher:
-    """Hears of health, when it may."""
-
-    def __init__(self, health: Health, *, reads: bool = True) -> None:
-        self.may_read = threading.Event()
-        if reads:
-            self.may_read.set()
-        self.heard: list[int] = []
-        self._changed = threading.Condition()
-        self._leaves: list[Callable[[], None]] = []
-        context: Any = SimpleNamespace(add_callback=self._leaves.append)
-        health.Watch(health_pb2.HealthCheckRequest(service="m"), context, self.send)
-
-    def send(self, response: Any) -> None:
-        assert self.may_read.wait(PATIENCE)
-        with self._changed:
-            self.heard.append(0 if response is None else response.status)
-            self._changed.notify_all()
-
-    def await_heard(self, *statuses: int) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: tuple(self.heard) == statuses, PATIENCE), self.heard
-
-    def leave(self) -> None:
-        for callback in self._leaves:
-            callback()
-
-
-def test_who_does_not_read_keeps_nobody_from_the_news() -> None:
-    health = Health()
-    health.set("m", SERVING)
-    deaf, other = Watcher(health, reads=False), Watcher(health)
-    # On this thread, which would wait for ever.
-    health.set("m", NOT_SERVING)
-    health.set("m", SERVING)
-    other.await_heard(SERVING, NOT_SERVING, SERVING)
-    assert health.Check(health_pb2.HealthCheckRequest(service="m"), None).status == SERVING
-    # As grpcio says it, on its polling thread.
-    deaf.leave()
-    deaf.may_read.set()
-    deaf.await_heard(SERVING, NOT_SERVING, SERVING, 0)
-    health.set("m", NOT_SERVING)
-    other.await_heard(SERVING, NOT_SERVING, SERVING, NOT_SERVING)
-    assert len(deaf.heard) == 4, "it has left"
-    health.close()
-    health.set("m", SERVING)
 
 
 @pytest.mark.parametrize("transport", ["lane", "threaded"])

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2, empty_pb2, unknown_fields
+from google.protobuf.message import DecodeError
 
 STATUS_PARAMETER = "tensorferry_status"
 RETRY_PARAMETER = "tensorferry_retry_after_ms"
@@ -18,6 +19,9 @@ _RETRY_AFTER_KEY = "retry-after-ms"
 # By gRPC itself; one that is no number, or below 0, says that there is no use in coming back.
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
+# What a server may ask for in earnest: a year, in seconds; and digits of milliseconds that may say so.
+_LONGEST_PAUSE = 365 * 86400.0
+_MOST_DIGITS = 16
 
 
 class InferenceError(Exception):
@@ -168,15 +172,31 @@ def closed(request_id: str = "") -> InferenceError:
 def _retry_after(trailers: dict[str, str | bytes]) -> float | None:
     details = trailers.get(_DETAILS_KEY)
     if isinstance(details, bytes):
-        for packed in _submessages(details, 3):  # google.rpc.Status.details
-            detail = any_pb2.Any.FromString(packed)
-            if detail.type_url == _RETRY_INFO:
-                for delay in _submessages(detail.value, 1):  # google.rpc.RetryInfo.retry_delay
-                    return duration_pb2.Duration.FromString(delay).ToNanoseconds() / 1e9
+        try:
+            pause = believed(_retry_info(details))
+        except DecodeError:
+            # Whatever sent it, it is not google.rpc.Status; the error itself is good all the same.
+            pause = None
+        if pause is not None:
+            return pause
     for key in (_PUSHBACK_KEY, _RETRY_AFTER_KEY):
         milliseconds = trailers.get(key)
-        if isinstance(milliseconds, str) and milliseconds.isdecimal():
-            return int(milliseconds) / 1000
+        if isinstance(milliseconds, str) and milliseconds.isdecimal() and len(milliseconds) < _MOST_DIGITS:
+            return believed(int(milliseconds) / 1000)
+    return None
+
+
+def believed(seconds: float | None) -> float | None:
+    """A pause that a server asks for; None for one that nobody can make, in the past or without end."""
+    return seconds if seconds is not None and 0 <= seconds <= _LONGEST_PAUSE else None
+
+
+def _retry_info(details: bytes) -> float | None:
+    for packed in _submessages(details, 3):  # google.rpc.Status.details
+        detail = any_pb2.Any.FromString(packed)
+        if detail.type_url == _RETRY_INFO:
+            for delay in _submessages(detail.value, 1):  # google.rpc.RetryInfo.retry_delay
+                return duration_pb2.Duration.FromString(delay).ToNanoseconds() / 1e9
     return None
 
 

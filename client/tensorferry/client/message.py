@@ -147,7 +147,7 @@ def decode_stream(message: pb.ModelStreamInferResponse) -> InferenceResult | Inf
     if message.error_message:
         code_name = answer.parameters[errors.STATUS_PARAMETER].string_param
         milliseconds = answer.parameters[errors.RETRY_PARAMETER].int64_param
-        retry_after = milliseconds / 1000 if milliseconds > 0 else None
+        retry_after = errors.believed(milliseconds / 1000) if milliseconds > 0 else None
         return errors.from_stream(message.error_message, code_name, answer.id, retry_after)
     try:
         return decode(answer)

@@ -9,8 +9,16 @@ import os
 _LISTENER = "event_engine_listener"
 
 
+# What core itself logs as errors are clients' faults, mostly: a header that it cannot parse is a line, by which any
+# client could fill the log. What the server must know of core's, grpcio raises.
+_VERBOSITY = "GRPC_VERBOSITY"
+
+
 def prepare() -> None:
-    """Lets the thread that polls read the sockets too. Before grpc is imported; what the user says stands."""
+    """Lets the thread that polls read the sockets too, and core be silent. Before grpc is imported; what the user
+    says stands.
+    """
+    os.environ.setdefault(_VERBOSITY, "NONE")
     experiments = os.environ.get("GRPC_EXPERIMENTS", "")
     if _LISTENER not in experiments:
         os.environ["GRPC_EXPERIMENTS"] = ",".join(filter(None, [experiments, f"-{_LISTENER}"]))

@@ -7,7 +7,7 @@ same table stands, for people, in docs/model_config.md.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,6 +162,7 @@ def check_fields(config: ModelConfig, model: str) -> list[str]:
     `config` is as it was given.
     """
     _check_backend(config, model)
+    _check_enums(config, model)
     warnings = []
     for path, value in set_fields(config):
         rule = RULES[path]
@@ -184,6 +185,24 @@ def _check_backend(config: ModelConfig, model: str) -> None:
                 f"unexpected {field} type {value!r} for {model}: this server runs ONNX models alone, whose {field} is "
                 f"{ours!r}"
             )
+
+
+def _check_enums(message: Message, model: str, prefix: str = "") -> None:
+    """Holds every value that has a name to those that there are: protobuf takes any number for one."""
+    for descriptor, value in message.ListFields():
+        path = prefix + descriptor.name
+        if isinstance(value, Mapping):
+            values: Iterable[Any] = value.values()
+        else:
+            values = (value,) if isinstance(value, (Message, int, float, str, bytes)) else value
+        for each in values:
+            if isinstance(each, Message):
+                _check_enums(each, model, path + ".")
+            elif descriptor.enum_type is not None and each not in descriptor.enum_type.values_by_number:
+                names = ", ".join(known.name for known in descriptor.enum_type.values)
+                raise ModelConfigError(
+                    f"the configuration of model {model!r} has {path}: {each}; it must be one of {names}"
+                )
 
 
 def set_fields(message: Message, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,10 @@ from typing import Any
 
 from tensorferry.server.trace_context import TraceContext
 
+# Here grpcio tells, with a traceback, of every header that is no text: by which any client could fill the log.
+_GRPC = "grpc._cython.cygrpc"
+_NO_TEXT = "Invalid encoding on %s"
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -99,6 +103,7 @@ class LogOutput:
         self._handler = logging.StreamHandler(sys.stderr)
         self._handler.addFilter(lambda record: self._shown.shows(record.levelno))
         logging.basicConfig(handlers=[self._handler], force=True)
+        logging.getLogger(_GRPC).addFilter(_of_the_server)
         self._follow_locked()
 
     @property
@@ -133,6 +138,14 @@ class _TextFormatter(logging.Formatter):
 
 def _visible(character: str) -> str:
     return character if character.isprintable() else ascii(character)[1:-1]
+
+
+def _of_the_server(record: logging.LogRecord) -> bool:
+    """Lets everything through, but a client's fault as what it is: nothing that anybody should be told of."""
+    if record.msg == _NO_TEXT:
+        record.levelno, record.levelname, record.exc_info = logging.DEBUG, "DEBUG", None
+        return logging.getLogger().isEnabledFor(logging.DEBUG)
+    return True
 
 
 def _text_formatter(iso_times: bool) -> logging.Formatter:

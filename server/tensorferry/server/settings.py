@@ -54,7 +54,8 @@ def settings_of(
     check_dynamic_batching(config)
     levels = dynamic.priority_levels
     weights = (1,) * levels if levels else (1,)
-    default = dynamic.default_priority_level
+    # As in Triton, it says nothing where there are no levels.
+    default = dynamic.default_priority_level if levels else 0
     if own:
         weights, default = options.priority_weights, options.default_priority
     preferred = tuple(dynamic.preferred_batch_size)

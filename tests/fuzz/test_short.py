@@ -1,0 +1,61 @@
+"""The short form of `make fuzz`: kept inputs, and changed good ones, the same in every run."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from fuzz import mutate
+from fuzz.catalogue import KEPT, TARGETS
+from fuzz.target import Errors, Target
+
+# So many that each target takes about a second.
+MUTANTS = {"infer": 500, "stream": 300, "config": 150, "files": 300}
+OTHERS = 1500
+
+
+@pytest.fixture(params=sorted(TARGETS))
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
+    """One that leaves nothing behind, and logs no error."""
+    errors = Errors()
+    log = logging.getLogger("tensorferry")
+    log.addHandler(errors)
+    made = TARGETS[request.param](tmp_path)
+    try:
+        yield made
+        made.check()
+        made.close()
+        errors.check()
+    finally:
+        log.removeHandler(errors)
+
+
+def test_every_target_has_kept_inputs() -> None:
+    assert {path.name for path in KEPT.iterdir()} == TARGETS.keys()
+    assert sum(path.stat().st_size for path in KEPT.glob("*/*")) < 200_000
+
+
+def test_inputs_end_as_they_may(target: Target) -> None:
+    seeds = target.seeds()
+    inputs = [*seeds, *(path.read_bytes() for path in sorted((KEPT / target.name).iterdir()))]
+    kept = len(inputs)
+    random = Random(target.name)
+    count = MUTANTS.get(target.name, OTHERS)
+    inputs += [mutate.mutant(random, target, inputs[:kept]) for _ in range(count)]
+    outcomes = Counter(target.run(data) for data in inputs)
+    assert outcomes.total() == kept + count
+    # Not everything is refused at the first look.
+    assert len(outcomes) > 1, outcomes
+
+
+def test_the_same_mutants_in_every_run(target: Target) -> None:
+    seeds = target.seeds()
+    first, second = (
+        [mutate.mutant(random, target, seeds) for _ in range(200)] for random in (Random(1), Random(1))
+    )
+    assert first == second
+    assert len(set(first)) > 100
