@@ -16,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from tensorferry.protos import POOL, SERVICE_NAME
+from tensorferry.server.closing import close_port
 from tensorferry.server.condition import Condition
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.configuration import ModelConfiguration
@@ -56,6 +57,8 @@ MAX_STREAMS_OF_LANE = 10_000
 MAX_IN_FLIGHT_PER_STREAM = 64
 
 _MOST_PENDING = 8192
+
+_NEVER_MS = 2**31 - 1
 
 # Time for the last responses to leave once nothing is in flight any more.
 _GOODBYE_SECONDS = 1.0
@@ -137,6 +140,8 @@ class App:
                 ("grpc.server.max_pending_requests_hard_limit", 2 * _MOST_PENDING),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+                # Core takes the greatest integer for no limit.
+                ("grpc.max_connection_age_ms", min(round(config.max_connection_age * 1e3) or _NEVER_MS, _NEVER_MS)),
             ],
         )
         self._server.add_generic_rpc_handlers((self._servicer.handler(),))
@@ -147,6 +152,7 @@ class App:
         self._set_health("", serving=False)
         for source in config.models:
             self._set_health(source.name, serving=False)
+        self._stopping = threading.Event()
         self._outbox = Outbox()
         self._lane: Lane | None = None
         self._metrics: MetricsServer | None = None
@@ -233,10 +239,19 @@ class App:
         self.registry.complete = True
         self._tell_health()
 
+    def _leave(self) -> None:
+        """While --drain-delay-seconds last, everybody hears that the server goes, and nobody is refused."""
+        if not self.config.drain_delay:
+            return
+        self._service.begin_leaving()
+        self._health.enter_graceful_shutdown()
+        close_port(self.port)
+        self._stopping.wait(self.config.drain_delay)
+
     def drain(self) -> bool:
-        """Accepts nothing new and finishes what was accepted; whether that came about in time."""
-        started = time.monotonic()
-        deadline = started + self.config.drain_seconds
+        """Accepts nothing new, after the delay, and finishes what was accepted; whether that came about in time."""
+        self._leave()
+        deadline = time.monotonic() + self.config.drain_seconds
         # Health last: whoever has read that it turned finds the door closed.
         self._service.begin_drain()
         self._servicer.begin_drain()
@@ -254,6 +269,7 @@ class App:
 
         Whether every worker has ended: one that is inside ONNX Runtime cannot be ended. Idempotent.
         """
+        self._stopping.set()
         self._server.stop(grace).wait()
         ended = [self._control.close(grace)]
         ended += [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]

@@ -83,3 +83,5 @@ class ServerConfig:
     tensorrt_cache: Path | None = None
     log_format: str = "text"
     log_level: str = "info"
+    drain_delay: float = 0.0
+    max_connection_age: float = 0.0

@@ -217,9 +217,15 @@ class InferenceService:
         self._triton_status_codes = triton_status_codes
         self._forms = FormCache()
         self._draining = threading.Event()
+        self._leaving = threading.Event()
+
+    def begin_leaving(self) -> None:
+        """From now on the server says that it is not ready; requests are accepted all the same."""
+        self._leaving.set()
 
     def begin_drain(self) -> None:
         """From now on every request is answered with NotReadyError; accepted ones go on."""
+        self._leaving.set()
         self._draining.set()
 
     def models_changed(self) -> None:
@@ -230,6 +236,11 @@ class InferenceService:
     def draining(self) -> bool:
         """Whether the server accepts no more requests."""
         return self._draining.is_set()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether requests should go elsewhere: the server accepts no more of them, or soon will not."""
+        return self._leaving.is_set()
 
     def status_of(self, error: BaseException) -> Status:
         """What a client is told of an error that was raised by a reply."""

@@ -99,11 +99,11 @@ class Servicer:
         return pb.ServerLiveResponse(live=True)
 
     def server_ready(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
-        """True from when all that is served from the start is loaded until the server drains.
+        """True from when all that is served from the start is loaded until the server drains, or is about to.
 
         A model that is loaded later, or fails to be, changes nothing: others go on.
         """
-        return pb.ServerReadyResponse(ready=self._registry.serving and not self._service.draining)
+        return pb.ServerReadyResponse(ready=self._registry.serving and not self._service.leaving)
 
     def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         """Whether the model takes requests; false, not an error, for one that is not there."""
@@ -113,7 +113,7 @@ class Servicer:
             raise
         except ServerError:
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=not self._service.draining)
+        return pb.ModelReadyResponse(ready=not self._service.leaving)
 
     def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Name, version and the extensions that this server has."""
