@@ -16,6 +16,7 @@ OLDEST := $(VENV)/oldest
 OLDEST_PYTHON ?= $(shell command -v python3.11 || echo $(PYTHON))
 PROTOS := protos/tensorferry/protos
 GRPCURL := v1.9.3
+KUSTOMIZE := v5.7.1
 # What `make tools` builds, beside what it puts into $(BIN).
 CLIENTS := $(VENV)/clients
 UV := 0.13.8
@@ -99,7 +100,7 @@ locks: $(VENV)/.python ## compile requirements/*.in into lock files
 	$(PIP) install -q uv==$(UV)
 	UV=$(CURDIR)/$(BIN)/uv requirements/lock.sh
 
-tools: $(BIN)/grpcurl $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done ## clients of other makers, for the tests that use them (needs Go, Node and npm, Java and Maven)
+tools: $(BIN)/grpcurl $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/kustomize $(CLIENTS)/manifests/.done $(CLIENTS)/nginx/.done $(CLIENTS)/ray/.done ## clients of other makers, and what deploy/ is tested with (needs Go, Node and npm, Java and Maven, Debian's apt-get)
 
 train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(PIP) install -q scikit-learn
@@ -185,4 +186,18 @@ $(CLIENTS)/kserve/.done: requirements/kserve.lock | $(VENV)/.python
 
 $(CLIENTS)/perf_analyzer/.done: tests/wire/perf_analyzer.sh | $(VENV)/.python
 	tests/wire/perf_analyzer.sh $(CLIENTS)/perf_analyzer $(CURDIR)/$(BIN)/python
+	@touch $@
+
+$(CLIENTS)/kustomize: | $(VENV)/.python
+	GOBIN=$(CURDIR)/$(CLIENTS) go install sigs.k8s.io/kustomize/kustomize/v5@$(KUSTOMIZE)
+
+# Environments of their own: what they hold does not go with the tests', or is large.
+$(CLIENTS)/manifests/.done $(CLIENTS)/ray/.done: $(CLIENTS)/%/.done: requirements/%.lock | $(VENV)/.python
+	$(PYTHON) -m venv $(CLIENTS)/$*
+	$(CLIENTS)/$*/bin/python -m pip --disable-pip-version-check install -q uv==$(UV)
+	$(CLIENTS)/$*/bin/uv pip install -q --python $(CLIENTS)/$*/bin/python --require-hashes -r $<
+	@touch $@
+
+$(CLIENTS)/nginx/.done: tests/deploy/nginx.sh | $(VENV)/.python
+	tests/deploy/nginx.sh $(CLIENTS)/nginx
 	@touch $@

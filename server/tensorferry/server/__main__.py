@@ -15,6 +15,7 @@ _COMMANDS = {
     "serve": ("tensorferry.server.cli", "main", "serve ONNX models over gRPC"),
     "config": ("tensorferry.server.config_command", "main", "print a model's completed configuration"),
     "infer": ("tensorferry.client.cli", "infer", "send one request to a running server"),
+    "ready": ("tensorferry.client.cli", "ready", "whether a running server takes requests"),
     "models": ("tensorferry.client.cli", "models", "list a running server's models"),
     "describe": ("tensorferry.client.cli", "describe", "show a model's inputs and outputs"),
 }

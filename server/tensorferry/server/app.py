@@ -150,6 +150,8 @@ class App:
             (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server, pool=_reflected()
         )
         self._set_health("", serving=False)
+        # Whether the process answers at all, for those who end one that does not; as the method ServerLive.
+        self._set_health(health.SERVICE_NAME, serving=True)
         for source in config.models:
             self._set_health(source.name, serving=False)
         self._stopping = threading.Event()
