@@ -196,6 +196,7 @@ $(CLIENTS)/manifests/.done $(CLIENTS)/ray/.done: $(CLIENTS)/%/.done: requirement
 	$(PYTHON) -m venv $(CLIENTS)/$*
 	$(CLIENTS)/$*/bin/python -m pip --disable-pip-version-check install -q uv==$(UV)
 	$(CLIENTS)/$*/bin/uv pip install -q --python $(CLIENTS)/$*/bin/python --require-hashes -r $<
+	$(if $(filter ray,$*),$(CLIENTS)/ray/bin/uv pip install -q --python $(CLIENTS)/ray/bin/python --no-deps --no-build-isolation -e .)
 	@touch $@
 
 $(CLIENTS)/nginx/.done: tests/deploy/nginx.sh | $(VENV)/.python

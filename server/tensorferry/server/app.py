@@ -161,6 +161,16 @@ class App:
         self._gpus: Gpus | None = None
 
     @property
+    def service(self) -> InferenceService:
+        """What serves requests, for those who bring them here by a way of their own."""
+        return self._service
+
+    @property
+    def servicer(self) -> Servicer:
+        """The other methods, likewise."""
+        return self._servicer
+
+    @property
     def transport(self) -> str:
         """What serves ModelInfer and ModelStreamInfer: lane or threaded."""
         return "threaded" if self._lane is None else "lane"
