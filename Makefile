@@ -16,6 +16,7 @@ OLDEST := $(VENV)/oldest
 OLDEST_PYTHON ?= $(shell command -v python3.11 || echo $(PYTHON))
 PROTOS := protos/tensorferry/protos
 GRPCURL := v1.9.3
+KUSTOMIZE := v5.7.1
 # What `make tools` builds, beside what it puts into $(BIN).
 CLIENTS := $(VENV)/clients
 UV := 0.13.8
@@ -108,7 +109,7 @@ locks: $(VENV)/.python ## compile requirements/*.in into lock files
 	$(PIP) install -q uv==$(UV)
 	UV=$(CURDIR)/$(BIN)/uv requirements/lock.sh
 
-tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done ## clients of other makers, promtool and a browser, for the tests that use them (needs Go, Node and npm, Java and Maven)
+tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done $(CLIENTS)/kustomize $(CLIENTS)/manifests/.done $(CLIENTS)/nginx/.done $(CLIENTS)/ray/.done ## clients of other makers, a browser, and what deploy/ is tested with (needs Go, Node and npm, Java and Maven, Debian's apt-get)
 
 train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(PIP) install -q scikit-learn
@@ -208,4 +209,19 @@ $(CLIENTS)/kserve/.done: requirements/kserve.lock | $(VENV)/.python
 
 $(CLIENTS)/perf_analyzer/.done: tests/wire/perf_analyzer.sh | $(VENV)/.python
 	tests/wire/perf_analyzer.sh $(CLIENTS)/perf_analyzer $(CURDIR)/$(BIN)/python
+	@touch $@
+
+$(CLIENTS)/kustomize: | $(VENV)/.python
+	GOBIN=$(CURDIR)/$(CLIENTS) go install sigs.k8s.io/kustomize/kustomize/v5@$(KUSTOMIZE)
+
+# Environments of their own: what they hold does not go with the tests', or is large.
+$(CLIENTS)/manifests/.done $(CLIENTS)/ray/.done: $(CLIENTS)/%/.done: requirements/%.lock | $(VENV)/.python
+	$(PYTHON) -m venv $(CLIENTS)/$*
+	$(CLIENTS)/$*/bin/python -m pip --disable-pip-version-check install -q uv==$(UV)
+	$(CLIENTS)/$*/bin/uv pip install -q --python $(CLIENTS)/$*/bin/python --require-hashes -r $<
+	$(if $(filter ray,$*),$(CLIENTS)/ray/bin/uv pip install -q --python $(CLIENTS)/ray/bin/python --no-deps --no-build-isolation -e .)
+	@touch $@
+
+$(CLIENTS)/nginx/.done: tests/deploy/nginx.sh | $(VENV)/.python
+	tests/deploy/nginx.sh $(CLIENTS)/nginx
 	@touch $@

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compiles the lock files: every package pinned with its hashes, and no address of an index.
-# All but the last two take their versions from one solution, so that what is tested is what runs
+# All but the last four take their versions from one solution, so that what is tested is what runs
 # (tritonclient, against which the tests run, holds protobuf below 7).
 set -eu
 cd "$(dirname "$0")"
@@ -16,4 +16,6 @@ for name in cpu gpu dev plots bench-gpu fuzz; do
 done
 # For Python 3.11 only: of these versions some have no wheels for newer ones.
 compile oldest.in --output-file oldest.lock
-compile --universal kserve.in --output-file kserve.lock
+for name in kserve manifests ray; do
+    compile --universal "$name.in" --output-file "$name.lock"
+done

@@ -184,3 +184,14 @@ def test_pickles_are_not_loaded(tmp_path: Path) -> None:
     path = saved(tmp_path, "objects", np.array([object()], object))
     with pytest.raises(ValueError, match="allow_pickle"):
         read_array(Path(path))
+
+
+def test_ready_says_it_by_its_exit_status(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.ready(["--target", server.target, "--timeout", "30"]) == 0
+    server.servicer.ready = False
+    assert cli.ready(["--target", server.target, "--timeout", "30"]) == 1
+    assert cli.ready(["--target", "127.0.0.1:1", "--timeout", "30"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"tensorferry ready: {server.target}: UNAVAILABLE: not there, or not ready",
+        "tensorferry ready: 127.0.0.1:1: UNAVAILABLE: not there, or not ready",
+    ]

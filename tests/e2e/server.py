@@ -46,12 +46,13 @@ class ServerProcess:
         transport: str,
         program: Sequence[str] | None = None,
         variables: Mapping[str, str] | None = None,
+        port: int = 0,
     ) -> ServerProcess:
         """Starts `tensorferry serve` and waits until it is ready, and serves as it was told.
 
         Another `program` stands in for `tensorferry`; `variables` are set in its environment.
         """
-        always = ("--transport", transport, "--host", "127.0.0.1", "--port", "0", "--log-format", "json")
+        always = ("--transport", transport, "--host", "127.0.0.1", "--port", port, "--log-format", "json")
         process = subprocess.Popen(
             [*(program or command()), *map(str, ("serve", *arguments, *always))],
             stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The shell commands that call a running server: `infer`, `models` and `describe`.
+"""The shell commands that call a running server: `infer`, `ready`, `models` and `describe`.
 
 Each takes its arguments and returns the exit status: 0, or 1 after one line on stderr when
 the server cannot be reached or refuses. A bad argument exits with 2, as argparse does.
@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import grpc
+
 from tensorferry.client.arrayfile import read_array, write_array
 from tensorferry.client.channel import Tls
 from tensorferry.client.client import InferenceClient
-from tensorferry.client.errors import InferenceError, InvalidInput
+from tensorferry.client.errors import InferenceError, InvalidInput, Unavailable
 from tensorferry.client.message import InferenceResult, Parameter
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
@@ -74,6 +76,18 @@ def infer(argv: Sequence[str]) -> int:
             parameters=_unique(parser, "--parameter", arguments.parameter),
         )
         _show(result, arguments.output_dir)
+
+    return _run(parser, arguments, run)
+
+
+def ready(argv: Sequence[str]) -> int:
+    """Says by its exit status alone whether the server takes requests: 1 if not, or if it cannot be reached."""
+    parser = _parser("ready", "Whether a server is there and ready: the exit code is 0 if so, else 1.")
+    arguments = parser.parse_args(argv)
+
+    def run(client: InferenceClient) -> None:
+        if not client.is_ready(timeout=arguments.timeout):
+            raise Unavailable(grpc.StatusCode.UNAVAILABLE, "not there, or not ready")
 
     return _run(parser, arguments, run)
 

@@ -16,6 +16,7 @@ _COMMANDS = {
     "config": ("tensorferry.server.config_command", "main", "print a model's completed configuration"),
     "token": ("tensorferry.server.token_command", "main", "make a bearer token for a caller"),
     "infer": ("tensorferry.client.cli", "infer", "send one request to a running server"),
+    "ready": ("tensorferry.client.cli", "ready", "whether a running server takes requests"),
     "models": ("tensorferry.client.cli", "models", "list a running server's models"),
     "describe": ("tensorferry.client.cli", "describe", "show a model's inputs and outputs"),
     "top": ("tensorferry.client.top", "main", "show what a running server does, in a terminal"),

@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from tensorferry.protos import POOL, SERVICE_NAME
 from tensorferry.server.access import access_of
 from tensorferry.server.access_interceptor import AccessInterceptor
+from tensorferry.server.closing import close_port
 from tensorferry.server.condition import Condition
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.configuration import ModelConfiguration
@@ -62,6 +63,8 @@ MAX_STREAMS = HANDLER_THREADS // 2
 MAX_STREAMS_OF_LANE = 10_000
 
 _MOST_PENDING = 8192
+
+_NEVER_MS = 2**31 - 1
 
 # Time for the last responses to leave once nothing is in flight any more.
 _GOODBYE_SECONDS = 1.0
@@ -162,6 +165,11 @@ class App:
                 ("grpc.server.max_pending_requests_hard_limit", 2 * _MOST_PENDING),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+                # Core takes the greatest integer for no limit.
+                (
+                    "grpc.max_connection_age_ms",
+                    min(round(config.max_connection_age * 1e3) or _NEVER_MS, _NEVER_MS),
+                ),
             ],
         )
         self._server.add_generic_rpc_handlers((self._servicer.handler(),))
@@ -171,11 +179,24 @@ class App:
                 (SERVICE_NAME, HEALTH_SERVICE, reflection.SERVICE_NAME), self._server, pool=_reflected()
             )
         self._health.set("", serving=False)
+        # Whether the process answers at all, for those who end one that does not; as the method ServerLive.
+        self._health.set(HEALTH_SERVICE, serving=True)
         for source in config.models:
             self._health.set(source.name, serving=False)
+        self._stopping = threading.Event()
         self._lane: Lane | None = None
         self._metrics: MetricsServer | None = None
         self._gpus: Gpus | None = None
+
+    @property
+    def service(self) -> InferenceService:
+        """What serves requests, for those who bring them here by a way of their own."""
+        return self._service
+
+    @property
+    def servicer(self) -> Servicer:
+        """The other methods, likewise."""
+        return self._servicer
 
     @property
     def transport(self) -> str:
@@ -289,10 +310,19 @@ class App:
         self.registry.complete = True
         self._tell_health()
 
+    def _leave(self) -> None:
+        """While --drain-delay-seconds last, everybody hears that the server goes, and nobody is refused."""
+        if not self.config.drain_delay:
+            return
+        self._service.begin_leaving()
+        self._health.enter_graceful_shutdown()
+        close_port(self.port)
+        self._stopping.wait(self.config.drain_delay)
+
     def drain(self) -> bool:
-        """Accepts nothing new and finishes what was accepted; whether that came about in time."""
-        started = time.monotonic()
-        deadline = started + self.config.drain_seconds
+        """Accepts nothing new, after the delay, and finishes what was accepted; whether that came about in time."""
+        self._leave()
+        deadline = time.monotonic() + self.config.drain_seconds
         # Health last: whoever has read that it turned finds the door closed.
         self._service.begin_drain()
         self._servicer.begin_drain()
@@ -310,6 +340,7 @@ class App:
 
         Whether every worker has ended: one that is inside ONNX Runtime cannot be ended. Idempotent.
         """
+        self._stopping.set()
         self._server.stop(grace).wait()
         ended = [self._control.close(grace)]
         ended += [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]

@@ -112,6 +112,8 @@ def _serve(config: ServerConfig, output: logs.LogOutput) -> int:
                 _log.warning("%s received again: stopping at once", name)
                 _leave(128 + event)
             draining = True
+            if config.drain_delay:
+                _log.info("%s received: requests are accepted for %g s more", name, config.drain_delay)
             _log.info("%s received: draining for at most %g s", name, config.drain_seconds)
             _in_thread("drain", _drain, app, events)
 

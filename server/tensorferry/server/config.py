@@ -108,3 +108,5 @@ class ServerConfig:
     client_burst: int = 0
     fair_share: bool = False
     client_weights: tuple[tuple[str, int], ...] = ()
+    drain_delay: float = 0.0
+    max_connection_age: float = 0.0

@@ -297,9 +297,15 @@ class InferenceService:
         # Guards _refused; held for an addition, or a copy.
         self._refused_lock = threading.Lock()
         self._refused: Counter[grpc.StatusCode] = Counter()
+        self._leaving = threading.Event()
+
+    def begin_leaving(self) -> None:
+        """From now on the server says that it is not ready; requests are accepted all the same."""
+        self._leaving.set()
 
     def begin_drain(self) -> None:
         """From now on every request is answered with NotReadyError; accepted ones go on."""
+        self._leaving.set()
         self._draining.set()
 
     def models_changed(self) -> None:
@@ -308,16 +314,21 @@ class InferenceService:
 
     @property
     def ready(self) -> bool:
-        """True from when all that is served from the start is loaded until the server drains.
+        """True from when all that is served from the start is loaded until the server drains, or is about to.
 
         A model that is loaded later, or fails to be, changes nothing: others go on.
         """
-        return self._registry.serving and not self.draining
+        return self._registry.serving and not self.leaving
 
     @property
     def draining(self) -> bool:
         """Whether the server accepts no more requests."""
         return self._draining.is_set()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether requests should go elsewhere: the server accepts no more of them, or soon will not."""
+        return self._leaving.is_set()
 
     @property
     def refused(self) -> Mapping[grpc.StatusCode, int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tensorferry.server.config import PadLengths, ServerConfig
 from tensorferry.server.device_options import DEVICE_OPTIONS
+from tensorferry.server.leaving_options import LEAVING_OPTIONS
 from tensorferry.server.limit_options import LIMIT_OPTIONS
 from tensorferry.server.models import NAME
 from tensorferry.server.option import Option, integer, number, one_of, positive, size, switch
@@ -246,6 +247,7 @@ OPTIONS: tuple[Option, ...] = (
         "a number of seconds of at least 0",
         "how long accepted requests may take to finish after SIGTERM or Ctrl-C",
     ),
+    *LEAVING_OPTIONS,
     Option(
         "run-timeout-seconds",
         "run_timeout",

@@ -115,7 +115,7 @@ class Servicer:
             raise
         except ServerError:
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=not self._service.draining)
+        return pb.ModelReadyResponse(ready=not self._service.leaving)
 
     def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Name, version and the extensions that this server has."""

@@ -1,0 +1,55 @@
+"""Closes the port to newcomers while the calls of those who are connected go on.
+
+grpc's core closes its port and its calls' door in one step, and what arrives between that and the moment at which
+a balancer has heard of it is lost. A balancer that is refused a connection takes another server, whatever it is;
+so the port is closed first. The listening sockets are core's, and grpcio does not show them: they are found among
+the process's files, by their port, as in corks.py. Core takes it for a socket that broke, and says so in one
+line on stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+_FILES = "/proc/self/fd"
+
+
+def close_port(port: int) -> int:
+    """No connection to this port is taken any more; those that there are stay. How many sockets listened on it.
+
+    0 where the system does not show a process its files: then newcomers are taken as before.
+    """
+    try:
+        names = os.listdir(_FILES)
+    except OSError:
+        return 0
+    closed = 0
+    for name in names:
+        try:
+            with _Borrowed(fileno=int(name)) as borrowed:
+                if _listens(borrowed, port):
+                    borrowed.shutdown(socket.SHUT_RDWR)
+                    closed += 1
+        except OSError:
+            # No socket, or it is closed by now.
+            continue
+    return closed
+
+
+class _Borrowed(socket.socket):
+    """A socket that somebody else has, and closes."""
+
+    def __exit__(self, *error: object) -> None:
+        self.detach()
+
+    def __del__(self) -> None:
+        self.detach()
+
+
+def _listens(borrowed: socket.socket, port: int) -> bool:
+    return (
+        borrowed.family in (socket.AF_INET, socket.AF_INET6)
+        and bool(borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+        and borrowed.getsockname()[1] == port
+    )

@@ -1,0 +1,99 @@
+"""What Ray's gRPC proxies are told of our service, and how a call's deadline gets from there to a replica.
+
+Ray hands a call's metadata to the replica, but not its deadline; so the proxy adds it to the metadata. As a time of
+the day, since the two may be on different machines: their clocks must agree to well below what deadlines allow.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from tensorferry.protos import SERVICE_NAME
+from tensorferry.server.inference import Metadata
+
+# Seconds since the epoch. The proxy's own comes last, and counts.
+DEADLINE = "tensorferry-deadline"
+
+UNARY = (
+    "ModelInfer",
+    "ServerLive",
+    "ServerReady",
+    "ModelReady",
+    "ServerMetadata",
+    "ModelMetadata",
+    "ModelConfig",
+)
+STREAM = "ModelStreamInfer"
+
+
+def add_to_ingress(servicer: object, server: Any) -> None:
+    """What is named in `grpc_servicer_functions`: Ray calls it in every proxy."""
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        name: grpc.unary_unary_rpc_method_handler(_replaced) for name in UNARY
+    }
+    methods[STREAM] = grpc.stream_stream_rpc_method_handler(_replaced)
+    handler: Any = grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
+    # Ray puts functions of its own into the handler, which pass calls on to replicas.
+    server.add_generic_rpc_handlers((handler,))
+    handler._method_handlers = {
+        name: method._replace(
+            unary_unary=_unary_with_deadline(method.unary_unary),
+            stream_stream=_stream_with_deadline(method.stream_stream),
+        )
+        for name, method in handler._method_handlers.items()
+    }
+
+
+def deadline_of(metadata: Metadata) -> float:
+    """The deadline in a call's metadata, on the clock of `time.monotonic`; inf for none."""
+    given = [value for name, value in metadata if name == DEADLINE]
+    try:
+        return time.monotonic() + float(given[-1]) - time.time() if given else math.inf
+    except ValueError:
+        return math.inf
+
+
+class _WithDeadline:
+    """A call's context whose metadata has the deadline too."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        remaining = context.time_remaining()
+        # Whatever the client says itself does not count.
+        self._metadata = [pair for pair in context.invocation_metadata() or () if pair[0] != DEADLINE]
+        if remaining is not None:
+            self._metadata.append((DEADLINE, repr(time.time() + remaining)))
+
+    def invocation_metadata(self) -> list[tuple[str, str | bytes]]:
+        return self._metadata
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+def _unary_with_deadline(
+    passed_on: Callable[[Any, Any], Awaitable[bytes]],
+) -> Callable[[Any, Any], Awaitable[bytes]]:
+    async def method(request: bytes, context: Any) -> bytes:
+        return await passed_on(request, _WithDeadline(context))
+
+    return method
+
+
+def _stream_with_deadline(
+    passed_on: Callable[[Any, Any], AsyncIterator[bytes]],
+) -> Callable[[Any, Any], AsyncIterator[bytes]]:
+    async def method(requests: Any, context: Any) -> AsyncIterator[bytes]:
+        async for response in passed_on(requests, _WithDeadline(context)):
+            yield response
+
+    return method
+
+
+def _replaced(request: Any, context: Any) -> Any:
+    raise AssertionError("Ray passes calls on to a replica")

@@ -1,0 +1,119 @@
+"""Holds YAML documents on stdin against their schemas; runs in the environments of `make tools`, not in the tests'.
+
+Prints JSON: the documents, and what is wrong with them. Kubernetes' own are held against its OpenAPI schemas, which
+come with the package; KEDA's and Prometheus' operator's against models made from their definitions; KServe's, with
+the argument `kserve`, against those of its SDK. A model passes over what it does not know: such fields are found by
+turning it back into a document.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import yaml
+
+# The oldest that has everything that the manifests use switched on.
+KUBERNETES = "1.33"
+MODELS = {
+    "keda.sh": "cloudcoil.models.keda.v1alpha1",
+    "monitoring.coreos.com": "cloudcoil.models.prometheus_operator.v1",
+}
+
+
+def lost(given: Any, kept: Any, path: str) -> Iterator[str]:
+    """What is in a document and not in what became of it."""
+    if isinstance(given, Mapping) and isinstance(kept, Mapping):
+        for key, value in given.items():
+            if key not in kept:
+                yield f"{path}.{key}: no such field"
+            else:
+                yield from lost(value, kept[key], f"{path}.{key}")
+    elif isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
+        for index, (one, other) in enumerate(zip(given, kept, strict=True)):
+            yield from lost(one, other, f"{path}[{index}]")
+    elif given != kept:
+        yield f"{path}: {given!r} became {kept!r}"
+
+
+def errors_of(document: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with a document of Kubernetes, KEDA or Prometheus' operator."""
+    group = document["apiVersion"].partition("/")[0]
+    if group in MODELS:
+        from pydantic import ValidationError
+
+        # Here, since it takes seconds.
+        models = import_module(MODELS[group])
+        try:
+            model = getattr(models, document["kind"]).model_validate(document)
+        except ValidationError as error:
+            yield str(error)
+        else:
+            yield from lost(
+                document, model.model_dump(mode="json", by_alias=True, exclude_unset=True), document["kind"]
+            )
+        return
+    import kubernetes_validate
+
+    try:
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        yield f"{document['kind']}: {'.'.join(map(str, error.path))}: {error.message}"
+
+
+def errors_of_kserve(document: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with a document of KServe."""
+    version = document["apiVersion"].partition("/")[2]
+    yield from _errors(document, f"{version[0].upper()}{version[1:]}{document['kind']}", document["kind"])
+
+
+def _errors(value: Any, kind: str, path: str) -> Iterator[str]:
+    """What is wrong with a value that should be of this kind, as KServe's SDK names kinds."""
+    import kserve.models
+    import kubernetes.client.models
+
+    inner = re.fullmatch(r"(list\[|dict\(str, )(.+)[\])]", kind)
+    if inner is not None:
+        if not isinstance(value, list if inner[1] == "list[" else dict):
+            yield f"{path}: {value!r} is no {kind}"
+            return
+        for key, each in enumerate(value) if isinstance(value, list) else value.items():
+            yield from _errors(each, inner[2], f"{path}[{key}]")
+    elif hasattr(kserve.models, kind):
+        model = getattr(kserve.models, kind)
+        attributes = {key: attribute for attribute, key in model.attribute_map.items()}
+        for key, each in value.items():
+            if key not in attributes:
+                yield f"{path}.{key}: no such field"
+            else:
+                yield from _errors(each, model.openapi_types[attributes[key]], f"{path}.{key}")
+        try:
+            # Refuses what has not all that it must have.
+            model(**{attributes[key]: each for key, each in value.items() if key in attributes})
+        except ValueError as error:
+            yield f"{path}: {error}"
+    elif hasattr(kubernetes.client.models, kind):
+        model = getattr(kubernetes.client.models, kind)
+        try:
+            kept = model.from_dict(value).model_dump(mode="json", by_alias=True, exclude_unset=True)
+        except ValueError as error:
+            yield f"{path}: {error}"
+        else:
+            yield from lost(value, kept, path)
+    elif kind in ("str", "bool", "int") and type(value).__name__ != kind:
+        yield f"{path}: {value!r} is no {kind}"
+
+
+def main() -> None:
+    check = errors_of_kserve if sys.argv[1:] == ["kserve"] else errors_of
+    documents = [document for document in yaml.safe_load_all(sys.stdin) if document is not None]
+    errors = [error for document in documents for error in check(document)]
+    json.dump({"documents": documents, "errors": errors}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

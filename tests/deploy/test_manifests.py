@@ -1,0 +1,257 @@
+"""What Kubernetes and KServe are told: fits its schemas, and says of the server what is true of the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wire.programs import CLIENTS, needs
+
+from tensorferry.protos import SERVICE_NAME
+from tensorferry.server.config import ServerConfig
+from tensorferry.server.configure import load_config
+from tensorferry.server.metrics import Metrics
+from tensorferry.server.models import ModelRegistry
+from tensorferry.server.option import Option
+from tensorferry.server.options import OPTIONS
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+OVERLAYS = sorted(folder.name for folder in (DEPLOY / "kubernetes" / "overlays").iterdir())
+COMPONENTS = sorted(folder.name for folder in (DEPLOY / "kubernetes" / "components").iterdir())
+KSERVE = ("clusterservingruntime.yaml", "inferenceservice.yaml")
+CHECK = Path(__file__).with_name("check_manifests.py")
+KUSTOMIZE = CLIENTS / "kustomize"
+# The server's last answers, its last traces, and its end: what a grace period has beyond what is told by flags.
+FAREWELL_SECONDS = 10
+# The health service's names of a server, and its own.
+SERVICES = {"", SERVICE_NAME, "grpc.health.v1.Health"}
+
+Document = Mapping[str, Any]
+
+pytestmark = needs(KUSTOMIZE, CLIENTS / "manifests" / ".done", CLIENTS / "kserve" / ".done")
+
+
+def checked(text: str, environment: str, *arguments: str) -> list[Document]:
+    """The documents of a text, which must fit their schemas."""
+    ended = subprocess.run(
+        [CLIENTS / environment / "bin" / "python", CHECK, *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)
+    assert result["errors"] == []
+    return list(result["documents"])
+
+
+def built(folder: Path) -> str:
+    ended = subprocess.run([KUSTOMIZE, "build", folder], capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.fixture(scope="module", params=[*OVERLAYS, *(f"cpu+{component}" for component in COMPONENTS)])
+def documents(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
+    """Those of each overlay, and of the one for CPUs with each component."""
+    name, _, component = str(request.param).partition("+")
+    folder = DEPLOY / "kubernetes" / "overlays" / name
+    if component:
+        added = tmp_path_factory.mktemp("overlay")
+        # kustomize takes no absolute paths.
+        resource = os.path.relpath(folder, added)
+        part = os.path.relpath(DEPLOY / "kubernetes" / "components" / component, added)
+        (added / "kustomization.yaml").write_text(f"resources: [{resource}]\ncomponents: [{part}]\n")
+        folder = added
+    return checked(built(folder), "manifests")
+
+
+def of_kind(documents: list[Document], kind: str) -> list[Document]:
+    return [document for document in documents if document["kind"] == kind]
+
+
+def configuration(arguments: list[str]) -> ServerConfig:
+    """What the server makes of a container's arguments; ConfigError, or KeyError, where it knows one not."""
+    options: Mapping[str, Option] = {option.flag: option for option in OPTIONS}
+    assert arguments[0] == "serve"
+    flags: dict[str, str | None] = {}
+    models = []
+    for argument in arguments[1:]:
+        if argument.startswith("--"):
+            flag, equals, value = argument[2:].partition("=")
+            assert equals, f"{argument}: a flag and its value are one argument here"
+            assert flags.setdefault(options[flag].flag, value) == value, f"--{flag} is given twice"
+        else:
+            models.append(argument)
+    return load_config(models, flags, {}, None)
+
+
+def ports(container: Document) -> dict[str, int]:
+    return {port["name"]: port["containerPort"] for port in container["ports"]}
+
+
+def probes(container: Document) -> Iterator[Document]:
+    for when in ("startup", "readiness", "liveness"):
+        yield container[f"{when}Probe"]
+
+
+def assert_hardened(container: Document) -> None:
+    security = container["securityContext"]
+    assert security["readOnlyRootFilesystem"] is True
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_container_is_started_as_the_server_understands_it(documents: list[Document]) -> None:
+    (deployment,) = of_kind(documents, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    config = configuration(container["args"])
+    assert ports(container) == {"grpc": config.port, "metrics": config.metrics_port}
+    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+    assert mounts["models"]["mountPath"] == str(config.model_repositories[0])
+    assert mounts["models"]["readOnly"] is True
+    assert {volume["name"] for volume in pod["volumes"]} >= set(mounts)
+    for probe in probes(container):
+        assert probe["grpc"]["port"] == config.port
+        assert probe["grpc"]["service"] in SERVICES
+    assert container["livenessProbe"]["grpc"]["service"] == "grpc.health.v1.Health"
+
+
+def test_the_grace_period_holds_all_that_happens_in_it(documents: list[Document]) -> None:
+    (deployment,) = of_kind(documents, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    config = configuration(container["args"])
+    waits = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert config.drain_delay > 0
+    assert (
+        pod["terminationGracePeriodSeconds"]
+        == waits + config.drain_delay + config.drain_seconds + FAREWELL_SECONDS
+    )
+
+
+def test_pods_have_no_rights_and_stay_within_bounds(documents: list[Document]) -> None:
+    (deployment,) = of_kind(documents, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert_hardened(container)
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    assert container["resources"]["requests"]["memory"] == container["resources"]["limits"]["memory"]
+    assert container["resources"]["requests"]["cpu"]
+    assert re.fullmatch(r"tensorferry:\d[\w.]*-(cpu|cuda)", container["image"])
+    dockerfile = (DEPLOY / "docker" / "Dockerfile").read_text()
+    assert f" AS {container['image'].rpartition('-')[2]}\n" in dockerfile
+    user = pod["securityContext"]["runAsUser"]
+    assert f"\nUSER {user}:{pod['securityContext']['runAsGroup']}\n" in dockerfile
+
+
+def test_whatever_selects_pods_selects_these(documents: list[Document]) -> None:
+    (deployment,) = of_kind(documents, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    selectors = [deployment["spec"]["selector"]["matchLabels"]]
+    selectors += [service["spec"]["selector"] for service in of_kind(documents, "Service")]
+    selectors += [
+        document["spec"]["selector"]["matchLabels"]
+        for kind in ("PodDisruptionBudget", "PodMonitor")
+        for document in of_kind(documents, kind)
+    ]
+    (network,) = of_kind(documents, "NetworkPolicy")
+    selectors.append(network["spec"]["podSelector"]["matchLabels"])
+    for selector in selectors:
+        assert selector
+        assert selector.items() <= labels.items()
+    # Clients are other pods.
+    assert network["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"] == {
+        "tensorferry-client": "true"
+    }
+
+
+def test_services_lead_to_ports_that_are_served(documents: list[Document]) -> None:
+    (deployment,) = of_kind(documents, "Deployment")
+    served = ports(deployment["spec"]["template"]["spec"]["containers"][0])
+    services = {service["metadata"]["name"]: service["spec"] for service in of_kind(documents, "Service")}
+    assert services["tensorferry-headless"]["clusterIP"] == "None"
+    assert "clusterIP" not in services["tensorferry"]
+    for service in services.values():
+        (port,) = service["ports"]
+        assert port["port"] == served[port["targetPort"]]
+    (network,) = of_kind(documents, "NetworkPolicy")
+    assert [rule["ports"][0]["port"] for rule in network["spec"]["ingress"]] == [
+        served["grpc"],
+        served["metrics"],
+    ]
+    for monitor in of_kind(documents, "PodMonitor"):
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] in served
+
+
+def test_autoscaling_goes_by_metrics_that_there_are(documents: list[Document]) -> None:
+    known = set(re.findall(r"^# TYPE (\w+)", Metrics(ModelRegistry()).page().decode(), re.MULTILINE))
+    for scaled in of_kind(documents, "ScaledObject"):
+        (deployment,) = of_kind(documents, "Deployment")
+        assert scaled["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+        assert "replicas" not in deployment["spec"]
+        assert of_kind(documents, "PodMonitor")
+        for trigger in scaled["spec"]["triggers"]:
+            named = set(re.findall(r"\btensorferry_\w+", trigger["metadata"]["query"]))
+            assert named
+            assert named <= known
+            assert float(trigger["metadata"]["threshold"]) > 0
+
+
+def test_the_kserve_runtime_fits_the_server_and_the_service_fits_the_runtime() -> None:
+    runtime, service = (
+        checked((DEPLOY / "kserve" / name).read_text(), "kserve", "kserve")[0] for name in KSERVE
+    )
+    (container,) = runtime["spec"]["containers"]
+    assert container["name"] == "kserve-container"
+    config = configuration(
+        [argument.replace("{{.Name}}", service["metadata"]["name"]) for argument in container["args"]]
+    )
+    (model,) = config.models
+    assert (model.name, str(model.path)) == (service["metadata"]["name"], "/mnt/models/model.onnx")
+    assert ports(container) == {"h2c": config.port}
+    assert runtime["spec"]["annotations"]["prometheus.kserve.io/port"] == str(config.metrics_port)
+    for probe in probes(container):
+        assert probe["grpc"]["port"] == config.port
+        assert probe["grpc"]["service"] in SERVICES
+    assert_hardened(container)
+    predictor = service["spec"]["predictor"]
+    assert predictor["model"]["runtime"] == runtime["metadata"]["name"]
+    assert predictor["model"]["protocolVersion"] in runtime["spec"]["protocolVersions"]
+    formats = [supported["name"] for supported in runtime["spec"]["supportedModelFormats"]]
+    assert predictor["model"]["modelFormat"]["name"] in formats
+    assert (
+        predictor["terminationGracePeriodSeconds"]
+        == config.drain_delay + config.drain_seconds + FAREWELL_SECONDS
+    )
+
+
+@pytest.mark.parametrize(
+    ("document", "error"),
+    [
+        ("{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {prots: []}}", "'prots' was unexpected"),
+        (
+            "{apiVersion: keda.sh/v1alpha1, kind: ScaledObject, metadata: {name: a},"
+            " spec: {scaleTargetRef: {name: a}, triggers: [], polInterval: 5}}",
+            "ScaledObject.spec.polInterval: no such field",
+        ),
+        (
+            "{apiVersion: monitoring.coreos.com/v1, kind: PodMonitor, metadata: {name: a}, spec: {}}",
+            "selector",
+        ),
+    ],
+)
+def test_what_does_not_fit_its_schema_is_found(document: str, error: str) -> None:
+    with pytest.raises(AssertionError, match=re.escape(error)):
+        checked(document, "manifests")
