@@ -146,7 +146,7 @@ def test_without_a_file_to_look_answers_leave_one_by_one(monkeypatch: pytest.Mon
 
 def test_metrics_wait_for_a_file_and_are_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_server, "_AGAIN_SECONDS", 0.01)
-    server = MetricsServer("127.0.0.1", 0, lambda: b"page")
+    server = MetricsServer("127.0.0.1", 0, lambda accept: (b"page", accept))
     accepts, tries = socket.socket.accept, 0
 
     def accept(listener: socket.socket) -> Any:

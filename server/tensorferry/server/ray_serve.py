@@ -19,7 +19,7 @@ from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server import logs
-from tensorferry.server.app import MAX_IN_FLIGHT_PER_STREAM, App
+from tensorferry.server.app import App
 from tensorferry.server.codec import parse
 from tensorferry.server.config import ConfigError, ServerConfig
 from tensorferry.server.configuration import ModelConfiguration
@@ -127,7 +127,7 @@ class Replica:
         try:
             return Answer(reply.message())
         except Exception as error:
-            return self._refuse(self._service.status_of(error), grpc_context)
+            return self._refuse(self._service.status_of(error, reply), grpc_context)
 
     async def ModelStreamInfer(  # noqa: N802
         self, requests: gRPCInputStream[bytes], grpc_context: RayServegRPCContext
@@ -139,7 +139,7 @@ class Replica:
             self._service.status_of,
             deadline_of(metadata),
             metadata,
-            max_in_flight=MAX_IN_FLIGHT_PER_STREAM,
+            max_in_flight=self._app.config.max_in_flight_per_stream,
         )
         async for message in stream.responses(requests):
             yield Answer(message)

@@ -20,7 +20,7 @@ class RayStream:
     def __init__(
         self,
         infer: Callable[[bytes, float, Metadata], Awaitable[Reply]],
-        status_of: Callable[[BaseException], Status],
+        status_of: Callable[[BaseException, Reply], Status],
         deadline: float,
         metadata: Metadata,
         *,
