@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -266,6 +268,26 @@ class TestTokens:
         assert self.infer(channel, header) is OK
         assert str(tokens) in caplog.text
         assert "what was read before goes on" in caplog.text
+
+    def test_a_file_that_is_only_out_of_reach_is_read_later(
+        self,
+        channel: grpc.Channel,
+        tokens: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """As when the process has no file descriptor left for a moment."""
+
+        def fail(*arguments: Any, **options: Any) -> Any:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        tokens.write_text(line("other", "infer", "other-secret"))
+        with monkeypatch.context() as patch:
+            patch.setattr("pathlib.Path.open", fail)
+            for _ in range(3):
+                assert self.infer(channel, f"Bearer {TOKENS['infer']}") is OK
+        assert caplog.text.count("cannot be read: Too many open files") == 1
+        assert self.infer(channel, "Bearer other-secret") is OK
 
     def test_an_empty_file_refuses_everybody(
         self, channel: grpc.Channel, tokens: Path, caplog: pytest.LogCaptureFixture

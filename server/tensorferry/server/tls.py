@@ -66,7 +66,7 @@ class TlsFiles:
         self._watched.changed()
         try:
             self._current = self._read()
-        except BadFileError as error:
+        except (BadFileError, OSError) as error:
             raise StartError(str(error)) from None
         self._complaint = ""
 
@@ -86,8 +86,9 @@ class TlsFiles:
             complaint, pair = "", self._current
             try:
                 pair = self._read()
-            except BadFileError as error:
+            except (BadFileError, OSError) as error:
                 complaint = str(error)
+                self._watched.forget()
             said, self._complaint = self._complaint, complaint
             changed, self._current = pair != self._current, pair
         if complaint and complaint != said:
