@@ -40,7 +40,12 @@ class Cluster:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={**outside, "RAY_AUTH_MODE": "disabled", "RAY_raylet_start_wait_time_s": "200", "RAY_USAGE_STATS_ENABLED": "0"},
+            env={
+                **outside,
+                "RAY_AUTH_MODE": "disabled",
+                "RAY_raylet_start_wait_time_s": "200",
+                "RAY_USAGE_STATS_ENABLED": "0",
+            },
         )
         self.address = f"127.0.0.1:{self._told()['port']}"
 
@@ -169,8 +174,7 @@ def test_replicas_come_with_the_load_and_are_replaced_without_a_failed_call(clus
 
 def test_a_wrong_option_is_named_before_anything_starts() -> None:
     script = (
-        "from tensorferry.server.ray_serve import application\n"
-        "application({'models': ['a.onnx'], 'port': 5})"
+        "from tensorferry.server.ray_serve import application\napplication({'models': ['a.onnx'], 'port': 5})"
     )
     ended = subprocess.run([PYTHON, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 1

@@ -59,7 +59,9 @@ def executed(server: ServerProcess) -> int:
     """How many batches the server has run."""
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        return int(stub.ModelStatistics(pb.ModelStatisticsRequest(), timeout=30).model_stats[0].execution_count)
+        return int(
+            stub.ModelStatistics(pb.ModelStatisticsRequest(), timeout=30).model_stats[0].execution_count
+        )
 
 
 def await_share(traffic: Traffic, server: ServerProcess) -> None:
@@ -80,9 +82,7 @@ def test_a_rolling_restart_fails_no_call(
             assert old.stop() == 0
             assert not old.errors()
             traffic.await_more()
-            servers[index] = ServerProcess.start(
-                probe_model, *DELAY, transport=transport, port=port_of(old)
-            )
+            servers[index] = ServerProcess.start(probe_model, *DELAY, transport=transport, port=port_of(old))
         for server in servers:
             await_share(traffic, server)
     assert not traffic.failures

@@ -27,7 +27,9 @@ class Traffic:
     Calls are never sent again, but for what an open stream had not been answered when its server left it.
     """
 
-    def __init__(self, channel: grpc.Channel, *, callers: int = 4, streams: int = 2, sessions: int = 1) -> None:
+    def __init__(
+        self, channel: grpc.Channel, *, callers: int = 4, streams: int = 2, sessions: int = 1
+    ) -> None:
         self._stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         self._tags = itertools.count(1)
         self._over = threading.Event()
@@ -40,7 +42,11 @@ class Traffic:
         self.left = 0
         self._threads = [
             threading.Thread(target=self._loop, args=(turn,), name=turn.__name__)
-            for turn, count in ((self._call, callers), (self._short_stream, streams), (self._session, sessions))
+            for turn, count in (
+                (self._call, callers),
+                (self._short_stream, streams),
+                (self._session, sessions),
+            )
             for _ in range(count)
         ]
 

@@ -141,7 +141,10 @@ class App:
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
                 # Core takes the greatest integer for no limit.
-                ("grpc.max_connection_age_ms", min(round(config.max_connection_age * 1e3) or _NEVER_MS, _NEVER_MS)),
+                (
+                    "grpc.max_connection_age_ms",
+                    min(round(config.max_connection_age * 1e3) or _NEVER_MS, _NEVER_MS),
+                ),
             ],
         )
         self._server.add_generic_rpc_handlers((self._servicer.handler(),))

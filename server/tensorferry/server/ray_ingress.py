@@ -19,7 +19,15 @@ from tensorferry.server.inference import Metadata
 # Seconds since the epoch. The proxy's own comes last, and counts.
 DEADLINE = "tensorferry-deadline"
 
-UNARY = ("ModelInfer", "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig")
+UNARY = (
+    "ModelInfer",
+    "ServerLive",
+    "ServerReady",
+    "ModelReady",
+    "ServerMetadata",
+    "ModelMetadata",
+    "ModelConfig",
+)
 STREAM = "ModelStreamInfer"
 
 
@@ -68,7 +76,9 @@ class _WithDeadline:
         return getattr(self._context, name)
 
 
-def _unary_with_deadline(passed_on: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, Any], Awaitable[bytes]]:
+def _unary_with_deadline(
+    passed_on: Callable[[Any, Any], Awaitable[bytes]],
+) -> Callable[[Any, Any], Awaitable[bytes]]:
     async def method(request: bytes, context: Any) -> bytes:
         return await passed_on(request, _WithDeadline(context))
 

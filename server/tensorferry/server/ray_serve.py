@@ -175,7 +175,8 @@ class Replica:
         """What Ray asks now and then: a replica none of whose models works is replaced."""
         if not self._app.registry.serving:
             reasons = [
-                f"{model.name}: {model.condition.reason}" for model in self._app.registry.models()
+                f"{model.name}: {model.condition.reason}"
+                for model in self._app.registry.models()
                 if model.condition.reason is not None
             ]
             raise RuntimeError("; ".join(reasons) or "no model is ready")
