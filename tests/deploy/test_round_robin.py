@@ -11,9 +11,8 @@ import pytest
 from deploy.traffic import Traffic
 from e2e.server import ServerProcess
 
-from tensorferry.protos import SERVICE_NAME
+from tensorferry.protos import SERVICE_NAME, inference_pb2_grpc
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.protos import inference_pb2_grpc
 
 # Longer than it takes until a client is told by the health service, however busy the machine is.
 DELAY = ("--drain-delay-seconds", "2")
