@@ -61,6 +61,8 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "max-queue-bytes": [("1", 1), ("3 GiB", 3 << 30), ("5KiB", 5 << 10)],
     "max-message-bytes": [("1", 1), ("2147483647", (1 << 31) - 1), ("16MiB", 16 << 20)],
     "drain-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
+    "drain-delay-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
+    "max-connection-age-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
     "run-timeout-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
     "exit-on-device-loss": [("true", True), ("False", False), ("TRUE", True)],
     "triton-status-codes": [("true", True), ("False", False), ("TRUE", True)],
