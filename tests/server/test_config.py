@@ -128,6 +128,8 @@ BAD: dict[str, list[str]] = {
     "max-queue-bytes": ["", "0", "0 GiB", "-1", "1.5 GiB", "1 GB", "1 gib", "KiB"],
     "max-message-bytes": ["", "0", "2147483648", "2 GiB", "-1"],
     "drain-seconds": ["", "-1", "nan", "inf", "1s"],
+    "drain-delay-seconds": ["", "-1", "nan", "inf", "1s"],
+    "max-connection-age-seconds": ["", "-1", "nan", "inf", "1s"],
     "run-timeout-seconds": ["", "-1", "nan", "inf", "1s"],
     "exit-on-device-loss": ["", "yes", "1", "on"],
     "triton-status-codes": ["", "yes", "1", "on"],
