@@ -32,7 +32,7 @@ def free_port() -> int:
 
 def running() -> int:
     deployment = serve.status().applications[NAME].deployments["tensorferry"]
-    return deployment.replica_states.get("RUNNING", 0)
+    return int(deployment.replica_states.get("RUNNING", 0))
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import IO, Any
 
 import grpc
 import numpy as np
@@ -31,8 +31,8 @@ pytestmark = [needs(CLIENTS / "ray" / ".done"), pytest.mark.timeout(300)]
 class Cluster:
     """A Ray with the application, until it is left."""
 
-    def __init__(self, **arguments: Any) -> None:
-        self._log = TemporaryFile("w+")
+    def __init__(self, log: IO[str], **arguments: Any) -> None:
+        self._log = log
         outside = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
         self._process = subprocess.Popen(
             [PYTHON, CLUSTER, json.dumps(arguments)],
@@ -59,7 +59,7 @@ class Cluster:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            self._process.wait(PATIENCE)
+            self._process.communicate(timeout=PATIENCE)
             raise AssertionError(f"Ray ended: {self._logged()}")
         return json.loads(line)
 
@@ -75,23 +75,25 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster(probe_model: Path, digits_model: Path) -> Iterator[Cluster]:
     assert PYTHON.exists(), "CI needs Ray: make tools"
-    started = Cluster(
-        models=[str(probe_model), f"digits={digits_model}"],
-        deployment={
-            "ray_actor_options": {"num_cpus": 0},
-            "autoscaling_config": {
-                "min_replicas": 1,
-                "max_replicas": 2,
-                "target_ongoing_requests": 4,
-                "upscale_delay_s": 0.5,
-                "downscale_delay_s": 600,
-                "metrics_interval_s": 0.5,
-                "look_back_period_s": 1,
+    with TemporaryFile("w+") as log:
+        started = Cluster(
+            log,
+            models=[str(probe_model), f"digits={digits_model}"],
+            deployment={
+                "ray_actor_options": {"num_cpus": 0},
+                "autoscaling_config": {
+                    "min_replicas": 1,
+                    "max_replicas": 2,
+                    "target_ongoing_requests": 4,
+                    "upscale_delay_s": 0.5,
+                    "downscale_delay_s": 600,
+                    "metrics_interval_s": 0.5,
+                    "look_back_period_s": 1,
+                },
             },
-        },
-    )
-    yield started
-    started.end()
+        )
+        yield started
+        started.end()
 
 
 @pytest.fixture

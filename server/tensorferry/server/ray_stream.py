@@ -84,6 +84,6 @@ class RayStream:
         self._changed.set()
 
     def _start(self, work: Awaitable[None]) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[assignment]
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
