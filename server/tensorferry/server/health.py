@@ -22,7 +22,7 @@ from tensorferry.server.threads import HandlerThreads
 _log = logging.getLogger("tensorferry.server")
 
 # Watchers that do not read have so many threads at most; only then others wait for them.
-_THREADS = 64
+_THREADS = 16
 
 
 class Health(health.HealthServicer):  # type: ignore[misc]
