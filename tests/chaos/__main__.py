@@ -68,8 +68,8 @@ def soak(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
     ]
     clock = build_clock(folder)
     steady, mortal = (
-        Server(name, transport, folder, arguments, clock)
-        for name, transport in (("steady-lane", "lane"), ("mortal-threaded", "threaded"))
+        Server(name, transport, folder, arguments, clock, leaks=leaks)
+        for name, transport, leaks in (("steady-lane", "lane", False), ("mortal-threaded", "threaded", True))
     )
     for server in (steady, mortal):
         server.start()

@@ -52,7 +52,14 @@ class Server:
     """A server on a port of its own for good. Its output goes to `log`, from all its lives."""
 
     def __init__(
-        self, name: str, transport: str, folder: Path, arguments: Sequence[str], clock: Path | None
+        self,
+        name: str,
+        transport: str,
+        folder: Path,
+        arguments: Sequence[str],
+        clock: Path | None,
+        *,
+        leaks: bool = False,
     ) -> None:
         self.name = name
         self.port, self.metrics_port = free_port(), free_port()
@@ -82,6 +89,8 @@ class Server:
             "PYTHONPATH": os.pathsep.join([str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
             faulty_server.FILES: str(MOST_FILES),
         }
+        if leaks:
+            self._variables[faulty_server.LEAKS] = "1"
         if clock is not None:
             self._variables |= {"LD_PRELOAD": str(clock), "CHAOS_CLOCK": str(self._clock_file)}
         self.process: subprocess.Popen[str] | None = None

@@ -25,7 +25,7 @@ HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _Send = Callable[[health_pb2.HealthCheckResponse], object]
 
 # Watchers that are told something at the same time; it takes some 100 microseconds for one that reads.
-_SENDERS = 32
+_SENDERS = 16
 # One to whom nothing could be sent for so long is ended where others wait to be told.
 _STUCK_SECONDS = 1.0
 # Changes that one who reads slowly has yet to hear of; of more the latest.
