@@ -41,6 +41,9 @@ class Desk:
         self.registry = ModelRegistry()
         self.service = InferenceService(self.registry, tracing=tracing)
 
+    def unload(self) -> None:
+        self.registry.unloading(self.registry.get("m"))
+
     def serve(self, version: str) -> Batcher:
         batcher = Batcher(lambda inputs: {"y": inputs["x"]}, 4)
         self.registry.ready(Model("m", version, SIGNATURE, 4, "", batcher))
@@ -83,3 +86,47 @@ def test_answered_refused_and_those_of_a_model_that_is_replaced(monkeypatch: pyt
     assert response_of(desk.ask("off").first()).id == "off"
     assert [trace["id"] for trace in desk.file.kept] == [1, 2, 3]
     assert second[0].close()
+
+
+def test_one_whose_model_is_unloaded_under_its_hands_is_answered_and_traced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = Desk()
+    batcher = desk.serve("1")
+    assert batcher.close()
+    enqueue = batcher.enqueue
+
+    def unload(taken: Any) -> None:
+        desk.unload()
+        enqueue(taken)
+
+    monkeypatch.setattr(batcher, "enqueue", unload)
+    with pytest.raises(Exception, match="m"):
+        response_of(desk.ask("gone").first())
+    assert desk.traced() == [("gone", 1, False)]
+
+
+def test_a_sink_that_raises_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        context = None
+
+        def sample(self, model: Any, parent: Any) -> Any:
+            return self
+
+        def completed(self, trace: Any) -> None:
+            raise RuntimeError("broken")
+
+        ended = completed
+
+    registry = ModelRegistry()
+    batcher = Batcher(lambda inputs: {"y": inputs["x"]}, 4)
+    registry.ready(Model("m", "1", SIGNATURE, 4, "", batcher))
+    service = InferenceService(registry, tracing=Tracing([Broken()]))
+    replies = Replies()
+    service.infer(request({"x": fp32(1, 2)}, id="1").SerializeToString(), math.inf, replies)
+    reply = replies.first()
+    assert response_of(reply).id == "1"
+    assert reply.trace is not None
+    reply.trace.sent()
+    assert caplog.text.count("a request could not be traced") == 2
+    assert batcher.close()

@@ -428,7 +428,9 @@ class InferenceService:
                 if trace is None:
                     complete(reply)
                     return _OVER
-                trace.addressed = addressed
+                if not trace.addressed[1]:
+                    # Else it is the model that was to serve it, and has gone since.
+                    trace.addressed = addressed
                 trace.completed(None, 0.0, error, self._known_status_of(error))
                 complete(_TracedReply(reply, trace))
                 return _TracedCall(_OVER, trace)

@@ -41,25 +41,24 @@ def context_of(metadata: Iterable[tuple[str, str | bytes]]) -> TraceContext | No
     A client may send anything, so what is malformed is no error: the call is then as one without.
     """
     parent: str | bytes | None = None
+    state = ""
     for name, value in metadata:
         if name == TRACEPARENT:
             if parent is not None:
                 # Two cannot both be right.
                 return None
             parent = value
-    if parent is None:
-        return None
-    return _parsed(str(parent), metadata)
+        elif name == TRACESTATE:
+            state = f"{state},{value!s}" if state else str(value)
+    return None if parent is None else _parsed(str(parent), state)
 
 
-def _parsed(parent: str, metadata: Iterable[tuple[str, str | bytes]]) -> TraceContext | None:
+def _parsed(parent: str, state: str) -> TraceContext | None:
     match = _TRACEPARENT.fullmatch(parent)
     if match is None:
         return None
     version, trace_id, span_id, flags, more = match.groups()
     if version == "ff" or (version == "00" and more) or trace_id == _NO_TRACE or span_id == _NO_SPAN:
         return None
-    state = ",".join(str(value) for name, value in metadata if name == TRACESTATE)
-    return TraceContext(
-        trace_id, span_id, bool(int(flags, 16) & _SAMPLED), state if len(state) <= _MOST_STATE else ""
-    )
+    sampled = bool(int(flags, 16) & _SAMPLED)
+    return TraceContext(trace_id, span_id, sampled, state if len(state) <= _MOST_STATE else "")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tensorferry.batcher import BatchInfo
@@ -14,13 +15,15 @@ from tensorferry.server.models import Model
 from tensorferry.server.status import Status
 from tensorferry.server.trace_context import TraceContext, context_of
 
+_log = logging.getLogger("tensorferry.server")
+
 _NAN = math.nan
 
 
 class Sink(Protocol):
     """What a source makes of one request. Each method is called once, in this order, perhaps on two threads.
 
-    Neither may block or raise: the request's answer, and those of its neighbours, wait for it.
+    Neither may block: the request's answer, and those of its neighbours, wait for it.
     """
 
     @property
@@ -119,7 +122,7 @@ class Trace:
         self.error = None if error is None else type(error)
         self.status = status
         for sink in self._sinks:
-            sink.completed(self)
+            self._told(sink.completed)
         with self._lock:
             self._done = True
             abandoned = self._abandoned
@@ -146,7 +149,14 @@ class Trace:
             self._ended = True
         self.sent_at = sent_at
         for sink in self._sinks:
-            sink.ended(self)
+            self._told(sink.ended)
+
+    def _told(self, tell: Callable[[Trace], None]) -> None:
+        try:
+            tell(self)
+        except Exception:
+            # The request, and its neighbours, still wait for their answers.
+            _log.exception("a request could not be traced; this is a bug in tensorferry.server")
 
 
 class Tracing:

@@ -1,0 +1,113 @@
+"""What tracing adds to a request: off, on but not sampled, 1 % sampled, all sampled; and the access log.
+
+    python benchmarks/tracing_cost.py
+
+Measured by itself, without the request, of which it is a few per cent: what the service asks of `Tracing`, and what
+a trace then does until its response is sent, with all five spans of a request and a batch's for every eighth. It is
+the processor's time of the thread that serves, and the least of many short runs, since the machine may have other
+work. The encoding, at last, is what the SDK's thread does with these spans before it sends them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import timeit
+from collections.abc import Callable
+from typing import Any, cast
+
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor
+
+from tensorferry.batcher import BatchInfo
+from tensorferry.server.access_log import AccessLog
+from tensorferry.server.models import Model
+from tensorferry.server.otel import OpenTelemetry
+from tensorferry.server.otel_sampling import sampler_of
+from tensorferry.server.outbox import Outbox
+from tensorferry.server.signature import Signature
+from tensorferry.server.tracing import Tracing
+
+BATCH = 8
+REQUESTS = 25 * BATCH
+RUNS = 60
+
+USER_AGENT = ("user-agent", "grpc-python/1.85.1 grpc-c/53.0.0 (linux; chttp2)")
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0"
+MODEL = Model("model", "1", Signature((), ()), BATCH, "", cast(Any, None))
+
+
+class Kept(SpanProcessor):
+    """Keeps the last spans."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """As the SDK's queue, which is a list as well."""
+        self.spans.append(span)
+
+
+def requests(tracing: Tracing, *metadata: tuple[str, str]) -> Callable[[], None]:
+    """What the service and the transport do for many requests, as far as they are traced."""
+
+    def run() -> None:
+        for number in range(REQUESTS):
+            now = time.monotonic()
+            if number % BATCH == 0:
+                info = BatchInfo(number, BATCH, BATCH, 1e-3, ended=now)
+            if not tracing.sources:
+                continue
+            trace = tracing.begin(MODEL, "1234", now, metadata)
+            if trace is None:
+                continue
+            trace.enqueued(MODEL)
+            trace.completed(info, 1e-4, None, None)
+            trace.sent()
+
+    return run
+
+
+def microseconds(run: Callable[[], object]) -> float:
+    """Of the least of the runs, for each request."""
+    return min(timeit.repeat(run, number=1, repeat=RUNS, timer=time.thread_time)) / REQUESTS * 1e6
+
+
+def with_spans(ratio: float, processor: SpanProcessor) -> Tracing:
+    """Of that share of the requests which have no caller's trace."""
+    sampler = sampler_of(
+        {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": str(ratio)}
+    )
+    return Tracing([OpenTelemetry(processor, sampler, Resource({}), SpanLimits(), "0", Outbox())])
+
+
+def main() -> None:
+    """Prints a table."""
+    logging.getLogger("tensorferry.access").setLevel(logging.INFO)
+    kept = Kept()
+    log = AccessLog(100, lambda: False)
+    log.start()
+    loop = microseconds(requests(Tracing()))
+    rows = {
+        "on, no caller's trace, none sampled": requests(with_spans(0.0, kept), USER_AGENT),
+        "on, the caller's trace is not sampled": requests(
+            with_spans(1.0, kept), USER_AGENT, ("traceparent", PARENT + "0")
+        ),
+        "on, 1 % sampled": requests(with_spans(0.01, kept), USER_AGENT),
+        "on, all sampled": requests(with_spans(1.0, kept), USER_AGENT, ("traceparent", PARENT + "1")),
+        "access log, 100 lines a second": requests(Tracing([log]), USER_AGENT),
+    }
+    print("microseconds that a request costs more")
+    for name, run in rows.items():
+        print(f"{name:42}{microseconds(run) - loop:7.2f}")
+    kept.spans.clear()
+    rows["on, all sampled"]()
+    print(
+        f"{'encoding all spans, on another thread':42}{microseconds(lambda: encode_spans(kept.spans)):7.2f}"
+    )
+    log.stop(5.0)
+
+
+if __name__ == "__main__":
+    main()
