@@ -15,6 +15,9 @@ import argparse
 import os
 import shlex
 import statistics
+import subprocess
+import sys
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -33,6 +36,7 @@ _CALLERS = (1, 64)
 _SCRAPE_SECONDS = 1.0
 # Where a port may be said in flags: one of the server's own, beside that of gRPC.
 _METRICS_PORT = "{metrics}"
+_TOKENS = 8
 _TRACED = ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 
 Headers = Sequence[tuple[str, str]]
@@ -51,13 +55,25 @@ class Variant:
 _METRICS = ("--metrics-port", _METRICS_PORT)
 
 
-def variants() -> Sequence[Variant]:
-    """All that are compared with nothing."""
+def variants(folder: Path) -> Sequence[Variant]:
+    """All that are compared with nothing; what they need is written into the folder."""
+    tokens = folder / "tokens"
+    # One among many, as where a platform has a token for each of its services.
+    made = [_token(tokens, f"service-{number}") for number in range(_TOKENS)]
+    authentication = ("--auth-tokens", str(tokens))
+    bearer = ("authorization", f"Bearer {made[_TOKENS // 2]}")
     return (
         Variant("nothing, as a check"),
         Variant("metrics", _METRICS, scraped=True),
-        Variant("metrics, each call traced", _METRICS, (_TRACED,), scraped=True),
+        Variant("metrics, calls with a trace", _METRICS, (_TRACED,), scraped=True),
+        Variant("authentication by token", authentication, (bearer,)),
+        Variant("metrics and authentication", (*_METRICS, *authentication), (bearer,), scraped=True),
     )
+
+
+def _token(file: Path, name: str) -> str:
+    words = [sys.executable, "-m", "tensorferry.server", "token", name, "--file", str(file)]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @contextmanager
@@ -189,9 +205,6 @@ def main() -> None:
     parser.add_argument("--flags", type=shlex.split, default=[], metavar="FLAGS", help="of its server")
     parser.add_argument("--header", type=_header, action="append", default=[], help="of each of its calls")
     arguments = parser.parse_args()
-    chosen = [variant for variant in variants() if variant.name.startswith(arguments.only or "")]
-    if arguments.also:
-        chosen.append(Variant(arguments.also, arguments.flags, arguments.header))
     cache, cores = cache_folder(), Cores.split()
     write_models(cache)
     os.sched_setaffinity(0, {cores.load})
@@ -199,9 +212,14 @@ def main() -> None:
     rounds, seconds = (3, 0.5) if arguments.quick else (12, 1.5)
     server = LANE if arguments.transport == "lane" else THREADED
     print(f"{server}, {TINY.meaning}, {rounds} rounds of {seconds:g} s:", flush=True)
-    for variant in chosen:
-        for callers, found in compare(bench, server, variant, rounds, seconds):
-            print(line(variant.name, callers, found), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = [*variants(Path(folder))]
+        if arguments.also:
+            chosen.append(Variant(arguments.also, arguments.flags, arguments.header))
+        for variant in chosen:
+            if variant.name.startswith(arguments.only or ""):
+                for callers, found in compare(bench, server, variant, rounds, seconds):
+                    print(line(variant.name, callers, found), flush=True)
 
 
 if __name__ == "__main__":

@@ -149,6 +149,23 @@ def test_what_is_refused_before_a_queue_and_open_streams(serve: Serve, probe_mod
         scrape_until(server, lambda found: found["tensorferry_open_streams"] == 0)
 
 
+def test_callers_that_are_not_known_are_counted(serve: Serve, probe_model: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    subprocess.run(
+        command("token", "user", "--file", tokens), check=True, capture_output=True, env=environment()
+    )
+    server = serve(probe_model, "--metrics-port", 0, "--auth-tokens", tokens)
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError):
+            stub.ModelInfer(request(1), timeout=WAIT_SECONDS)
+        with pytest.raises(grpc.RpcError):
+            list(stub.ModelStreamInfer(iter([request(1)]), timeout=WAIT_SECONDS))
+    found = scrape(server)
+    assert found["tensorferry_calls_refused_total{code=UNAUTHENTICATED}"] == 2
+    assert found["tensorferry_calls_refused_total"] == 2
+
+
 def test_the_page_is_there_until_the_server_stops(serve: Serve, probe_model: Path) -> None:
     """While it drains, one sees what it waits for."""
     server = serve(probe_model, "--metrics-port", 0, "--max-queue-delay-ms", 600_000)

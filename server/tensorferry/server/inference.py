@@ -26,7 +26,13 @@ from tensorferry.protos.tensors import TensorError
 from tensorferry.server import logs
 from tensorferry.server.caller import ANYONE, Caller
 from tensorferry.server.codec import Wanted, decode, parse, place
-from tensorferry.server.errors import ModelFailedError, NotReadyError, ServerError
+from tensorferry.server.errors import (
+    ModelFailedError,
+    NotReadyError,
+    PermissionDeniedError,
+    ServerError,
+    UnauthenticatedError,
+)
 from tensorferry.server.forms import Form, FormCache, unremembered
 from tensorferry.server.limits import DEFAULT, RequestLimits
 from tensorferry.server.models import ModelRegistry
@@ -342,10 +348,14 @@ class InferenceService:
             self._refused[code] += 1
 
     def status_of(self, error: BaseException, reply: Reply | None = None) -> Status:
-        """What a client is told of an error that was raised by a reply, for the log this one."""
-        return status_of(
+        """What a client is told of an error that was raised by a reply, or of why its call is not admitted."""
+        status = status_of(
             error, triton=self._triton_status_codes, about=dict if reply is None else reply.about
         )
+        if isinstance(error, (UnauthenticatedError, PermissionDeniedError)):
+            # Here, where both transports bring them: `infer` never sees such a call.
+            self.count_refused(status.code)
+        return status
 
     def infer(
         self,

@@ -47,6 +47,8 @@ _CODES = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.INTERNAL,
 )
 _KINDS: Mapping[str, Callable[..., Any]] = {
