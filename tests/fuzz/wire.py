@@ -79,7 +79,7 @@ class _Messages:
     """As much of a target as the mutator asks for."""
 
     name = "wire"
-    words = (*WORDS, "m")
+    words: Sequence[str] = (*WORDS, "m")
 
     def shape(self, data: bytes) -> Shape:
         return Shape(b"", pb.ModelInferRequest)
@@ -140,7 +140,7 @@ class Wire:
             "threads": int(fields["Threads"]),
         }
 
-    def close(self) -> dict[str, int]:
+    def close(self, more_memory_kb: int = _MORE_MEMORY_KB) -> dict[str, int]:
         """Ends it; FindingError for what it has more than before, or has logged. How much memory grew."""
         self._channel.close()
         after, code = self.figures(), self.server.stop()
@@ -148,7 +148,7 @@ class Wire:
         if code or self.server.errors():
             raise FindingError(f"exit {code}, log: {self.server.errors()[:3]}")
         if (
-            grown["memory_kb"] > _MORE_MEMORY_KB
+            grown["memory_kb"] > more_memory_kb
             or grown["files"] > _MORE_FILES
             or grown["threads"] > _MORE_THREADS
         ):
