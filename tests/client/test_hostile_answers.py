@@ -15,7 +15,7 @@ from tensorferry.protos import inference_pb2 as pb
 def retry_info(**delay: int) -> bytes:
     status = status_pb2.Status(code=8, message="full")
     status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(**delay)))
-    return status.SerializeToString()
+    return bytes(status.SerializeToString())
 
 
 @pytest.mark.parametrize(
