@@ -35,11 +35,27 @@ REQUESTS = 500
 )
 def test_what_the_user_says_stands(given: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
+    monkeypatch.setenv("GRPC_VERBOSITY", "")
     if given is not None:
         monkeypatch.setenv("GRPC_EXPERIMENTS", given)
     for _ in range(2):
         product.prepare()
         assert os.environ["GRPC_EXPERIMENTS"] == expected
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "NONE"), ("DEBUG", "DEBUG"), ("", "")])
+def test_core_logs_only_if_the_user_says_so(
+    given: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What `prepare` changes besides is put back too.
+    monkeypatch.setenv("GRPC_EXPERIMENTS", "")
+    monkeypatch.setenv("GRPC_VERBOSITY", "")
+    if given is None:
+        monkeypatch.delenv("GRPC_VERBOSITY")
+    else:
+        monkeypatch.setenv("GRPC_VERBOSITY", given)
+    product.prepare()
+    assert os.environ["GRPC_VERBOSITY"] == expected
 
 
 def _wakes(pid: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 from fuzz.target import ANSWERED, FindingError, Shape, timed
@@ -34,7 +35,7 @@ class ClientTarget:
     """An input is the number of a kind of answer, and its bytes; the last kind is a text in a trailer."""
 
     name = "client"
-    words = (*WORDS, "tensorferry_status", "tensorferry_retry_after_ms", "RESOURCE_EXHAUSTED", "INTERNAL", "OK", "READY",
+    words: Sequence[str] = (*WORDS, "tensorferry_status", "tensorferry_retry_after_ms", "RESOURCE_EXHAUSTED", "INTERNAL", "OK", "READY",
              "type.googleapis.com/google.rpc.RetryInfo")  # fmt: skip
 
     def __init__(self, directory: Path) -> None:
@@ -103,7 +104,7 @@ class ClientTarget:
             trailers = (("grpc-status-details-bin", data), ("retry-after-ms", "5"))
             return _named(from_status(grpc.StatusCode.RESOURCE_EXHAUSTED, None, trailers))
         try:
-            message = _KINDS[number].FromString(data)
+            message: Any = _KINDS[number].FromString(data)
         except Exception:
             # grpcio reads it, and tells of INTERNAL by itself.
             return "UNREADABLE"

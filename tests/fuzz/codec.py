@@ -26,7 +26,7 @@ class TensorsTarget:
     """An input is a request; each of its inputs is decoded, and encoded again: the same bytes must come out."""
 
     name = "tensors"
-    words = (*WORDS, *DATATYPES)
+    words: Sequence[str] = (*WORDS, *DATATYPES)
 
     def __init__(self, directory: Path) -> None:
         pass

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 from fuzz.methods import MethodsTarget
@@ -28,7 +29,6 @@ from tensorferry.server.control import ModelControl
 from tensorferry.server.errors import ServerError, StartError
 from tensorferry.server.model_config import config_text, parse_config, read_config
 from tensorferry.server.models import Model
-from tensorferry.server.padding import padding_of
 from tensorferry.server.preparation import Prepared
 from tensorferry.server.repository import Repository
 from tensorferry.server.repository_methods import RepositoryMethods
@@ -109,12 +109,8 @@ class _WithoutRuntime:
     """Prepares models over sessions that copy."""
 
     def __init__(self) -> None:
-        self._file_of = preparation.file_of
-
-        def file_of(source: Path, fp16: Any, scratch: ExitStack) -> Any:
-            return _File(source)
-
-        preparation.file_of = file_of
+        self._patch = mock.patch.object(preparation, "file_of", lambda source, fp16, scratch: _File(source))
+        self._patch.start()
 
     def prepare(self, source: ModelSource, options: ServerConfig = _OPTIONS) -> Model:
         """What `load_model` does with a configuration, up to a batcher that runs."""
@@ -123,7 +119,6 @@ class _WithoutRuntime:
         signature, settings = prepared.contract.signature, prepared.settings
         warm_up_samples(prepared.config, signature, source.directory)
         labels = read_labels(prepared.config, source.directory)
-        padding_of(signature, None, {}) if options.pad_lengths else None
         run = prepared.contract.runner(prepared.session.run)
         functions = [run] * min(_MOST_INSTANCES, len(settings.devices))
         batcher = loading._batcher(source, options, settings, functions, None)
@@ -133,7 +128,7 @@ class _WithoutRuntime:
         )  # fmt: skip
 
     def close(self) -> None:
-        preparation.file_of = self._file_of
+        self._patch.stop()
 
 
 def _words() -> tuple[str, ...]:
@@ -183,7 +178,7 @@ class ConfigTarget:
     """A configuration as text, as JSON or as a message, up to the batcher that it asks for."""
 
     name = "config"
-    words = _words()
+    words: Sequence[str] = _words()
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / "m"
@@ -260,7 +255,7 @@ class FilesTarget:
     """What is read of a model's file before ONNX Runtime has it."""
 
     name = "files"
-    words = WORDS
+    words: Sequence[str] = WORDS
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "model.onnx"
@@ -295,7 +290,7 @@ class RepositoryTarget(MethodsTarget):
     """RepositoryIndex, RepositoryModelLoad and RepositoryModelUnload over a real directory of models."""
 
     name = "repository"
-    words = (*_words(), "good", "other", "broken", "config", "file:1/model.onnx", "file:../x", "file:1/../../x",
+    words: Sequence[str] = (*_words(), "good", "other", "broken", "config", "file:1/model.onnx", "file:../x", "file:1/../../x",
              "unload_dependents", "file:2/deep/model.onnx", '{"max_batch_size": 2}', "{}", '{"name": "other"}')  # fmt: skip
     called = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "ModelConfig")
     good: ClassVar[Sequence[tuple[str, Any]]] = (

@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
 
-import atheris  # type: ignore[import-not-found, unused-ignore]
+import atheris
 
 with atheris.instrument_imports(include=["tensorferry"], enable_loader_override=False):
     from fuzz import mutate

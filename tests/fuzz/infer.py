@@ -35,7 +35,7 @@ class InferTarget:
     """
 
     name = "infer"
-    words = WORDS
+    words: Sequence[str] = WORDS
 
     def __init__(self, directory: Path) -> None:
         self._world = World(directory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 from fuzz.target import ANSWERED, Context, Counted, FindingError, Refused, Shape, code_of, timed
 from fuzz.world import HANDLE, WORDS, World, numbers, output_placed, placed
@@ -43,7 +43,7 @@ def methods_of(servicer: Servicer, names: Sequence[str]) -> list[Method]:
     kinds = {m.name: m for m in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods}
     found = []
     for name in names:
-        handler: Any = servicer.handler().service(_Details(f"/{SERVICE_NAME}/{name}"))
+        handler: Any = servicer.handler().service(cast(Any, _Details(f"/{SERVICE_NAME}/{name}")))
         kind = kinds[name]
         request, response = getattr(pb, kind.input_type.name), getattr(pb, kind.output_type.name)
         found.append(Method(handler.unary_unary, handler.response_serializer, request, response))
@@ -124,7 +124,7 @@ class SettingsTarget(MethodsTarget):
         "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig", "ModelStatistics",
         "TraceSetting", "LogSettings",
     )  # fmt: skip
-    words = (
+    words: Sequence[str] = (
         *WORDS, "trace_file", "trace_level", "trace_rate", "trace_count", "log_frequency", "trace_mode", "triton",
         "OFF", "TIMESTAMPS", "TENSORS", "-1", "0", "4294967295", "log_file", "log_info", "log_warning", "log_error",
         "log_verbose_level", "log_format", "default", "ISO8601",

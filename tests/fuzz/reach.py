@@ -75,5 +75,5 @@ def _reach(target: Any, data: bytes) -> set[Any]:
         outcome = target.run(data)
     finally:
         sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
     return lines.seen | {outcome}

@@ -44,7 +44,7 @@ class StreamTarget:
     """
 
     name = "stream"
-    words = WORDS
+    words: Sequence[str] = WORDS
 
     def __init__(self, directory: Path) -> None:
         self._world = World(directory)
@@ -135,7 +135,7 @@ def _split(data: bytes) -> tuple[list[tuple[str, str]], list[bytes]]:
     if front[0]:
         metadata.append((_NAMES[(front[0] - 1) % len(_NAMES)], _VALUES[front[1] % len(_VALUES)]))
         metadata.append((_NAMES[front[1] % len(_NAMES)], _VALUES[front[0] % len(_VALUES)]))
-    messages = []
+    messages: list[bytes] = []
     while rest and len(messages) < _MOST_MESSAGES:
         size = int.from_bytes(rest[:2], "little")
         messages.append(rest[2 : 2 + size])

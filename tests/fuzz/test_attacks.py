@@ -14,6 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import hpack
@@ -45,8 +46,8 @@ def wire(transport: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
     made = Wire(tmp_path_factory.mktemp("attacked"), transport)
     try:
         yield made
-        # While a transport has threads to spare, calls that were left may keep some for a moment.
-        made.close()
+        # malloc keeps some of what the largest messages took.
+        made.close(more_memory_kb=4 * MAX_MESSAGE_BYTES >> 10)
     finally:
         made.server.stop()
 
@@ -86,7 +87,7 @@ END_STREAM, END_HEADERS = 1, 4
 def sent(wire: Wire, data: bytes, **changed: str | None) -> tuple[int | None, str]:
     """Status and message of one call with this body."""
     with connect(wire) as connection:
-        call = connection.begin(headers_of(**changed), last=not data)
+        call = connection.begin(headers_of("ModelInfer", **changed), last=not data)
         if data:
             connection.send(call, data, last=True)
         connection.flush()
@@ -153,11 +154,11 @@ def test_compressed_garbage(wire: Wire, encoding: str) -> None:
 
 @pytest.mark.parametrize("wbits", [31, 15], ids=["gzip", "deflate"])
 def test_a_bomb_is_refused_before_it_is_there(wire: Wire, wbits: int) -> None:
-    """Kilobytes that would be hundreds of megabytes: the limit is of what messages are when they are unpacked."""
+    """Kilobytes that would be a hundred megabytes and more: the limit is of what messages are when they are unpacked."""
     packed = zlib.compressobj(9, zlib.DEFLATED, wbits)
     zeros = bytes(1 << 20)
-    bomb = framed(b"".join(packed.compress(zeros) for _ in range(320)) + packed.flush(), flag=1)
-    assert len(bomb) < 330_000
+    bomb = framed(b"".join(packed.compress(zeros) for _ in range(160)) + packed.flush(), flag=1)
+    assert len(bomb) < 170_000
     before = wire.figures()["memory_kb"]
     with connect(wire) as connection:
         call = connection.begin(headers_of(grpc_encoding="gzip" if wbits == 31 else "deflate"))
@@ -207,16 +208,16 @@ def test_ten_thousand_headers(wire: Wire, count: int, value: bytes) -> None:
     ids=["long values", "ever the same", "pseudo-headers"],
 )
 def test_headers_that_never_end(wire: Wire, more: bytes) -> None:
-    """CONTINUATION upon CONTINUATION, 24 MB of them: core reads on, and stops keeping them."""
+    """CONTINUATION upon CONTINUATION, 10 MB of them: core reads on, and stops keeping them."""
     before = wire.figures()["memory_kb"]
     with connect(wire) as connection:
         connection.write(frame(HEADERS, 0, 1, hpack.Encoder().encode(headers_of())))
-        for _ in range(1500):
+        for _ in range(600):
             connection.write(frame(CONTINUATION, 0, 1, more))
             if connection.closed:
                 break
         wire.check_good()
-    # One of the headers that were never ended would be some 3 GB if each were kept.
+    # One of the headers that were never ended would be a gigabyte if each were kept.
     assert wire.figures()["memory_kb"] - before < 192 * 1024
 
 
@@ -412,7 +413,7 @@ def test_what_is_not_http2(wire: Wire, data: bytes) -> None:
         ({"tensorferry_stream_order": "x"}, {OK}),
     ],
 )
-def test_headers_that_are_wrong(wire: Wire, changed: dict[str, str | None], allowed: set[int]) -> None:
+def test_headers_that_are_wrong(wire: Wire, changed: Any, allowed: set[int]) -> None:
     status, message = sent(wire, framed(GOOD), **changed)
     # None: core ended the call by a reset.
     assert status is None or status in allowed, message
@@ -467,7 +468,7 @@ def test_a_good_client_amid_attackers(wire: Wire) -> None:
         attacker.start()
     try:
         with grpc.insecure_channel(wire.server.address) as channel:
-            infer = channel.unary_unary(PREFIX + "ModelInfer")
+            infer: Any = channel.unary_unary(PREFIX + "ModelInfer")
             began = time.monotonic()
             for _ in range(30):
                 assert pb.ModelInferResponse.FromString(infer(GOOD, timeout=PATIENCE)).id == "raw"

@@ -36,8 +36,9 @@ from server.rig import fp32, request
 from tensorferry.protos import inference_pb2 as pb
 
 _CALLS_A_CONNECTION = 100
-# Of each so many connections one is sent frames that are no HTTP/2.
+# One time in so many, connections are sent frames that are no HTTP/2.
 _BROKEN_EVERY = 4
+_BROKEN_AT_ONCE = 20
 # What a server may have more than at the start: threads, files and connections that are on their way out.
 _MORE_MEMORY_KB, _MORE_FILES, _MORE_THREADS = 48 * 1024, 40, 520
 # What gRPC core alone says, with INTERNAL as its specification has it, before a call reaches the server's code.
@@ -79,7 +80,7 @@ class _Messages:
     """As much of a target as the mutator asks for."""
 
     name = "wire"
-    words = (*WORDS, "m")
+    words: Sequence[str] = (*WORDS, "m")
 
     def shape(self, data: bytes) -> Shape:
         return Shape(b"", pb.ModelInferRequest)
@@ -140,7 +141,7 @@ class Wire:
             "threads": int(fields["Threads"]),
         }
 
-    def close(self) -> dict[str, int]:
+    def close(self, more_memory_kb: int = _MORE_MEMORY_KB) -> dict[str, int]:
         """Ends it; FindingError for what it has more than before, or has logged. How much memory grew."""
         self._channel.close()
         after, code = self.figures(), self.server.stop()
@@ -148,7 +149,7 @@ class Wire:
         if code or self.server.errors():
             raise FindingError(f"exit {code}, log: {self.server.errors()[:3]}")
         if (
-            grown["memory_kb"] > _MORE_MEMORY_KB
+            grown["memory_kb"] > more_memory_kb
             or grown["files"] > _MORE_FILES
             or grown["threads"] > _MORE_THREADS
         ):
@@ -302,8 +303,10 @@ def main() -> None:
         try:
             while tried < given.runs and time.monotonic() - began < given.seconds:
                 if random.randrange(_BROKEN_EVERY) == 0:
-                    broken_frames(random, wire, outcomes, seeds)
-                    tried += 1
+                    count = min(_BROKEN_AT_ONCE, given.runs - tried)
+                    for _ in range(count):
+                        broken_frames(random, wire, outcomes, seeds)
+                    tried += count
                 else:
                     count = min(_CALLS_A_CONNECTION, given.runs - tried)
                     call_batch(random, wire, outcomes, seeds, count)

@@ -138,3 +138,24 @@ def test_ours_is_not(text: str) -> None:
 def test_fields_are_found_in_each_of_several() -> None:
     config = parse_config('input { name: "a" dims: 1 } input { name: "b" }', "test")
     assert [path for path, _ in set_fields(config)] == ["input.name", "input.dims", "input.name"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("instance_group { kind: 99 gpus: 0 }", "has instance_group.kind: 99; it must be one of KIND_AUTO, "),
+        (
+            'input { name: "x" data_type: 1000 }',
+            "has input.data_type: 1000; it must be one of TYPE_INVALID, ",
+        ),
+        ("input { format: -1 }", "has input.format: -1; "),
+        (
+            'model_warmup { inputs { key: "x" value { data_type: 99 } } }',
+            "has model_warmup.inputs.data_type: 99; ",
+        ),
+    ],
+)
+def test_a_number_that_no_value_has(text: str, said: str) -> None:
+    """protobuf takes any, in text and in the JSON that clients send."""
+    with pytest.raises(ModelConfigError, match=said):
+        check_fields(parse_config(text, "test"), "m")

@@ -102,3 +102,20 @@ def test_configuring_again_does_not_double_the_lines(
     logs.configure("json", "info")
     logging.getLogger("some").info("once")
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_a_client_s_header_that_is_no_text_is_no_error(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str], level: str
+) -> None:
+    """grpcio tells of each with a traceback, by the words that are here."""
+    logs.configure("json", level)
+    try:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+    except UnicodeDecodeError:
+        logging.getLogger("grpc._cython.cygrpc").exception("Invalid encoding on %s", b"\xff")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["level"] for line in lines] == (["debug"] if level == "debug" else [])
+    assert not any("exception" in line for line in lines)
+    logging.getLogger("grpc._cython.cygrpc").error("something else")
+    assert json.loads(capsys.readouterr().err)["level"] == "error"

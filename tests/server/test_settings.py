@@ -147,3 +147,9 @@ DELAYING = "timeout_action: DELAY default_timeout_microseconds: 5"
 def test_what_is_not_allowed(batching: str, said: str) -> None:
     with pytest.raises(ModelConfigError, match=said):
         settings(f"dynamic_batching {{ {batching} }}")
+
+
+@pytest.mark.parametrize("level", [1, 7, (1 << 64) - 1])
+def test_a_default_level_says_nothing_without_levels(level: int) -> None:
+    made = settings(f"dynamic_batching {{ default_priority_level: {level} }}")
+    assert (made.priority_weights, made.default_priority) == ((1,), 0)
