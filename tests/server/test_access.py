@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -267,6 +269,26 @@ class TestTokens:
         assert str(tokens) in caplog.text
         assert "what was read before goes on" in caplog.text
 
+    def test_a_file_that_is_only_out_of_reach_is_read_later(
+        self,
+        channel: grpc.Channel,
+        tokens: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """As when the process has no file descriptor left for a moment."""
+
+        def fail(*arguments: Any, **options: Any) -> Any:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        tokens.write_text(line("other", "infer", "other-secret"))
+        with monkeypatch.context() as patch:
+            patch.setattr("pathlib.Path.open", fail)
+            for _ in range(3):
+                assert self.infer(channel, f"Bearer {TOKENS['infer']}") is OK
+        assert caplog.text.count("cannot be read: Too many open files") == 1
+        assert self.infer(channel, "Bearer other-secret") is OK
+
     def test_an_empty_file_refuses_everybody(
         self, channel: grpc.Channel, tokens: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -313,6 +335,25 @@ class TestTokens:
         told = [message for message in caplog.messages if "refused" in message]
         assert told == ["calls refused for want of a known token or certificate: 1, the last from 127.0.0.1"]
         assert "secret" not in caplog.text
+
+
+def test_who_is_refused_leaves_nothing_behind(open_door: Callable[..., Door], tokens: Path) -> None:
+    """However much is sent: it is not read, and the door proves that no call is left."""
+    access = Access(tokens=tokens)
+    access.open()
+    door = open_door(access=access, options=[("grpc.max_receive_message_length", -1)])
+    large = bytes(8 << 20)
+    for number in range(5):
+        assert outcome(door.channel, METHODS["ModelInfer"], bearer(f"{number}"), large)[0] is UNAUTHENTICATED
+        stream = door.stream(metadata=bearer(f"{number}"))
+        stream.send_bytes(large)
+        error: Any = stream.end()
+        assert error.code() is UNAUTHENTICATED
+    assert not door.service.received
+    call = door.infer("1", metadata=bearer(TOKENS["infer"]))
+    door.service.await_received(1)
+    door.service.answer("1")
+    assert call.result(PATIENCE).id == "1"
 
 
 class TestStreams:

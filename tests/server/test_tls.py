@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -104,6 +105,10 @@ def served(app: App, ca: Pair, client: Pair | None = None) -> bytes:
         shown = secured.getpeercert(binary_form=True)
         assert shown is not None
         return shown
+
+
+def _without_descriptors(*arguments: Any, **options: Any) -> Any:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def der(pair: Pair) -> bytes:
@@ -272,6 +277,24 @@ class TestReload:
         files.replace(issue(files.ca, "server", LOCAL, begins=-2, ends=-1))
         assert served(app, files.ca) == before
         assert "expired" in caplog.text
+
+    def test_what_was_only_out_of_reach_is_read_later(
+        self, make: Make, files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """As when the process has no file descriptor left for a moment."""
+        app = make(**files.options())
+        before = served(app, files.ca)
+        pair = issue(files.ca, "second", LOCAL)
+        files.replace(pair)
+        for fails in ("pathlib.Path.open", "os.memfd_create"):
+            with monkeypatch.context() as patch:
+                patch.setattr(fails, _without_descriptors)
+                assert served(app, files.ca) == before
+                assert served(app, files.ca) == before
+        told = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
+        assert len(told) == 2
+        assert all("Too many open files" in message for message in told)
+        assert served(app, files.ca) == der(pair)
 
     def test_under_load_no_call_fails(self, make: Make, files: Files) -> None:
         """Callers who connect anew all the time, and one who never does, while files change."""

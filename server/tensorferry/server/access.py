@@ -76,10 +76,12 @@ class Access:
         # How often the files were read anew.
         self._generation = 0
         # Held by whoever reads the files, for which nobody waits: the others go by what was read before. Guards
-        # _watched and every write of _known, _generation and _look_at.
+        # _watched, _wrong and every write of _known, _generation and _look_at.
         self._reading = threading.Lock()
         self._watched = Watched([path for path in (tokens, certificates) if path is not None])
         self._look_at = self._tell_at = time.monotonic()
+        # What is wrong with the files, as the log has it already.
+        self._wrong = ""
         # Guards _tell_at and _refused. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._refused = 0
@@ -155,21 +157,24 @@ class Access:
         if now < self._look_at or not self._asks or not self._reading.acquire(blocking=False):
             return
         known = wrong = None
+        told = self._wrong
         try:
             self._look_at = now + _LOOK_SECONDS
             if self._watched.changed():
                 known = self._read()
+                self._wrong = ""
                 if known[:2] == self._known[:2]:
                     known = None
                 else:
                     self._known = known
                     self._generation += 1
         except BadCallersError as error:
-            wrong = error
+            self._wrong = wrong = str(error)
+            self._watched.forget()
         finally:
             self._reading.release()
-        if wrong is not None:
-            _log.error("who may call is not changed, what was read before goes on: %s", wrong)
+        if wrong is not None and wrong != told:
+            _log.warning("who may call is not changed, what was read before goes on: %s", wrong)
         elif known is not None:
             _log.info(
                 "who may call was read anew: %d tokens, %d names of certificates",

@@ -66,7 +66,7 @@ class TlsFiles:
         self._watched.changed()
         try:
             self._current = self._read()
-        except BadFileError as error:
+        except (BadFileError, OSError) as error:
             raise StartError(str(error)) from None
         self._complaint = ""
 
@@ -86,12 +86,13 @@ class TlsFiles:
             complaint, pair = "", self._current
             try:
                 pair = self._read()
-            except BadFileError as error:
+            except (BadFileError, OSError) as error:
                 complaint = str(error)
+                self._watched.forget()
             said, self._complaint = self._complaint, complaint
             changed, self._current = pair != self._current, pair
         if complaint and complaint != said:
-            _log.error("the new TLS files are not used, those before go on: %s", complaint)
+            _log.warning("the new TLS files are not used, those before go on: %s", complaint)
         if not changed:
             return None
         _log.info("new TLS files from %s, valid until %s", self._certificate, pair.expires)

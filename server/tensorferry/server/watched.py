@@ -30,6 +30,10 @@ class Watched:
         self._seen = marks if settled else None
         return True
 
+    def forget(self) -> None:
+        """They could not be used, which may be no fault of theirs: the next time they have changed."""
+        self._seen = None
+
 
 def _mark(path: Path) -> _Mark:
     try:
