@@ -151,7 +151,9 @@ class Completions:
 
         def error(request: Request) -> BatcherError:
             if request.timed_out:
-                return DeadlineExceeded("the request was queued for as long as the model's queue policy allows")
+                return DeadlineExceeded(
+                    "the request was queued for as long as the model's queue policy allows"
+                )
             return DeadlineExceeded("the deadline could not be met: the request was still queued")
 
         self._fail_all(requests, error)
