@@ -6,6 +6,7 @@ import hashlib
 import queue
 import socket
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -22,16 +23,22 @@ INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_
 PATIENCE = 60
 
 
-def refusal(address: str, message: pb.ModelInferRequest, **options: object) -> grpc.RpcError:
+class Refusal(NamedTuple):
+    """The status of a call, and when it is to be tried again, in milliseconds; 0: it does not say."""
+
+    code: grpc.StatusCode
+    details: str
+    pushback: int
+
+
+def refusal(address: str, message: pb.ModelInferRequest, **options: Any) -> Refusal:
     with grpc.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
             stub.ModelInfer(message, timeout=PATIENCE, **options)
-        return caught.value
-
-
-def pushback_of(error: grpc.RpcError) -> int:
-    return int(dict(error.trailing_metadata())["grpc-retry-pushback-ms"])
+        error: Any = caught.value
+        trailers = dict(error.trailing_metadata() or ())
+        return Refusal(error.code(), error.details(), int(trailers.get("grpc-retry-pushback-ms", 0)))
 
 
 def test_one_request(serve: Serve, probe_model: Path) -> None:
@@ -55,8 +62,8 @@ def test_one_request(serve: Serve, probe_model: Path) -> None:
         (long, "has 100000 bytes; this server takes at most 65536"),
     ):
         error = refusal(server.address, message)
-        assert error.code() is INVALID
-        assert words in error.details()
+        assert error.code is INVALID
+        assert words in error.details
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         assert stub.ModelInfer(request(1, rows=2), timeout=PATIENCE).id == "1"
@@ -68,12 +75,12 @@ def test_metadata_and_message_that_core_refuses(serve: Serve, probe_model: Path)
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         stub.ModelInfer(request(1), timeout=PATIENCE, metadata=(("note", "x" * 3000),))
     error = refusal(server.address, request(1), metadata=(("note", "x" * 5000),))
-    assert error.code() is EXHAUSTED
+    assert error.code is EXHAUSTED
     large = request(1)
     large.parameters["note"].string_param = "x" * 10_000
     error = refusal(server.address, large)
-    assert error.code() is EXHAUSTED
-    assert "larger than max" in error.details()
+    assert error.code is EXHAUSTED
+    assert "larger than max" in error.details
 
 
 def test_connections(serve: Serve, probe_model: Path) -> None:
@@ -105,9 +112,9 @@ def test_calls(serve: Serve, probe_model: Path) -> None:
     with grpc.insecure_channel(server.address) as channel:
         messages: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(2)]
         # Over one connection, so that they are there before what follows.
-        begin = channel.stream_unary(method)
+        begin: Any = channel.stream_unary(method)
         held = [begin.future(iter(message.get, None), timeout=PATIENCE) for message in messages]
-        infer = channel.unary_unary(method)
+        infer: Any = channel.unary_unary(method)
         with pytest.raises(grpc.RpcError) as caught:
             infer(request(3).SerializeToString(), timeout=PATIENCE)
         assert caught.value.code() is EXHAUSTED
@@ -147,12 +154,12 @@ def test_a_client_has_its_part_and_others_theirs(serve: Serve, probe_model: Path
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         stub.ModelInfer(request(1, rows=3), timeout=PATIENCE, metadata=metadata["alice"])
         error = refusal(server.address, request(2, rows=3), metadata=metadata["alice"])
-        assert error.code() is EXHAUSTED
-        assert "client 'alice' sends more than 2 rows a second" in error.details()
-        assert 0 < pushback_of(error) <= 1500
+        assert error.code is EXHAUSTED
+        assert "client 'alice' sends more than 2 rows a second" in error.details
+        assert 0 < error.pushback <= 1500
         stub.ModelInfer(request(3, rows=3), timeout=PATIENCE, metadata=metadata["bob"])
     error = refusal(server.address, request(4, rows=4), metadata=metadata["bob"])
-    assert error.code() is INVALID
+    assert error.code is INVALID
 
 
 def token_of(name: str) -> tuple[str, str]:
@@ -167,9 +174,9 @@ def test_clients_without_names_are_told_apart_by_address(serve: Serve, probe_mod
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         stub.ModelInfer(request(1), timeout=PATIENCE)
     error = refusal(server.address, request(2))
-    assert error.code() is EXHAUSTED
-    assert "client '127.0.0.1'" in error.details()
-    assert pushback_of(error) > 50_000
+    assert error.code is EXHAUSTED
+    assert "client '127.0.0.1'" in error.details
+    assert error.pushback > 50_000
     stream_error(server.address)
 
 
@@ -200,5 +207,5 @@ def test_strings(serve: Serve, tmp_path: Path) -> None:
                     b"".join(np.uint32(len(text)).tobytes() + text for text in texts)
                 )
             error = refusal(server.address, message)
-            assert error.code() is INVALID
-            assert words in error.details()
+            assert error.code is INVALID
+            assert words in error.details

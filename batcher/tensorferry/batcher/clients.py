@@ -71,10 +71,11 @@ class Quotas:
     at most so many that nobody makes memory grow by inventing names.
     """
 
-    __slots__ = ("_held", "_meters", "_policy")
+    __slots__ = ("_at_once", "_held", "_meters", "_policy")
 
     def __init__(self, policy: ClientPolicy) -> None:
         self._policy = policy
+        self._at_once = policy.most_at_once
         self._held: dict[str, _Held] = {}
         # The rows that each may still send at once, and when that was; who was seen last at the end.
         self._meters: OrderedDict[str, tuple[float, float]] = OrderedDict()
@@ -91,9 +92,9 @@ class Quotas:
             raise RequestTooLarge(
                 f"the request has {rows} rows; a client may have {policy.max_rows}: send fewer rows at once"
             )
-        if rows > policy.most_at_once:
+        if rows > self._at_once:
             raise RequestTooLarge(
-                f"the request has {rows} rows; a client may send {policy.most_at_once:g} at once and {policy.rate:g} "
+                f"the request has {rows} rows; a client may send {self._at_once:g} at once and {policy.rate:g} "
                 "a second: send fewer rows at once"
             )
         if policy.max_bytes and nbytes > policy.max_bytes:
@@ -108,7 +109,11 @@ class Quotas:
         """
         self.check_size(rows, nbytes)
         policy, held = self._policy, self._held.get(client)
-        if held is not None:
+        if held is not None and (
+            0 < policy.max_requests <= held.requests
+            or 0 < policy.max_rows < held.rows + rows
+            or 0 < policy.max_bytes < held.nbytes + nbytes
+        ):
             for what, has, more, most in (
                 ("requests", held.requests, 1, policy.max_requests),
                 ("rows", held.rows, rows, policy.max_rows),
@@ -133,9 +138,9 @@ class Quotas:
         """The rows that a client may send at once now."""
         meter = self._meters.get(client)
         if meter is None:
-            return self._policy.most_at_once
+            return self._at_once
         level, at = meter
-        return min(self._policy.most_at_once, level + (now - at) * self._policy.rate)
+        return min(self._at_once, level + (now - at) * self._policy.rate)
 
     def accepted(self, requests: Iterable[Request], now: float) -> None:
         """Requests of a client, for which there was room."""
@@ -161,7 +166,7 @@ class Quotas:
         # Who was quiet for long enough has all of its burst again, as if it had never been here.
         for _ in range(_FORGET_TRIES):
             oldest = next(iter(self._meters))
-            if self._level(oldest, now) < self._policy.most_at_once and len(self._meters) <= _MOST_METERS:
+            if self._level(oldest, now) < self._at_once and len(self._meters) <= _MOST_METERS:
                 return
             del self._meters[oldest]
             if not self._meters:

@@ -23,7 +23,7 @@ from tensorferry.client.errors import (
     Unavailable,
 )
 from tensorferry.client.future import InferenceFuture
-from tensorferry.client.inflight import InFlight, Outcome
+from tensorferry.client.inflight import InFlight, Outcome, id_of
 from tensorferry.client.message import InferenceResult, Parameter, StreamDefaults, StreamRequest
 from tensorferry.client.metadata import ModelMetadata, ModelStatus, ServerMetadata
 from tensorferry.client.propagation import with_context
@@ -259,7 +259,7 @@ class InferenceClient:
         )
         with contextlib.closing(outcomes):
             for outcome in outcomes:
-                encoded = sent.pop(_id_of(outcome), None)
+                encoded = sent.pop(id_of(outcome), None)
                 if isinstance(outcome, ResourceExhausted) and encoded is not None:
                     outcome = self._again(outcome, encoded, deadline)
                 if isinstance(outcome, InferenceError):
@@ -395,7 +395,3 @@ class InferenceClient:
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("this InferenceClient is closed: create another one")
-
-
-def _id_of(outcome: Outcome) -> str:
-    return outcome.id if isinstance(outcome, InferenceResult) else outcome.request_id

@@ -100,6 +100,11 @@ class InFlight:
         return self._outcomes.pop(request_id)
 
 
+def id_of(outcome: Outcome) -> str:
+    """The id of the request that an outcome is of."""
+    return outcome.id if isinstance(outcome, InferenceResult) else outcome.request_id
+
+
 def unanswered(count: int) -> InferenceError:
     """The error of a stream that the server ended as if all was well, with requests in flight."""
     return errors.of_code(
