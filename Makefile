@@ -24,7 +24,7 @@ SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 LOAD := $(VENV)/load
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test conformance compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory gpu-bench protos protos-check locks tools train gpu-check clean
+.PHONY: help run demo test conformance compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -84,6 +84,9 @@ bench-report: $(VENV)/.dev $(VENV)/.plots ## make docs/performance.md and its pl
 bench-memory: $(LOAD) $(VENV)/.dev ## memory over a million calls and ten thousand dropped streams (QUICK=1: a tenth)
 	@$(SERVING).memory --load $(LOAD) $(if $(QUICK),--quick)
 
+bench-observability: $(LOAD) $(VENV)/.dev ## what metrics and the like cost: throughput and CPU of a real server with and without (QUICK=1: one minute)
+	@$(SERVING).observability --load $(LOAD) $(if $(QUICK),--quick)
+
 gpu-bench: $(VENV)/.bench-gpu ## on a GPU: BERT-base and ResNet-50 beside a bare loop, and in MLPerf LoadGen's scenarios (ONLY=bert or resnet; elsewhere and with QUICK=1 small models on the CPU)
 	@$(BIN)/python benchmarks/gpu/run.py $(if $(QUICK),--quick,--docs) $(if $(ONLY),--only $(ONLY))
 
@@ -99,7 +102,7 @@ locks: $(VENV)/.python ## compile requirements/*.in into lock files
 	$(PIP) install -q uv==$(UV)
 	UV=$(CURDIR)/$(BIN)/uv requirements/lock.sh
 
-tools: $(BIN)/grpcurl $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done ## clients of other makers and a browser, for the tests that use them (needs Go, Node and npm, Java and Maven)
+tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done ## clients of other makers, promtool and a browser, for the tests that use them (needs Go, Node and npm, Java and Maven)
 
 train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(PIP) install -q scikit-learn
@@ -159,6 +162,11 @@ $(PROTOC_VENV)/.done: | $(VENV)/.python
 
 $(BIN)/grpcurl: | $(VENV)/.python
 	GOBIN=$(CURDIR)/$(BIN) go install github.com/fullstorydev/grpcurl/cmd/grpcurl@$(GRPCURL)
+
+# It has replacements of modules, with which Go does not install it by its name.
+$(BIN)/promtool: $(wildcard tests/deploy/promtool/*) | $(VENV)/.python
+	cd tests/deploy/promtool && GOBIN=$(CURDIR)/$(BIN) go install -ldflags='-s -w' tool
+	@touch $@
 
 PROTO_FILES := $(wildcard $(PROTOS)/*.proto)
 

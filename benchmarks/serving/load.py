@@ -59,6 +59,7 @@ class Load:
     seed: int = 1
     calls: int = 0
     count_batches: bool = False
+    headers: Sequence[tuple[str, str]] = ()
 
     def words(self) -> Sequence[str]:
         """Of the command line, after the program."""
@@ -80,6 +81,7 @@ class Load:
             "seed": self.seed,
         }
         words = [f"--{name}={value}" for name, value in values.items()]
+        words += [f"--header={name}={value}" for name, value in self.headers]
         return [*words, "--count-batches"] if self.count_batches else words
 
 

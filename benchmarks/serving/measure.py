@@ -81,8 +81,15 @@ class Bench:
         )
         print(f"FAILED {visit.server}, {visit.model}: {reason}", flush=True)
 
+    @property
+    def spare_port(self) -> int:
+        """A free port, for what a server serves beside gRPC."""
+        return self._ports.take()
+
     @contextmanager
-    def started(self, server: Server, workload: Workload, *options: str) -> Iterator[tuple[Running, float]]:
+    def started(
+        self, server: Server, workload: Workload, *options: str, headers: Sequence[tuple[str, str]] = ()
+    ) -> Iterator[tuple[Running, float]]:
         """A server that has given a right answer, and after how many seconds; VisitError when it does not."""
         port = self._ports.take()
         model = workload.path(self.cache)
@@ -94,7 +101,7 @@ class Bench:
         with running(
             command, self._environment(server, workload, port, python), BENCHMARKS, self.cores.server, port
         ) as serving:
-            self._await(server, workload, serving)
+            self._await(server, workload, serving, headers)
             yield serving, time.monotonic() - began
 
     def _environment(self, server: Server, workload: Workload, port: int, python: Path) -> Mapping[str, str]:
@@ -120,13 +127,15 @@ class Bench:
             "LITSERVE_DISABLE_VERSION_CHECK": "1",
         }
 
-    def _await(self, server: Server, workload: Workload, serving: Running) -> None:
+    def _await(
+        self, server: Server, workload: Workload, serving: Running, headers: Sequence[tuple[str, str]]
+    ) -> None:
         """Until it answers right."""
         until, reason = time.monotonic() + _START_SECONDS, ""
         expected = self._expect(workload)
         while time.monotonic() < until:
             try:
-                check(server, workload, serving.port, expected, stream=False)
+                check(server, workload, serving.port, expected, stream=False, headers=headers)
                 return
             except Exception as error:
                 # Whatever a client raises while the server is not there yet.
@@ -186,7 +195,7 @@ class Bench:
         rows: list[Row] = []
         for left in range(self.retries, -1, -1):
             try:
-                rows.append(self._measured(serving, load))
+                rows.append(self.measured(serving, load))
             except LoadError:
                 if not rows and (left == 0 or serving.ended() is not None):
                     raise
@@ -209,7 +218,8 @@ class Bench:
             **row,
         }
 
-    def _measured(self, serving: Running, load: Load) -> Row:
+    def measured(self, serving: Running, load: Load) -> Row:
+        """What a load shows of a server that was started."""
         snapshots: list[tuple[float, float, tuple[float, float], tuple[int, int]]] = []
 
         def snapshot() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -38,8 +39,15 @@ def expected_output(workload: Workload, model: str) -> Output:
     return output
 
 
-def ask(server: Server, workload: Workload, port: int, *, stream: bool) -> Output:
-    """The answer of a server to one request; raises whatever its client raises."""
+def ask(
+    server: Server,
+    workload: Workload,
+    port: int,
+    *,
+    stream: bool,
+    headers: Sequence[tuple[str, str]] = (),
+) -> Output:
+    """The answer of a server to one request with these headers; raises whatever its client raises."""
     if server.http is not None:
         connection = http.client.HTTPConnection(HOST, port, timeout=_SECONDS)
         try:
@@ -56,9 +64,11 @@ def ask(server: Server, workload: Workload, port: int, *, stream: bool) -> Outpu
     with grpc.insecure_channel(f"{HOST}:{port}", options=_OPTIONS) as channel:
         if not stream:
             infer: Any = channel.unary_unary(UNARY_PATH)
-            return grpc_output(pb.ModelInferResponse.FromString(infer(message, timeout=_SECONDS)))
+            return grpc_output(
+                pb.ModelInferResponse.FromString(infer(message, timeout=_SECONDS, metadata=headers))
+            )
         call: Any = channel.stream_stream(STREAM_PATH)
-        for answer in call(iter([message]), timeout=_SECONDS):
+        for answer in call(iter([message]), timeout=_SECONDS, metadata=headers):
             said = pb.ModelStreamInferResponse.FromString(answer)
             if said.error_message:
                 raise WrongAnswer(said.error_message)
@@ -66,9 +76,17 @@ def ask(server: Server, workload: Workload, port: int, *, stream: bool) -> Outpu
     raise WrongAnswer("the stream ended without an answer")
 
 
-def check(server: Server, workload: Workload, port: int, expected: Output, *, stream: bool) -> None:
+def check(
+    server: Server,
+    workload: Workload,
+    port: int,
+    expected: Output,
+    *,
+    stream: bool,
+    headers: Sequence[tuple[str, str]] = (),
+) -> None:
     """WrongAnswer when it is not as expected; of a bare echo only the size can be right."""
-    got = ask(server, workload, port, stream=stream)
+    got = ask(server, workload, port, stream=stream, headers=headers)
     if got.shape != expected.shape:
         raise WrongAnswer(f"an output of {got.size} values, not of {expected.size}")
     bare = server.name in (ECHO, ECHO_STREAMS, ECHO_ASYNCIO)

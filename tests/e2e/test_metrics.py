@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
@@ -119,6 +120,50 @@ def test_failures_cancels_and_refusals(serve: Serve, probe_model: Path) -> None:
     assert ended["tensorferry_requests_accepted_total"] == 2
     failed = {r: ended[f"nv_inference_request_failure_total{{reason={r}}}"] for r in ("CANCELED", "REJECTED")}
     assert failed == {"CANCELED": 2, "REJECTED": 2}
+
+
+def test_what_is_refused_before_a_queue_and_open_streams(serve: Serve, probe_model: Path) -> None:
+    server = serve(probe_model, "--metrics-port", 0)
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        malformed: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        for call, message in (
+            (stub.ModelInfer, request(1, model="other")),
+            (stub.ModelInfer, pb.ModelInferRequest(model_name="probe", model_version="7")),
+            (stub.ModelInfer, pb.ModelInferRequest(model_name="probe")),
+            (malformed, b"\xff\xff"),
+        ):
+            with pytest.raises(grpc.RpcError):
+                call(message, timeout=WAIT_SECONDS)
+        stream = OpenStream(channel)
+        # Its marker is for a model that does not exist.
+        stream.send(request(2))
+        found = scrape(server)
+        assert found["tensorferry_open_streams"] == 1
+        assert found["tensorferry_calls_refused_total{code=NOT_FOUND}"] == 3
+        assert found["tensorferry_calls_refused_total{code=INVALID_ARGUMENT}"] == 2
+        assert found["tensorferry_calls_refused_total"] == 5
+        assert found["tensorferry_requests_refused_total"] == 0
+        assert found["tensorferry_server_ready"] == found["tensorferry_model_ready"] == 1
+        stream.cancel()
+        scrape_until(server, lambda found: found["tensorferry_open_streams"] == 0)
+
+
+def test_callers_that_are_not_known_are_counted(serve: Serve, probe_model: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    subprocess.run(
+        command("token", "user", "--file", tokens), check=True, capture_output=True, env=environment()
+    )
+    server = serve(probe_model, "--metrics-port", 0, "--auth-tokens", tokens)
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError):
+            stub.ModelInfer(request(1), timeout=WAIT_SECONDS)
+        with pytest.raises(grpc.RpcError):
+            list(stub.ModelStreamInfer(iter([request(1)]), timeout=WAIT_SECONDS))
+    found = scrape(server)
+    assert found["tensorferry_calls_refused_total{code=UNAUTHENTICATED}"] == 2
+    assert found["tensorferry_calls_refused_total"] == 2
 
 
 def test_the_page_is_there_until_the_server_stops(serve: Serve, probe_model: Path) -> None:

@@ -71,6 +71,13 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "trace-file": [("a.json", Path("a.json")), ("/var/t", Path("/var/t")), ("b c", Path("b c"))],
     "log-format": [("json", "json"), ("text", "text"), ("JSON", "json")],
     "log-level": [("debug", "debug"), ("ERROR", "error"), ("warning", "warning")],
+    **{
+        name: [("a.crt", Path("a.crt")), ("/var/t", Path("/var/t")), ("b c", Path("b c"))]
+        for name in ("tls-certificate", "tls-key", "tls-client-ca", "auth-tokens", "auth-certificates")
+    },
+    "auth-exempt-health": [("false", False), ("TRUE", True), ("False", False)],
+    "auth-over-plaintext": [("true", True), ("False", False), ("TRUE", True)],
+    "reflection": [("false", False), ("TRUE", True), ("False", False)],
 }
 
 # What means nothing alone.
@@ -80,6 +87,10 @@ NEEDS = {
     "fp16-except": {"fp16": "true"},
     "model-control": {"model-repository": "models"},
     "load-model": {"model-repository": "models", "model-control": "explicit"},
+    "tls-certificate": {"tls-key": "a.key"},
+    "tls-key": {"tls-certificate": "a.crt"},
+    "tls-client-ca": {"tls-key": "a.key", "tls-certificate": "a.crt"},
+    "auth-certificates": {"tls-client-ca": "ca.crt", "tls-key": "a.key", "tls-certificate": "a.crt"},
 }
 
 BAD: dict[str, list[str]] = {
@@ -136,6 +147,14 @@ BAD: dict[str, list[str]] = {
     "trace-file": ["", " "],
     "log-format": ["", "xml"],
     "log-level": ["", "trace", "warn", "10"],
+    "tls-certificate": ["", " "],
+    "tls-key": ["", " "],
+    "tls-client-ca": ["", " "],
+    "auth-tokens": ["", " "],
+    "auth-certificates": ["", " "],
+    "auth-exempt-health": ["", "1", "no"],
+    "auth-over-plaintext": ["", "yes", "1", "on"],
+    "reflection": ["", "1", "off"],
 }
 
 
@@ -224,6 +243,37 @@ def test_a_file_may_have_values_of_the_wrong_type(line: str, tmp_path: Path) -> 
 def test_pad_values_without_pad_lengths() -> None:
     with pytest.raises(ConfigError, match="pad-values are given without pad-lengths; say what is padded"):
         load({"pad-values": "ids=0"})
+
+
+TLS = {"tls-certificate": "a.crt", "tls-key": "a.key"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"tls-certificate": "a.crt"}, "tls-certificate is 'a.crt', but there is no tls-key"),
+        ({"tls-key": "a.key"}, "tls-key is 'a.key', but there is no tls-certificate"),
+        ({"tls-client-ca": "ca.crt"}, "tls-client-ca is 'ca.crt', but the port is not TLS"),
+        ({**TLS, "auth-certificates": "c"}, "auth-certificates is 'c', but clients are not asked"),
+    ],
+)
+def test_what_of_tls_means_nothing_alone(flags: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(flags)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "[::]", "localhost.example", "128.0.0.1"])
+def test_tokens_do_not_cross_a_network_in_plain_text(host: str) -> None:
+    flags = {"auth-tokens": "tokens", "host": host}
+    with pytest.raises(ConfigError, match="whoever is on the network between would read the tokens"):
+        load(flags)
+    assert load({**flags, **TLS})
+    assert load({**flags, "auth-over-plaintext": "true"})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
+def test_on_one_machine_they_may(host: str) -> None:
+    assert load({"auth-tokens": "tokens", "host": host})
 
 
 def test_pad_lengths_without_batches() -> None:

@@ -20,8 +20,9 @@ from server.scripted import calls_of, failure, success
 
 from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.access import Access
 from tensorferry.server.caller import ANYONE, Caller
-from tensorferry.server.errors import InvalidRequestError, NotReadyError
+from tensorferry.server.errors import InvalidRequestError, NotReadyError, UnauthenticatedError
 from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
 from tensorferry.server.lane import Lane
 from tensorferry.server.models import ModelRegistry
@@ -122,6 +123,25 @@ class Client:
         return [pb.ModelStreamInferResponse.FromString(data).infer_response.id for data in self.call.got]
 
 
+class Fickle(Access):
+    """Knows a caller, and then does not; and has always been told something else since."""
+
+    def __init__(self, random: random.Random) -> None:
+        super().__init__()
+        self._random = random
+        self._looks = 0
+
+    @property
+    def generation(self) -> int:
+        self._looks += 1
+        return self._looks
+
+    def admit(self, *call: Any) -> Caller:
+        if self._random.random() < 0.2:
+            raise UnauthenticatedError("who are you")
+        return ANYONE
+
+
 class World:
     """A lane, its clients, and whoever drains it, made from a seed."""
 
@@ -130,7 +150,14 @@ class World:
         self.loom = Loom(seed)
         self.core = Core(self.loom, seed, monkeypatch)
         self.service = LoomedService(self.core)
-        self.lane = Lane(cast(Any, None), self.service, max_streams=MAX_STREAMS, max_in_flight=MAX_IN_FLIGHT)
+        self.asks = self.random.random() < 0.4
+        self.lane = Lane(
+            cast(Any, None),
+            self.service,
+            max_streams=MAX_STREAMS,
+            max_in_flight=MAX_IN_FLIGHT,
+            access=Fickle(self.random) if self.asks else None,
+        )
         self.service.in_flight = self.check_in_flight
         self.clients: list[Client] = []
         self.drains = self.random.random() < 0.5
@@ -254,6 +281,9 @@ class World:
             assert sorted(got) == sorted(client.sent), "ended well, and an answer is missing"
         elif client.ends and call.status.message in (FAILS, STOPS):
             assert len(got) < len(received), "what failed is answered too"
+        elif call.status.code is grpc.StatusCode.UNAUTHENTICATED:
+            assert self.asks
+            assert sorted(got) == sorted(received), "what was accepted is not answered"
         elif call.status.code is UNAVAILABLE:
             assert self.drains
             assert sorted(got) == sorted(received), "what was accepted is not answered"

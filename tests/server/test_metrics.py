@@ -17,10 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from server.nvml import FakeGpu, FakeNvml
 from server.rig import PATIENCE, signature, spec
 
-from tensorferry.batcher import Batcher, QueueFull
+from tensorferry.batcher import BOUNDS, Batcher, QueueFull
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.errors import StartError
 from tensorferry.server.gpus import Gpus
+from tensorferry.server.metric_names import PROCESS_METRICS, GpuMetric, ModelMetric, ServerMetric
 from tensorferry.server.metrics import CONTENT_TYPE, Metrics
 from tensorferry.server.metrics_server import MetricsServer, Page, _Handler
 from tensorferry.server.models import Model, ModelRegistry
@@ -109,7 +110,19 @@ def test_every_metric_is_documented_and_nothing_else_is(registry: ModelRegistry)
                 assert f"`{label}`" in about[name], name
             # Those of requests without an answer are named once.
             where = about["tensorferry_requests_total"] if label == "outcome" else about.get(name, "")
-            assert label in ("le", "priority") or f"`{value}`" in where + about[name], (name, value)
+            assert label in ("le", "priority", "release") or f"`{value}`" in where + about[name], (
+                name,
+                value,
+            )
+
+
+def test_our_names_are_all_in_one_place(registry: ModelRegistry) -> None:
+    served = {name: type for name, type in types(page(registry, *GPUS)).items() if not name.startswith("nv_")}
+    ours = [metric for group in (ModelMetric, ServerMetric, GpuMetric) for metric in group]
+    assert {name for name in served if name.startswith("process_")} == set(PROCESS_METRICS)
+    assert {name: type for name, type in served.items() if name not in PROCESS_METRICS} == {
+        metric.on_page: metric.type for metric in ours
+    }
 
 
 def test_prometheus_own_parser_reads_it(registry: ModelRegistry) -> None:
@@ -173,6 +186,59 @@ def test_the_figures_of_what_waits_runs_and_ended(registry: ModelRegistry, runne
     ours = sum(v for (name, _), v in found.items() if name == "tensorferry_request_seconds_total")
     assert ours == pytest.approx(parts / 1e6, abs=1e-5)
     assert found["tensorferry_batches_left_total", (("reason", "full"),)] == 1
+
+
+def test_how_times_are_spread(registry: ModelRegistry, runner: ScriptedRunner) -> None:
+    (model,) = registry.models()
+    runner.open()
+    for _ in range(3):
+        model.batcher.submit(1.0).result(PATIENCE)
+    found = samples(page(registry))
+    statistics = model.batcher.statistics()
+    for name, seconds in (
+        ("latency", statistics.answer_times.total_sum),
+        ("queue_delay", statistics.answer_times.queue_delay_sum),
+        ("compute_time", statistics.answer_times.compute_time_sum),
+    ):
+        metric = f"tensorferry_{name}_seconds"
+        buckets = [v for (n, _), v in found.items() if n == f"{metric}_bucket"]
+        assert len(buckets) == len(BOUNDS) + 1
+        assert buckets == sorted(buckets)
+        assert buckets[-1] == found[f"{metric}_count", ()] == 3
+        assert found[f"{metric}_sum", ()] == seconds > 0
+        assert found[f"{metric}_bucket", (("le", "50.0"),)] == 3
+
+
+def test_the_server_itself(registry: ModelRegistry) -> None:
+    found = samples(page(registry))
+    assert found["tensorferry_server_info", (("release", "0.1.0"), ("transport", "lane"))] == 1
+    assert found["tensorferry_open_streams", ()] == 2
+    assert found["tensorferry_calls_refused_total", (("code", "NOT_FOUND"),)] == 3
+    assert found["tensorferry_calls_refused_total", (("code", "INTERNAL"),)] == 0
+
+
+def test_which_models_are_ready_and_which_are_not_meant(registry: ModelRegistry) -> None:
+    registry.loading("late", "1")
+    registry.failed("broken", "2", "no such operator")
+    text = page(registry)
+    for name, version, ready in (("m", 3, 1), ("late", 1, 0), ("broken", 2, 0)):
+        assert f'tensorferry_model_ready{{model="{name}",version="{version}"}} {ready}.0\n' in text
+    (model,) = registry.models()
+    registry.unloading(model)
+    assert 'tensorferry_model_ready{model="m",version="3"} 0.0\n' in page(registry)
+    registry.unloaded(model)
+    assert 'model="m"' not in page(registry)
+    # The fixture closes its batcher.
+    registry.ready(model)
+
+
+def test_instances_that_are_out(registry: ModelRegistry) -> None:
+    (model,) = registry.models()
+    model.condition.out(0, "the device failed")
+    found = samples(page(registry))
+    assert (found["tensorferry_instances", ()], found["tensorferry_instances_out", ()]) == (1, 1)
+    model.condition.back(0)
+    assert samples(page(registry))["tensorferry_instances_out", ()] == 0
 
 
 def test_the_figures_of_the_gpus_that_serve(registry: ModelRegistry) -> None:

@@ -13,6 +13,12 @@ enum mode { UNARY, STREAM, HTTP1 };
 /* How many digits follow '#' in the id of a message on a stream. */
 enum { ID_DIGITS = 7, ID_LENGTH = ID_DIGITS + 1 };
 
+/* Beside those that each call has. */
+enum { MOST_HEADERS = 8 };
+struct header {
+    const char *name, *value;
+};
+
 struct options {
     enum mode mode;
     const char *host;
@@ -31,6 +37,8 @@ struct options {
     bool poisson;          /* else uniform */
     uint64_t seed;
     uint64_t calls;        /* stop after so many answers; 0: no limit */
+    struct header headers[MOST_HEADERS];
+    int header_count;
     bool count_batches;    /* read batch_rows, which an explained answer has */
 };
 extern struct options options;

@@ -121,11 +121,19 @@ static ssize_t read_stream(nghttp2_session *session, int32_t stream, uint8_t *bu
 #define HEADER(name, value) {(uint8_t *)name, (uint8_t *)value, sizeof name - 1, strlen(value), 0}
 
 static void submit(struct call *call) {
-    const nghttp2_nv headers[] = {
+    const nghttp2_nv always[] = {
         HEADER(":method", "POST"),           HEADER(":scheme", "http"),
         HEADER(":path", options.path),       HEADER(":authority", options.authority),
         HEADER("content-type", "application/grpc"), HEADER("te", "trailers"),
     };
+    nghttp2_nv headers[sizeof always / sizeof *always + MOST_HEADERS];
+    size_t count = sizeof always / sizeof *always;
+    memcpy(headers, always, sizeof always);
+    for (int at = 0; at < options.header_count; at++) {
+        const struct header *header = &options.headers[at];
+        headers[count++] = (nghttp2_nv){(uint8_t *)header->name, (uint8_t *)header->value, strlen(header->name),
+                                        strlen(header->value), 0};
+    }
     bool stream = options.mode == STREAM;
     nghttp2_data_provider body = {{.ptr = call}, stream ? read_stream : read_unary};
     call->grpc_status = call->http_status = NO_STATUS;
@@ -140,8 +148,7 @@ static void submit(struct call *call) {
         }
     } else
         tally_sent();
-    call->stream = nghttp2_submit_request(call->connection->session, NULL, headers,
-                                          sizeof headers / sizeof *headers, &body, call);
+    call->stream = nghttp2_submit_request(call->connection->session, NULL, headers, count, &body, call);
     if (call->stream < 0)
         fail("a request cannot be sent: %s", nghttp2_strerror(call->stream));
 }

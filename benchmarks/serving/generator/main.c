@@ -49,10 +49,11 @@ static const char usage[] =
     "  [--connections N] [--streams N (on each connection)] [--in-flight N (on each stream)]\n"
     "  [--warm-up SECONDS] [--seconds SECONDS] [--calls N (at most)] [--least-bytes N (of an answer)]\n"
     "  [--rate N (a second, open loop)] [--arrivals poisson|uniform] [--seed N]\n"
-    "  [--id-offset N (where in the body '#0000000' is)] [--content-type TYPE] [--count-batches]\n";
+    "  [--id-offset N (where in the body '#0000000' is)] [--content-type TYPE] [--count-batches]\n"
+    "  [--header NAME=VALUE (of each gRPC call, may be given several times)]\n";
 
 enum { MODE = 1, HOST, PORT, PATH, BODY, TYPE, CONNECTIONS, STREAMS, IN_FLIGHT, WARM_UP, SECONDS,
-              CALLS, LEAST, RATE, ARRIVALS, SEED, ID_OFFSET, COUNT_BATCHES };
+              CALLS, LEAST, RATE, ARRIVALS, SEED, ID_OFFSET, COUNT_BATCHES, EXTRA };
 
 static void read_body(const char *name) {
     FILE *file = fopen(name, "rb");
@@ -74,6 +75,16 @@ static enum mode mode_of(const char *name) {
     fail("--mode is %s; it is unary, stream or http1", name);
 }
 
+static void add_header(char *text) {
+    char *equals = strchr(text, '=');
+    if (!equals || equals == text)
+        fail("--header is %s; it is NAME=VALUE", text);
+    if (options.header_count == MOST_HEADERS)
+        fail("--header is given more than %d times", MOST_HEADERS);
+    *equals = 0;
+    options.headers[options.header_count++] = (struct header){text, equals + 1};
+}
+
 static void read_options(int count, char **words) {
     static const struct option known[] = {
         {"mode", 1, 0, MODE}, {"host", 1, 0, HOST}, {"port", 1, 0, PORT}, {"path", 1, 0, PATH},
@@ -81,7 +92,8 @@ static void read_options(int count, char **words) {
         {"streams", 1, 0, STREAMS}, {"in-flight", 1, 0, IN_FLIGHT}, {"warm-up", 1, 0, WARM_UP},
         {"seconds", 1, 0, SECONDS}, {"calls", 1, 0, CALLS}, {"least-bytes", 1, 0, LEAST},
         {"rate", 1, 0, RATE}, {"arrivals", 1, 0, ARRIVALS}, {"seed", 1, 0, SEED},
-        {"id-offset", 1, 0, ID_OFFSET}, {"count-batches", 0, 0, COUNT_BATCHES}, {0}};
+        {"id-offset", 1, 0, ID_OFFSET}, {"count-batches", 0, 0, COUNT_BATCHES},
+        {"header", 1, 0, EXTRA}, {0}};
     for (int which; (which = getopt_long(count, words, "", known, NULL)) != -1;)
         switch (which) {
         case MODE: options.mode = mode_of(optarg); break;
@@ -102,6 +114,7 @@ static void read_options(int count, char **words) {
         case SEED: options.seed = strtoull(optarg, NULL, 10); break;
         case ID_OFFSET: options.id_offset = atol(optarg); break;
         case COUNT_BATCHES: options.count_batches = true; break;
+        case EXTRA: add_header(optarg); break;
         default: fail("%s", usage);
         }
     if (!options.body || !options.port || options.connections < 1 || options.streams < 1 || options.in_flight < 1)
@@ -110,6 +123,8 @@ static void read_options(int count, char **words) {
         fail("--mode stream needs --id-offset, which is in the body");
     if (options.rate > 0 && options.mode != UNARY)
         fail("--rate goes with --mode unary only");
+    if (options.header_count && options.mode == HTTP1)
+        fail("--header goes with gRPC only");
     snprintf(options.authority, sizeof options.authority, "%.60s:%d", options.host, options.port);
 }
 

@@ -7,6 +7,7 @@ the server cannot be reached or refuses. A bad argument exits with 2, as argpars
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,9 @@ from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
 
 T = TypeVar("T")
+
+# Not an argument: every process of the machine can read those.
+_TOKEN_VARIABLE = "TENSORFERRY_TOKEN"
 
 _OUTPUT_DIR_HELP = """write each output to DIR instead of printing it, as NAME.npy: BYTES as fixed-width
 strings, BF16 as float32 (both lose nothing). BYTES that numpy's fixed-width strings cannot hold, because an
@@ -129,7 +133,17 @@ def _parser(command: str, description: str) -> argparse.ArgumentParser:
         action="append",
         type=_header,
         default=[],
-        help="call metadata, such as authorization='Bearer TOKEN'; may be repeated",
+        help="call metadata; may be repeated",
+    )
+    server.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help=f"file with a bearer token, or - for stdin (default: the environment variable {_TOKEN_VARIABLE}, if it is set)",
+    )
+    server.add_argument(
+        "--token-over-plaintext",
+        action="store_true",
+        help="send the token without TLS, though others on the network can read it",
     )
     server.add_argument("--tls", action="store_true", help="use TLS; each of the files below implies it")
     server.add_argument(
@@ -166,8 +180,22 @@ def _run(
     tls: bool | Tls = arguments.tls
     if any(files.values()):
         tls = Tls(arguments.ca_file, arguments.cert_file, arguments.key_file)
+    token = _token(parser, arguments.token_file)
     try:
-        with InferenceClient(arguments.target, tls=tls, metadata=arguments.header) as client:
+        client = InferenceClient(
+            arguments.target,
+            tls=tls,
+            metadata=arguments.header,
+            token=token,
+            token_over_plaintext=arguments.token_over_plaintext,
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    except OSError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    try:
+        with client:
             command(client)
     except InvalidInput as error:
         parser.error(str(error))
@@ -178,6 +206,16 @@ def _run(
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _token(parser: argparse.ArgumentParser, file: str | None) -> str | None:
+    if file is None:
+        # One that is empty is as good as none.
+        return os.environ.get(_TOKEN_VARIABLE) or None
+    try:
+        return (sys.stdin.read() if file == "-" else Path(file).read_text()).strip()
+    except (OSError, UnicodeDecodeError):
+        parser.error(f"argument --token-file: {file!r} cannot be read: name a file with nothing but a token")
 
 
 def _show(result: InferenceResult, directory: Path | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, overload
 import grpc
 
 from tensorferry.client import channel, errors, message, stream
+from tensorferry.client.bearer import bearer
 from tensorferry.client.cache import MetadataCache
 from tensorferry.client.deadline import Deadline
 from tensorferry.client.errors import DeadlineExceeded, InferenceError, InvalidInput, Unavailable
@@ -26,7 +27,8 @@ class InferenceClient:
 
     `target` is "host:port", or any other name that gRPC resolves. `tls` is True for TLS with
     the system's authorities, or a `Tls` with files; `credentials` takes grpcio's own instead.
-    `metadata` is sent with every call. `max_message_bytes` bounds a message in either
+    `metadata` is sent with every call, and `token` as a bearer token; ValueError where it would
+    leave this machine without TLS, unless `token_over_plaintext`. `max_message_bytes` bounds a message in either
     direction. `options` are channel options of gRPC that go before ours. With `check` (the
     default) each request is held against the model's metadata before it is sent; without, the
     dtype of each array says what it travels as.
@@ -49,14 +51,19 @@ class InferenceClient:
         max_message_bytes: int = channel.DEFAULT_MAX_MESSAGE_BYTES,
         options: channel.ChannelOptions = (),
         check: bool = True,
+        token: str | None = None,
+        token_over_plaintext: bool = False,
     ) -> None:
-        self._metadata = channel.call_metadata(metadata)
+        secured = channel.channel_credentials(tls, credentials)
+        self._metadata = channel.call_metadata(metadata) + bearer(
+            token, target, secure=secured is not None, over_plaintext=token_over_plaintext
+        )
         self._check = check
         self._cache = MetadataCache()
         self._closed = False
         self._channel = channel.sync_channel(
             target,
-            channel.channel_credentials(tls, credentials),
+            secured,
             channel.channel_options(max_message_bytes, options),
         )
         self._stub = channel.stub(self._channel)

@@ -14,6 +14,7 @@ from tensorferry.server import environment
 _COMMANDS = {
     "serve": ("tensorferry.server.cli", "main", "serve ONNX models over gRPC"),
     "config": ("tensorferry.server.config_command", "main", "print a model's completed configuration"),
+    "token": ("tensorferry.server.token_command", "main", "make a bearer token for a caller"),
     "infer": ("tensorferry.client.cli", "infer", "send one request to a running server"),
     "models": ("tensorferry.client.cli", "models", "list a running server's models"),
     "describe": ("tensorferry.client.cli", "describe", "show a model's inputs and outputs"),

@@ -16,6 +16,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from tensorferry.protos import POOL, SERVICE_NAME
+from tensorferry.server.access import access_of
+from tensorferry.server.access_interceptor import AccessInterceptor
 from tensorferry.server.condition import Condition
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.configuration import ModelConfiguration
@@ -38,6 +40,7 @@ from tensorferry.server.servicer import Servicer
 from tensorferry.server.shared_memory import Regions
 from tensorferry.server.shared_memory_methods import SharedMemory
 from tensorferry.server.statistics import StatisticsExtension
+from tensorferry.server.tls import TlsFiles
 from tensorferry.server.trace_file import TraceFile
 from tensorferry.server.trace_settings import TraceSettings
 from tensorferry.server.tracing import Tracing
@@ -91,6 +94,7 @@ class App:
             triton_status_codes=config.triton_status_codes,
         )
         self._device = "cpu"
+        self._access = access_of(config)
         self._control = ModelControl(
             self.registry,
             Repository(config.model_repositories),
@@ -117,6 +121,7 @@ class App:
                     else []
                 ),
             ),
+            access=self._access,
         )
         self._watchdog = Watchdog(min(config.run_timeout or REBUILD_SECONDS, REBUILD_SECONDS))
         # Held while health is set from what the registry says, so that the last word is the latest. Nothing else
@@ -126,6 +131,9 @@ class App:
         self._threads = ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc-handler")
         self._server = grpc.server(
             self._threads,
+            interceptors=[]
+            if self._access is None
+            else [AccessInterceptor(self._access, exempt_health=config.auth_exempt_health)],
             options=[
                 # Off: with it a second server would share the port in silence.
                 ("grpc.so_reuseport", 0),
@@ -142,9 +150,10 @@ class App:
         )
         self._server.add_generic_rpc_handlers((self._servicer.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(
-            (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server, pool=_reflected()
-        )
+        if config.reflection:
+            reflection.enable_server_reflection(
+                (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server, pool=_reflected()
+            )
         self._set_health("", serving=False)
         for source in config.models:
             self._set_health(source.name, serving=False)
@@ -170,13 +179,19 @@ class App:
         return None if self._metrics is None else self._metrics.url
 
     def start(self) -> None:
-        """Listens and answers; not ready yet. StartError when an address, the lane or the trace file cannot be had."""
+        """Listens and answers; not ready yet. StartError when an address, the lane or a file that it is told of cannot be had."""
         if self._trace_file is not None:
             self._trace_file.start()
+        if self._access is not None:
+            self._access.open()
         self._lane = self._attach_lane()
         self.port = self.config.port
+        secured = self._secured()
         try:
-            self.port = self._server.add_insecure_port(self.address)
+            if secured is None:
+                self.port = self._server.add_insecure_port(self.address)
+            else:
+                self.port = self._server.add_secure_port(self.address, secured)
         except RuntimeError as error:
             raise StartError(
                 f"cannot listen on {self.address}: the address is in use, or not this machine's ({error}); "
@@ -188,6 +203,12 @@ class App:
         if self._lane is not None:
             self._outbox.serve(self.port)
             self._lane.start()
+
+    def _secured(self) -> grpc.ServerCredentials | None:
+        config = self.config
+        if config.tls_certificate is None or config.tls_key is None:
+            return None
+        return TlsFiles(config.tls_certificate, config.tls_key, config.tls_client_ca).credentials()
 
     def _serve_metrics(self, port: int) -> MetricsServer:
         # Here, since it takes a while to import what makes and serves them.
@@ -228,6 +249,7 @@ class App:
                 max_streams=MAX_STREAMS_OF_LANE,
                 max_in_flight=MAX_IN_FLIGHT_PER_STREAM,
                 outbox=self._outbox,
+                access=self._access,
             )
         except Exception as error:
             reason = f"the lane does not work with grpcio {grpc.__version__}: {error!r}"

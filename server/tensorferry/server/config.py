@@ -83,3 +83,11 @@ class ServerConfig:
     tensorrt_cache: Path | None = None
     log_format: str = "text"
     log_level: str = "info"
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    auth_tokens: Path | None = None
+    auth_certificates: Path | None = None
+    auth_exempt_health: bool = True
+    auth_over_plaintext: bool = False
+    reflection: bool = True

@@ -12,6 +12,7 @@ from tensorferry.server.device_options import cuda_flags, fp16_flags
 from tensorferry.server.models import NAME
 from tensorferry.server.option import Option
 from tensorferry.server.options import OPTIONS
+from tensorferry.server.security_options import check_security
 
 
 def model_source(text: str) -> ModelSource:
@@ -76,6 +77,7 @@ def load_config(
         if names.count(name) > 1:
             raise ConfigError(f"two models are named {name!r}; give one another name by name=path.onnx")
     _check_control(config)
+    check_security(config)
     _check_device(config)
     if config.pad_lengths is None and config.pad_values:
         raise ConfigError(

@@ -25,6 +25,14 @@ class NotReadyError(ServerError):
     """The model is not ready, or the server drains."""
 
 
+class UnauthenticatedError(ServerError):
+    """The call has no token or certificate that the server knows."""
+
+
+class PermissionDeniedError(ServerError):
+    """Whoever calls is known, and does not have the role that the method wants."""
+
+
 class LoadFailedError(ServerError):
     """A model cannot be loaded: the message names the file or the setting that is at fault."""
 

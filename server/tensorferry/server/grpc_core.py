@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -21,11 +21,13 @@ try:
         SendInitialMetadataOperation,
         SendMessageOperation,
         SendStatusFromServerOperation,
-        auth_context,
+        peer_identities,
+        peer_identity_key,
     )
 except ImportError as error:  # pragma: no cover - of a grpcio that is yet to come
     raise LookupError(f"grpcio {grpc.__version__} has changed: {error}") from error
 
+from tensorferry.server.access import Certificate
 from tensorferry.server.status import Status, trailing_metadata
 
 __all__ = [
@@ -62,10 +64,10 @@ def peer_of(call: Any) -> str:
     return peer.decode() if isinstance(peer, bytes) else peer
 
 
-def certificate_of(call: Any) -> Mapping[str, Sequence[bytes]]:
-    """What is known of a call's connection, as `grpc.ServicerContext.auth_context` has it."""
-    known: Mapping[bytes | str, Sequence[bytes]] = auth_context(call) or {}
-    return {key.decode() if isinstance(key, bytes) else key: values for key, values in known.items()}
+def certificate_of(call: Any) -> Certificate:
+    """Whose certificate the call's connection has, as `peer_identity_key` and `peer_identities` of `grpc.ServicerContext`."""
+    kind: bytes | str | None = peer_identity_key(call)
+    return Certificate(kind.decode() if isinstance(kind, bytes) else kind, peer_identities(call) or ())
 
 
 class _Queue(CompletionQueue):  # type: ignore[misc]

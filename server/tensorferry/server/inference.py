@@ -23,7 +23,12 @@ from tensorferry.batcher import (
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.caller import ANYONE, Caller
 from tensorferry.server.codec import Wanted, decode, parse, place
-from tensorferry.server.errors import ModelFailedError, NotReadyError
+from tensorferry.server.errors import (
+    ModelFailedError,
+    NotReadyError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
 from tensorferry.server.forms import Form, FormCache, unremembered
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.responses import Piece, id_field_of, stream_response
@@ -278,8 +283,12 @@ class InferenceService:
             self._refused[code] += 1
 
     def status_of(self, error: BaseException) -> Status:
-        """What a client is told of an error that was raised by a reply."""
-        return status_of(error, triton=self._triton_status_codes)
+        """What a client is told of an error that was raised by a reply, or of why its call is not admitted."""
+        status = status_of(error, triton=self._triton_status_codes)
+        if isinstance(error, (UnauthenticatedError, PermissionDeniedError)):
+            # Here, where both transports bring them: `infer` never sees such a call.
+            self.count_refused(status.code)
+        return status
 
     def infer(
         self,

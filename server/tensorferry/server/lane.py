@@ -28,7 +28,7 @@ import grpc
 from tensorferry.batcher import Batcher
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server import grpc_core
-from tensorferry.server.access import Access
+from tensorferry.server.access import Access, Certificate, Standing
 from tensorferry.server.caller import ANYONE, INFER, Caller
 from tensorferry.server.inference import Call, InferenceService, Reply
 from tensorferry.server.lane_stream import StreamCall
@@ -119,11 +119,11 @@ class Lane:
             return
         self.outbox.polled()
         self._core.request(STREAM, self._stream_arrived)
-        caller = self.caller_of(event)
+        standing = self._standing_of(event)
         refusal = None
-        if isinstance(caller, Status):
-            refusal, caller = caller, ANYONE
-        stream = StreamCall(self, event, deadline_of(event), self.max_in_flight, caller)
+        if isinstance(standing, Status):
+            refusal, standing = standing, None
+        stream = StreamCall(self, event, deadline_of(event), self.max_in_flight, standing)
         with self.lock:
             full = len(self._streams) >= self._max_streams
             if refusal is None and not full:
@@ -148,14 +148,16 @@ class Lane:
         """Whose call it is that arrived; or the status with which it is refused."""
         if self._access is None:
             return ANYONE
-        call = event.call
         try:
-            return self._access.admit(
-                INFER,
-                event.invocation_metadata,
-                partial(grpc_core.peer_of, call),
-                partial(grpc_core.certificate_of, call),
-            )
+            return self._access.admit(INFER, *_origin_of(event))
+        except Exception as error:
+            return self._service.status_of(error)
+
+    def _standing_of(self, event: Any) -> Standing | Status | None:
+        if self._access is None:
+            return None
+        try:
+            return Standing(self._access, *_origin_of(event))
         except Exception as error:
             return self._service.status_of(error)
 
@@ -304,6 +306,15 @@ class UnaryCall:
         """The call is over; if the client has left, its request is withdrawn."""
         if event.batch_operations[0].cancelled() and self._handle is not None:
             self._handle.cancel()
+
+
+def _origin_of(event: Any) -> tuple[Any, Callable[[], str], Callable[[], Certificate]]:
+    call = event.call
+    return (
+        event.invocation_metadata,
+        partial(grpc_core.peer_of, call),
+        partial(grpc_core.certificate_of, call),
+    )
 
 
 def deadline_of(event: Any) -> float:

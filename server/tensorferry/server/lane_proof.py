@@ -88,9 +88,9 @@ class _Asking(Access):
         peer: Callable[[], str],
         certificate: Callable[[], Certificate],
     ) -> Caller:
-        security = dict(certificate()).get("security_level", [])
-        if not all(isinstance(value, bytes) for value in security):
-            raise NotFoundError(f"a security level of {security}")
+        found = certificate()
+        if found != (None, ()):
+            raise NotFoundError(f"the certificate {found} of a connection that has none")
         return Caller(peer().partition(":")[0], ROLES)
 
 

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from tensorferry.server import grpc_core
-from tensorferry.server.caller import Caller
+from tensorferry.server.access import Standing
+from tensorferry.server.caller import ANYONE, Caller
 from tensorferry.server.inference import Call, Reply
 from tensorferry.server.outbox import Outbox
 from tensorferry.server.status import Status
@@ -22,9 +23,9 @@ from tensorferry.server.stream import (
     too_many_streams,
 )
 
-# A response (None: there are no more), whether it is the first that is sent, and whether a drain is the reason
-# when it is the end.
-_Turn: TypeAlias = tuple[Reply | None, bool, bool]
+# A response (None: there are no more), whether it is the first that is sent, and with what the stream ends when it
+# is the end.
+_Turn: TypeAlias = tuple[Reply | None, bool, Status | None]
 
 
 class Owner(Protocol):
@@ -62,12 +63,16 @@ class StreamCall:
     responses cannot make memory grow. Replies may come on any thread.
     """
 
-    def __init__(self, owner: Owner, event: Any, deadline: float, max_in_flight: int, caller: Caller) -> None:
+    def __init__(
+        self, owner: Owner, event: Any, deadline: float, max_in_flight: int, standing: Standing | None
+    ) -> None:
         self._owner = owner
         self._call = event.call
         self._metadata = event.invocation_metadata
         self._deadline = deadline
-        self._caller = caller
+        # The polling thread's own, both.
+        self._caller = ANYONE if standing is None else standing.caller
+        self._standing = standing
         self._max_in_flight = max_in_flight
         # Guards every field below. While it is held no operation is started, no request is
         # submitted or cancelled, and no message is built.
@@ -80,6 +85,8 @@ class StreamCall:
         self._sending: Reply | None = None
         self._begun = False
         self._draining = False
+        # Why no more is read, though the client has more to say.
+        self._refusal: Status | None = None
         # Its status is being sent, or the client is gone: nothing more is sent, or submitted.
         self._ended = False
 
@@ -112,6 +119,7 @@ class StreamCall:
     def received(self, event: Any) -> None:
         """A message is there; or there will be no more."""
         data = event.batch_operations[0].message()
+        refusal = None if data is None or self._standing is None else self._renew(self._standing)
         with self._lock:
             self._reading = False
             if data is None:
@@ -119,13 +127,16 @@ class StreamCall:
             elif self._ended:
                 # Nobody waits for an answer any more.
                 return
+            elif refusal is not None:
+                self._refusal = refusal
             else:
                 slot = self._deliveries.add()
                 self._in_flight += 1
                 self._reading = self._in_flight < self._max_in_flight
             read_on = self._reading
-            turn = self._next_locked() if data is None else None
-        if data is None:
+            over = data is None or refusal is not None
+            turn = self._next_locked() if over else None
+        if over:
             self._send(turn)
             return
         if read_on:
@@ -133,6 +144,13 @@ class StreamCall:
         slot.call = self._owner.infer(
             data, self._deadline, partial(self._complete, slot), self._metadata, self._caller
         )
+
+    def _renew(self, standing: Standing) -> Status | None:
+        try:
+            self._caller = standing.renew()
+        except Exception as error:
+            return self._owner.status_of(error)
+        return None
 
     def _complete(self, slot: Slot, reply: Reply) -> None:
         with self._lock:
@@ -147,19 +165,19 @@ class StreamCall:
             return None
         reply = self._sending = self._deliveries.pop()
         if reply is None:
-            if self._in_flight > 0 or not (self._half_closed or self._draining):
+            if self._in_flight > 0 or not (self._half_closed or self._draining or self._refusal):
                 return None
             self._ended = True
         first, self._begun = not self._begun, True
-        return reply, first, not self._half_closed
+        return reply, first, self._refusal or (None if self._half_closed else SHUTTING_DOWN)
 
     def _send(self, turn: _Turn | None) -> None:
         """Sends what `_next_locked` said; or the status of an error which is the end."""
         if turn is None:
             return
-        reply, first, drained = turn
+        reply, first, end = turn
         if reply is None:
-            self._send_status(SHUTTING_DOWN if drained else None, first)
+            self._send_status(end, first)
             return
         message = message_or_end(reply, self._terms, self._owner.status_of)
         if isinstance(message, Status):
@@ -178,7 +196,7 @@ class StreamCall:
         with self._lock:
             reply, self._sending = self._sending, None
             self._in_flight -= 1
-            read_on = not (self._reading or self._half_closed or self._ended)
+            read_on = not (self._reading or self._half_closed or self._ended or self._refusal)
             self._reading = self._reading or read_on
             turn = self._next_locked() if event.success else None
         if read_on:

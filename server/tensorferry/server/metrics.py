@@ -47,6 +47,8 @@ _CODES = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.INTERNAL,
 )
 _KINDS: Mapping[str, Callable[..., Any]] = {
@@ -132,8 +134,9 @@ def families(entries: Sequence[Entry], counted: Sequence[Counted]) -> Sequence[M
     """Our own metrics of these models."""
     every = _families(ModelMetric, MODEL_LABELS)
     for entry in entries:
-        ready = entry.state is ModelState.READY
-        every[ModelMetric.READY].add_metric((entry.name, entry.version), float(ready))
+        if not entry.gone:
+            ready = entry.state is ModelState.READY
+            every[ModelMetric.READY].add_metric((entry.name, entry.version), float(ready))
     for model, counts in counted:
         of = (model.name, model.version)
         for metric, values in _values(model, counts).items():

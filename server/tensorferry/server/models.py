@@ -16,6 +16,7 @@ from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotRea
 from tensorferry.server.exemplars import Exemplars
 from tensorferry.server.signature import Signature
 
+_UNLOADED = "unloaded"
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 
 
@@ -74,6 +75,11 @@ class Entry:
     state: ModelState
     model: Model | None = None
     reason: str = ""
+
+    @property
+    def gone(self) -> bool:
+        """Whether it was unloaded, because that was asked for or another took its place."""
+        return self.model is None and self.reason == _UNLOADED
 
 
 class ModelRegistry:
@@ -151,7 +157,7 @@ class ModelRegistry:
         with self._lock:
             self._put_locked(Entry(model.name, model.version, ModelState.UNLOADING, model))
 
-    def unloaded(self, model: Model, reason: str = "unloaded") -> None:
+    def unloaded(self, model: Model, reason: str = _UNLOADED) -> None:
         """The version has answered what it accepted, and is gone, unless it came back meanwhile."""
         with self._lock:
             entry = self._entries.get(model.name, {}).get(model.version)

@@ -14,6 +14,7 @@ from tensorferry.server.config import PadLengths, ServerConfig
 from tensorferry.server.device_options import DEVICE_OPTIONS
 from tensorferry.server.models import NAME
 from tensorferry.server.option import Option, integer, number, one_of, positive, size, switch
+from tensorferry.server.security_options import SECURITY_OPTIONS
 
 
 def _message_size(text: str) -> int:
@@ -133,6 +134,7 @@ OPTIONS: tuple[Option, ...] = (
         "auto, lane or threaded",
         "how ModelInfer and ModelStreamInfer are served; auto takes the fast lane if it works with this grpcio",
     ),
+    *SECURITY_OPTIONS,
     *DEVICE_OPTIONS,
     Option(
         "cuda-graphs",

@@ -15,7 +15,8 @@ import grpc
 
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.access import Access
+from tensorferry.server.access import Access, Standing
+from tensorferry.server.access_interceptor import certificate_of
 from tensorferry.server.caller import ANYONE, INFER, Caller
 from tensorferry.server.codec import parse
 from tensorferry.server.errors import InvalidRequestError, ServerError, UnsupportedError
@@ -174,8 +175,8 @@ class Servicer:
         `completion`. An error of one request is a message in the stream, which goes on; or, with
         `triton_grpc_error: true`, the end of the stream.
         """
-        caller = self._caller_of(context)
         metadata = context.invocation_metadata()
+        standing = self._standing_of(context)
         terms = terms_of(metadata)
         if isinstance(terms, Status):
             _abort(context, terms)
@@ -185,7 +186,7 @@ class Servicer:
             terms=terms,
             max_in_flight=self._max_in_flight,
             metadata=metadata,
-            caller=caller,
+            standing=standing,
         )
         with self._lock:
             refused = len(self._streams) >= self._max_streams
@@ -212,7 +213,17 @@ class Servicer:
             return ANYONE
         try:
             return self._access.admit(
-                INFER, context.invocation_metadata(), context.peer, context.auth_context
+                INFER, context.invocation_metadata(), context.peer, lambda: certificate_of(context)
+            )
+        except Exception as error:
+            _abort(context, self._service.status_of(error))
+
+    def _standing_of(self, context: grpc.ServicerContext) -> Standing | None:
+        if self._access is None:
+            return None
+        try:
+            return Standing(
+                self._access, context.invocation_metadata(), context.peer, lambda: certificate_of(context)
             )
         except Exception as error:
             _abort(context, self._service.status_of(error))

@@ -36,6 +36,8 @@ from tensorferry.server.errors import (
     ModelFailedError,
     NotFoundError,
     NotReadyError,
+    PermissionDeniedError,
+    UnauthenticatedError,
     UnsupportedError,
 )
 
@@ -74,6 +76,8 @@ _TABLE = (
     _Row(NotFoundError, grpc.StatusCode.NOT_FOUND),
     _Row(AlreadyExistsError, grpc.StatusCode.ALREADY_EXISTS),
     _Row(LimitError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    _Row(UnauthenticatedError, grpc.StatusCode.UNAUTHENTICATED),
+    _Row(PermissionDeniedError, grpc.StatusCode.PERMISSION_DENIED),
     _Row(NotReadyError, grpc.StatusCode.UNAVAILABLE),
     _Row(BatcherClosed, grpc.StatusCode.UNAVAILABLE),
     _Row(QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, _FULL),

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import grpc
 
-from tensorferry.server.caller import ANYONE, Caller
+from tensorferry.server.access import Standing
+from tensorferry.server.caller import ANYONE
 from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
 from tensorferry.server.responses import stream_error
 from tensorferry.server.status import Status
@@ -125,13 +126,14 @@ class ResponseStream:
         terms: Terms,
         max_in_flight: int,
         metadata: Metadata = (),
-        caller: Caller = ANYONE,
+        standing: Standing | None = None,
     ) -> None:
         self._service = service
         self._deadline = deadline
         self._terms = terms
         self._metadata = metadata
-        self._caller = caller
+        # The reader's own.
+        self._standing = standing
         self._max_in_flight = max_in_flight
         # Guards every field below. While it is held no request is submitted or cancelled and
         # no message is read, built or sent.
@@ -145,6 +147,8 @@ class ResponseStream:
         self._reading = True
         self._closed = False
         self._draining = False
+        # Why no more is read, though the client has more to say.
+        self._refusal: Status | None = None
         self._end: Status | None = None
 
     @property
@@ -182,7 +186,7 @@ class ResponseStream:
                 if (reply := self._deliveries.pop()) is not None:
                     return reply
                 if self._in_flight == 0 and (self._draining or not self._reading):
-                    self._end = SHUTTING_DOWN if self._reading else None
+                    self._end = self._refusal or (SHUTTING_DOWN if self._reading else None)
                     return None
                 self._deliverable.wait()
 
@@ -200,6 +204,15 @@ class ResponseStream:
                 self._deliverable.notify()
 
     def _submit(self, data: bytes) -> bool:
+        caller = ANYONE
+        if self._standing is not None:
+            try:
+                caller = self._standing.renew()
+            except Exception as error:
+                refusal = self._service.status_of(error)
+                with self._lock:
+                    self._refusal = refusal
+                return False
         with self._lock:
             while self._in_flight >= self._max_in_flight and not self._closed:
                 self._room.wait()
@@ -212,7 +225,7 @@ class ResponseStream:
             self._deadline,
             lambda reply: self._complete(slot, reply),
             self._metadata,
-            caller=self._caller,
+            caller=caller,
         )
         with self._lock:
             slot.call = call

@@ -1,0 +1,379 @@
+"""What the dashboard shows: its panels, and what each asks of Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+SERVER = 'job=~"$job",instance=~"$instance"'
+MODEL = f'{SERVER},model=~"$model"'
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is asked of Prometheus, and what its curves are called."""
+
+    expr: str
+    legend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One picture: `kind` is Grafana's type, `width` of 24 columns, `stack` for what adds up."""
+
+    title: str
+    meaning: str
+    unit: str
+    queries: Sequence[Query]
+    kind: str = "timeseries"
+    width: int = 8
+    stack: bool = False
+    most: float | None = None
+    exemplars: bool = False
+    thresholds: Sequence[tuple[float | None, str]] = ()
+
+    @property
+    def height(self) -> int:
+        """In Grafana's units."""
+        return 4 if self.kind == "stat" else 8
+
+
+def rate(name: str, *matchers: str, by: str = "", scope: str = MODEL) -> str:
+    """The sum by these labels of what a counter grows by in a second."""
+    grouped = f" by ({by})" if by else ""
+    return f"sum{grouped} (rate({name}{{{','.join((scope, *matchers))}}}[$__rate_interval]))"
+
+
+def total(name: str, by: str = "model", scope: str = MODEL) -> str:
+    """The sum by these labels of a gauge."""
+    return f"sum by ({by}) ({name}{{{scope}}})"
+
+
+def quantiles(name: str) -> Sequence[Query]:
+    """Percentiles of a histogram of times, by model."""
+    buckets = rate(f"{name}_bucket", by="model, le")
+    return [
+        Query(f"histogram_quantile({share}, {buckets})", f"{{{{model}}}} {label}")
+        for share, label in ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))
+    ]
+
+
+def share(part: str, whole: str) -> str:
+    """One sum as a part of another."""
+    return f"{part} / {whole}"
+
+
+ANSWERED = rate("tensorferry_requests_total", 'outcome="answered"')
+ENDED = rate("tensorferry_requests_total")
+TURNED_AWAY = rate("tensorferry_requests_refused_total")
+LATENCIES = rate("tensorferry_latency_seconds_bucket", by="le")
+_GOOD_FIRST = ((None, "green"), (0.01, "yellow"), (0.05, "red"))
+
+ROWS: Mapping[str, Sequence[Panel]] = {
+    "Now": [
+        Panel("Answered", "Requests a second", "reqps", [Query(ANSWERED)], "stat", 4),
+        Panel(
+            "Not answered",
+            "The share of requests that failed, left, expired, were shed or refused",
+            "percentunit",
+            [Query(f"1 - {ANSWERED} / ({ENDED} + {TURNED_AWAY})")],
+            "stat",
+            4,
+            thresholds=_GOOD_FIRST,
+        ),
+        Panel(
+            "Latency, p99",
+            "From arrival to answer",
+            "s",
+            [Query(f"histogram_quantile(0.99, {LATENCIES})")],
+            "stat",
+            4,
+        ),
+        Panel(
+            "Waiting",
+            "Requests in the queues",
+            "short",
+            [Query(f"sum (tensorferry_queued_requests{{{MODEL}}})")],
+            "stat",
+            4,
+        ),
+        Panel(
+            "Models that are not ready",
+            "Versions that take no requests",
+            "short",
+            [Query(f"sum (1 - tensorferry_model_ready{{{MODEL}}})")],
+            "stat",
+            4,
+            thresholds=((None, "green"), (1, "red")),
+        ),
+        Panel(
+            "Instances out",
+            "Instances whose device failed, or hangs",
+            "short",
+            [Query(f"sum (tensorferry_instances_out{{{MODEL}}})")],
+            "stat",
+            4,
+            thresholds=((None, "green"), (1, "red")),
+        ),
+    ],
+    "Requests": [
+        Panel(
+            "Requests by outcome",
+            "Accepted requests that ended; cancelled: the caller left; expired: the deadline passed; shed: overload",
+            "reqps",
+            [Query(rate("tensorferry_requests_total", by="outcome"), "{{outcome}}")],
+            stack=True,
+        ),
+        Panel(
+            "Refused at the queue",
+            "Requests that were not accepted, by reason",
+            "reqps",
+            [Query(rate("tensorferry_requests_refused_total", by="model, reason"), "{{model}} {{reason}}")],
+            stack=True,
+        ),
+        Panel(
+            "Refused before a queue",
+            "Malformed, unknown model, model not ready, by gRPC code",
+            "reqps",
+            [Query(rate("tensorferry_calls_refused_total", by="code", scope=SERVER), "{{code}}")],
+            stack=True,
+        ),
+        Panel(
+            "Answered by model",
+            "Requests a second",
+            "reqps",
+            [Query(rate("tensorferry_requests_total", 'outcome="answered"', by="model"), "{{model}}")],
+        ),
+        Panel(
+            "Rows a second",
+            "Rows that ran",
+            "short",
+            [Query(rate("tensorferry_batch_rows_sum", by="model"), "{{model}}")],
+        ),
+        Panel(
+            "In flight",
+            "Requests that wait or run, and open streams",
+            "short",
+            [
+                Query(f"sum (tensorferry_queued_requests{{{MODEL}}})", "waiting"),
+                Query(f"sum (tensorferry_running_requests{{{MODEL}}})", "running"),
+                Query(f"sum (tensorferry_open_streams{{{SERVER}}})", "open streams"),
+            ],
+        ),
+    ],
+    "Latency of answered requests": [
+        Panel(
+            "Latency",
+            "From arrival to answer; points are traced requests",
+            "s",
+            quantiles("tensorferry_latency_seconds"),
+            exemplars=True,
+        ),
+        Panel("Queue delay", "Of it, waiting", "s", quantiles("tensorferry_queue_delay_seconds")),
+        Panel(
+            "Compute time", "Of it, while the model ran", "s", quantiles("tensorferry_compute_time_seconds")
+        ),
+        Panel(
+            "Where the time goes",
+            "The mean request's time by stage",
+            "s",
+            [
+                Query(
+                    f"{rate('tensorferry_request_seconds_total', by='stage')} / scalar({ANSWERED})",
+                    "{{stage}}",
+                )
+            ],
+            width=12,
+            stack=True,
+        ),
+        Panel(
+            "Latencies",
+            "How many requests took how long",
+            "s",
+            [Query(LATENCIES, "{{le}}")],
+            "heatmap",
+            12,
+        ),
+    ],
+    "Batches": [
+        Panel(
+            "Batch sizes",
+            "How many batches had how many rows",
+            "short",
+            [Query(rate("tensorferry_batch_rows_bucket", by="le"), "{{le}}")],
+            "heatmap",
+        ),
+        Panel(
+            "Mean batch",
+            "Rows",
+            "short",
+            [
+                Query(
+                    share(
+                        rate("tensorferry_batch_rows_sum", by="model"),
+                        rate("tensorferry_batch_rows_count", by="model"),
+                    ),
+                    "{{model}}",
+                )
+            ],
+        ),
+        Panel(
+            "Why batches left",
+            "full; preferred size; end of the window; idle: the device was free; drain",
+            "ops",
+            [Query(rate("tensorferry_batches_left_total", by="reason"), "{{reason}}")],
+            stack=True,
+        ),
+        Panel(
+            "Failed batches and retried requests",
+            "Batches for which the model raised; requests queued again since their device failed",
+            "ops",
+            [
+                Query(rate("tensorferry_batches_failed_total", by="model"), "{{model}} failed"),
+                Query(rate("tensorferry_requests_retried_total", by="model"), "{{model}} retried"),
+            ],
+        ),
+        Panel(
+            "Padding",
+            "Its share of the positions along the padded axis",
+            "percentunit",
+            [
+                Query(
+                    share(
+                        rate("tensorferry_padded_positions_total", 'kind="padding"', by="model"),
+                        rate("tensorferry_padded_positions_total", by="model"),
+                    ),
+                    "{{model}}",
+                )
+            ],
+            most=1,
+        ),
+        Panel(
+            "Rows without an answer",
+            "By what became of them",
+            "short",
+            [Query(rate("tensorferry_rows_unanswered_total", by="outcome"), "{{outcome}}")],
+            stack=True,
+        ),
+    ],
+    "Queue": [
+        Panel(
+            "Rows that wait",
+            "By priority class, 1 the highest",
+            "short",
+            [Query(total("tensorferry_queued_rows", by="model, priority"), "{{model}} {{priority}}")],
+        ),
+        Panel(
+            "Bytes held",
+            "Of requests that wait or run",
+            "bytes",
+            [Query(total("tensorferry_held_bytes"), "{{model}}")],
+        ),
+        Panel(
+            "Kinds of requests that wait",
+            "Two kinds share no batch: many of them make small batches",
+            "short",
+            [Query(total("tensorferry_queued_buckets"), "{{model}}")],
+        ),
+    ],
+    "Predictions": [
+        Panel(
+            "Time of a batch",
+            "What was predicted when it left, and what it took, on the mean",
+            "s",
+            [
+                Query(
+                    share(rate(f"tensorferry_batch_{what}_seconds_total", by="model"), per),
+                    f"{{{{model}}}} {what}",
+                )
+                for per in [rate("tensorferry_batches_predicted_total", by="model")]
+                for what in ("predicted", "actual")
+            ],
+            width=12,
+        ),
+        Panel(
+            "How far predictions are off",
+            "The sizes of the differences, as a share of the time",
+            "percentunit",
+            [
+                Query(
+                    share(
+                        rate("tensorferry_batch_prediction_error_seconds_total", by="model"),
+                        rate("tensorferry_batch_actual_seconds_total", by="model"),
+                    ),
+                    "{{model}}",
+                )
+            ],
+            width=12,
+        ),
+    ],
+    "Devices": [
+        Panel(
+            "Busy",
+            "The share of the time in which the model ran, on the mean of its instances",
+            "percentunit",
+            [
+                Query(
+                    share(
+                        rate("tensorferry_batch_seconds_total", 'stage="compute"', by="model"),
+                        total("tensorferry_instances"),
+                    ),
+                    "{{model}}",
+                )
+            ],
+            width=6,
+        ),
+        Panel(
+            "GPU: utilization",
+            "The share of the time in which a kernel ran",
+            "percentunit",
+            [Query(f"tensorferry_gpu_utilization_ratio{{{SERVER}}}", "{{instance}} {{device}}")],
+            width=6,
+            most=1,
+        ),
+        Panel(
+            "GPU: memory",
+            "In use, of what there is",
+            "percentunit",
+            [
+                Query(
+                    f"tensorferry_gpu_memory_used_bytes{{{SERVER}}} / tensorferry_gpu_memory_total_bytes{{{SERVER}}}",
+                    "{{instance}} {{device}}",
+                )
+            ],
+            width=6,
+            most=1,
+        ),
+        Panel(
+            "GPU: power",
+            "Drawn, and allowed",
+            "watt",
+            [
+                Query(f"tensorferry_gpu_power_watts{{{SERVER}}}", "{{instance}} {{device}}"),
+                Query(f"tensorferry_gpu_power_limit_watts{{{SERVER}}}", "{{instance}} {{device}} limit"),
+            ],
+            width=6,
+        ),
+    ],
+    "Process": [
+        Panel(
+            "Processor",
+            "Cores",
+            "short",
+            [Query(rate("process_cpu_seconds_total", by="instance", scope=SERVER), "{{instance}}")],
+        ),
+        Panel(
+            "Memory",
+            "Resident",
+            "bytes",
+            [Query(f"process_resident_memory_bytes{{{SERVER}}}", "{{instance}}")],
+        ),
+        Panel(
+            "File descriptors",
+            "Open, of those that it may have",
+            "percentunit",
+            [Query(f"process_open_fds{{{SERVER}}} / process_max_fds{{{SERVER}}}", "{{instance}}")],
+            most=1,
+        ),
+    ],
+}

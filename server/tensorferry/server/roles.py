@@ -1,0 +1,64 @@
+"""The role that each method wants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
+
+from tensorferry.protos import SERVICE_NAME
+from tensorferry.server.caller import CONTROL, INFER
+
+# All of the service's. Those that read and change by the same message want what a change does.
+ROLE_OF_METHOD: Mapping[str, str] = {
+    "ServerLive": INFER,
+    "ServerReady": INFER,
+    "ModelReady": INFER,
+    "ServerMetadata": INFER,
+    "ModelMetadata": INFER,
+    "ModelInfer": INFER,
+    "ModelStreamInfer": INFER,
+    "ModelConfig": INFER,
+    "ModelStatistics": INFER,
+    "RepositoryIndex": INFER,
+    "RepositoryModelLoad": CONTROL,
+    "RepositoryModelUnload": CONTROL,
+    "SystemSharedMemoryStatus": CONTROL,
+    "SystemSharedMemoryRegister": CONTROL,
+    "SystemSharedMemoryUnregister": CONTROL,
+    "CudaSharedMemoryStatus": CONTROL,
+    "CudaSharedMemoryRegister": CONTROL,
+    "CudaSharedMemoryUnregister": CONTROL,
+    "TraceSetting": CONTROL,
+    "LogSettings": CONTROL,
+}
+
+_OURS = f"/{SERVICE_NAME}/"
+
+_ROLES: Mapping[str, str] = {
+    **{f"{_OURS}{name}": role for name, role in ROLE_OF_METHOD.items()},
+    f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": INFER,
+    f"/{health.SERVICE_NAME}/Check": INFER,
+    f"/{health.SERVICE_NAME}/Watch": INFER,
+    # Which names every model.
+    f"/{health.SERVICE_NAME}/List": INFER,
+}
+
+# What load balancers and orchestrators ask, who have no token: nothing but whether a name serves.
+HEALTH = frozenset(
+    {
+        f"{_OURS}ServerLive",
+        f"{_OURS}ServerReady",
+        f"/{health.SERVICE_NAME}/Check",
+        f"/{health.SERVICE_NAME}/Watch",
+    }
+)
+
+# Those that ask by themselves, since they need to know who calls.
+ASKING = frozenset({f"{_OURS}ModelInfer", f"{_OURS}ModelStreamInfer"})
+
+
+def role_of(method: str) -> str:
+    """By the method's path. One that is not known is given to those only who may do everything."""
+    return _ROLES.get(method, CONTROL)

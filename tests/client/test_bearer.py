@@ -1,0 +1,123 @@
+"""The client's token: what is sent, and where it is not."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from client.scripted import ScriptedServer
+
+from tensorferry.client import InferenceClient, aio, cli
+from tensorferry.client.bearer import bearer
+
+
+def sent(server: ScriptedServer) -> list[Any]:
+    """The values of authorization, in the order of the calls."""
+    return [call.get("authorization") for call in server.servicer.call_metadata]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "127.0.0.1:8001",
+        "127.9.9.9:1",
+        "localhost:8001",
+        "localhost",
+        "[::1]:8001",
+        "::1",
+        "dns:///localhost:8001",
+        "dns:localhost:8001",
+        "ipv4:127.0.0.1:1,127.0.0.2:1",
+        "ipv6:[::1]:8001",
+        "unix:///run/a",
+        "unix:relative",
+        "unix-abstract:name",
+    ],
+)
+def test_what_stays_on_this_machine_may_be_plain_text(target: str) -> None:
+    assert bearer("t", target, secure=False, over_plaintext=False) == (("authorization", "Bearer t"),)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "10.0.0.7:8001",
+        "server:8001",
+        "localhost.example:8001",
+        "127.0.0.1.example:8001",
+        "0.0.0.0:8001",
+        "[2001:db8::1]:8001",
+        "dns://8.8.8.8/server:8001",
+        "ipv4:127.0.0.1:1,10.0.0.7:1",
+        "xds:///localhost",
+        "",
+    ],
+)
+def test_elsewhere_it_needs_tls_or_a_word(target: str) -> None:
+    with pytest.raises(ValueError, match="in plain text") as caught:
+        bearer("my-secret", target, secure=False, over_plaintext=False)
+    assert "my-secret" not in str(caught.value)
+    assert bearer("t", target, secure=True, over_plaintext=False)
+    assert bearer("t", target, secure=False, over_plaintext=True)
+    with pytest.raises(ValueError, match="in plain text"):
+        InferenceClient(target, token="my-secret")
+
+
+@pytest.mark.parametrize("token", ["", "two words", "a\n", "schlüssel"])
+def test_what_is_no_token_is_not_quoted(token: str) -> None:
+    with pytest.raises(ValueError, match=f"the token, of {len(token)} characters") as caught:
+        bearer(token, "localhost", secure=True, over_plaintext=False)
+    assert not token or token not in str(caught.value)
+
+
+async def test_it_goes_with_every_call(server: ScriptedServer) -> None:
+    image = {"image": np.zeros((1, 8, 8), np.uint8)}
+    with InferenceClient(server.target, token="one") as client:
+        client.is_live()
+        client.infer("digits", image)
+        client.submit("digits", image).result()
+        list(client.stream("digits", [image]))
+    first = len(server.servicer.calls)
+    async with aio.InferenceClient(server.target, token="two") as aclient:
+        await aclient.is_live()
+        await aclient.infer("digits", image)
+        assert [answer async for answer in aclient.stream("digits", [image])]
+    assert sent(server)[:first] == ["Bearer one"] * first
+    assert set(sent(server)[first:]) == {"Bearer two"}
+    assert {"ModelInfer", "ModelStreamInfer", "ModelMetadata", "ServerLive"} == set(server.servicer.calls)
+
+
+class TestCommands:
+    def test_from_a_file_from_stdin_or_the_environment(
+        self, server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "token"
+        path.write_text("of-file\n")
+        arguments = ["--target", server.target]
+        assert cli.models([*arguments, "--token-file", str(path)]) == 0
+        monkeypatch.setattr("sys.stdin", io.StringIO("of-stdin\n"))
+        assert cli.models([*arguments, "--token-file", "-"]) == 0
+        monkeypatch.setenv("TENSORFERRY_TOKEN", "of-environment")
+        assert cli.models(arguments) == 0
+        monkeypatch.setenv("TENSORFERRY_TOKEN", "")
+        assert cli.models(arguments) == 0
+        assert sent(server) == ["Bearer of-file", "Bearer of-stdin", "Bearer of-environment", None]
+
+    def test_it_is_not_sent_elsewhere(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("TENSORFERRY_TOKEN", "my-secret")
+        with pytest.raises(SystemExit) as caught:
+            cli.models(["--target", "10.0.0.7:8001"])
+        assert caught.value.code == 2
+        told = capsys.readouterr().err
+        assert "--token-over-plaintext" in told
+        assert "my-secret" not in told
+
+    def test_a_file_that_is_missing(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            cli.models(["--token-file", "/nowhere"])
+        assert "argument --token-file: '/nowhere' cannot be read" in capsys.readouterr().err

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from deploy.promql import Page, page_of
+from e2e.probe import WAIT_SECONDS, request
+from e2e.server import ServerProcess
+
+from tensorferry.protos import inference_pb2_grpc
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+NOT_KEPT = "0af7651916cd43dd8448eb211c80319c"
+
+
+def scrape(server: ServerProcess, accept: str = "") -> tuple[str, str]:
+    """The page and its content type."""
+    asked = urllib.request.Request(server.ready["metrics"], headers={"Accept": accept} if accept else {})
+    with urllib.request.urlopen(asked, timeout=WAIT_SECONDS) as response:
+        return response.read().decode(), response.headers["Content-Type"]
+
+
+@pytest.fixture(scope="module")
+def server(transport: str, probe_model: Path) -> Iterator[ServerProcess]:
+    """One that has answered some requests, one of them traced, and refused one."""
+    server = ServerProcess.start(probe_model, "--metrics-port", "0", transport=transport)
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for number, (trace, flags) in enumerate(((None, ""), (NOT_KEPT, "00"), (TRACE, "01"))):
+            metadata = [("traceparent", f"00-{trace}-00f067aa0ba902b7-{flags}")] if trace else []
+            stub.ModelInfer(request(number, rows=number + 1), timeout=WAIT_SECONDS, metadata=metadata)
+        with pytest.raises(grpc.RpcError):
+            stub.ModelInfer(request(9, model="other"), timeout=WAIT_SECONDS)
+    yield server
+    assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def page(server: ServerProcess) -> Page:
+    return page_of(scrape(server)[0])

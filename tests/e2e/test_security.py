@@ -1,0 +1,196 @@
+"""A real server with TLS and tokens: what its clients see, and that no secret is ever shown to anybody."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from e2e.probe import WAIT_SECONDS
+from e2e.server import ServerProcess, command, environment
+from server.certificates import LOCAL, authority, issue
+
+from tensorferry.client import InferenceClient, Tls, Unauthenticated, aio, cli
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import inference_pb2_grpc
+
+
+@dataclass(frozen=True)
+class Secured:
+    """A server that wants a client certificate and a token."""
+
+    server: ServerProcess
+    tls: Tls
+    tokens: Path
+    user: str
+    operator: str
+
+    def client(self, token: str | None) -> InferenceClient:
+        return InferenceClient(self.server.address, tls=self.tls, token=token)
+
+
+def token(path: Path, *arguments: str) -> str:
+    """What `tensorferry token` makes, and adds to the file."""
+    made = subprocess.run(
+        command("token", *arguments, "--file", path),
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(),
+    )
+    return made.stdout.strip()
+
+
+def start(transport: str, folder: Path, model: Path) -> Secured:
+    ca = authority()
+    (folder / "ca.crt").write_bytes(ca.pem)
+    certificate, key = issue(ca, "server", LOCAL).write(folder, "server")
+    own = issue(ca, "client").write(folder, "client")
+    tokens = folder / "tokens"
+    user, operator = token(tokens, "user"), token(tokens, "operator", "--roles", "infer,control")
+    server = ServerProcess.start(
+        *(f"digits={model}", "--metrics-port", "0", "--log-level", "debug"),
+        *("--tls-certificate", certificate, "--tls-key", key, "--tls-client-ca", folder / "ca.crt"),
+        *("--auth-tokens", tokens, "--trace-file", folder / "traces"),
+        transport=transport,
+    )
+    return Secured(server, Tls(folder / "ca.crt", *own), tokens, user, operator)
+
+
+@pytest.fixture(scope="module")
+def secured(
+    transport: str, tmp_path_factory: pytest.TempPathFactory, digits_model: Path
+) -> Iterator[Secured]:
+    secured = start(transport, tmp_path_factory.mktemp("secured"), digits_model)
+    yield secured
+    assert secured.server.stop() == 0
+    assert not secured.server.errors()
+
+
+IMAGE = {"image": np.zeros((1, 8, 8), np.uint8)}
+
+
+def test_the_bundled_clients(secured: Secured) -> None:
+    with secured.client(secured.user) as client:
+        assert client.infer("digits", IMAGE)
+        assert len(list(client.stream("digits", [IMAGE] * 20))) == 20
+    for wrong in (None, "wrong"):
+        with secured.client(wrong) as client:
+            assert client.is_ready()
+            with pytest.raises(Unauthenticated, match="needs a token that this server knows"):
+                client.metadata("digits")
+
+
+async def test_the_asynchronous_one(secured: Secured) -> None:
+    async with aio.InferenceClient(secured.server.address, tls=secured.tls, token=secured.user) as client:
+        assert (await client.metadata("digits")).name == "digits"
+    async with aio.InferenceClient(secured.server.address, tls=secured.tls) as client:
+        with pytest.raises(Unauthenticated):
+            await client.metadata("digits")
+
+
+def test_the_commands(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+    tls = secured.tls
+    arguments = ["--target", secured.server.address, "--ca-file", str(tls.ca_file)]
+    arguments += ["--cert-file", str(tls.cert_file), "--key-file", str(tls.key_file)]
+    assert cli.models(arguments) == 1
+    monkeypatch.setenv("TENSORFERRY_TOKEN", secured.user)
+    assert cli.models(arguments) == 0
+
+
+def test_who_must_not_change_anything_does_not(secured: Secured) -> None:
+    request = pb.TraceSettingRequest()
+    request.settings["trace_level"].value.append("TIMESTAMPS")
+    with grpc.secure_channel(secured.server.address, secured.tls.credentials()) as channel:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError, match="this method wants the role 'control', which user"):
+            stub.TraceSetting(request, metadata=[("authorization", f"Bearer {secured.user}")])
+        assert stub.TraceSetting(request, metadata=[("authorization", f"Bearer {secured.operator}")])
+
+
+def test_no_secret_is_shown_to_anybody(transport: str, tmp_path: Path, digits_model: Path) -> None:
+    """Not by the log at its most talkative, the metrics, the errors, the traces, the help or the process list."""
+    secured = start(transport, tmp_path, digits_model)
+    try:
+        _use_up(secured, tmp_path)
+    finally:
+        secured.server.stop()
+
+
+def _use_up(secured: Secured, tmp_path: Path) -> None:
+    with secured.client(secured.operator) as client:
+        assert client.server_metadata()
+    shown = []
+    for wrong in (f"{secured.user}x", "guess-of-a-secret"):
+        with secured.client(wrong) as client, pytest.raises(Unauthenticated) as caught:
+            client.server_metadata()
+        shown.append(str(caught.value))
+    with grpc.secure_channel(secured.server.address, secured.tls.credentials()) as channel:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as denied:
+            stub.LogSettings(pb.LogSettingsRequest(), metadata=[("authorization", f"Bearer {secured.user}")])
+        shown.append(str(denied.value))
+    # What is wrong with a file is told, and what is in it is not.
+    secured.tokens.write_text(f"user infer {secured.user}\n")
+    with secured.client(secured.operator) as client:
+        bound = time.monotonic() + WAIT_SECONDS
+        while not any("who may call is not changed" in line for line in secured.server.log):
+            assert client.server_metadata()
+            assert time.monotonic() < bound
+    with urllib.request.urlopen(secured.server.ready["metrics"], timeout=WAIT_SECONDS) as response:
+        shown.append(response.read().decode())
+    shown.append(Path(f"/proc/{secured.server.process.pid}/cmdline").read_text())
+    assert secured.server.stop() == 0
+    shown += secured.server.log
+    for arguments in (
+        ("serve", "--help"),
+        ("token", "--help"),
+        ("infer", "--help"),
+        ("serve", "--auth-tokens"),
+    ):
+        done = subprocess.run(
+            command(*arguments),
+            capture_output=True,
+            text=True,
+            env={**environment(), "TENSORFERRY_TOKEN": secured.user},
+        )
+        shown += [done.stdout, done.stderr]
+    key = (tmp_path / "server.key").read_text().splitlines()[1]
+    for secret in (secured.user, secured.operator, "guess-of-a-secret", key):
+        assert not any(secret in text for text in shown)
+    assert any("calls refused for want of" in line for line in secured.server.log)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (
+            ("--tls-certificate", "none.crt", "--tls-key", "none.key"),
+            1,
+            "none.crt cannot be read: No such file",
+        ),
+        (("--tls-certificate", "none.crt"), 2, "there is no tls-key: give both or neither"),
+        (("--auth-tokens", "none"), 1, "none cannot be read: No such file"),
+        (("--auth-tokens", "none", "--host", "0.0.0.0"), 2, "would read the tokens"),
+    ],
+)
+def test_one_that_cannot_be_secured_does_not_start(
+    digits_model: Path, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    done = subprocess.run(
+        command("serve", digits_model, "--port", "0", *arguments),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+    )
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,97 @@
+"""Certificates that tests make for themselves."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+_DAY = datetime.timedelta(days=1)
+
+LOCAL: Sequence[x509.GeneralName] = (
+    x509.DNSName("localhost"),
+    x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its key."""
+
+    certificate: x509.Certificate
+    key: Any
+
+    @property
+    def pem(self) -> bytes:
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def key_pem(self) -> bytes:
+        return self.key_in(serialization.NoEncryption())
+
+    def key_in(self, encryption: serialization.KeySerializationEncryption) -> bytes:
+        pem: bytes = self.key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
+        )
+        return pem
+
+    def write(self, folder: Path, name: str) -> tuple[Path, Path]:
+        """The files of the certificate and of the key."""
+        certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
+        certificate.write_bytes(self.pem)
+        key.write_bytes(self.key_pem)
+        return certificate, key
+
+
+def authority(name: str = "authority") -> Pair:
+    """One that signs others."""
+    return _make(name, None, (), ca=True)
+
+
+def issue(
+    by: Pair,
+    name: str,
+    sans: Sequence[x509.GeneralName] = (),
+    *,
+    begins: float = -1,
+    ends: float = 1,
+    key: Any = None,
+) -> Pair:
+    """A certificate with this common name, valid between so many days from now."""
+    return _make(name, by, sans, ca=False, begins=begins, ends=ends, key=key)
+
+
+def _make(
+    common_name: str,
+    by: Pair | None,
+    sans: Sequence[x509.GeneralName],
+    *,
+    ca: bool,
+    begins: float = -1,
+    ends: float = 1,
+    key: Any = None,
+) -> Pair:
+    key = key or ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name if by is None else by.certificate.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now + begins * _DAY)
+        .not_valid_after(now + ends * _DAY)
+        .add_extension(x509.BasicConstraints(ca, None), critical=True)
+    )
+    if sans:
+        builder = builder.add_extension(x509.SubjectAlternativeName(sans), critical=False)
+    return Pair(builder.sign(key if by is None else by.key, hashes.SHA256()), key)

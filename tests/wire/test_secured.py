@@ -1,0 +1,117 @@
+"""Clients of other makers against a server with TLS, client certificates and tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from e2e.server import ServerProcess
+from server.certificates import LOCAL, authority, issue
+from tritonclient.utils import InferenceServerException
+
+GRPCURL = shutil.which("grpcurl", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+
+TOKEN = "a-token-of-the-tests"
+HEADER = {"authorization": f"Bearer {TOKEN}"}
+
+
+@dataclass(frozen=True)
+class Secured:
+    server: ServerProcess
+    ca: Path
+    certificate: Path
+    key: Path
+
+
+@pytest.fixture(scope="module")
+def secured(
+    transport: str, digits_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("secured")
+    ca = authority()
+    (folder / "ca.crt").write_bytes(ca.pem)
+    certificate, key = issue(ca, "server", LOCAL).write(folder, "server")
+    own = issue(ca, "client").write(folder, "client")
+    tokens = folder / "tokens"
+    tokens.write_text(f"tests infer sha256:{hashlib.sha256(TOKEN.encode()).hexdigest()}\n")
+    server = ServerProcess.start(
+        *(f"digits={digits_model}", "--tls-certificate", certificate, "--tls-key", key),
+        *("--tls-client-ca", folder / "ca.crt", "--auth-tokens", tokens),
+        transport=transport,
+    )
+    yield Secured(server, folder / "ca.crt", *own)
+    assert server.stop() == 0
+    assert not server.errors(), "".join(server.log)
+
+
+def image() -> triton.InferInput:
+    given = triton.InferInput("image", [1, 8, 8], "UINT8")
+    given.set_data_from_numpy(np.zeros((1, 8, 8), np.uint8))
+    return given
+
+
+def test_tritonclient(secured: Secured) -> None:
+    with triton.InferenceServerClient(
+        secured.server.address,
+        ssl=True,
+        root_certificates=str(secured.ca),
+        private_key=str(secured.key),
+        certificate_chain=str(secured.certificate),
+    ) as client:
+        assert client.is_server_live()
+        assert client.infer("digits", [image()], headers=HEADER).as_numpy("label") is not None
+        assert client.get_model_metadata("digits", headers=HEADER).name == "digits"
+        for headers in (None, {"authorization": "Bearer another"}):
+            with pytest.raises(InferenceServerException, match="needs a token") as caught:
+                client.infer("digits", [image()], headers=headers)
+            assert caught.value.status() == "StatusCode.UNAUTHENTICATED"
+        with pytest.raises(InferenceServerException, match="wants the role 'control'"):
+            client.unload_model("digits", headers=HEADER)
+
+
+def test_tritonclient_without_a_certificate(secured: Secured) -> None:
+    with (
+        triton.InferenceServerClient(
+            secured.server.address, ssl=True, root_certificates=str(secured.ca)
+        ) as client,
+        pytest.raises(InferenceServerException, match="UNAVAILABLE"),
+    ):
+        client.is_server_live()
+
+
+def test_grpcurl(secured: Secured) -> None:
+    # On a developer's machine without Go this does not run; in CI it must.
+    if GRPCURL is None and not os.environ.get("CI"):
+        pytest.skip("grpcurl is not installed: make tools installs it")
+
+    def grpcurl(*arguments: str, header: str | None = f"authorization: Bearer {TOKEN}") -> str:
+        files = ["-cacert", str(secured.ca), "-cert", str(secured.certificate), "-key", str(secured.key)]
+        headers = [] if header is None else ["-H", header]
+        done = subprocess.run(
+            [str(GRPCURL), "-max-time", "30", *files, *headers, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.stdout + done.stderr
+
+    address = secured.server.address
+    assert "inference.GRPCInferenceService" in grpcurl(address, "list")
+    assert "Unauthenticated" in grpcurl(address, "list", header=None)
+    answer = json.loads(
+        grpcurl("-d", '{"name": "digits"}', address, "inference.GRPCInferenceService/ModelMetadata")
+    )
+    assert answer["name"] == "digits"
+    assert "PermissionDenied" in grpcurl(
+        "-d", '{"model_name": "digits"}', address, "inference.GRPCInferenceService/RepositoryModelUnload"
+    )
