@@ -35,8 +35,9 @@ def test_the_wheel_has_every_module_and_the_command(tmp_path: Path) -> None:
     for package in PACKAGES:
         folder = ROOT / package
         for file in (folder / "tensorferry" / package).rglob("*"):
-            if file.suffix in (".py", ".pyi", ".proto", ".typed"):
+            if file.suffix in (".py", ".pyi", ".proto", ".typed", ".html"):
                 assert str(file.relative_to(folder)) in names
+    assert "tensorferry/server/status.html" in names
     assert b"tensorferry = tensorferry.server.__main__:main" in entry_points
 
 

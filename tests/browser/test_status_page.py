@@ -152,6 +152,9 @@ def test_it_fits_windows_of_any_width(serve: Serve, digits_model: Path, page: Ch
         client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)}, timeout=30)
     page.until("!document.getElementById('batches').hidden")
     assert page.evaluate("document.documentElement.scrollWidth") == width
+    # As for a moment while windows are resized: nothing is drawn of a negative size, which would be an error.
+    page.window(60, 400)
+    page.evaluate("render()")
 
 
 def test_pause_theme_and_what_assistive_technology_is_told(

@@ -178,7 +178,10 @@ def _screen() -> Iterator[Callable[[float], str]]:
     number = sys.stdin.fileno() if sys.stdin.isatty() else None
     before = termios.tcgetattr(number) if number is not None else None
     woken, wakes = os.pipe()
-    handler = signal.signal(signal.SIGWINCH, lambda received, frame: os.write(wakes, b"."))
+    os.set_blocking(wakes, False)
+    # By it, since a signal that comes just before the wait begins would else not end it.
+    waker = signal.set_wakeup_fd(wakes)
+    handler = signal.signal(signal.SIGWINCH, lambda received, frame: None)
 
     def key(seconds: float) -> str:
         waited = [woken] if number is None else [woken, number]
@@ -200,5 +203,6 @@ def _screen() -> Iterator[Callable[[float], str]]:
         if number is not None and before is not None:
             termios.tcsetattr(number, termios.TCSADRAIN, before)
         signal.signal(signal.SIGWINCH, handler)
+        signal.set_wakeup_fd(waker)
         os.close(woken)
         os.close(wakes)

@@ -281,14 +281,14 @@ OPTIONS: tuple[Option, ...] = (
         "metrics_port",
         integer(0, 65535),
         "an integer from 0 to 65535",
-        "port that serves metrics for Prometheus over HTTP, at /metrics; 0 picks a free one and prints it; none: no metrics",
+        "port that serves metrics for Prometheus over HTTP, at /metrics, a status page at /, /healthz and /readyz; 0 picks a free one and prints it; none: nothing of these",
     ),
     Option(
         "metrics-host",
         "metrics_host",
         _host,
         "an address or host name",
-        "address that serves the metrics, which have no password; 0.0.0.0 or :: for all",
+        "address that serves the metrics and the status page, which have no password; 0.0.0.0 or :: for all",
     ),
     Option(
         "trace-file",

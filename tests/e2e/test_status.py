@@ -1,0 +1,99 @@
+"""A real server's status: it is ready when it says so, tells who rode in a batch, and `tensorferry top` shows it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from e2e.fixtures import Serve
+from e2e.probe import WAIT_SECONDS, request
+from e2e.server import ServerProcess, command, environment
+
+from tensorferry.client import InferenceClient
+from tensorferry.protos import inference_pb2_grpc
+
+
+def ask(server: ServerProcess, path: str) -> tuple[int, str]:
+    url = server.ready["metrics"].removesuffix("/metrics") + path
+    try:
+        with urllib.request.urlopen(url, timeout=WAIT_SECONDS) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def status(server: ServerProcess) -> Any:
+    code, body = ask(server, "/status.json")
+    assert code == 200
+    return json.loads(body)
+
+
+def status_until(server: ServerProcess, reached: Callable[[Any], bool]) -> Any:
+    give_up = time.monotonic() + WAIT_SECONDS
+    while not reached(found := status(server)):
+        assert time.monotonic() < give_up, found
+    return found
+
+
+def top(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+    url = server.ready["metrics"]
+    return subprocess.run(
+        command("top", url, "--once", "--interval", "0.1", *arguments),
+        capture_output=True,
+        text=True,
+        env={**environment(), "PYTHONIOENCODING": "utf-8"},
+        timeout=WAIT_SECONDS,
+    )
+
+
+def test_who_has_an_answer_finds_its_request_in_its_batch(serve: Serve, digits_model: Path) -> None:
+    server = serve(digits_model, "--metrics-port", 0)
+    assert ask(server, "/readyz") == (200, "ready\n")
+    assert ask(server, "/healthz") == (200, "alive\n")
+    assert ask(server, "/")[1].startswith("<!doctype html>")
+    assert status(server)["models"][0]["last_batches"] == []
+    with InferenceClient(server.address) as client:
+        for number in range(3):
+            images = np.zeros((number + 1, 8, 8), np.uint8)
+            client.infer("digits", {"image": images}, request_id=f"caller/{number}", timeout=WAIT_SECONDS)
+            (model,) = status(server)["models"]
+            last = model["last_batches"][-1]
+            assert [(rider["id"], rider["rows"]) for rider in last["riders"]] == [
+                (f"caller/{number}", number + 1)
+            ]
+            assert (last["number"], model["requests"]["answered"]) == (number + 1, number + 1)
+    shown = top(server)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "digits v1 ready" in shown.stdout
+    assert "caller/2 x3" in shown.stdout
+    assert top(server, "--model", "x").returncode == 1
+
+
+def test_a_server_that_drains_is_alive_and_not_ready(serve: Serve, probe_model: Path) -> None:
+    server = serve(probe_model, "--metrics-port", 0, "--max-queue-delay-ms", 600_000)
+    with grpc.insecure_channel(server.address) as channel:
+        slow = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(
+            request(1, work=200_000), timeout=600
+        )
+        status_until(server, lambda found: found["models"][0]["requests"]["accepted"] == 1)
+        server.signal()
+        found = status_until(server, lambda found: found["models"][0]["queue"]["running"] == 1)
+        assert (found["ready"], found["draining"]) == (False, True)
+        code, text = ask(server, "/readyz")
+        assert code == 503
+        assert text.startswith("not ready\nthe server is draining\n")
+        assert ask(server, "/healthz")[0] == 200
+        slow.cancel()
+        assert server.wait() == 0
+    ended = top(server)
+    assert ended.returncode == 1
+    assert "no server answers" in ended.stderr
