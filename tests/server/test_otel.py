@@ -11,7 +11,7 @@ import grpc
 import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from server.rig import PATIENCE, fp32, request, signature, spec
@@ -35,6 +35,18 @@ UNARY = "inference.GRPCInferenceService/ModelInfer"
 STREAMED = "inference.GRPCInferenceService/ModelStreamInfer"
 
 
+class Exported(InMemorySpanExporter):
+    """Keeps spans, and how many links each had when it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: dict[int, int] = {}
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.links.update({span.context.span_id: len(span.links) for span in spans if span.context})
+        return super().export(spans)
+
+
 class Desk:
     """A real service behind a transport, whose model ends its batches when the test says so; and its spans."""
 
@@ -47,7 +59,7 @@ class Desk:
         **options: Any,
     ) -> None:
         self.door = door
-        self.exporter = InMemorySpanExporter()
+        self.exporter = Exported()
         outbox = door.lane.outbox if door.lane is not None else Outbox()
         self.source = OpenTelemetry(
             SimpleSpanProcessor(self.exporter),
@@ -206,6 +218,9 @@ def test_a_batch_links_to_all_who_rode_in_it_and_have_a_span_and_they_to_it(
     batch = spans.batches[2]
     riders = [spans.requests["a"], spans.requests["b"]]
     assert ids_of([link.context for link in batch.links]) == ids_of([rider.context for rider in riders])
+    assert batch.context is not None
+    # All of them were known by the time that it was handed over.
+    assert at.exporter.links[batch.context.span_id] == 2
     assert of(batch)["tensorferry.batch.requests"] == of(batch)["tensorferry.batch.rows"] == 3
     assert of(batch)["tensorferry.batch.compute_seconds"] > 0
     for rider in ("a", "b"):

@@ -6,11 +6,13 @@ from typing import Any
 
 import grpc
 import pytest
-from server.scripted import Door
+from server.scripted import Door, success
 
 from tensorferry.batcher import QueueFull
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.inference import Call
+from tensorferry.server.stream import Deliveries
 
 
 def refuse_all(door: Door) -> None:
@@ -290,3 +292,18 @@ def test_a_client_that_leaves_a_stream_of_which_an_error_would_be_the_end(door: 
     door.service.await_received(2)
     stream.cancel()
     door.service.await_cancelled(2)
+
+
+def test_those_whose_response_was_not_taken_are_known_in_either_order() -> None:
+    for ordered in (True, False):
+        deliveries = Deliveries(ordered=ordered)
+        slots = [deliveries.add() for _ in range(3)]
+        calls = []
+        for slot in slots:
+            slot.call = Call()
+            calls.append(slot.call)
+        deliveries.done(slots[1], success("1"))
+        assert set(deliveries.calls()) == set(calls)
+        deliveries.done(slots[0], success("0"))
+        assert deliveries.pop() is not None
+        assert len(deliveries.calls()) == 2
