@@ -121,7 +121,9 @@ class _WithoutRuntime:
         labels = read_labels(prepared.config, source.directory)
         run = prepared.contract.runner(prepared.session.run)
         functions = [run] * min(_MOST_INSTANCES, len(settings.devices))
-        batcher = loading._batcher(source, options, settings, functions, None)
+        batcher = loading._batcher(
+            source, options, settings, functions, None, lambda instance, reason, hopeless: None
+        )
         return Model(
             source.name, source.version, signature, settings.max_batch_size, "", batcher,
             config=prepared.config, labels=labels,
