@@ -28,7 +28,7 @@ from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.control import ModelControl
 from tensorferry.server.errors import ServerError, StartError
 from tensorferry.server.model_config import config_text, parse_config, read_config
-from tensorferry.server.models import Model
+from tensorferry.server.models import Model, ModelState
 from tensorferry.server.preparation import Prepared
 from tensorferry.server.repository import Repository
 from tensorferry.server.repository_methods import RepositoryMethods
@@ -45,6 +45,8 @@ _SIGNATURE = Signature(
 _OPTIONS = ServerConfig((ModelSource("m", Path("m.onnx")),))
 # More instances are made of this model than are of use here: each takes threads.
 _MOST_INSTANCES = 4
+# Models of the repository that clients load and unload.
+_OWN = ("good", "other", "sent", "broken")
 
 GOOD = """
 name: "m" backend: "onnxruntime" max_batch_size: 8
@@ -369,7 +371,8 @@ class RepositoryTarget(MethodsTarget):
     def check(self) -> None:
         super().check()
         for entry in self.world.registry.entries():
-            if entry.name in ("good", "other", "sent", "broken") and entry.model is not None:
+            # One that is on its way out already has no more to unload.
+            if entry.name in _OWN and entry.state is ModelState.READY:
                 self._control.unload(entry.name)
         own = {path for path in _listed(self._directory) if not path.is_relative_to(self._sent)}
         outside = own - self._files - {self._directory / "world" / "key"}
