@@ -175,9 +175,8 @@ $(PROTOC_VENV)/.done: | $(VENV)/.python
 $(BIN)/grpcurl: | $(VENV)/.python
 	GOBIN=$(CURDIR)/$(BIN) go install github.com/fullstorydev/grpcurl/cmd/grpcurl@$(GRPCURL)
 
-# It has replacements of modules, with which Go does not install it by its name.
 $(BIN)/promtool: $(wildcard tests/deploy/promtool/*) | $(VENV)/.python
-	cd tests/deploy/promtool && GOBIN=$(CURDIR)/$(BIN) go install -ldflags='-s -w' tool
+	tests/deploy/promtool/build.sh $(BIN) $(CLIENTS)/promtool
 	@touch $@
 
 PROTO_FILES := $(wildcard $(PROTOS)/*.proto)

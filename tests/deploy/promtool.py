@@ -46,7 +46,7 @@ def without_answer(
 ) -> str:
     """Which of these expressions say nothing though all these series are there; "" for none."""
     inputs = [
-        {"series": f"{name}{{{_pairs(labels)}}}", "values": f"1+{number}x20"}
+        {"series": f"{name}{{{_pairs(labels)}}}", "values": f"1+{number}x80"}
         for number, (name, labels) in enumerate(series, 1)
     ]
     asked = [
@@ -57,7 +57,7 @@ def without_answer(
         }
         for expr in expressions
     ]
-    test = {"interval": "1m", "input_series": inputs, "promql_expr_test": asked}
+    test = {"interval": "15s", "input_series": inputs, "promql_expr_test": asked}
     file = folder / "test.json"
     file.write_text(json.dumps({"rule_files": [], "tests": [test]}))
     tested = promtool("test", "rules", file)
