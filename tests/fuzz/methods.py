@@ -22,6 +22,7 @@ from tensorferry.server.statistics import StatisticsExtension
 from tensorferry.server.trace_file import TraceFile
 from tensorferry.server.trace_settings import TraceSettings
 from tensorferry.server.tracing import Tracing
+from tensorferry.server.triton_tracing import TritonTracing
 
 
 class Method(NamedTuple):
@@ -61,7 +62,8 @@ class MethodsTarget:
 
     def __init__(self, directory: Path) -> None:
         self.world = World(directory)
-        self.tracing = Tracing(TraceFile(directory / "trace.json"))
+        self.tracing = Tracing()
+        self.triton_tracing = TritonTracing(TraceFile(directory / "trace.json"), self.tracing)
         self.service = InferenceService(self.world.registry, regions=self.world.regions, tracing=self.tracing)
         self.counted = Counted()
         servicer = Servicer(
@@ -167,7 +169,7 @@ class SettingsTarget(MethodsTarget):
         return (
             ModelConfiguration(self.world.registry),
             StatisticsExtension(self.world.registry),
-            TraceSettings(self.world.registry, self.tracing),
+            TraceSettings(self.world.registry, self.triton_tracing),
             LogSettings(_Output(), allowed=True),
         )
 
