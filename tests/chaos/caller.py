@@ -48,7 +48,7 @@ OWN = (
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 
-# How often a request is marked, and how.
+# How often a request to the model that fails is marked, and how.
 MARKED = 0.004
 MARKS = (
     Mark.RAISE,
@@ -122,7 +122,7 @@ class Callers:
 
     def _draw(self, chance: random.Random) -> tuple[str, int, Mark]:
         model = chance.choice(("affine", "affine", "affine", "shaky", "swapped"))
-        mark = chance.choice(MARKS) if model == "shaky" and chance.random() < 5 * MARKED else Mark.NONE
+        mark = chance.choice(MARKS) if model == "shaky" and chance.random() < MARKED else Mark.NONE
         return model, chance.choice((1, 1, 1, 2, 5, 40)), mark
 
     def _pause(self, chance: random.Random, state: str) -> None:
