@@ -20,6 +20,7 @@ from tensorferry.server.metrics import Metrics
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.option import Option
 from tensorferry.server.options import OPTIONS
+from tensorferry.server.server_statistics import ServerStatistics
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 OVERLAYS = sorted(folder.name for folder in (DEPLOY / "kubernetes" / "overlays").iterdir())
@@ -196,7 +197,9 @@ def test_services_lead_to_ports_that_are_served(documents: list[Document]) -> No
 
 
 def test_autoscaling_goes_by_metrics_that_there_are(documents: list[Document]) -> None:
-    known = set(re.findall(r"^# TYPE (\w+)", Metrics(ModelRegistry()).page().decode(), re.MULTILINE))
+    server = ServerStatistics("1", "lane", ready=True)
+    page, _ = Metrics(ModelRegistry(), lambda: server).page()
+    known = set(re.findall(r"^# TYPE (\w+)", page.decode(), re.MULTILINE))
     for scaled in of_kind(documents, "ScaledObject"):
         (deployment,) = of_kind(documents, "Deployment")
         assert scaled["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
