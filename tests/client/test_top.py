@@ -304,6 +304,10 @@ def test_nobody_there(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--metrics-port" in err
 
 
+def sized_by_the_terminal() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+
+
 class Terminal:
     """The command in a terminal of its own."""
 
@@ -320,7 +324,8 @@ class Terminal:
             stdout=other,
             stderr=other,
             start_new_session=True,
-            env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+            # Without what would stand for the size of the terminal.
+            env={**sized_by_the_terminal(), "PYTHONIOENCODING": "utf-8"},
         )
         os.close(other)
         self.seen = ""
