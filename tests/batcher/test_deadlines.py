@@ -115,6 +115,27 @@ def test_what_was_learned_long_ago_refuses_nobody(
     assert len(runner.batches) == 21, "it was run, and was late"
 
 
+def test_a_device_that_is_slow_no_more_is_trusted_again_within_a_few_batches(
+    make: Make, clock: VirtualClock
+) -> None:
+    """One fast batch among slow ones teaches little: were it one a second that is let in, it would take many."""
+    took = [2.0]
+
+    def model_fn(x: Any) -> Any:
+        clock.advance(took[0])
+        return x
+
+    batcher = make(ScriptedRunner(model_fn), 4, clock=clock)
+    for _ in range(20):
+        result(batcher.submit(1.0))
+    took[0] = 0.02
+    with pytest.raises(DeadlineExceeded):
+        batcher.submit(1.0, timeout=0.5)
+    clock.advance(1.0)
+    for _ in range(50):
+        result(batcher.submit(1.0, timeout=0.5))
+
+
 def test_a_request_without_deadline_is_not_starved_by_those_with_one(
     make: Make, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:

@@ -97,7 +97,8 @@ def test_without_the_thread_that_polls_the_process_ends_to_be_started_anew(
             health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
         except grpc.RpcError as error:
             code: Any = error
-            assert code.code() is grpc.StatusCode.UNAVAILABLE
+            # Which, is core's race between the end of the call and that of the connection.
+            assert code.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         else:
             raise AssertionError("it was answered all the same")
         assert in_flight.exception(PATIENCE).code() is grpc.StatusCode.UNAVAILABLE

@@ -11,6 +11,9 @@ from tensorferry.batcher.latency import Curve, LatencyModel, LatencyStatistics
 
 # For how long an observation of a batch's time is trusted to refuse requests by it.
 _FRESH_SECONDS = 1.0
+# What is still predicted after a batch that took so many times less is not trusted to: one fast batch among slow ones
+# teaches little, and were nobody else let in, a device that was slow once would seem so for many seconds.
+_DOUBTED = 2.0
 _PREPARATION_WEIGHT = 0.05
 # When no batch of more than half of the most rows has run among so many, what such take is a guess.
 _STALE_BATCHES = 16
@@ -40,11 +43,15 @@ class BucketStatistics:
 
 
 class Lesson(NamedTuple):
-    """What a batch taught: how long batches keep the device, and the host, and of that the part before the device."""
+    """What a batch taught: how long batches keep the device, and the host, and of that the part before the device.
+
+    `doubted`: the batch itself took far less than that.
+    """
 
     device: Curve
     host: Curve
     preparation: float
+    doubted: bool = False
 
 
 class Profile:
@@ -57,6 +64,7 @@ class Profile:
 
     __slots__ = (
         "_device_model",
+        "_doubted",
         "_host_batches",
         "_host_model",
         "_learned_preparation",
@@ -89,6 +97,8 @@ class Profile:
         # The part of the host's time that is spent before the device can start.
         self._preparation = 0.5
         self.observed = -math.inf
+        # Whether the last batch learned from took so little that the device seems not to be slow any more.
+        self._doubted = False
         # As `upper` of the most rows: who has time for that has time for any.
         self.longest = 0.0
         # Batches since one of more than half of the most rows.
@@ -124,7 +134,8 @@ class Profile:
         """Whether a batch of so many rows, which took so many seconds in all, is to be learned from."""
         large = 2 * rows > self._most
         # By when it left: what ends at a given time is rather one of those that took long.
-        taught = took >= _LESSON_SECONDS or now - took >= self._lesson_at or (large and self.stale)
+        due = self._doubted or now - took >= self._lesson_at
+        taught = took >= _LESSON_SECONDS or due or (large and self.stale)
         # Where a large one was tried in vain, not again at once.
         self._since_large = 0 if large or self._since_large >= _STALE_BATCHES else self._since_large + 1
         if taught:
@@ -146,15 +157,19 @@ class Profile:
                 self._host_model.observe(rows, host_seconds)
             weight = max(_PREPARATION_WEIGHT, 1 / self._host_batches)
             self._learned_preparation += weight * (before / host_seconds - self._learned_preparation)
-        return Lesson(self._device_model.curve, self._host_model.curve, self._learned_preparation)
+        device, host = self._device_model.curve, self._host_model.curve
+        expected = device.mean(rows) + host.mean(rows)
+        doubted = expected >= max(_DOUBTED * (device_seconds + host_seconds), _LESSON_SECONDS)
+        return Lesson(device, host, self._learned_preparation, doubted)
 
     def believe(self, lesson: Lesson, now: float) -> None:
         """From now on it is predicted from this."""
-        self.observed = now
+        self._doubted = lesson.doubted
+        self.observed = -math.inf if lesson.doubted else now
         self._predict_from(lesson)
 
     def _predict_from(self, lesson: Lesson) -> None:
-        self.device, self.host, self._preparation = lesson
+        self.device, self.host, self._preparation, _ = lesson
         self._upper.clear()
         self._mean.clear()
         self._whole.clear()

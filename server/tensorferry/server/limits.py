@@ -22,7 +22,7 @@ class RequestLimits:
     """`rows` of a request (0: as many as the queue holds); of each tensor of strings how many, and their length in bytes."""
 
     rows: int = 0
-    strings: int = 1 << 18
+    strings: int = 1 << 20
     string_bytes: int = 16 << 20
 
 
