@@ -222,5 +222,5 @@ $(CLIENTS)/manifests/.done $(CLIENTS)/ray/.done: $(CLIENTS)/%/.done: requirement
 	@touch $@
 
 $(CLIENTS)/nginx/.done: tests/deploy/nginx.sh | $(VENV)/.python
-	tests/deploy/nginx.sh $(CLIENTS)/nginx
-	@touch $@
+	@# Which other systems do not have: the tests that are about it are skipped there.
+	tests/deploy/nginx.sh $(CLIENTS)/nginx && touch $@ || echo "no nginx: tests/deploy/test_nginx.py is skipped" >&2

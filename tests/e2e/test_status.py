@@ -82,7 +82,7 @@ def test_a_server_that_drains_is_alive_and_not_ready(serve: Serve, probe_model: 
     server = serve(probe_model, "--metrics-port", 0, "--max-queue-delay-ms", 600_000)
     with grpc.insecure_channel(server.address) as channel:
         slow = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(
-            request(1, work=200_000), timeout=600
+            request(1, work=30_000), timeout=600
         )
         status_until(server, lambda found: found["models"][0]["requests"]["accepted"] == 1)
         server.signal()
