@@ -97,3 +97,21 @@ def test_who_reads_the_sockets(given: str | None, read_by_pool: bool, digits_mod
         assert wakes >= REQUESTS
     else:
         assert wakes < REQUESTS / 4
+
+
+def test_onnx_runtime_tells_nobody_what_it_runs(digits_model: Path, tmp_path: Path) -> None:
+    """It would keep here what it is yet to send; anywhere but in CI."""
+    kept = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME", "CI")
+    variables = {name: value for name, value in environment().items() if name not in kept}
+    arguments = ("serve", digits_model, "--port", "0", "--log-format", "json")
+    with subprocess.Popen(
+        command(*arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**variables, "HOME": str(tmp_path)},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.terminate()
+        assert process.wait(60) == 0
+    assert list(tmp_path.rglob("*")) == []

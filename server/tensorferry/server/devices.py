@@ -6,8 +6,7 @@ import ctypes
 import logging
 from typing import Any
 
-import onnxruntime
-
+from tensorferry.server.engine import onnxruntime
 from tensorferry.server.errors import StartError
 from tensorferry.server.instances import Machine, gpus_of
 

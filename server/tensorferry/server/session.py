@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 
 from tensorferry.batcher import StagedModel
 from tensorferry.server import gate
+from tensorferry.server.engine import onnxruntime
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.ladder import GraphOptions, Ladder
 from tensorferry.server.layout import Shape
