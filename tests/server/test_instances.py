@@ -93,6 +93,11 @@ def test_one_on_each_of_several() -> None:
             CPU,
             "asks for 65 instances, each with weights of its own; at most 64",
         ),
+        (
+            "instance_group { count: 2147483647 }",
+            CPU,
+            "asks for 2147483647 instances, each with weights of its own; at most 64",
+        ),
     ],
 )
 def test_what_cannot_be(groups: str, machine: Machine, said: str) -> None:

@@ -56,11 +56,15 @@ def instance_groups(given: ModelConfig | None, name: str, machine: Machine) -> S
             f"every instance group of model {name!r} is passive, so nothing would serve it; leave out 'passive' of one"
         )
     if number > _MOST:
-        raise StartError(
-            f"instance_group of model {name!r} asks for {number} instances, each with weights of its own; "
-            f"at most {_MOST} are made: lower 'count'"
-        )
+        raise _too_many(name, number)
     return groups
+
+
+def _too_many(model: str, number: int) -> StartError:
+    return StartError(
+        f"instance_group of model {model!r} asks for {number} instances, each with weights of its own; "
+        f"at most {_MOST} are made: lower 'count'"
+    )
 
 
 def _default(machine: Machine) -> ModelInstanceGroup:
@@ -86,6 +90,9 @@ def _group(given: ModelInstanceGroup, default_name: str, model: str, machine: Ma
     del group.gpus[:]
     group.gpus.extend(gpus)
     places = [f"cuda:{gpu}" for gpu in gpus] or ["cpu"]
+    if not group.passive and len(places) * group.count > _MOST:
+        # Before they are listed: a client may ask for two thousand million.
+        raise _too_many(model, len(places) * group.count)
     devices = () if group.passive else tuple(place for place in places for _ in range(group.count))
     return InstanceGroup(devices, group)
 
