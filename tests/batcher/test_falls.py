@@ -230,6 +230,26 @@ def test_the_other_device_takes_its_batch_meanwhile(make: Make, monkeypatch: pyt
     assert not hopeless
 
 
+def test_what_the_other_device_has_taken_over_is_its_own(
+    make: Make, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker that fell has handed it back already: it must not do so again, nor end it."""
+    hand_back = Worker._hand_back
+
+    def handing(*arguments: Any) -> None:
+        hand_back(*arguments)
+        runner.await_batches(1)
+
+    monkeypatch.setattr(Worker, "_hand_back", handing)
+    fails_once(monkeypatch, Worker, "_execute", SystemExit())
+    health = HealthBook()
+    batcher = make([runner, runner], 4, health=health)
+    future = batcher.submit(1.0)
+    health.await_told(1)
+    runner.open()
+    assert result(future) == 2
+
+
 def test_an_exception_that_somebody_injects(make: Make, runner: ScriptedRunner) -> None:
     """As debuggers do: while the worker waits, and while it runs a batch."""
     health = HealthBook()

@@ -16,6 +16,7 @@ import numpy as np
 from chaos.content import Mark
 from e2e.faulty import _BROKEN, failed
 
+from tensorferry.batcher.request import Request
 from tensorferry.batcher.work import Work
 from tensorferry.batcher.worker import Worker
 from tensorferry.server import recovery
@@ -82,7 +83,7 @@ class Faults:
 
     @property
     def guarded(self) -> Any:
-        def guarded(worker: Worker, work: Work) -> Any:
+        def guarded(worker: Worker, work: Work, back: list[Request]) -> Any:
             for request in work.batch:
                 for tensor in request.tensors:
                     row = np.frombuffer(tensor.data, np.float32, 4).tolist() if request.rows else [0.0] * 4
@@ -92,7 +93,7 @@ class Faults:
                         and self._first(row)
                     ):
                         raise SystemExit
-            return self._guarded(worker, work)
+            return self._guarded(worker, work, back)
 
         return guarded
 

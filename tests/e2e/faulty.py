@@ -15,6 +15,7 @@ from typing import Any
 import grpc._server
 import numpy as np
 
+from tensorferry.batcher.request import Request
 from tensorferry.batcher.work import Work
 from tensorferry.batcher.worker import Worker
 from tensorferry.server import recovery
@@ -73,14 +74,14 @@ class Fault:
         return faulty
 
     def falling(self, run: Any) -> Any:
-        def fall(worker: Worker, work: Work) -> Any:
+        def fall(worker: Worker, work: Work, back: list[Request]) -> Any:
             for request in work.batch:
                 for tensor in request.tensors:
                     mark = float(np.frombuffer(tensor.data, tensor.dtype)[0]) if request.rows else 0.0
                     if FALL <= mark < _PAST_FALL and mark not in self.seen:
                         self.seen.add(mark)
                         raise SystemExit
-            return run(worker, work)
+            return run(worker, work, back)
 
         return fall
 

@@ -14,6 +14,7 @@ import pytest
 from e2e import models
 from e2e.fixtures import Serve
 from e2e.probe import OpenStream, request
+from e2e.test_metrics import scrape
 from onnx import TensorProto
 
 from tensorferry.protos import inference_pb2 as pb
@@ -105,9 +106,9 @@ def test_connections(serve: Serve, probe_model: Path) -> None:
         assert stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE, wait_for_ready=True).live
 
 
-def test_calls(serve: Serve, probe_model: Path) -> None:
+def test_calls(serve: Serve, probe_model: Path, transport: str) -> None:
     """A call is refused before its message is read when as many are in progress; those need not have sent theirs."""
-    server = serve(probe_model, "--max-calls", "2")
+    server = serve(probe_model, "--max-calls", "2", "--metrics-port", "0")
     method = "/inference.GRPCInferenceService/ModelInfer"
     with grpc.insecure_channel(server.address) as channel:
         messages: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(2)]
@@ -118,6 +119,9 @@ def test_calls(serve: Serve, probe_model: Path) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             infer(request(3).SerializeToString(), timeout=PATIENCE)
         assert caught.value.code() is EXHAUSTED
+        # In the threaded transport grpcio refuses it, and tells nobody.
+        counted = scrape(server)["tensorferry_calls_refused_total{code=RESOURCE_EXHAUSTED}"]
+        assert counted == (1 if transport == "lane" else 0)
         for number, message in enumerate(messages):
             message.put(request(number).SerializeToString())
             message.put(None)
@@ -126,7 +130,7 @@ def test_calls(serve: Serve, probe_model: Path) -> None:
 
 
 def test_streams(serve: Serve, probe_model: Path) -> None:
-    server = serve(probe_model, "--max-streams", "1")
+    server = serve(probe_model, "--max-streams", "1", "--metrics-port", "0")
     with grpc.insecure_channel(server.address) as channel:
         first = OpenStream(channel)
         first.send(request(1))
@@ -135,6 +139,7 @@ def test_streams(serve: Serve, probe_model: Path) -> None:
             second.send(request(2))
         assert caught.value.code() is EXHAUSTED
         assert "1 streams are open" in (caught.value.details() or "")
+        assert scrape(server)["tensorferry_calls_refused_total{code=RESOURCE_EXHAUSTED}"] == 1
         second.half_close()
         first.cancel()
 

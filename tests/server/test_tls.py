@@ -240,6 +240,18 @@ class TestReload:
         assert len(told) == 2
         assert str(files.certificate) in told[0]
 
+    def test_what_is_around_the_certificates_may_be_any_text(self, make: Make, files: Files) -> None:
+        comment = "# Autorität für Übung\n".encode()
+        files.certificate.write_bytes(comment + files.certificate.read_bytes())
+        authorities = files.folder / "clients.crt"
+        authorities.write_bytes(comment + files.ca.pem)
+        client = issue(files.ca, "client")
+        app = make(**files.options(tls_client_ca=authorities))
+        pair = issue(files.ca, "second", LOCAL)
+        files.replace(pair)
+        files.certificate.write_bytes(comment + files.certificate.read_bytes())
+        assert served(app, files.ca, client) == der(pair)
+
     def test_a_new_certificate_waits_for_its_key(
         self, make: Make, files: Files, caplog: pytest.LogCaptureFixture
     ) -> None:

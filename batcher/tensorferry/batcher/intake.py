@@ -137,7 +137,7 @@ class BoundedIntake(Intake):
         rows = sum([request.cost for request in requests])
         nbytes = sum([request.nbytes for request in requests])
         admission = self._admission
-        if not admission.closed:
+        if not (admission.closed or admission.broken is not None):
             # Who is refused in any case should hear why.
             quotas.check(requests[0].client, rows, nbytes, now, admission.drain_time)
         answer = super().put(requests)

@@ -160,6 +160,8 @@ class Worker:
     def _carry_out(self, work: Work) -> bool:
         """Completes what the work holds; whether anything is queued after it."""
         batch, device, times = work.batch, self._instance.index, None
+        # Those that went back into the queue: others have them now.
+        back: list[Request] = []
         try:
             taken = self._clock.now()
             if work.expired:
@@ -167,7 +169,7 @@ class Worker:
             if work.shed:
                 self._completions.shed(work.shed, "others make their deadlines", self._queue.drain_time())
             if batch:
-                times = self._run_guarded(work)
+                times = self._run_guarded(work, back)
             if times is not None:
                 _, ready, started, ended, done = times
                 now = self._clock.now()
@@ -176,15 +178,16 @@ class Worker:
                 if work.predicted:
                     self._ledger.predicted(work.predicted, before + seconds + after)
         except BaseException:
-            self._let_fall(work)
+            self._let_fall(work, back)
             raise
         if times is None:
             return self._queue.ran(batch, None, device=device)
         return self._queue.ran(batch, seconds, before, after, device=device)
 
-    def _let_fall(self, work: Work) -> None:
+    def _let_fall(self, work: Work, back: Sequence[Request]) -> None:
         """The calling thread cannot go on with the work: whoever is left in it is queued again, or told."""
-        queued, ended = self._queue.hand_back(work.batch, self._instance.index, ran=True, out=False)
+        left = _without(work.batch, back)
+        queued, ended = self._queue.hand_back(left, self._instance.index, ran=True, out=False)
         self._ledger.retried(len(queued))
         untold = [
             request for request in (*work.expired, *work.shed) if request.complete is not completed_twice
@@ -216,12 +219,10 @@ class Worker:
         if queued:
             self._queue.expired_completed()
 
-    def _run_guarded(self, work: Work) -> Times | None:
+    def _run_guarded(self, work: Work, back: list[Request]) -> Times | None:
         """Runs and completes a batch; None if it did not go as others will."""
         batch = work.batch
         times = None
-        # Those that went back into the queue: others have them now.
-        back: list[Request] = []
         in_hand = self._instance.in_hand
         in_hand.append(batch)
         try:

@@ -34,7 +34,7 @@ from tensorferry.server.inference import Call, InferenceService, Reply
 from tensorferry.server.lane_stream import StreamCall
 from tensorferry.server.outbox import Outbox
 from tensorferry.server.status import Status
-from tensorferry.server.stream import BROKEN
+from tensorferry.server.stream import BROKEN, TOO_MANY
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -67,8 +67,8 @@ class Lane:
     """Serves the two methods of a `grpc.server`. Made before the server is started, started after it.
 
     At most `max_streams` streams are open at a time; of each, at most `max_in_flight` requests
-    are between being read and having their response sent. At most `max_calls` unary calls, and
-    streams, are in progress.
+    are between being read and having their response sent. At most `max_calls` unary calls are in
+    progress.
     """
 
     def __init__(
@@ -153,6 +153,8 @@ class Lane:
             full = len(self._streams) >= self._max_streams
             if refusal is None and not full:
                 self._streams.add(stream)
+        if refusal is None and full:
+            self._service.count_refused(TOO_MANY)
         stream.start(refusal, self._max_streams if full else None)
         if self._service.draining:
             # It came too late for `begin_drain` to find it.
@@ -172,6 +174,7 @@ class Lane:
     def caller_of(self, event: Any) -> Caller | Status:
         """Whose call it is that arrived; or the status with which it is refused."""
         if self.calls > self._max_calls:
+            self._service.count_refused(self._too_many.code)
             return self._too_many
         if self._access is None:
             return ANYONE
@@ -181,8 +184,6 @@ class Lane:
             return self._service.status_of(error)
 
     def _standing_of(self, event: Any) -> Standing | Status | None:
-        if self.calls > self._max_calls:
-            return self._too_many
         if self._access is None:
             return None
         try:

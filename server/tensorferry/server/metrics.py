@@ -49,6 +49,7 @@ _CODES = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.INTERNAL,
 )
 _KINDS: Mapping[str, Callable[..., Any]] = {

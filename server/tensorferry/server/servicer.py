@@ -24,7 +24,7 @@ from tensorferry.server.inference import InferenceService, Reply
 from tensorferry.server.model_config import PLATFORM
 from tensorferry.server.models import ModelRegistry, ModelState
 from tensorferry.server.status import Status, status_of, trailing_metadata
-from tensorferry.server.stream import ResponseStream, terms_of, too_many_streams
+from tensorferry.server.stream import TOO_MANY, ResponseStream, terms_of, too_many_streams
 
 # A deadline that is farther away than a year is none.
 _LONGEST_SECONDS = 365 * 86400.0
@@ -197,6 +197,7 @@ class Servicer:
             if not refused:
                 self._streams.add(stream)
         if refused:
+            self._service.count_refused(TOO_MANY)
             _abort(context, too_many_streams(self._max_streams))
         try:
             if not context.add_callback(stream.close):

@@ -48,7 +48,11 @@ class StatusReport:
 
     def troubles(self) -> Sequence[str]:
         """Why the server, or a part of it, takes no requests: a line for each reason."""
-        lines = ["the server is draining"] if self._service.draining else []
+        lines = []
+        if self._service.draining:
+            lines.append("the server is draining")
+        elif self._service.leaving:
+            lines.append("the server is about to drain")
         if not self._registry.complete:
             lines.append("what is to be served is still being loaded")
         for entry in self._registry.entries():

@@ -23,6 +23,9 @@ END_ON_ERROR = "triton_grpc_error"
 # What a call is told amid which something unforeseen happened.
 BROKEN = Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
 
+# The code of calls and streams that are one too many.
+TOO_MANY = grpc.StatusCode.RESOURCE_EXHAUSTED
+
 # What a stream is told that a drain ends.
 SHUTTING_DOWN = Status(grpc.StatusCode.UNAVAILABLE, "the server is shutting down; open a stream elsewhere")
 
@@ -59,7 +62,7 @@ def message_or_end(
 def too_many_streams(most: int) -> Status:
     """What a stream is told that is one too many."""
     return Status(
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        TOO_MANY,
         f"{most} streams are open, which is the most this server keeps; close one, or send several requests in one "
         "stream",
     )

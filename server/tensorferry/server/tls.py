@@ -86,8 +86,9 @@ class TlsFiles:
             complaint, pair = "", self._current
             try:
                 pair = self._read()
-            except (BadFileError, OSError) as error:
-                complaint = str(error)
+            except Exception as error:
+                # Whatever it is, it must not escape into core, and the files are looked at again.
+                complaint = str(error) if isinstance(error, (BadFileError, OSError)) else repr(error)
                 self._watched.forget()
             said, self._complaint = self._complaint, complaint
             changed, self._current = pair != self._current, pair
@@ -162,7 +163,7 @@ def _check_authorities(path: Path, data: bytes) -> None:
         raise BadFileError(f"{path} is no certificate in PEM: it has no line {_CERTIFICATE.decode()!r}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_verify_locations(cadata=data.decode("ascii", "replace"))
+        context.load_verify_locations(cadata=data.decode("ascii", "ignore"))
     except ssl.SSLError as error:
         raise BadFileError(f"the certificates in {path} cannot be read: {_reason(error)}") from None
     if not context.cert_store_stats()["x509_ca"]:
@@ -176,7 +177,7 @@ def _expiry(path: Path, certificate: bytes, server: ssl.SSLContext) -> str:
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    client.load_verify_locations(cadata=certificate.decode("ascii", "replace"))
+    client.load_verify_locations(cadata=certificate.decode("ascii", "ignore"))
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     asking = client.wrap_bio(back, there)
     answering = server.wrap_bio(there, back, server_side=True)
