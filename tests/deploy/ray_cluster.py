@@ -43,7 +43,7 @@ def main() -> None:
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
         ray.init(
-            num_cpus=4,
+            num_cpus=1,
             include_dashboard=False,
             object_store_memory=100 << 20,
             _temp_dir=folder,
@@ -54,14 +54,14 @@ def main() -> None:
             http_options={"port": free_port(), "host": "127.0.0.1"},
             grpc_options=gRPCOptions(port=port, grpc_servicer_functions=functions),
         )
-        serve.run(application(arguments), name=NAME, route_prefix=None)
+        serve.run(application(arguments), name=NAME)
         print(json.dumps({"port": port}), file=told, flush=True)
         for line in sys.stdin:
             match line.strip():
                 case "replicas":
                     print(json.dumps(running()), file=told, flush=True)
                 case "redeploy":
-                    serve.run(application(arguments), name=NAME, route_prefix=None)
+                    serve.run(application(arguments), name=NAME)
                     print(json.dumps(running()), file=told, flush=True)
                 case "end":
                     break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,10 @@ from tensorferry.protos import inference_pb2_grpc
 
 PYTHON = CLIENTS / "ray" / "bin" / "python"
 CLUSTER = Path(__file__).with_name("ray_cluster.py")
+# Of this tree, whichever the environment has.
+SOURCES = os.pathsep.join(
+    str(Path(__file__).parents[2] / folder) for folder in ("server", "batcher", "protos", "client")
+)
 PATIENCE = 100.0
 
 pytestmark = [needs(CLIENTS / "ray" / ".done"), pytest.mark.timeout(300)]
@@ -42,6 +47,7 @@ class Cluster:
             text=True,
             env={
                 **outside,
+                "PYTHONPATH": SOURCES,
                 "RAY_AUTH_MODE": "disabled",
                 "RAY_raylet_start_wait_time_s": "200",
                 "RAY_USAGE_STATS_ENABLED": "0",
