@@ -32,7 +32,7 @@ CLUSTER = Path(__file__).with_name("ray_cluster.py")
 SOURCES = os.pathsep.join(
     str(Path(__file__).parents[2] / folder) for folder in ("server", "batcher", "protos", "client")
 )
-# Bounds for waits that end at once unless something is broken; Ray starts a dozen processes.
+# Bounds for waits that end at once unless something is broken; Ray starts a dozen processes, and replaces them one by one.
 PATIENCE = 100.0
 START = 400.0
 # Matrix products of the probe model that take some seconds: longer than anything takes to get to a replica.
@@ -130,7 +130,7 @@ class Cluster:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{json.dumps(what)}\n")
         self._process.stdin.flush()
-        return self._told(PATIENCE)
+        return self._told(START)
 
     def _told(self, patience: float) -> Any:
         assert self._process.stdout is not None
