@@ -217,7 +217,8 @@ $(CLIENTS)/kustomize: | $(VENV)/.python
 $(CLIENTS)/manifests/.done $(CLIENTS)/ray/.done: $(CLIENTS)/%/.done: requirements/%.lock | $(VENV)/.python
 	$(PYTHON) -m venv $(CLIENTS)/$*
 	$(CLIENTS)/$*/bin/python -m pip --disable-pip-version-check install -q uv==$(UV)
-	$(CLIENTS)/$*/bin/uv pip install -q --python $(CLIENTS)/$*/bin/python --require-hashes -r $<
+	@# Compiled here: each of Ray's many processes would compile what it imports, where bytecode may not be written.
+	$(CLIENTS)/$*/bin/uv pip install -q --python $(CLIENTS)/$*/bin/python --compile-bytecode --require-hashes -r $<
 	$(if $(filter ray,$*),$(CLIENTS)/ray/bin/uv pip install -q --python $(CLIENTS)/ray/bin/python --no-deps --no-build-isolation -e .)
 	@touch $@
 

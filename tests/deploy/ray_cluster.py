@@ -1,9 +1,10 @@
 """A Ray of its own with the application, for the tests; runs in the environment that `make tools` makes for Ray.
 
-    ray_cluster.py ARGUMENTS     the application's, as JSON
+    ray_cluster.py FOLDER ARGUMENTS     Ray's own files, and the application's arguments as JSON
 
-Prints a line of JSON with the port when it serves. Then each line on stdin is carried out and answered by one:
-`replicas` says how many run, `redeploy` replaces them all, `end` ends it.
+Prints a line of JSON: `port` once it serves, or `unable` with the reason why there is no Ray. Then each line on stdin, JSON
+too, is carried out and answered by one: "replicas" gives the process of each that runs, arguments deploy the application
+anew, each of its replicas by another, and "end" ends it.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ import json
 import os
 import socket
 import sys
-import tempfile
+import time
 from typing import Any
 
 import ray
 from ray import serve
 from ray.serve.config import gRPCOptions
+from ray.serve.context import _get_global_client
 
 from tensorferry.server.ray_serve import application
 
 NAME = "tensorferry"
+# Ray itself waits 30 seconds for its own processes, and nothing makes it wait longer.
+ATTEMPTS = 3
 
 
 def free_port() -> int:
@@ -30,43 +34,73 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def running() -> int:
-    deployment = serve.status().applications[NAME].deployments["tensorferry"]
-    return int(deployment.replica_states.get("RUNNING", 0))
+def start_ray(folder: str) -> str | None:
+    """Ray, with as few processes as there may be; why not, after some attempts."""
+    reason = None
+    for attempt in range(ATTEMPTS):
+        try:
+            ray.init(
+                # Workers are started beforehand for each of them; replicas ask for none.
+                num_cpus=1,
+                include_dashboard=False,
+                object_store_memory=100 << 20,
+                _temp_dir=f"{folder}/{attempt}",
+                _node_ip_address="127.0.0.1",
+                log_to_driver=False,
+            )
+        except Exception as error:
+            reason = repr(error)
+            ray.shutdown()
+        else:
+            return None
+    return reason
+
+
+def running() -> dict[str, int]:
+    details = _get_global_client().get_serve_details()["applications"][NAME]
+    replicas = details["deployments"]["tensorferry"]["replicas"]
+    return {replica["replica_id"]: replica["pid"] for replica in replicas if replica["state"] == "RUNNING"}
 
 
 def main() -> None:
-    arguments: dict[str, Any] = json.loads(sys.argv[1])
+    folder, arguments = sys.argv[1], json.loads(sys.argv[2])
     # Ray writes to stdout what it likes: that goes where its log goes.
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+
+    def tell(what: Any) -> None:
+        print(json.dumps(what), file=told, flush=True)
+
+    def deploy(arguments: dict[str, Any]) -> None:
+        # With a route, though HTTP is of no use here: of an application without one the gRPC ingress knows nothing.
+        serve.run(application(arguments), name=NAME, route_prefix="/")
+
+    if (reason := start_ray(folder)) is not None:
+        tell({"unable": reason})
+        return
     port = free_port()
-    with tempfile.TemporaryDirectory(prefix="ray") as folder:
-        ray.init(
-            num_cpus=4,
-            include_dashboard=False,
-            object_store_memory=100 << 20,
-            _temp_dir=folder,
-            log_to_driver=False,
-        )
-        functions = ["tensorferry.server.ray_ingress.add_to_ingress"]
-        serve.start(
-            http_options={"port": free_port(), "host": "127.0.0.1"},
-            grpc_options=gRPCOptions(port=port, grpc_servicer_functions=functions),
-        )
-        serve.run(application(arguments), name=NAME, route_prefix=None)
-        print(json.dumps({"port": port}), file=told, flush=True)
-        for line in sys.stdin:
-            match line.strip():
-                case "replicas":
-                    print(json.dumps(running()), file=told, flush=True)
-                case "redeploy":
-                    serve.run(application(arguments), name=NAME, route_prefix=None)
-                    print(json.dumps(running()), file=told, flush=True)
-                case "end":
-                    break
-        serve.shutdown()
-        ray.shutdown()
+    functions = ["tensorferry.server.ray_ingress.add_to_ingress"]
+    serve.start(
+        http_options={"port": free_port(), "host": "127.0.0.1"},
+        grpc_options=gRPCOptions(port=port, grpc_servicer_functions=functions),
+    )
+    deploy(arguments)
+    tell({"port": port})
+    for line in sys.stdin:
+        match json.loads(line):
+            case "replicas":
+                tell(running())
+            case "end":
+                break
+            case {} as arguments:
+                before = set(running())
+                deploy(arguments)
+                # Those that go are done with what they have first.
+                while before & running().keys():
+                    time.sleep(0.1)
+                tell(running())
+    serve.shutdown()
+    ray.shutdown()
 
 
 if __name__ == "__main__":

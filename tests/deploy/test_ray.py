@@ -3,69 +3,143 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import IO, Any
 
 import grpc
 import numpy as np
 import pytest
 from deploy.traffic import Traffic
-from e2e.probe import answer, batch_of, output, request
+from e2e.probe import OpenStream, answer, batch_of, output, request
 from e2e.server import environment
 from wire.programs import CLIENTS, needs
 
-from tensorferry.client import DeadlineExceeded, InferenceClient, NotFound
+from tensorferry.client import InferenceClient, NotFound, ResourceExhausted
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 
 PYTHON = CLIENTS / "ray" / "bin" / "python"
 CLUSTER = Path(__file__).with_name("ray_cluster.py")
+# Of this tree, whichever tree the environment was made for.
+SOURCES = os.pathsep.join(
+    str(Path(__file__).parents[2] / folder) for folder in ("server", "batcher", "protos", "client")
+)
+# Bounds for waits that end at once unless something is broken; Ray starts a dozen processes, and replaces them one by one.
 PATIENCE = 100.0
+START = 400.0
+# Matrix products of the probe model that take some seconds: longer than anything takes to get to a replica.
+SECONDS = 16_000
+MOST_QUEUED = 100
 
-pytestmark = [needs(CLIENTS / "ray" / ".done"), pytest.mark.timeout(300)]
+pytestmark = [needs(CLIENTS / "ray" / ".done"), pytest.mark.timeout(600)]
+
+
+def surroundings() -> Mapping[str, str]:
+    """Nothing of another Ray, nothing that is sent anywhere, and more patience than Ray has for slow machines."""
+    outside = {name: value for name, value in environment().items() if not name.startswith("RAY_")}
+    return {
+        **outside,
+        "PYTHONPATH": SOURCES,
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_register_timeout_seconds": "300",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+    }
+
+
+def of_session(session: int) -> list[int]:
+    """The processes of a session of processes, which all are whose first it started."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # Behind its name, which may hold anything: state, parent, group, session.
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
 
 
 class Cluster:
-    """A Ray with the application, until it is left."""
+    """A Ray with the application, until it is ended."""
 
-    def __init__(self, log: IO[str], **arguments: Any) -> None:
+    # Where it serves.
+    address = ""
+
+    def __init__(self, log: IO[str], folder: str, **arguments: Any) -> None:
         self._log = log
-        outside = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
         self._process = subprocess.Popen(
-            [PYTHON, CLUSTER, json.dumps(arguments)],
+            [PYTHON, CLUSTER, folder, json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={
-                **outside,
-                "RAY_AUTH_MODE": "disabled",
-                "RAY_raylet_start_wait_time_s": "200",
-                "RAY_USAGE_STATS_ENABLED": "0",
-            },
+            env=surroundings(),
+            # By which all that Ray starts can be told: its workers have process groups of their own.
+            start_new_session=True,
         )
-        self.address = f"127.0.0.1:{self._told()['port']}"
 
-    def ask(self, what: str) -> Any:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{what}\n")
-        self._process.stdin.flush()
-        return self._told()
+    def start(self) -> str:
+        """Where it serves."""
+        told = self._told(START)
+        if "unable" in told:
+            pytest.skip(f"Ray does not start here: {told['unable']}")
+        return f"127.0.0.1:{told['port']}"
 
-    def _told(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            self._process.communicate(timeout=PATIENCE)
-            raise AssertionError(f"Ray ended: {self._logged()}")
-        return json.loads(line)
+    def replicas(self) -> dict[str, int]:
+        """The process of each that runs."""
+        answered: dict[str, int] = self._ask("replicas")
+        return answered
+
+    def deploy(self, **arguments: Any) -> dict[str, int]:
+        """Each replica is replaced by another; those that run then."""
+        answered: dict[str, int] = self._ask(arguments)
+        return answered
 
     def end(self) -> None:
-        self._process.communicate("end\n", timeout=PATIENCE)
+        """Ends it, and whatever Ray may have left behind."""
+        try:
+            self._process.communicate(json.dumps("end"), timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            self.kill()
         assert self._process.returncode == 0, self._logged()
+
+    def kill(self) -> None:
+        while left := of_session(self._process.pid):
+            for each in left:
+                try:
+                    os.kill(each, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.01)
+        self._process.wait()
+
+    def _ask(self, what: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{json.dumps(what)}\n")
+        self._process.stdin.flush()
+        return self._told(START)
+
+    def _told(self, patience: float) -> Any:
+        assert self._process.stdout is not None
+        # Nothing is buffered: each line is an answer, of which there is never a second.
+        ready, _, _ = select.select([self._process.stdout], [], [], patience)
+        line = self._process.stdout.readline() if ready else ""
+        if not line:
+            raise AssertionError(f"Ray {'ended' if ready else 'hangs'}: {self._logged()}")
+        return json.loads(line)
 
     def _logged(self) -> str:
         self._log.seek(0)
@@ -73,33 +147,52 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(probe_model: Path, digits_model: Path) -> Iterator[Cluster]:
+def models(probe_model: Path, digits_model: Path) -> list[str]:
     assert PYTHON.exists(), "CI needs Ray: make tools"
-    with TemporaryFile("w+") as log:
+    return [f"{name}={probe_model}" for name in ("probe", "slow")] + [f"digits={digits_model}"]
+
+
+@pytest.fixture(scope="module")
+def cluster(models: list[str]) -> Iterator[Cluster]:
+    # Not below pytest's: the names of Ray's sockets must be short.
+    folder = tempfile.mkdtemp(prefix="ray")
+    with tempfile.TemporaryFile("w+") as log:
         started = Cluster(
             log,
-            models=[str(probe_model), f"digits={digits_model}"],
-            deployment={
-                "ray_actor_options": {"num_cpus": 0},
-                "autoscaling_config": {
-                    "min_replicas": 1,
-                    "max_replicas": 2,
-                    "target_ongoing_requests": 4,
-                    "upscale_delay_s": 0.5,
-                    "downscale_delay_s": 600,
-                    "metrics_interval_s": 0.5,
-                    "look_back_period_s": 1,
-                },
-            },
+            folder,
+            models=models,
+            deployment={"num_replicas": 1, "ray_actor_options": {"num_cpus": 0}},
+            **{"max-queue-size": MOST_QUEUED},
         )
-        yield started
-        started.end()
+        try:
+            started.address = started.start()
+            yield started
+            started.end()
+        finally:
+            started.kill()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
-def stub(cluster: Cluster) -> Iterator[inference_pb2_grpc.GRPCInferenceServiceStub]:
+def channel(cluster: Cluster) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(cluster.address, options=[("grpc.enable_retries", 0)]) as channel:
-        yield inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        yield channel
+
+
+@pytest.fixture
+def stub(channel: grpc.Channel) -> inference_pb2_grpc.GRPCInferenceServiceStub:
+    return inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def blocked(channel: grpc.Channel) -> OpenStream:
+    """The model runs for some seconds, from when this returns: what comes now waits."""
+    stream = OpenStream(channel)
+    stream.send(request(1, work=SECONDS))
+    return stream
+
+
+def rows_of(response: pb.ModelInferResponse) -> int:
+    return response.parameters["batch_rows"].int64_param
 
 
 def test_the_bundled_client_is_served(cluster: Cluster) -> None:
@@ -115,28 +208,30 @@ def test_the_bundled_client_is_served(cluster: Cluster) -> None:
         assert len(results) == 5
 
 
-def test_many_requests_share_batches(stub: inference_pb2_grpc.GRPCInferenceServiceStub) -> None:
-    blocker = stub.ModelInfer.future(request(1, work=2000), timeout=PATIENCE)
+def test_the_configuration_is_told(stub: inference_pb2_grpc.GRPCInferenceServiceStub) -> None:
+    answered = stub.ModelConfig(pb.ModelConfigRequest(name="probe"), timeout=PATIENCE)
+    assert answered.config.name == "probe"
+    assert answered.config.max_batch_size == 32
+
+
+def test_many_requests_share_batches(
+    channel: grpc.Channel, stub: inference_pb2_grpc.GRPCInferenceServiceStub
+) -> None:
+    blocker = blocked(channel)
     calls = {tag: stub.ModelInfer.future(request(tag), timeout=PATIENCE) for tag in range(100, 164)}
     responses = {tag: call.result() for tag, call in calls.items()}
     for tag, response in responses.items():
         np.testing.assert_array_equal(output(response), answer(tag))
-    assert blocker.result().id == "1"
-    assert len({batch_of(response) for response in responses.values()}) < len(responses) / 2
+    assert len({batch_of(response) for response in responses.values()}) < len(responses) / 4
+    blocker.await_answer("1")
+    blocker.half_close()
 
 
 def test_errors_have_their_statuses(
     cluster: Cluster, stub: inference_pb2_grpc.GRPCInferenceServiceStub
 ) -> None:
-    with InferenceClient(cluster.address) as client:
-        with pytest.raises(NotFound, match="nobody"):
-            client.metadata("nobody", timeout=PATIENCE)
-        with pytest.raises(DeadlineExceeded):
-            client.submit(
-                "probe",
-                {"x": np.ones((1, 4), np.float32), "index": np.zeros(1, np.int64), "work": np.full(1, 2000)},
-                timeout=0.2,
-            ).result()
+    with InferenceClient(cluster.address) as client, pytest.raises(NotFound, match="nobody"):
+        client.metadata("nobody", timeout=PATIENCE)
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(request(1, index=99), timeout=PATIENCE)
     assert caught.value.code() is grpc.StatusCode.INTERNAL
@@ -149,35 +244,166 @@ def test_errors_have_their_statuses(
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_deadline_that_cannot_be_met_reaches_the_batcher(
+def test_who_finds_the_queue_full_hears_when_to_come_back(cluster: Cluster, channel: grpc.Channel) -> None:
+    blocker = blocked(channel)
+    inputs = {"x": np.ones((1, 4), np.float32), "index": np.zeros(1, np.int64), "work": np.zeros(1, np.int64)}
+    with InferenceClient(cluster.address) as client:
+        calls = [client.submit("probe", inputs, timeout=PATIENCE) for _ in range(MOST_QUEUED + 10)]
+        refused = [error for call in calls if (error := call.exception()) is not None]
+    assert len(refused) == 10
+    for error in refused:
+        assert isinstance(error, ResourceExhausted)
+        assert error.retry_after is not None
+    blocker.await_answer("1")
+    blocker.half_close()
+
+
+def test_a_stream_has_the_order_and_the_end_that_it_asks_for(
+    channel: grpc.Channel, stub: inference_pb2_grpc.GRPCInferenceServiceStub
+) -> None:
+    # Behind the one that fails at once there would be another answer before.
+    requests = [request(1, work=200), request(2, model="nobody"), request(3)]
+    ordered = list(stub.ModelStreamInfer(iter(requests), timeout=PATIENCE))
+    assert [each.infer_response.id for each in ordered] == ["1", "2", "3"]
+    assert "nobody" in ordered[1].error_message
+    np.testing.assert_array_equal(output(ordered[2].infer_response), answer(3))
+
+    stream = OpenStream(channel)
+    stream.send(request(1, work=SECONDS))
+    # The marker, which came later, was answered before.
+    assert "1" not in stream.answers
+    stream.await_answer("1")
+    stream.half_close()
+
+    ending = stub.ModelStreamInfer(
+        iter(requests), timeout=PATIENCE, metadata=(("triton_grpc_error", "true"),)
+    )
+    assert next(ending).infer_response.id == "1"
+    with pytest.raises(grpc.RpcError) as caught:
+        next(ending)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+    wrong = stub.ModelStreamInfer(iter(()), timeout=PATIENCE, metadata=(("tensorferry-stream-order", "any"),))
+    with pytest.raises(grpc.RpcError) as caught:
+        next(wrong)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_deadline_reaches_the_batcher(stub: inference_pb2_grpc.GRPCInferenceServiceStub) -> None:
+    """Who knows how long the model takes, and refuses what cannot be met, with words that are the batcher's."""
+    said = []
+    for _ in range(5):
+        stub.ModelInfer(request(1, work=SECONDS, model="slow"), timeout=PATIENCE)
+        call = stub.ModelInfer.future(request(2, work=SECONDS, model="slow"), timeout=1.0)
+        assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        said.append(call.details())
+        if "alone the request would take" in said[-1]:
+            return
+    pytest.fail(f"never refused for its deadline: {said}")
+
+
+def test_what_a_caller_leaves_is_withdrawn(
+    channel: grpc.Channel, stub: inference_pb2_grpc.GRPCInferenceServiceStub
+) -> None:
+    """Be it one call or a stream: of those that wait for the next batch, only who stays is in it."""
+    blocker = blocked(channel)
+    stays = stub.ModelInfer.future(request(2), timeout=PATIENCE)
+    leaves = stub.ModelInfer.future(request(3), timeout=PATIENCE)
+    stream = OpenStream(channel)
+    stream.send(request(4), request(5))
+    leaves.cancel()
+    stream.cancel()
+    comes = stub.ModelInfer.future(request(6), timeout=PATIENCE)
+    assert "1" not in blocker.answers
+    assert rows_of(stays.result()) == 2
+    assert batch_of(comes.result()) == batch_of(stays.result())
+    blocker.await_answer("1")
+    blocker.half_close()
+
+
+def test_replicas_come_with_the_load_and_are_replaced_without_a_failed_call(
+    cluster: Cluster,
+    models: list[str],
+    channel: grpc.Channel,
     stub: inference_pb2_grpc.GRPCInferenceServiceStub,
 ) -> None:
-    """It is refused by the replica, which says so, before the time is over."""
-    for _ in range(5):
-        stub.ModelInfer(request(1, work=400), timeout=PATIENCE)
-    long = [stub.ModelInfer.future(request(tag, work=4000), timeout=PATIENCE) for tag in range(2, 6)]
-    call = stub.ModelInfer.future(request(7), timeout=2.0)
-    assert call.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.OK)
-    for each in long:
-        each.cancel()
-
-
-def test_replicas_come_with_the_load_and_are_replaced_without_a_failed_call(cluster: Cluster) -> None:
-    with (
-        grpc.insecure_channel(cluster.address, options=[("grpc.enable_retries", 0)]) as channel,
-        Traffic(channel, callers=16) as traffic,
-    ):
-        while cluster.ask("replicas") < 2:
+    """Only a stream that stays open is ended, once its replica has waited long enough for that; with UNAVAILABLE."""
+    arguments = {
+        "models": models,
+        "drain-seconds": 3,
+        "deployment": {
+            "ray_actor_options": {"num_cpus": 0},
+            "autoscaling_config": {
+                "min_replicas": 1,
+                "max_replicas": 2,
+                "target_ongoing_requests": 4,
+                "upscale_delay_s": 0.5,
+                "downscale_delay_s": 600,
+                "metrics_interval_s": 0.5,
+                "look_back_period_s": 1,
+            },
+        },
+    }
+    cluster.deploy(**arguments)
+    with Traffic(channel, callers=12) as traffic:
+        while len(old := cluster.replicas()) < 2:
             traffic.await_more(20)
             assert not traffic.failures
+        underway = stub.ModelInfer.future(request(1, work=SECONDS // 4), timeout=PATIENCE)
+        new = cluster.deploy(**arguments)
+        assert len(new) == 2
+        assert not new.keys() & old.keys()
         traffic.await_more()
     assert not traffic.failures
+    assert traffic.left >= 1
+    np.testing.assert_array_equal(output(underway.result()), answer(1))
 
 
-def test_a_wrong_option_is_named_before_anything_starts() -> None:
-    script = (
-        "from tensorferry.server.ray_serve import application\napplication({'models': ['a.onnx'], 'port': 5})"
+def test_a_call_whose_replica_dies_is_told_to_try_again(
+    cluster: Cluster, channel: grpc.Channel, stub: inference_pb2_grpc.GRPCInferenceServiceStub
+) -> None:
+    call = stub.ModelInfer.future(request(1, work=20 * SECONDS), timeout=PATIENCE)
+    # By the time that this is over, the call is where it is going.
+    blocked(channel).cancel()
+    for process in cluster.replicas().values():
+        os.kill(process, signal.SIGKILL)
+    assert call.code() is grpc.StatusCode.UNAVAILABLE
+    assert call.details() == "the replica is gone that had this call; others take calls: try again"
+    while True:
+        # Ray puts others in their places.
+        again = stub.ModelInfer.future(request(2), timeout=PATIENCE)
+        if again.code() is grpc.StatusCode.OK:
+            break
+        assert again.code() is grpc.StatusCode.UNAVAILABLE, again.details()
+    np.testing.assert_array_equal(output(again.result()), answer(2))
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PYTHON, "-c", script], capture_output=True, text=True, timeout=PATIENCE, env=surroundings()
     )
-    ended = subprocess.run([PYTHON, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("option", ["port", "auth-tokens", "client-rate", "otel"])
+def test_an_option_of_what_a_replica_has_not_is_refused_before_anything_starts(option: str) -> None:
+    ended = run(
+        "from tensorferry.server.ray_serve import application\n"
+        f"application({{'models': ['a.onnx'], {option!r}: 5}})"
+    )
     assert ended.returncode == 1
-    assert "port is 5; under Ray Serve it cannot be chosen: leave it out" in ended.stderr
+    assert f"{option} is 5; under Ray Serve it cannot be chosen: leave it out" in ended.stderr
+
+
+def test_a_replica_none_of_whose_models_works_says_that_it_is_ill(digits_model: Path) -> None:
+    """Which is when Ray replaces it."""
+    ended = run(
+        "import asyncio\n"
+        "from tensorferry.server.ray_serve import Replica\n"
+        f"replica = Replica({{'models': ['digits={digits_model}']}})\n"
+        "asyncio.run(replica.check_health())\n"
+        "(model,) = replica._app.registry.models()\n"
+        "model.condition.out(0, 'the device is gone')\n"
+        "asyncio.run(replica.check_health())\n"
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == "RuntimeError: digits: the device is gone"

@@ -40,13 +40,11 @@ class Traffic:
         self.failures: list[str] = []
         # How often a stream that stays open was ended by its server.
         self.left = 0
+        counts = ((self._call, callers), (self._short_stream, streams), (self._session, sessions))
+        self._ways = [turn.__name__ for turn, count in counts if count]
         self._threads = [
             threading.Thread(target=self._loop, args=(turn,), name=turn.__name__)
-            for turn, count in (
-                (self._call, callers),
-                (self._short_stream, streams),
-                (self._session, sessions),
-            )
+            for turn, count in counts
             for _ in range(count)
         ]
 
@@ -66,7 +64,7 @@ class Traffic:
     def await_more(self, count: int = 50) -> None:
         """Until each way of calling has been answered so many times more."""
         with self._lock:
-            aim = {turn: self.answered[turn] + count for turn in ("_call", "_short_stream", "_session")}
+            aim = {turn: self.answered[turn] + count for turn in self._ways}
             assert self._progress.wait_for(
                 lambda: self.failures or all(self.answered[turn] >= more for turn, more in aim.items()),
                 PATIENCE,

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
+from ray.exceptions import ActorDiedError
 
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.inference import Metadata
@@ -80,7 +81,9 @@ def _unary_with_deadline(
     passed_on: Callable[[Any, Any], Awaitable[bytes]],
 ) -> Callable[[Any, Any], Awaitable[bytes]]:
     async def method(request: bytes, context: Any) -> bytes:
-        return await passed_on(request, _WithDeadline(context))
+        response = await passed_on(request, _WithDeadline(context))
+        _tell_of_lost_replica(context)
+        return response
 
     return method
 
@@ -90,9 +93,19 @@ def _stream_with_deadline(
 ) -> Callable[[Any, Any], AsyncIterator[bytes]]:
     async def method(requests: Any, context: Any) -> AsyncIterator[bytes]:
         async for response in passed_on(requests, _WithDeadline(context)):
-            yield response
+            # Empty where it brings the status of a stream, and no message.
+            if response:
+                yield response
+        _tell_of_lost_replica(context)
 
     return method
+
+
+def _tell_of_lost_replica(context: Any) -> None:
+    """In place of INTERNAL and what Ray knows of the replica: its process, its address."""
+    if (context.details() or "").startswith(ActorDiedError.BASE_ERROR_MSG):
+        context.set_code(grpc.StatusCode.UNAVAILABLE)
+        context.set_details("the replica is gone that had this call; others take calls: try again")
 
 
 def _replaced(request: Any, context: Any) -> Any:

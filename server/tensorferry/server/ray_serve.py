@@ -30,19 +30,44 @@ from tensorferry.server.ray_ingress import deadline_of
 from tensorferry.server.ray_stream import RayStream
 from tensorferry.server.status import Status, status_of, trailing_metadata
 
-# Options of what a replica has not: an address, a transport, or clients that reach all replicas.
-_NOT_HERE = (
-    "host",
-    "port",
-    "transport",
-    "metrics-port",
-    "metrics-host",
-    "drain-delay-seconds",
-    "max-connection-age-seconds",
-    "max-message-bytes",
-    "allow-shared-memory",
-    "allow-log-settings",
-    "trace-file",
+# Options of what a replica has not: a door of its own, and thus limits at it; clients that it could tell apart, since
+# each would have as much again in every other replica; what leaves by other ways than a response.
+_NOT_HERE = frozenset(
+    (
+        "host",
+        "port",
+        "transport",
+        "tls-certificate",
+        "tls-key",
+        "tls-client-ca",
+        "auth-tokens",
+        "auth-certificates",
+        "auth-exempt-health",
+        "auth-over-plaintext",
+        "reflection",
+        "metrics-port",
+        "metrics-host",
+        "drain-delay-seconds",
+        "max-connection-age-seconds",
+        "max-connections",
+        "max-message-bytes",
+        "max-metadata-bytes",
+        "max-calls",
+        "max-streams",
+        "client-max-requests",
+        "client-max-rows",
+        "client-max-bytes",
+        "client-rate",
+        "client-burst",
+        "client-weights",
+        "fair-share",
+        "exit-on-device-loss",
+        "allow-shared-memory",
+        "allow-log-settings",
+        "trace-file",
+        "otel",
+        "access-log",
+    )
 )
 
 
@@ -144,7 +169,8 @@ class Replica:
         async for message in stream.responses(requests):
             yield Answer(message)
         if stream.end is not None:
-            self._refuse(stream.end, grpc_context)
+            # Only with a message does Ray send the context over; the proxy drops it.
+            yield self._refuse(stream.end, grpc_context)
 
     async def ServerLive(self, request: bytes, grpc_context: RayServegRPCContext) -> Answer:  # noqa: N802
         """Whether a replica answers."""
