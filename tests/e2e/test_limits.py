@@ -112,7 +112,8 @@ def test_calls(serve: Serve, probe_model: Path, transport: str) -> None:
     method = "/inference.GRPCInferenceService/ModelInfer"
     with grpc.insecure_channel(server.address) as channel:
         messages: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(2)]
-        # Over one connection, so that they are there before what follows.
+        # Over one connection, so that they are there before what follows; calls that waited for it go in any order.
+        grpc.channel_ready_future(channel).result(PATIENCE)
         begin: Any = channel.stream_unary(method)
         held = [begin.future(iter(message.get, None), timeout=PATIENCE) for message in messages]
         infer: Any = channel.unary_unary(method)
