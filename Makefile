@@ -25,7 +25,7 @@ SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 LOAD := $(VENV)/load
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test fuzz soak conformance compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check locks tools train gpu-check clean
+.PHONY: help run demo test test-ray fuzz soak conformance compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,7 +37,10 @@ demo: $(VENV)/.$(EXTRA) ## the same, and stop after the answers
 	@$(BIN)/python examples/digits/demo.py --port 0 --device $(DEVICE) --once
 
 test: $(VENV)/.dev ## all tests
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --ignore tests/deploy/test_ray.py
+
+test-ray: $(VENV)/.dev $(CLIENTS)/ray/.done ## the Ray Serve application in a Ray of its own (three minutes)
+	$(BIN)/python -m pytest -q tests/deploy/test_ray.py
 
 fuzz: $(VENV)/.fuzz ## a million malformed inputs, found by coverage (RUNS=, or SECONDS=: other amounts; ONLY=infer: one target)
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only $(ONLY))
@@ -109,7 +112,7 @@ locks: $(VENV)/.python ## compile requirements/*.in into lock files
 	$(PIP) install -q uv==$(UV)
 	UV=$(CURDIR)/$(BIN)/uv requirements/lock.sh
 
-tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done $(CLIENTS)/kustomize $(CLIENTS)/manifests/.done $(CLIENTS)/nginx/.done $(CLIENTS)/ray/.done ## clients of other makers, a browser, and what deploy/ is tested with (needs Go, Node and npm, Java and Maven, Debian's apt-get)
+tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done $(CLIENTS)/kustomize $(CLIENTS)/manifests/.done $(CLIENTS)/nginx/.done ## clients of other makers, a browser, and what deploy/ is tested with (needs Go, Node and npm, Java and Maven, Debian's apt-get)
 
 train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(PIP) install -q scikit-learn

@@ -315,7 +315,9 @@ class Terminal:
         self._own, other = pty.openpty()
         script = (
             # Only of the terminal that it is controlled by does a process get Ctrl-C.
-            "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+            # And where tests run in the background, it ignores that from its birth.
+            "import fcntl, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+            "signal.signal(signal.SIGINT, signal.default_int_handler); "
             f"from tensorferry.client.top import main; sys.exit(main({list(arguments)!r}))"
         )
         self.process = subprocess.Popen(
