@@ -13,7 +13,8 @@ from hypothesis import settings
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, datatype_of, encode_contents, encode_raw
-from tensorferry.server.inference import InferenceService, Reply
+from tensorferry.server.inference import InferenceService
+from tensorferry.server.reply import Reply
 from tensorferry.server.signature import Signature, TensorSpec
 
 Array = npt.NDArray[Any]

@@ -20,10 +20,11 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 from tensorferry.server.access import Access
 from tensorferry.server.caller import ANYONE, Caller
-from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
+from tensorferry.server.inference import InferenceService
 from tensorferry.server.lane import Lane, UnaryCall
 from tensorferry.server.lane_stream import StreamCall
 from tensorferry.server.models import ModelRegistry
+from tensorferry.server.reply import Call, Metadata, Reply
 from tensorferry.server.servicer import Servicer
 
 

@@ -23,9 +23,10 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.access import Access
 from tensorferry.server.caller import ANYONE, Caller
 from tensorferry.server.errors import InvalidRequestError, NotReadyError, UnauthenticatedError
-from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
+from tensorferry.server.inference import InferenceService
 from tensorferry.server.lane import Lane
 from tensorferry.server.models import ModelRegistry
+from tensorferry.server.reply import Call, Metadata, Reply
 
 # What becomes of requests that fail, and of those that come while the server drains.
 FAILS, STOPS = "what to change", "the server is shutting down"

@@ -18,8 +18,9 @@ from server.scripted import Door, success
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.caller import ANYONE, Caller
-from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
+from tensorferry.server.inference import InferenceService
 from tensorferry.server.models import ModelRegistry
+from tensorferry.server.reply import Call, Metadata, Reply
 
 OpenDoor = Callable[..., Door]
 Leave = Callable[[RawClient], None]

@@ -11,7 +11,7 @@ from server.scripted import Door, success
 from tensorferry.batcher import QueueFull
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
-from tensorferry.server.inference import Call
+from tensorferry.server.reply import Call
 from tensorferry.server.stream import Deliveries
 
 

@@ -13,8 +13,8 @@ from server.scripted import Door, OpenStream, ScriptedService, success
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.caller import ANYONE, Caller
-from tensorferry.server.inference import Call, Metadata, Reply
 from tensorferry.server.models import ModelRegistry
+from tensorferry.server.reply import Call, Metadata, Reply
 from tensorferry.server.stream import ResponseStream, Terms
 
 OpenDoor = Callable[..., Door]

@@ -26,8 +26,8 @@ from tensorferry.server.callers_file import (
 )
 from tensorferry.server.config import ServerConfig
 from tensorferry.server.errors import PermissionDeniedError, StartError, UnauthenticatedError
-from tensorferry.server.inference import Metadata
 from tensorferry.server.limit_options import tells_clients_apart
+from tensorferry.server.reply import Metadata
 from tensorferry.server.watched import Watched
 
 _log = logging.getLogger("tensorferry.server")

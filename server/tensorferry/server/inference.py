@@ -36,87 +36,14 @@ from tensorferry.server.errors import (
 from tensorferry.server.forms import Form, FormCache, unremembered
 from tensorferry.server.limits import DEFAULT, RequestLimits
 from tensorferry.server.models import ModelRegistry
-from tensorferry.server.responses import Piece, id_field_of, stream_response
+from tensorferry.server.reply import OVER, Call, Metadata, Reply, failed
+from tensorferry.server.responses import Piece, id_field_of
 from tensorferry.server.shared_memory import Lease, Regions
 from tensorferry.server.status import INTERNAL, Status, code_of, known_status_of, status_of
-from tensorferry.server.trace_context import TRACEPARENT, context_of
+from tensorferry.server.trace_context import TRACEPARENT
 from tensorferry.server.tracing import Trace, Tracing
 
 _log = logging.getLogger("tensorferry.server")
-
-# What a call brought along with its message: names in lower case, text or bytes (names in -bin).
-Metadata = Sequence[tuple[str, str | bytes]]
-
-
-class Reply:
-    """What became of one ModelInfer. Whoever sends the response builds it, by one of the methods."""
-
-    __slots__ = ("_addressed", "_build", "_metadata", "request_id")
-
-    # Of a request that is traced: whoever sends the response says when.
-    trace: Trace | None = None
-
-    @property
-    def addressed(self) -> tuple[str, str]:
-        """Name and version of the model that it is from, or as the request had them; "" for what is not known."""
-        return self._addressed
-
-    @property
-    def waiting(self) -> Batcher | None:
-        """The batcher that answered, if it now waits for `attend`."""
-        return None
-
-    def __init__(
-        self,
-        request_id: str,
-        build: Callable[[], Sequence[Piece]],
-        addressed: tuple[str, str] = ("", ""),
-        metadata: Metadata = (),
-    ) -> None:
-        self.request_id = request_id
-        self._build = build
-        self._addressed = addressed
-        self._metadata = metadata
-
-    def about(self) -> Mapping[str, str]:
-        """Which request it is the reply to, for a line in the log."""
-        return logs.about(self.request_id, self.addressed, context_of(self._metadata))
-
-    def pieces(self) -> Sequence[Piece]:
-        """The serialised ModelInferResponse, in pieces; or what went wrong, raised."""
-        return self._build()
-
-    def message(self) -> bytes:
-        """The serialised ModelInferResponse; or what went wrong, raised."""
-        return b"".join(self.pieces())
-
-    def stream_message(self) -> bytes:
-        """The serialised ModelStreamInferResponse; or what went wrong, raised."""
-        return b"".join(stream_response(self.pieces()))
-
-
-def _failed(request_id: str, error: BaseException, addressed: tuple[str, str], metadata: Metadata) -> Reply:
-    def build() -> Sequence[Piece]:
-        raise error
-
-    return Reply(request_id, build, addressed, metadata)
-
-
-class Call:
-    """One request in flight. `cancel` may be called at any time, from any thread, repeatedly."""
-
-    __slots__ = ()
-
-    def cancel(self) -> None:
-        """Withdraws the request if it is not done; its completion is then called with the reason."""
-
-    def abandon(self) -> None:
-        """The same, and tells that whoever sends responses will not send this one."""
-        self.cancel()
-
-
-# Of a request that was answered at once.
-_OVER = Call()
 
 
 class _Queued(Call, Reply):
@@ -434,16 +361,16 @@ class InferenceService:
                 if answer is None and self._tracing.sources:
                     # It was not asked yet, whether the request is to be traced.
                     trace = self._tracing.begin(None, request_id, now, metadata, caller)
-                reply = _failed(request_id, error, addressed, metadata)
+                reply = failed(request_id, error, addressed, metadata)
                 if trace is None:
                     complete(reply)
-                    return _OVER
+                    return OVER
                 if not trace.addressed[1]:
                     # Else it is the model that was to serve it, and has gone since.
                     trace.addressed = addressed
                 trace.completed(None, 0.0, error, self._known_status_of(error))
                 complete(_TracedReply(reply, trace))
-                return _TracedCall(_OVER, trace)
+                return _TracedCall(OVER, trace)
             return queued if trace is None else _TracedCall(queued, trace)
 
     def _traced(self, trace: Trace, complete: Callable[[Reply], None], form: Form) -> Callable[[Any], None]:

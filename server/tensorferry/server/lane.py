@@ -30,9 +30,10 @@ from tensorferry.protos import SERVICE_NAME
 from tensorferry.server import grpc_core
 from tensorferry.server.access import Access, Certificate, Standing
 from tensorferry.server.caller import ANYONE, INFER, Caller
-from tensorferry.server.inference import Call, InferenceService, Reply
+from tensorferry.server.inference import InferenceService
 from tensorferry.server.lane_stream import StreamCall
 from tensorferry.server.outbox import Outbox
+from tensorferry.server.reply import Call, Reply
 from tensorferry.server.status import Status
 from tensorferry.server.stream import BROKEN, TOO_MANY
 

@@ -20,9 +20,10 @@ from tensorferry.batcher import Batcher
 from tensorferry.server.access import Access, Certificate
 from tensorferry.server.caller import ANYONE, ROLES, Caller
 from tensorferry.server.errors import NotFoundError
-from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
+from tensorferry.server.inference import InferenceService
 from tensorferry.server.lane import STREAM, UNARY, Lane
 from tensorferry.server.models import ModelRegistry
+from tensorferry.server.reply import Call, Metadata, Reply
 from tensorferry.server.responses import stream_response
 
 _HELD = b"held until the client leaves"

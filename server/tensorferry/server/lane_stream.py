@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeAlias
 from tensorferry.server import grpc_core
 from tensorferry.server.access import Standing
 from tensorferry.server.caller import ANYONE, Caller
-from tensorferry.server.inference import Call, Reply
 from tensorferry.server.outbox import Outbox
+from tensorferry.server.reply import Call, Reply
 from tensorferry.server.status import Status
 from tensorferry.server.stream import (
     BROKEN,

@@ -15,7 +15,7 @@ import grpc
 from ray.exceptions import ActorDiedError
 
 from tensorferry.protos import SERVICE_NAME
-from tensorferry.server.inference import Metadata
+from tensorferry.server.reply import Metadata
 
 # Seconds since the epoch. The proxy's own comes last, and counts.
 DEADLINE = "tensorferry-deadline"

@@ -24,10 +24,10 @@ from tensorferry.server.codec import parse
 from tensorferry.server.config import ConfigError, ServerConfig
 from tensorferry.server.configuration import ModelConfiguration
 from tensorferry.server.configure import load_config
-from tensorferry.server.inference import Call, Reply
 from tensorferry.server.options import OPTIONS
 from tensorferry.server.ray_ingress import deadline_of
 from tensorferry.server.ray_stream import RayStream
+from tensorferry.server.reply import Call, Reply
 from tensorferry.server.status import Status, status_of, trailing_metadata
 
 # Options of what a replica has not: a door of its own, and thus limits at it; clients that it could tell apart, since

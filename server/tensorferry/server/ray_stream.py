@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from tensorferry.server.inference import Metadata, Reply
+from tensorferry.server.reply import Metadata, Reply
 from tensorferry.server.status import Status
 from tensorferry.server.stream import Deliveries, Slot, Terms, message_or_end, terms_of
 

@@ -20,9 +20,10 @@ from tensorferry.server.access_interceptor import certificate_of
 from tensorferry.server.caller import ANYONE, INFER, Caller
 from tensorferry.server.codec import parse
 from tensorferry.server.errors import InvalidRequestError, ServerError, UnsupportedError
-from tensorferry.server.inference import InferenceService, Reply
+from tensorferry.server.inference import InferenceService
 from tensorferry.server.model_config import PLATFORM
 from tensorferry.server.models import ModelRegistry, ModelState
+from tensorferry.server.reply import Reply
 from tensorferry.server.status import Status, status_of, trailing_metadata
 from tensorferry.server.stream import TOO_MANY, ResponseStream, terms_of, too_many_streams
 

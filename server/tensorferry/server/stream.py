@@ -11,7 +11,8 @@ import grpc
 
 from tensorferry.server.access import Standing
 from tensorferry.server.caller import ANYONE
-from tensorferry.server.inference import Call, InferenceService, Metadata, Reply
+from tensorferry.server.inference import InferenceService
+from tensorferry.server.reply import Call, Metadata, Reply
 from tensorferry.server.responses import stream_error
 from tensorferry.server.status import Status
 
