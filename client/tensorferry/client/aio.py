@@ -14,13 +14,7 @@ from tensorferry.client import aio_stream, channel, errors, message
 from tensorferry.client.bearer import bearer
 from tensorferry.client.cache import MetadataCache
 from tensorferry.client.deadline import Deadline
-from tensorferry.client.errors import (
-    DeadlineExceeded,
-    InferenceError,
-    InvalidInput,
-    ResourceExhausted,
-    Unavailable,
-)
+from tensorferry.client.errors import DeadlineExceeded, InferenceError, ResourceExhausted, Unavailable
 from tensorferry.client.inflight import InFlight, Outcome, id_of
 from tensorferry.client.message import InferenceResult, Parameter, StreamDefaults, StreamRequest
 from tensorferry.client.metadata import ModelMetadata, ModelStatus, ServerMetadata
@@ -75,9 +69,7 @@ class InferenceClient:
         # Ends the waits of those who are to send again.
         self._closing = asyncio.Event()
         self._channel = channel.aio_channel(
-            target,
-            secured,
-            channel.channel_options(max_message_bytes, options),
+            target, secured, channel.channel_options(max_message_bytes, options)
         )
         self._stub = channel.stub(self._channel)
 
@@ -256,7 +248,9 @@ class InferenceClient:
         async with contextlib.aclosing(outcomes):
             async for outcome in outcomes:
                 encoded = sent.pop(id_of(outcome), None)
-                if isinstance(outcome, ResourceExhausted) and encoded is not None:
+                if isinstance(outcome, InferenceResult):
+                    self._retries.answered()
+                elif isinstance(outcome, ResourceExhausted) and encoded is not None:
                     outcome = await self._again(outcome, encoded, deadline)
                 if isinstance(outcome, InferenceError):
                     self._cache.refused(model, version, outcome)
@@ -316,12 +310,9 @@ class InferenceClient:
     ) -> pb.ModelInferRequest:
         if not self._check:
             return message.encode(model, version, request, None)
-        known = self._cache.get(model, version)
-        if known is not None:
-            try:
-                return message.encode(model, version, request, known)
-            except InvalidInput:
-                pass  # the model may have been replaced since its metadata was fetched
+        encoded = self._cache.encode(model, version, request)
+        if encoded is not None:
+            return encoded
         metadata = await self._fetch(model, version, deadline, request.request_id)
         return message.encode(model, version, request, metadata)
 

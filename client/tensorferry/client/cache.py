@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import grpc
 
-from tensorferry.client.errors import InferenceError
+from tensorferry.client import message
+from tensorferry.client.errors import InferenceError, InvalidInput
+from tensorferry.client.message import StreamRequest
 from tensorferry.client.metadata import ModelMetadata
+from tensorferry.protos import inference_pb2 as pb
 
 _STALE_CODES = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
 
@@ -22,6 +25,16 @@ class MetadataCache:
     def get(self, model: str, version: str) -> ModelMetadata | None:
         """The metadata, None when it is to be fetched."""
         return self._known.get((model, version))
+
+    def encode(self, model: str, version: str, request: StreamRequest) -> pb.ModelInferRequest | None:
+        """The request's message; None when the metadata is to be fetched, perhaps again."""
+        known = self._known.get((model, version))
+        if known is None:
+            return None
+        try:
+            return message.encode(model, version, request, known)
+        except InvalidInput:
+            return None  # the model may have been replaced since its metadata was fetched
 
     def put(self, model: str, version: str, metadata: ModelMetadata) -> None:
         """The server's answer."""

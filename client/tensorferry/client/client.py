@@ -15,14 +15,8 @@ from tensorferry.client import channel, errors, message, stream
 from tensorferry.client.bearer import bearer
 from tensorferry.client.cache import MetadataCache
 from tensorferry.client.deadline import Deadline
-from tensorferry.client.errors import (
-    DeadlineExceeded,
-    InferenceError,
-    InvalidInput,
-    ResourceExhausted,
-    Unavailable,
-)
-from tensorferry.client.future import InferenceFuture
+from tensorferry.client.errors import DeadlineExceeded, InferenceError, ResourceExhausted, Unavailable
+from tensorferry.client.future import InferenceFuture, Waiting
 from tensorferry.client.inflight import InFlight, Outcome, id_of
 from tensorferry.client.message import InferenceResult, Parameter, StreamDefaults, StreamRequest
 from tensorferry.client.metadata import ModelMetadata, ModelStatus, ServerMetadata
@@ -75,6 +69,7 @@ class InferenceClient:
         self._closed = False
         # Ends the waits of those who are to send again.
         self._closing = threading.Event()
+        self._waiting = Waiting()
         self._channel = channel.sync_channel(
             target,
             secured,
@@ -94,6 +89,7 @@ class InferenceClient:
         """Closes the channel; calls in flight end with `Cancelled`. May be called again."""
         self._closed = True
         self._closing.set()
+        self._waiting.close()
         self._channel.close()
 
     def infer(
@@ -153,7 +149,9 @@ class InferenceClient:
             lambda: self._stub.ModelInfer.future(encoded, timeout=deadline.left(), metadata=metadata),
             request.request_id,
             functools.partial(self._cache.refused, model, version),
-            lambda error, attempt: self._retries.delay(error, attempt, deadline.left()),
+            self._retries,
+            deadline,
+            self._waiting,
         )
 
     @overload
@@ -260,7 +258,9 @@ class InferenceClient:
         with contextlib.closing(outcomes):
             for outcome in outcomes:
                 encoded = sent.pop(id_of(outcome), None)
-                if isinstance(outcome, ResourceExhausted) and encoded is not None:
+                if isinstance(outcome, InferenceResult):
+                    self._retries.answered()
+                elif isinstance(outcome, ResourceExhausted) and encoded is not None:
                     outcome = self._again(outcome, encoded, deadline)
                 if isinstance(outcome, InferenceError):
                     self._cache.refused(model, version, outcome)
@@ -315,12 +315,9 @@ class InferenceClient:
     ) -> pb.ModelInferRequest:
         if not self._check:
             return message.encode(model, version, request, None)
-        known = self._cache.get(model, version)
-        if known is not None:
-            try:
-                return message.encode(model, version, request, known)
-            except InvalidInput:
-                pass  # the model may have been replaced since its metadata was fetched
+        encoded = self._cache.encode(model, version, request)
+        if encoded is not None:
+            return encoded
         metadata = self._fetch(model, version, deadline, request.request_id)
         return message.encode(model, version, request, metadata)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -10,19 +13,22 @@ from typing import Any
 import grpc
 
 from tensorferry.client import errors, message
+from tensorferry.client.deadline import Deadline
 from tensorferry.client.errors import InferenceError
 from tensorferry.client.message import InferenceResult
+from tensorferry.client.retry import Retries
 
 
 class InferenceFuture(Future[InferenceResult]):
     """A `concurrent.futures.Future` of one request.
 
     `cancel()` cancels the call on the server too, at any time before the answer is there.
-    Callbacks run on the channel's own thread, as do those of `concurrent.futures`: they must
+    Callbacks run on the client's own threads, as do those of `concurrent.futures`: they must
     not block. May be used from any thread.
 
-    `start` begins the call. `again` says of an error, and of how often the call was begun, after how many
-    seconds it is begun again, None for never.
+    `start` begins the call, within `deadline`; `refused` is told of the error that it ended with. A call that
+    `retries` begin again is in `waiting` until then. At any time one of them owns the future and may end it: grpcio,
+    which runs `_finish` once for each call, or whoever took it from `waiting`.
     """
 
     def __init__(
@@ -30,41 +36,44 @@ class InferenceFuture(Future[InferenceResult]):
         start: Callable[[], Any],
         request_id: str,
         refused: Callable[[InferenceError], None],
-        again: Callable[[InferenceError, int], float | None],
+        retries: Retries,
+        deadline: Deadline,
+        waiting: Waiting,
     ) -> None:
         super().__init__()
-        self._start = start
+        # Both hold the request, and the second the answer as well: None once the future has ended.
+        self._start: Callable[[], Any] | None = start
+        self._call: Any = None
         self._request_id = request_id
         self._refused = refused
-        self._again = again
+        self._retries = retries
+        self._deadline = deadline
+        self._waiting = waiting
         self._attempt = 1
-        # Guards _timer, which runs while the call waits to be begun again. Nothing is called while it is held.
-        self._lock = threading.Lock()
-        self._timer: threading.Timer | None = None
-        self._call = start()
-        self._call.add_done_callback(self._finish)
+        call = self._call = start()
+        call.add_done_callback(self._finish)
 
     def cancel(self) -> bool:
         """Cancels the future and its call; False when the answer was there before."""
         if not super().cancel():
             return False
-        with self._lock:
-            timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
-            self.set_running_or_notify_cancel()
-        else:
+        call = self._call
+        if self._waiting.withdraw(self):
+            self._begin_end()
+        elif call is not None:
             # grpcio then runs _finish, which tells those who wait for the future.
-            self._call.cancel()
+            call.cancel()
         return True
 
     def _finish(self, call: Any) -> None:
         if not self.cancelled() and self._wait(call):
             return
-        if not self.set_running_or_notify_cancel():
+        if not self._begin_end():
             return
         try:
-            result = message.decode(call.result())
+            answer = call.result()
+            self._retries.answered()
+            result = message.decode(answer)
         except grpc.RpcError as error:
             failure = errors.from_rpc(error, self._request_id)
             self._refused(failure)
@@ -75,35 +84,111 @@ class InferenceFuture(Future[InferenceResult]):
             self.set_result(result)
 
     def _wait(self, call: Any) -> bool:
-        """Whether the call is to be begun again, or was cancelled while that was found out."""
+        """Whether another owns the future now; else the call has ended it."""
         if call.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
             return False
-        delay = self._again(errors.from_rpc(call, self._request_id), self._attempt)
-        if delay is None:
+        refusal = errors.from_rpc(call, self._request_id)
+        delay = self._retries.delay(refusal, self._attempt, self._deadline.left())
+        if delay is None or not self._waiting.add(self, delay):
             return False
-        timer = threading.Timer(delay, self._begin_again)
-        timer.daemon = True
-        with self._lock:
-            if self.cancelled():
-                # The call was over: it tells nobody any more.
-                return False
-            self._timer = timer
-        timer.start()
-        return True
+        # Who cancelled it before it waited found only a call that was over, which tells nobody any more.
+        return not (self.cancelled() and self._waiting.withdraw(self))
 
     def _begin_again(self) -> None:
-        with self._lock:
-            if self._timer is None:
-                return
-            self._timer = None
+        """Its time has come; `waiting` has given it up."""
+        assert self._start is not None
         self._attempt += 1
         try:
             call = self._call = self._start()
-        except Exception:
-            # The client was closed meanwhile.
-            if self.set_running_or_notify_cancel():
-                self.set_exception(errors.closed(self._request_id))
+        except Exception as failure:
+            self._fail(errors.closed(self._request_id) if self._waiting.closed else failure)
             return
         if self.cancelled():
             call.cancel()
         call.add_done_callback(self._finish)
+
+    def _fail(self, failure: Exception) -> None:
+        if self._begin_end():
+            self.set_exception(failure)
+
+    def _begin_end(self) -> bool:
+        """Whether the future's outcome is to be set; else it was cancelled, of which all are told now."""
+        self._start = self._call = None
+        return self.set_running_or_notify_cancel()
+
+
+class Waiting:
+    """The futures of one client whose calls wait to be begun again, and the thread that begins them.
+
+    It runs only while any wait. Thread-safe; no future is called while the lock is held.
+    """
+
+    def __init__(self) -> None:
+        # Guards all that follows, but that `closed` is read without.
+        self._changed = threading.Condition(threading.Lock())
+        self.closed = False
+        self._futures: set[InferenceFuture] = set()
+        # When they are due; those that were withdrawn stay until they are first.
+        self._due: list[tuple[float, int, InferenceFuture]] = []
+        self._numbers = itertools.count()
+        self._running = False
+
+    def add(self, future: InferenceFuture, delay: float) -> bool:
+        """Begins the call again in so many seconds, or ends the future if this was closed; False if neither can be."""
+        with self._changed:
+            if not self.closed:
+                if not self._running:
+                    thread = threading.Thread(target=self._run, name="tensorferry-retry", daemon=True)
+                    try:
+                        thread.start()
+                    except (RuntimeError, MemoryError):
+                        # The system has no thread left, or the interpreter ends.
+                        return False
+                    self._running = True
+                self._futures.add(future)
+                heapq.heappush(self._due, (time.monotonic() + delay, next(self._numbers), future))
+                self._changed.notify()
+                return True
+        future._fail(errors.closed(future._request_id))
+        return True
+
+    def withdraw(self, future: InferenceFuture) -> bool:
+        """Whether the future waited; it is the caller's to end then."""
+        with self._changed:
+            if future not in self._futures:
+                return False
+            self._futures.remove(future)
+            self._changed.notify()
+            return True
+
+    def close(self) -> None:
+        """Ends those that wait, and those that come, with `Cancelled`."""
+        with self._changed:
+            self.closed = True
+            futures = list(self._futures)
+            self._futures.clear()
+            self._changed.notify()
+        for future in futures:
+            future._fail(errors.closed(future._request_id))
+
+    def _run(self) -> None:
+        while (future := self._next()) is not None:
+            future._begin_again()
+
+    def _next(self) -> InferenceFuture | None:
+        """Waits for the next that is due; None when none waits, and the thread is to end."""
+        with self._changed:
+            while self._futures:
+                due, _, future = self._due[0]
+                left = due - time.monotonic()
+                if future not in self._futures:
+                    heapq.heappop(self._due)
+                elif left > 0:
+                    self._changed.wait(min(left, threading.TIMEOUT_MAX))
+                else:
+                    heapq.heappop(self._due)
+                    self._futures.remove(future)
+                    return future
+            self._due.clear()
+            self._running = False
+            return None

@@ -1,0 +1,216 @@
+"""What retries hold and give back: the budget, the request, the thread that begins calls again, and the futures at close."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from client.scripted import Hang, ScriptedServer
+from client.test_retry import Full
+
+from tensorferry.client import Cancelled, InferenceClient, InferenceFuture, ResourceExhausted, aio
+from tensorferry.protos import inference_pb2 as pb
+
+INPUTS = {"x": np.zeros(1, np.int64)}
+# Nobody waits for it.
+NEVER_MS = "60000"
+# What is left of the budget of 100 before a test; each answer gives 0.1.
+LEFT = 50.0
+
+
+def script(server: ScriptedServer, *arguments: Any) -> Full:
+    full = Full(*arguments)
+    server.servicer.infer, server.servicer.stream = full.infer, full.stream
+    return full
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.001)
+
+
+def await_waiting(client: InferenceClient, count: int = 1) -> None:
+    until(lambda: client._retries._left <= 100 - count, "no refusal came")
+    until(lambda: len(client._waiting._futures) == count, "no future waits to be sent again")
+
+
+def refusals(server: ScriptedServer, client: InferenceClient, count: int = 1) -> list[InferenceFuture]:
+    """Futures that wait to be sent again."""
+    script(server, 1000, NEVER_MS)
+    futures = [client.submit("row", INPUTS, request_id=str(number)) for number in range(count)]
+    until(lambda: client._retries._left == 100 - count, "no refusal came")
+    return futures
+
+
+def test_an_answer_to_submit_refills_the_budget(client: InferenceClient) -> None:
+    client._retries._left = LEFT
+    for _ in range(3):
+        client.submit("row", INPUTS).result(10)
+    assert client._retries._left == pytest.approx(LEFT + 0.3)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_the_answers_of_a_stream_refill_the_budget(
+    server: ScriptedServer, client: InferenceClient, ordered: bool
+) -> None:
+    """Once for each request: two are answered in the stream, two when they are sent again."""
+    script(server, 0)
+    client._retries._left = LEFT
+    assert len(list(client.stream("row", [INPUTS] * 4, ordered=ordered))) == 4
+    assert client._retries._left == pytest.approx(LEFT - 2 + 0.4)
+
+
+async def test_the_answers_of_an_aio_stream_refill_the_budget(
+    server: ScriptedServer, aclient: aio.InferenceClient
+) -> None:
+    script(server, 0)
+    aclient._retries._left = LEFT
+    assert len([result async for result in aclient.stream("row", [INPUTS] * 4)]) == 4
+    assert aclient._retries._left == pytest.approx(LEFT - 2 + 0.4)
+
+
+def answered(server: ScriptedServer, client: InferenceClient) -> InferenceFuture:
+    future = client.submit("row", INPUTS)
+    future.result(10)
+    return future
+
+
+def failed(server: ScriptedServer, client: InferenceClient) -> InferenceFuture:
+    script(server, 1, "-1")
+    future = client.submit("row", INPUTS)
+    assert isinstance(future.exception(10), ResourceExhausted)
+    return future
+
+
+def cancelled_in_flight(server: ScriptedServer, client: InferenceClient) -> InferenceFuture:
+    hang = Hang()
+    server.servicer.infer = hang.infer
+    future = client.submit("row", INPUTS)
+    assert hang.begun.wait(10)
+    assert future.cancel()
+    return future
+
+
+def cancelled_while_it_waits(server: ScriptedServer, client: InferenceClient) -> InferenceFuture:
+    [future] = refusals(server, client)
+    assert future.cancel()
+    return future
+
+
+def closed_while_it_waits(server: ScriptedServer, client: InferenceClient) -> InferenceFuture:
+    [future] = refusals(server, client)
+    client.close()
+    assert isinstance(future.exception(10), Cancelled)
+    return future
+
+
+@pytest.mark.parametrize(
+    "end", [answered, failed, cancelled_in_flight, cancelled_while_it_waits, closed_while_it_waits]
+)
+def test_an_ended_future_lets_go_of_its_request(
+    server: ScriptedServer,
+    client: InferenceClient,
+    monkeypatch: pytest.MonkeyPatch,
+    end: Callable[[ScriptedServer, InferenceClient], InferenceFuture],
+) -> None:
+    encode = client._encode
+    requests: list[pb.ModelInferRequest] = []
+
+    def remembered(*arguments: Any) -> pb.ModelInferRequest:
+        requests.append(encode(*arguments))
+        return requests[-1]
+
+    monkeypatch.setattr(client, "_encode", remembered)
+    future = end(server, client)
+    alone = [object()]
+
+    def let_go() -> bool:
+        gc.collect()
+        return sys.getrefcount(requests[0]) == sys.getrefcount(alone[0])
+
+    until(let_go, "the request is still held")
+    assert future.done()
+
+
+def test_without_a_thread_to_wait_the_refusal_ends_the_future(
+    server: ScriptedServer, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def start_unless_it_waits(thread: threading.Thread) -> None:
+        if isinstance(thread, threading.Timer) or thread.name == "tensorferry-retry":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_unless_it_waits)
+    script(server, 1)
+    error = client.submit("row", INPUTS).exception(10)
+    assert isinstance(error, ResourceExhausted)
+    assert error.retry_after == pytest.approx(0.02)
+    monkeypatch.undo()
+    script(server, 1)
+    client.submit("row", INPUTS).result(10)
+
+
+def test_a_call_that_cannot_be_begun_again_ends_its_future(
+    server: ScriptedServer, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what kept it from that: the client is not closed."""
+    begin = client._stub.ModelInfer.future
+    attempts: list[int] = []
+
+    def begin_once(*arguments: Any, **options: Any) -> Any:
+        attempts.append(1)
+        if len(attempts) > 1:
+            raise RuntimeError("can't start new thread")
+        return begin(*arguments, **options)
+
+    monkeypatch.setattr(client._stub, "ModelInfer", SimpleNamespace(future=begin_once))
+    script(server, 1)
+    error = client.submit("row", INPUTS).exception(10)
+    assert str(error) == "can't start new thread"
+
+
+def test_one_thread_begins_them_all_again_in_the_order_they_are_due(
+    server: ScriptedServer, client: InferenceClient
+) -> None:
+    """Those that wait for long do not keep those back that are due, and the thread ends with the last."""
+    futures = refusals(server, client, 20)
+    await_waiting(client, 20)
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "tensorferry-retry"]
+    script(server, 1)
+    assert client.submit("row", INPUTS, request_id="soon").result(10).id == "soon"
+    assert not any(future.done() for future in futures)
+    for future in futures:
+        assert future.cancel()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert not client._waiting._due
+
+
+def test_close_ends_the_futures_that_wait(server: ScriptedServer, client: InferenceClient) -> None:
+    futures = refusals(server, client, 3)
+    client.close()
+    for number, future in enumerate(futures):
+        error = future.exception(10)
+        assert isinstance(error, Cancelled)
+        assert error.code is grpc.StatusCode.CANCELLED
+        assert error.request_id == str(number)
+
+
+def test_a_refusal_that_comes_after_close_ends_its_future(
+    server: ScriptedServer, client: InferenceClient
+) -> None:
+    script(server, 1, NEVER_MS)
+    client._waiting.close()
+    assert isinstance(client.submit("row", INPUTS).exception(10), Cancelled)
