@@ -12,7 +12,7 @@ import pytest
 from batcher.conftest import Make
 from batcher.rig import PATIENCE, Recorder, enqueue, fails_below_zero, reach, result
 
-from tensorferry.batcher import Batcher, BatcherError, Outcome, Request
+from tensorferry.batcher import Batcher, BatcherError, Outcome, Request, RunTimedOut
 from tensorferry.batcher.collate import request_of
 from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.returners import Returners
@@ -199,6 +199,35 @@ def test_after_a_batch_that_took_very_long_workers_run_all(
     assert model.here
     for rows in (1, 4):
         batcher.anchor(rows, 0.0)
+    _, recorder, _ = quietly(batcher, [2.0])
+    assert batcher.attend(10.0) == math.inf
+    recorder.await_outcome()
+    assert not model.here
+
+
+@pytest.mark.parametrize("ended", ["by itself", "not at all"])
+def test_after_a_run_that_hung_workers_run_all_for_good(
+    batcher: Batcher, model: Model, clock: VirtualClock, ended: str
+) -> None:
+    """Who attends serves others, too: for it a second such run must not stand still."""
+
+    def hang() -> None:
+        error = RunTimedOut("it took too long")
+        if ended == "not at all":
+            batcher.give_up(0, error)
+            return
+        model._running -= 1
+        raise error
+
+    model.script = [hang]
+    _, recorder, _ = quietly(batcher, [1.0])
+    batcher.attend(MOST)
+    assert isinstance(recorder.await_outcome().error, RunTimedOut)
+    clock.advance(3600.0)
+    for rows in (1, 4):
+        batcher.anchor(rows, 0.0)
+    await_worker(clock)
+    model.threads.clear()
     _, recorder, _ = quietly(batcher, [2.0])
     assert batcher.attend(10.0) == math.inf
     recorder.await_outcome()

@@ -59,13 +59,17 @@ class Faults:
                 raise failed("the model does not like a row")
             if Mark.EXIT in marks:
                 raise SystemExit(3)
+            hangs = False
             for row in marked:
                 if row[3] == Mark.BREAK and self._first(row):
                     self._broken.add(id(session))
                 if row[3] == Mark.HANG and self._first(row):
-                    time.sleep(HANG_SECONDS)
+                    hangs = True
                 if row[3] == Mark.LEAK and LEAKS in os.environ:
                     self._leaked.append(b"x" * (1 << 20))
+            if hangs:
+                # Once, however many of its rows say so.
+                time.sleep(HANG_SECONDS)
             if id(session) in self._broken:
                 raise failed(_BROKEN)
             outputs = self._run(session, inputs)

@@ -38,6 +38,10 @@ class Lending:
             return False
         return self._backlog.slowest_batch() <= most_seconds
 
+    def never_again(self) -> None:
+        """A run did not end by itself: whoever brought its requests, and serves others too, must not wait for such a one."""
+        self._possible = False
+
     def ran(self, seconds: float, now: float) -> None:
         """A batch kept the device for so many seconds."""
         if seconds > _LONG_SECONDS:

@@ -19,6 +19,7 @@ from tensorferry.batcher.departure import Departure
 from tensorferry.batcher.device import Device, Devices, Outage
 from tensorferry.batcher.errors import InstanceFailed
 from tensorferry.batcher.expiry import Expiry
+from tensorferry.batcher.lending import Lending
 from tensorferry.batcher.request import DONE, QUEUED, RUNNING, Request
 from tensorferry.batcher.waking import Waking
 from tensorferry.batcher.work import Work
@@ -44,6 +45,7 @@ class Outages:
     _expiry: Expiry
     _departure: Departure
     _waking: Waking
+    _lending: Lending
     _quotas: Quotas | None
     _lessons: threading.Lock
     _running: int
@@ -216,6 +218,7 @@ class Outages:
     def give_up(self, device: int, error: InstanceFailed) -> Sequence[Request]:
         """A device's function does not return: it takes no batches until it does. The rest as `not_recovered`."""
         with self._lock:
+            self._lending.never_again()
             mine = self._devices.each[device]
             outage = self._devices.out(mine, self._clock.now(), _INF)
             mine.ready.notify_all()
@@ -233,6 +236,11 @@ class Outages:
         for request in queued:
             self._end_queued_locked(request)
         return queued
+
+    def timed_out(self) -> None:
+        """A run was ended, since it took too long."""
+        with self._lock:
+            self._lending.never_again()
 
     def did_not_fit(self, batch: Sequence[Request], device: int) -> None:
         """A batch, or a part of one, was too large for a device's memory."""

@@ -263,6 +263,8 @@ class Worker:
         elif isinstance(error, MemoryError):
             again = self._run_smaller
         elif len(batch) == 1 or isinstance(error, RunTimedOut):
+            if isinstance(error, RunTimedOut):
+                self._queue.timed_out()
             self._fail(batch, error)
         else:
             again = self._run_halves
