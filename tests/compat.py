@@ -29,7 +29,9 @@ def main() -> int:
     if wrong:
         print(f"compat: requirements/oldest.in has other versions of {', '.join(wrong)}")
         return 1
-    chosen = ["tests/server", "tests/e2e", "-k", " and ".join(f"not {name}" for name in LEFT_OUT)]
+    # One needs tritonclient, which these versions are too old for.
+    ignored = "--ignore=tests/e2e/test_otel_export.py"
+    chosen = ["tests/server", "tests/e2e", ignored, "-k", " and ".join(f"not {name}" for name in LEFT_OUT)]
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *chosen], cwd=ROOT, env={**os.environ, "TRANSPORTS": "lane"}
     )
