@@ -271,7 +271,13 @@ def _(served: Served) -> Any:
             watch = health_pb2_grpc.HealthStub(channel).Watch(
                 health_pb2.HealthCheckRequest(), timeout=PATIENCE
             )
-            running = stub.ModelInfer.future(good(work=LONG), timeout=PATIENCE)
+            # Messages are taken in their order: the second is refused once the first is in the queue.
+            running = stub.ModelStreamInfer(
+                iter([good(work=LONG), pb.ModelInferRequest(model_name="other")]),
+                metadata=[("tensorferry-stream-order", "completion")],
+                timeout=PATIENCE,
+            )
+            assert "other" in next(running).error_message
             statuses = (change.status for change in watch)
             assert next(statuses) == health_pb2.HealthCheckResponse.SERVING
             server.signal()
