@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from tensorferry.batcher.admission import Admission
 from tensorferry.batcher.backlog import Backlog
@@ -57,14 +57,19 @@ class Ends:
         # Nothing goes back into the queue any more: nobody may be left to run it.
         self.abandoned = False
 
-    def finish(self, requests: Iterable[Request]) -> list[Request]:
-        """Ends running requests; returns those that were still alive."""
-        alive, nbytes = [], 0
-        for request in requests:
+    def finish(self, requests: Sequence[Request], nbytes: int) -> list[Request]:
+        """Ends running requests, of so many bytes together; returns those that were still alive."""
+        alive = list(requests)
+        lost = []
+        for request in alive:
             if request.state is RUNNING:
                 request.state = DONE
-                nbytes += request.nbytes
-                alive.append(request)
+            else:
+                lost.append(request)
+        if lost:
+            gone = set(lost)
+            alive = [request for request in alive if request not in gone]
+            nbytes = sum([request.nbytes for request in alive])
         self._admission.held_bytes -= nbytes
         self.running -= len(alive)
         if self._quotas is not None:

@@ -212,10 +212,12 @@ class RequestQueue:
             self._devices.released(mine, self._clock.now())
             mine.ready.notify()
 
-    def finish(self, requests: Iterable[Request]) -> list[Request]:
+    def finish(self, requests: Sequence[Request]) -> list[Request]:
         """Ends running requests; returns those that were still alive, which the caller completes."""
+        # Here rather than for each that is ended: mostly all are.
+        nbytes = sum([request.nbytes for request in requests])
         with self._lock:
-            alive = self._ends.finish(requests)
+            alive = self._ends.finish(requests, nbytes)
             if alive:
                 alone = self._backlog.profile(alive[0].key).mean(1)
                 by_worker = not self._devices.each[0].borrowed
