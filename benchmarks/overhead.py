@@ -10,8 +10,9 @@ which a thread that does nothing else but submit hands to and fro.
 Then what one request costs whose batch the thread that brought it runs itself, alone or with 31 others.
 
 At last, in runs of their own, for how long the worker holds the queue's lock for each batch of 64
-rows while 64 or 4096 wait; in between as many arrive as were taken. It is wall time: where the
-system takes the core from the thread while it holds the lock, that counts.
+rows while 64 or 4096 wait; in between as many arrive as were taken. By the clock, where it counts
+that the system takes the core from the thread while it holds the lock; and by the thread's CPU time, where it
+does not. No other thread runs meanwhile, and none waits for the interpreter.
 """
 
 from __future__ import annotations
@@ -114,22 +115,25 @@ class TimedLock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._since = 0.0
-        # Whose times are taken, by thread identifier, and the times; only that thread writes them.
+        self._since = self._cpu_since = 0.0
+        # Whose times are taken, by thread identifier, and the times, by the clock and of CPU; only that thread
+        # writes them.
         self.watched: int | None = None
-        self.holds: list[float] = []
+        self.holds: list[tuple[float, float]] = []
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """As `threading.Lock`."""
         got = self._lock.acquire(blocking, timeout)
-        if got:
+        if got and self.watched == threading.get_ident():
+            self._cpu_since = time.thread_time()
             self._since = time.perf_counter()
         return got
 
     def release(self) -> None:
         """As `threading.Lock`."""
         if self.watched == threading.get_ident():
-            self.holds.append(time.perf_counter() - self._since)
+            held = time.perf_counter() - self._since
+            self.holds.append((held, time.thread_time() - self._cpu_since))
         self._lock.release()
 
     def locked(self) -> bool:
@@ -152,9 +156,9 @@ class _Threading:
         return getattr(threading, name)
 
 
-def lock_seconds(batches: int, waiting: int, timeout: float) -> list[list[float]]:
-    """The times for which the worker held the queue's lock, of each of so many batches."""
-    held: list[list[float]] = []
+def lock_seconds(batches: int, waiting: int, timeout: float) -> list[list[tuple[float, float]]]:
+    """The times for which the worker held the queue's lock, of each of so many batches: by the clock, and of CPU."""
+    held: list[list[tuple[float, float]]] = []
     gate, done = threading.Event(), threading.Event()
 
     def enqueue(count: int) -> None:
@@ -199,11 +203,15 @@ def print_lock_times(batches: int) -> None:
     for waiting in (64, 4096):
         for name, timeout in (("no deadlines", math.inf), ("deadlines", 60.0)):
             holds = lock_seconds(_WARM_UP + batches, waiting, timeout)
-            figures = []
-            for held in (sorted(map(sum, holds)), sorted(map(max, holds))):
-                p50, p99, most = (held[math.ceil(len(held) * share) - 1] * 1e6 for share in (0.5, 0.99, 1.0))
-                figures.append(f"p50 {p50:6.1f} us, p99 {p99:6.1f} us, max {most:7.1f} us")
-            print(f"  {waiting:5d} waiting, {name:12s} in all {figures[0]}; longest at once {figures[1]}")
+            for measure, kind in enumerate(("clock", "CPU")):
+                times = [[hold[measure] for hold in held] for held in holds]
+                figures = []
+                for ordered in (sorted(map(sum, times)), sorted(map(max, times))):
+                    p50, p99 = (ordered[math.ceil(len(ordered) * share) - 1] * 1e6 for share in (0.5, 0.99))
+                    figures.append(f"p50 {p50:6.1f} us, p99 {p99:7.1f} us, max {ordered[-1] * 1e6:8.1f} us")
+                print(
+                    f"  {waiting:5d} waiting, {name:12s} {kind:5s} in all {figures[0]}; longest at once {figures[1]}"
+                )
 
 
 def print_times(cores: str, requests: int, rounds: int) -> None:

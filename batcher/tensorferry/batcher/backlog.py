@@ -86,14 +86,11 @@ class Backlog:
         """Puts a request into the bucket of its key."""
         rows, level = request.cost, request.level
         if not bucket.rows:
-            self.buckets[request.key] = bucket
-            full = AGING_BATCHES * bucket.profile.mean(self._limits.max_batch_size)
-            for lane in bucket.lanes:
-                lane.aging = full or _AGING_SECONDS
+            self._begin(bucket, request.key)
         lane = bucket.lanes[level]
         if request.deadline == math.inf:
             # As `Lane.add` does, without a call.
-            lane.patient[request] = None
+            lane.patient.append(request)
             lane.rows += rows
         else:
             lane.add(request)
@@ -101,13 +98,23 @@ class Backlog:
         self.rows += rows
         self.class_rows[level] += rows
 
+    def _begin(self, bucket: Bucket, key: Hashable) -> None:
+        """Something is about to be queued in a bucket."""
+        self.buckets[key] = bucket
+        full = AGING_BATCHES * bucket.profile.mean(self._limits.max_batch_size)
+        for lane in bucket.lanes:
+            lane.aging = full or _AGING_SECONDS
+
     def put_back(self, requests: Sequence[Request]) -> None:
         """Puts requests that had left together to the heads of their lanes, in the order in which they rode."""
         for request in reversed(requests):
             bucket = self.bucket(request.key)
-            self.add(request, bucket)
-            if request.deadline == math.inf:
-                bucket.lanes[request.level].patient.move_to_end(request, last=False)
+            if not bucket.rows:
+                self._begin(bucket, request.key)
+            bucket.lanes[request.level].put_back(request)
+            bucket.rows += request.cost
+            self.rows += request.cost
+            self.class_rows[request.level] += request.cost
 
     def remove(self, request: Request) -> None:
         """Takes a request out."""
@@ -143,11 +150,15 @@ class Backlog:
         `chances` are from when on devices can start on them, and the devices' paces.
         """
         dead: list[Request] = []
+        start, pace = chances[0]
+        usual = pace == 1.0
         for bucket in self.buckets.values():
             profile, earliest = bucket.profile, bucket.earliest_deadline
             if earliest == math.inf:
                 continue
             # The usual case: the earliest has time for a full batch, so all have for their own.
+            if usual and start + profile.longest < earliest:
+                continue
             if profile.ends(self._limits.max_batch_size, now, chances) < earliest:
                 continue
             ends = partial(profile.ends, now=now, chances=chances)

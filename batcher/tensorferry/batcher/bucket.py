@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import chain
 from operator import attrgetter
 
+from tensorferry.batcher.line import Line
 from tensorferry.batcher.profile import Profile
 from tensorferry.batcher.request import Request
 
@@ -32,8 +32,7 @@ class Lane:
         # How long the oldest waits before the lane is due, whatever its deadlines.
         self.aging = _INF
         self.dated: list[Request] = []
-        # Ordered, with removal of any one request in constant time: cancels are common.
-        self.patient: OrderedDict[Request, None] = OrderedDict()
+        self.patient = Line()
         self.rows = 0
 
     def __iter__(self) -> Iterator[Request]:
@@ -58,7 +57,7 @@ class Lane:
     def add(self, request: Request) -> None:
         """Puts a request in its place."""
         if request.deadline == _INF:
-            self.patient[request] = None
+            self.patient.append(request)
         elif not self.dated or self.dated[-1].order < request.order:
             self.dated.append(request)
         else:
@@ -68,7 +67,7 @@ class Lane:
     def remove(self, request: Request) -> None:
         """Takes a request out."""
         if request.deadline == math.inf:
-            del self.patient[request]
+            self.patient.remove(request)
         elif self.dated[0] is request:
             del self.dated[0]
         else:
@@ -84,21 +83,29 @@ class Lane:
         elif patient:
             dated = [request for request in requests if request.deadline < _INF]
         if dated:
-            # Nearly always neighbours: one by one, all behind them would move each time.
-            start = bisect_left(self.dated, dated[0].order, key=_order)
+            # Nearly always neighbours, and the first: one by one, all behind them would move each time.
+            start = 0
+            if self.dated[0] is not dated[0]:
+                start = bisect_left(self.dated, dated[0].order, key=_order)
             stop = start + len(dated)
             if self.dated[start:stop] == dated:
                 del self.dated[start:stop]
             else:
                 for request in dated:
                     del self.dated[bisect_left(self.dated, request.order, key=_order)]
-        if len(requests) - len(dated) == len(patient):
-            patient.clear()
+        if not dated:
+            patient.remove_all(requests)
         elif len(dated) < len(requests):
-            for request in requests:
-                if request.deadline == _INF:
-                    del patient[request]
+            patient.remove_all([request for request in requests if request.deadline == _INF])
         self.rows -= rows
+
+    def put_back(self, request: Request) -> None:
+        """Puts a request that had left in its place, which without a deadline is the first."""
+        if request.deadline == _INF:
+            self.patient.head(request)
+            self.rows += request.cost
+        else:
+            self.add(request)
 
     def last(self, rows: int) -> list[Request]:
         """The requests that would ride last, of at least so many rows if there are as many."""

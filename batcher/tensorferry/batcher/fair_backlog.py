@@ -64,11 +64,22 @@ class FairLane(Lane):
 
     def entered(self, request: Request) -> None:
         """The request is in its place in the lane of all."""
-        own = self.clients.get(request.client)
-        if own is None:
-            own = self.clients[request.client] = Lane()
-        own.add(request)
+        self._own(request.client).add(request)
         self.turns.entered(request.client, request.cost)
+
+    def _own(self, client: str) -> Lane:
+        own = self.clients.get(client)
+        if own is None:
+            own = self.clients[client] = Lane()
+        return own
+
+    def put_back(self, request: Request) -> None:
+        """Puts a request that had left in its place, which without a deadline is the first."""
+        super().put_back(request)
+        if request.deadline == _INF:
+            # Where it has one, `add` was asked.
+            self._own(request.client).put_back(request)
+            self.turns.entered(request.client, request.cost)
 
     def remove(self, request: Request) -> None:
         """Takes a request out."""
@@ -80,14 +91,20 @@ class FairLane(Lane):
         super().remove_all(requests, rows)
         if len(self.clients) == 1:
             # Nobody shares with it.
-            ((client, own),) = self.clients.items()
-            own.remove_all(requests, rows)
-            self.turns.left(client, rows)
-            if not own.rows:
-                del self.clients[client]
+            self._all_left(requests[0].client, requests, rows)
             return
+        each: dict[str, list[Request]] = {}
         for request in requests:
-            self._left(request)
+            each.setdefault(request.client, []).append(request)
+        for client, own in each.items():
+            self._all_left(client, own, sum([request.cost for request in own]))
+
+    def _all_left(self, client: str, requests: list[Request], rows: int) -> None:
+        own = self.clients[client]
+        own.remove_all(requests, rows)
+        if not own.rows:
+            del self.clients[client]
+        self.turns.left(client, rows)
 
     def _left(self, request: Request) -> None:
         client = request.client
@@ -138,15 +155,6 @@ class FairBacklog(Backlog):
             lane = bucket.lanes[request.level]
             assert isinstance(lane, FairLane)
             lane.entered(request)
-
-    def put_back(self, requests: Sequence[Request]) -> None:
-        """As `Backlog.put_back`."""
-        super().put_back(requests)
-        for request in reversed(requests):
-            if request.deadline == math.inf:
-                lane = self.bucket(request.key).lanes[request.level]
-                assert isinstance(lane, FairLane)
-                lane.clients[request.client].patient.move_to_end(request, last=False)
 
     def displaceable(self, level: int, rows: int, client: str, most: int) -> Sequence[Request]:
         """As `Backlog.displaceable`; and if those are not enough, who would ride last of the client with most rows.

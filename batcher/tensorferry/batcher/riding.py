@@ -99,6 +99,10 @@ def form_batch(
             # The usual case.
             batch = list(islice(first.patient, most))
             return Formed(batch, [], [len(batch)])
+        if one_row_each and not first.patient and times.fit(first.dated[0].deadline - now) >= most:
+            # The usual case where they have deadlines: the first has time for a full batch, so all do.
+            batch = list(first.dated[:most])
+            return Formed(batch, [], [len(batch)])
         batch, shed, _ = _lead(first, most, now, times, demand)
         return Formed(batch, shed, [len(batch) if one_row_each else _rows(batch)])
     queued = [lane.rows for lane in lanes]

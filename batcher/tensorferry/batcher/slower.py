@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
 
 from tensorferry.batcher.bucket import Bucket, Lane
 from tensorferry.batcher.profile import Profile
 from tensorferry.batcher.request import Request
+from tensorferry.batcher.views import InLine
 
 
 class Paced:
@@ -56,7 +57,7 @@ class LeftLane:
 
     def __init__(self, lane: Lane, times: Paced, start: float, longest: float) -> None:
         self.aging = lane.aging
-        self.patient: Collection[Request] = lane.patient
+        self.patient: InLine[Request] = lane.patient
         # From the first on who has time for the longest batch all have for theirs.
         behind = bisect_right(lane.dated, start + longest, key=_deadline)
         left = [

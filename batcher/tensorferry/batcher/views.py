@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
 
@@ -26,6 +26,16 @@ R = TypeVar("R", bound=Waiting)
 R_co = TypeVar("R_co", bound=Waiting, covariant=True)
 
 
+class InLine(Protocol[R_co]):
+    """Requests in an order."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def __iter__(self) -> Iterator[R_co]:
+        """The first first."""
+
+
 class LaneView(Protocol[R_co]):
     """What the policy sees of the queued requests of one priority class that may share a batch."""
 
@@ -34,7 +44,7 @@ class LaneView(Protocol[R_co]):
         """Those with a deadline, the earliest first."""
 
     @property
-    def patient(self) -> Collection[R_co]:
+    def patient(self) -> InLine[R_co]:
         """Those without, in order of arrival."""
 
     @property
