@@ -18,12 +18,11 @@ import pytest
 
 MODULES = (
     "queue",
-    "outages",
+    "lessons",
     "device",
-    "expiry",
     "instance",
     "worker",
-    "batcher",
+    "crew",
     "request",
     "statistics",
 )
