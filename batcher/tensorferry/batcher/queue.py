@@ -257,7 +257,9 @@ class RequestQueue:
         """
         lessons = self.lessons
         try:
-            rows = sum([request.cost for request in batch]) if seconds is not None else 0
+            rows = 0
+            if seconds is not None:
+                rows = batch[0].cost if len(batch) == 1 else sum([request.cost for request in batch])
             with self._lock:
                 now = self._clock.now()
                 if batch:
