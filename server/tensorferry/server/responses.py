@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,13 @@ def stream_response(pieces: Sequence[Piece]) -> Sequence[Piece]:
     """The pieces of a ModelStreamInferResponse with this response, which is the last to its request."""
     size = sum([piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in pieces])
     # In front, since a reader of protobuf takes the fields as they come.
-    return (bytes([_RESPONSE_TAG]) + varint(size + len(_FINAL)) + _FINAL, *pieces)
+    return (_stream_head(size), *pieces)
+
+
+# A model's responses have few sizes, mostly one.
+@lru_cache(maxsize=256)
+def _stream_head(size: int) -> bytes:
+    return bytes([_RESPONSE_TAG]) + varint(size + len(_FINAL)) + _FINAL
 
 
 def stream_error(request_id: str, addressed: tuple[str, str], status: Status) -> bytes:
