@@ -9,7 +9,6 @@ from __future__ import annotations
 from tensorferry.batcher.backlog import Backlog
 from tensorferry.batcher.device import Device, Devices
 from tensorferry.batcher.ends import Ends
-from tensorferry.batcher.expiry import Expiry
 from tensorferry.batcher.memory import RowLimits
 from tensorferry.batcher.policy import CloseReason, Wait
 from tensorferry.batcher.request import RUNNING
@@ -26,14 +25,14 @@ class Express:
     """Guarded by the queue's lock.
 
     `possible` says that there is one device, which runs one batch at a time, that requests merge into batches of at most
-    `most` rows, and that these leave by no other rule: no window, no preferred sizes, one class, no clients' shares.
+    `most` rows, and that these leave by no other rule: no window, no preferred sizes, one class without a queue policy, no
+    clients' shares.
     """
 
     __slots__ = (
         "_backlog",
         "_devices",
         "_ends",
-        "_expiry",
         "_most",
         "_possible",
         "_returners",
@@ -46,7 +45,6 @@ class Express:
         backlog: Backlog,
         devices: Devices,
         row_limits: RowLimits,
-        expiry: Expiry,
         returners: Returners,
         waking: Waking,
         ends: Ends,
@@ -57,7 +55,6 @@ class Express:
         self._backlog = backlog
         self._devices = devices
         self._row_limits = row_limits
-        self._expiry = expiry
         self._returners = returners
         self._waking = waking
         self._ends = ends
@@ -75,7 +72,6 @@ class Express:
         if (
             not self._possible
             or len(buckets) != 1
-            or self._expiry.needed
             or self._row_limits.needed
             or ends.closing
             or device.unanswered
@@ -83,8 +79,18 @@ class Express:
             return None
         ((key, bucket),) = buckets.items()
         lane = bucket.lanes[0]
-        patient, rows, most, profile = lane.patient, bucket.rows, self._most, bucket.profile
-        if len(patient) != 1 or lane.dated or not profile.device.sizes:
+        dated, patient, rows, most, profile = (
+            lane.dated,
+            lane.patient,
+            bucket.rows,
+            self._most,
+            bucket.profile,
+        )
+        if len(dated) + len(patient) != 1 or not profile.device.sizes:
+            return None
+        (request,) = dated or patient
+        # Who has time for the longest batch cannot be late for its own.
+        if dated and not request.deadline > now + profile.longest:
             return None
         if profile.device.mean(rows) > most_seconds:
             return None
@@ -92,14 +98,16 @@ class Express:
         if rows < most:
             reason = _IDLE
             until = self._returners.wait_until(now, 1, profile.mean, most - rows, profile.answering)
+            if until > now and dated:
+                until = min(until, bucket.latest_start)
             if until > now:
                 return self._waking.wait_for_company(device, until)
-        (request,) = patient
         whole = profile.whole(rows)
         # As `Work(...)`, in half the time.
         work = _new(Work, ((request,), reason, (), (), whole))
         # Whatever could fail is done by now: from here on it has left.
         self._devices.left(device, now, whole)
+        dated.clear()
         patient.clear()
         lane.rows = bucket.rows = 0
         del buckets[key]

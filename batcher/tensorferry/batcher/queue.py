@@ -105,7 +105,6 @@ class RequestQueue:
             backlog,
             each,
             departure.row_limits,
-            expiry,
             company.returners,
             waking,
             ends,
