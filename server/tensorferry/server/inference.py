@@ -123,13 +123,6 @@ class _Queued(Call, Reply):
             raise outcome.error
         return self._form.response.pieces(self._id_field, outcome)
 
-    def message(self) -> bytes:
-        # As that of any reply, with a call less.
-        outcome = self._outcome
-        if outcome.error is not None:
-            raise outcome.error
-        return b"".join(self._form.response.pieces(self._id_field, outcome))
-
 
 def _latency(request: Request, batch: BatchInfo) -> float:
     """From the arrival of a request until its answer was handed out, in seconds, as the batcher counts it."""
@@ -233,7 +226,6 @@ class InferenceService:
         self._tracing = tracing or Tracing()
         self._triton_status_codes = triton_status_codes
         self._forms = FormCache()
-        # Set once, for good: read for every request, without a call.
         self._draining = False
         # Guards _refused; held for an addition, or a copy.
         self._refused_lock = threading.Lock()

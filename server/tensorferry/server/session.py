@@ -100,8 +100,7 @@ class Session:
         # IO binding has no strings, and a plain run no bfloat16. On the CPU a plain run takes numpy's
         # arrays as they are, and costs less than a binding: a third, of one small row.
         self._plain = "BYTES" in kinds or (device == "cpu" and "BF16" not in kinds)
-        # Of a plain run on the CPU: what `InferenceSession.run` calls in the end. What it asks before, each time, cannot
-        # be here: inputs that are missing, values of another session, graphs captured by a browser's GPU.
+        # On the CPU: what `InferenceSession.run` calls once it has asked what cannot be here (missing inputs, say).
         self._direct: Callable[..., Sequence[Array]] | None = None
         if self._plain and device == "cpu":
             self._direct = getattr(self._session, "_sess", self._session).run
