@@ -213,6 +213,7 @@ class Loom:
             Condition=lambda lock: Condition(self, lock),
             Thread=thread,
             current_thread=lambda: self._current,
+            get_ident=lambda: id(self._current),
         )
         for module in MODULES:
             monkeypatch.setattr(f"tensorferry.batcher.{module}.threading", fakes)

@@ -104,8 +104,11 @@ class Ends:
     def rest(self) -> bool:
         """A thread is busy no more; whether anything is queued."""
         self.busy -= 1
-        self.tell_if_done()
-        return self._backlog.rows > 0
+        if self._backlog.rows:
+            return True
+        if self._drainers or self.closing:
+            self.tell_if_done()
+        return False
 
     def tell_if_done(self) -> None:
         """Wakes those who wait for the end, if nothing is queued."""

@@ -22,6 +22,7 @@ from tensorferry.batcher.device import Device, Devices
 from tensorferry.batcher.dispatch import Dispatch
 from tensorferry.batcher.ends import Ends
 from tensorferry.batcher.expiry import Expiry
+from tensorferry.batcher.express import Express
 from tensorferry.batcher.fair_backlog import FairBacklog
 from tensorferry.batcher.intake import BoundedIntake, Intake
 from tensorferry.batcher.lending import Lending
@@ -92,13 +93,26 @@ class RequestQueue:
         departure = Departure(backlog, each, weights, self.ranks, limits.max_batch_size, strict=strict)
         company = self.company = Company(returners or Returners(), hears=simple)
         waking = self._waking = Waking(clock, limits, backlog, each, company, alert=bool(policies))
-        lending = self._lending = Lending(backlog, each.each[0], possible=simple and steady)
+        lending = self._lending = Lending(each.each[0], possible=simple and steady)
         intake: Callable[..., Intake] = Intake if quotas is None else partial(BoundedIntake, quotas)
         self._intake = intake(
             clock, admission, backlog, each, departure, expiry, company, waking, ends.end_queued
         )
         dispatch = self._dispatch = Dispatch(
             clock, limits, backlog, each, departure, expiry, company, waking, ends, pipelined=pipelined
+        )
+        self._express = Express(
+            backlog,
+            each,
+            departure.row_limits,
+            company.returners,
+            waking,
+            ends,
+            most=limits.max_batch_size,
+            possible=simple
+            and classes == 1
+            and limits.merges
+            and not (limits.preferred or policies or isinstance(backlog, FairBacklog)),
         )
         self.lessons = Lessons(lock, clock, backlog, each, departure.row_limits, company.returners, lending)
         self.outages = Outages(lock, clock, backlog, each, admission, expiry, waking, lending, dispatch, ends)
@@ -178,8 +192,10 @@ class RequestQueue:
             if not self._backlog.rows:
                 return _INF
             now, mine = self._clock.now(), self._devices.each[0]
-            if self._lending.allows(most_seconds, now):
-                step = self._poll_locked(mine)
+            if self._lending.possible_now(now):
+                step = self._express.take(most_seconds, mine, now)
+                if step is None and self._backlog.slowest_batch() <= most_seconds:
+                    step = self._poll_locked(mine)
                 if isinstance(step, Work):
                     mine.borrowed = bool(step.batch)
                     return step
@@ -219,8 +235,9 @@ class RequestQueue:
         with self._lock:
             alive = self._ends.finish(requests, nbytes)
             if alive:
-                alone = self._backlog.profile(alive[0].key).mean(1)
                 by_worker = not self._devices.each[0].borrowed
+                # Where it is asked for.
+                alone = self._backlog.profile(alive[0].key).mean(1) if by_worker else 0.0
                 self.company.ran(self._clock.now(), len(alive), alone, by_worker=by_worker)
             return alive
 
@@ -241,7 +258,9 @@ class RequestQueue:
         """
         lessons = self.lessons
         try:
-            rows = sum([request.cost for request in batch]) if seconds is not None else 0
+            rows = 0
+            if seconds is not None:
+                rows = batch[0].cost if len(batch) == 1 else sum([request.cost for request in batch])
             with self._lock:
                 now = self._clock.now()
                 if batch:

@@ -54,8 +54,8 @@ class Worker:
         self._ledger = ledger
         self._clock = clock
         self._name = name
-        # Threads that carry out work here, though they are not the worker's.
-        self._attending: set[threading.Thread] = set()
+        # Threads that carry out work here, though they are not the worker's, by number.
+        self._attending: set[int] = set()
         self._health = health
         # How often it has ended unexpectedly of late, and when the last time.
         self._falls = 0
@@ -117,7 +117,7 @@ class Worker:
             raise
         if isinstance(work, float):
             return work
-        thread = threading.current_thread()
+        thread = threading.get_ident()
         # A completion, too, may call this.
         nested = thread in self._attending
         self._attending.add(thread)
@@ -143,7 +143,7 @@ class Worker:
     @property
     def attended(self) -> bool:
         """Whether the calling thread is inside `attend` and carries out work."""
-        return threading.current_thread() in self._attending
+        return threading.get_ident() in self._attending
 
     def _carry_out(self, work: Work) -> bool:
         """Completes what the work holds; whether anything is queued after it."""

@@ -226,7 +226,7 @@ class InferenceService:
         self._tracing = tracing or Tracing()
         self._triton_status_codes = triton_status_codes
         self._forms = FormCache()
-        self._draining = threading.Event()
+        self._draining = False
         # Guards _refused; held for an addition, or a copy.
         self._refused_lock = threading.Lock()
         self._refused: Counter[grpc.StatusCode] = Counter()
@@ -239,7 +239,7 @@ class InferenceService:
     def begin_drain(self) -> None:
         """From now on every request is answered with NotReadyError; accepted ones go on."""
         self._leaving.set()
-        self._draining.set()
+        self._draining = True
 
     def models_changed(self) -> None:
         """Lets go of models that are not there any more."""
@@ -256,7 +256,7 @@ class InferenceService:
     @property
     def draining(self) -> bool:
         """Whether the server accepts no more requests."""
-        return self._draining.is_set()
+        return self._draining
 
     @property
     def leaving(self) -> bool:
@@ -318,7 +318,7 @@ class InferenceService:
                     request = parse(data, pb.ModelInferRequest)
                     request_id, id_field = request.id, id_field_of(request.id)
                     addressed = request.model_name, request.model_version
-                if self._draining.is_set():
+                if self._draining:
                     raise NotReadyError(
                         "the server is shutting down and has stopped accepting new requests; retry elsewhere"
                     )
