@@ -19,6 +19,7 @@ from tensorferry.batcher.departure import Departure
 from tensorferry.batcher.device import Devices
 from tensorferry.batcher.expiry import Expiry
 from tensorferry.batcher.request import QUEUED, Request
+from tensorferry.batcher.standing import StandingQueue
 from tensorferry.batcher.waking import Waking
 
 _INF = math.inf
@@ -37,6 +38,7 @@ class Intake:
         "_expiry",
         "_now",
         "_numbers",
+        "_standing",
         "_waking",
         "accepted",
     )
@@ -51,6 +53,7 @@ class Intake:
         expiry: Expiry,
         company: Company,
         waking: Waking,
+        standing: StandingQueue,
         end: Callable[[Request], None],
     ) -> None:
         self._now = clock.now
@@ -61,6 +64,7 @@ class Intake:
         self._expiry = expiry
         self._company = company
         self._waking = waking
+        self._standing = standing
         self._end = end
         self._numbers = count(1)
         # Since the start; the parts of a request count as one.
@@ -95,6 +99,12 @@ class Intake:
             # Who has time for the longest batch has time for its own.
             if devices.unequal or not deadline > devices.next_start(now) + bucket.profile.longest:
                 admission.check_feasible(requests, bucket.profile, devices.chances(now), now)
+            if backlog.rows > self._standing.enough:
+                refusal = self._standing.refusal(first, bucket, now)
+                if refusal is not None:
+                    # It is what must be kept up with all the same.
+                    self._demand[first.level].arrived(now, rows, deadline - now)
+                    raise refusal
         self.accepted += 1
         admission.held_bytes += nbytes
         for request in displaced:

@@ -29,6 +29,7 @@ from tensorferry.batcher.profile import BucketStatistics, Profile
 from tensorferry.batcher.request import DONE, QUEUED, RUNNING, Request
 from tensorferry.batcher.returners import Returners, ReturnersStatistics
 from tensorferry.batcher.slower import LeftBucket, Paced, left_to
+from tensorferry.batcher.standing import StandingQueue
 from tensorferry.batcher.statistics import QueueSizes
 from tensorferry.batcher.timeouts import QueuePolicy
 from tensorferry.batcher.waking import Waking
@@ -100,6 +101,7 @@ class RequestQueue(Outages):
         simple = devices == 1 and not pipelined and not limits.max_queue_delay
         self.company = Company(returners or Returners(), hears=simple)
         self._waking = Waking(clock, limits, self._backlog, self._devices, self.company, alert=bool(policies))
+        self._standing = StandingQueue(limits, self._backlog, self._devices)
         self._lending = Lending(self._backlog, self._devices.each[0], possible=simple and steady)
         intake: Callable[..., Intake] = Intake
         if self._quotas is not None:
@@ -113,6 +115,7 @@ class RequestQueue(Outages):
             self._expiry,
             self.company,
             self._waking,
+            self._standing,
             self._end_queued_locked,
         )
         # Nothing is queued and no worker is busy. Waited for by drain; notified by whoever ends it.
@@ -300,6 +303,7 @@ class RequestQueue(Outages):
             if self._pipelined:
                 device.preparation, keeps = profile.preparation(rows), times.mean(rows)
             self._devices.left(device, now, keeps)
+            self._standing.left(now)
             # As `Work(...)`, in half the time.
             work = _new(Work, (tuple(batch), close.reason, tuple(dead), tuple(shed), whole))
             handed = self._hand_out_locked(work, now)
