@@ -18,12 +18,11 @@ import pytest
 
 MODULES = (
     "queue",
-    "outages",
+    "lessons",
     "device",
-    "expiry",
     "instance",
     "worker",
-    "batcher",
+    "crew",
     "request",
     "statistics",
 )
@@ -214,6 +213,7 @@ class Loom:
             Condition=lambda lock: Condition(self, lock),
             Thread=thread,
             current_thread=lambda: self._current,
+            get_ident=lambda: id(self._current),
         )
         for module in MODULES:
             monkeypatch.setattr(f"tensorferry.batcher.{module}.threading", fakes)

@@ -13,8 +13,8 @@ from tensorferry.batcher.departure import Departure
 from tensorferry.batcher.device import Devices
 from tensorferry.batcher.profile import Profile
 from tensorferry.batcher.queue import RequestQueue
+from tensorferry.batcher.running import Running
 from tensorferry.batcher.statistics import Ledger
-from tensorferry.batcher.worker import Worker
 
 STEPS: list[tuple[type, str]] = [
     (RequestQueue, "take"),
@@ -22,8 +22,8 @@ STEPS: list[tuple[type, str]] = [
     (RequestQueue, "take_expired"),
     (Departure, "take"),
     (Devices, "left"),
-    (Worker, "_run_guarded"),
-    (Worker, "_execute"),
+    (Running, "run"),
+    (Running, "_execute"),
     (RequestQueue, "finish"),
     (Ledger, "ran"),
     (Ledger, "predicted"),

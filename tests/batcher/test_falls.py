@@ -23,10 +23,10 @@ from tensorferry.batcher.expiry import Expiry
 from tensorferry.batcher.lasting import last
 from tensorferry.batcher.profile import Profile
 from tensorferry.batcher.queue import RequestQueue
+from tensorferry.batcher.running import Running
 from tensorferry.batcher.statistics import Ledger
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.batcher.waking import Waking
-from tensorferry.batcher.worker import Worker
 
 # What a worker does with a batch, in this order, and whether its requests still have their answers.
 STEPS = [
@@ -35,8 +35,8 @@ STEPS = [
     (Departure, "take", "answered"),
     (Devices, "left", "answered"),
     (Waking, "wake", "answered"),
-    (Worker, "_run_guarded", "answered"),
-    (Worker, "_execute", "answered"),
+    (Running, "run", "answered"),
+    (Running, "_execute", "answered"),
     (RequestQueue, "finish", "answered"),
     (Completions, "answer", "told"),
     (Ledger, "ran", "told"),
@@ -164,16 +164,16 @@ def test_those_who_were_taken_and_not_handed_out_are_told(
 
 def test_a_request_that_fells_each_worker_is_tried_twice(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = 0
-    works = Worker._execute
+    works = Running._execute
 
-    def execute(worker: Worker, batch: Any) -> Any:
+    def execute(running: Running, batch: Any) -> Any:
         nonlocal runs
         if any(request.rows == 3 for request in batch):
             runs += 1
             raise SystemExit
-        return works(worker, batch)
+        return works(running, batch)
 
-    monkeypatch.setattr(Worker, "_execute", execute)
+    monkeypatch.setattr(Running, "_execute", execute)
     health = HealthBook()
     batcher = make(lambda x: x * 2, 4, health=health)
     _, recorder = enqueue(batcher, [1.0, 2.0, 3.0])
@@ -221,7 +221,7 @@ def test_the_other_device_takes_its_batch_meanwhile(make: Make, monkeypatch: pyt
     monkeypatch.setattr(worker_module, "_LAST_SECONDS", 3600.0)
     health = HealthBook()
     batcher = make([lambda x: x * 2, lambda x: x * 2], 4, health=health)
-    fell = fails_once(monkeypatch, Worker, "_run_guarded", SystemExit())
+    fell = fails_once(monkeypatch, Running, "run", SystemExit())
     assert result(batcher.submit(1.0)) == 2
     assert fell.is_set()
     assert [result(batcher.submit(float(tag))) for tag in range(5)] == [0, 2, 4, 6, 8]
@@ -234,14 +234,14 @@ def test_what_the_other_device_has_taken_over_is_its_own(
     make: Make, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker that fell has handed it back already: it must not do so again, nor end it."""
-    hand_back = Worker._hand_back
+    hand_back = Running._hand_back
 
     def handing(*arguments: Any) -> None:
         hand_back(*arguments)
         runner.await_batches(1)
 
-    monkeypatch.setattr(Worker, "_hand_back", handing)
-    fails_once(monkeypatch, Worker, "_execute", SystemExit())
+    monkeypatch.setattr(Running, "_hand_back", handing)
+    fails_once(monkeypatch, Running, "_execute", SystemExit())
     health = HealthBook()
     batcher = make([runner, runner], 4, health=health)
     future = batcher.submit(1.0)
@@ -254,7 +254,7 @@ def test_an_exception_that_somebody_injects(make: Make, runner: ScriptedRunner) 
     """As debuggers do: while the worker waits, and while it runs a batch."""
     health = HealthBook()
     batcher = make(runner, 4, health=health)
-    (worker,) = [thread for thread in batcher._threads if "-worker-" in thread.name]
+    (worker,) = [thread for thread in batcher._crew._threads if "-worker-" in thread.name]
 
     def inject() -> None:
         assert worker.ident is not None
@@ -277,7 +277,7 @@ def test_a_fall_of_who_attends_leaves_it_to_a_worker(make: Make, monkeypatch: py
     batcher = make(lambda x: x * 2, 4)
     batcher.anchor(1, 1e-5)
     batcher.anchor(4, 1e-5)
-    for owner, name in ((Worker, "_run_guarded"), (Departure, "credits"), (Devices, "left")):
+    for owner, name in ((Running, "run"), (Departure, "credits"), (Devices, "left")):
         with monkeypatch.context() as patch:
             fell = fails_once(patch, owner, name, SystemExit(), on=threading.current_thread().name)
             recorders = [Recorder() for _ in range(3)]
@@ -297,7 +297,7 @@ def test_a_fall_of_who_attends_leaves_it_to_a_worker(make: Make, monkeypatch: py
 def test_who_looks_after_deadlines_goes_on(
     make: Make, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tensorferry.batcher.batcher._EXPIRY_SECONDS", 0.01)
+    monkeypatch.setattr("tensorferry.batcher.crew._EXPIRY_SECONDS", 0.01)
     batcher = make(runner, 4)
     occupy(batcher, runner)
     fell = fails_once(monkeypatch, Expiry, "take", SystemExit(), on="-expiry")
@@ -332,7 +332,7 @@ def test_who_is_told_of_its_health_may_raise(
         raise SystemExit
 
     caplog.set_level(logging.ERROR)
-    fails_once(monkeypatch, Worker, "_run_guarded", SystemExit())
+    fails_once(monkeypatch, Running, "run", SystemExit())
     batcher = make(lambda x: x * 2, health=health)
     assert result(batcher.submit(1.0)) == 2
     assert "who is told of its health raised" in caplog.text

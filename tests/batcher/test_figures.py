@@ -96,8 +96,8 @@ def test_joining_and_splitting_are_stages_of_their_own(
 
         return slowly
 
-    monkeypatch.setattr("tensorferry.batcher.worker.join", slow(join, 0.5))
-    monkeypatch.setattr("tensorferry.batcher.worker.split", slow(split, 0.25))
+    monkeypatch.setattr("tensorferry.batcher.running.join", slow(join, 0.5))
+    monkeypatch.setattr("tensorferry.batcher.running.split", slow(split, 0.25))
     batcher = make(takes(clock, 2.0), clock=clock)
     _, recorder = enqueue(batcher, [1.0, 2.0])
     assert batcher.drain()

@@ -153,7 +153,7 @@ def test_a_failure_releases_the_device(make: Make, model_fn: Any) -> None:
 def test_a_failing_join_releases_the_device(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     batcher = make(lambda x: x, pipelined=True)
     with monkeypatch.context() as patch:
-        patch.setattr("tensorferry.batcher.worker.join", lambda batch: 1 / 0)
+        patch.setattr("tensorferry.batcher.running.join", lambda batch: 1 / 0)
         assert isinstance(error(batcher.submit(1.0)), ZeroDivisionError)
     assert result(batcher.submit(1.0)) == 1
     assert batcher.drain()

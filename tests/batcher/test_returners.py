@@ -238,4 +238,4 @@ def test_callers_answered_first_are_back_before_the_last_are_answered(clock: Vir
             clock.advance(0.0003)
             arrive()
     assert set(sizes) == {4}
-    assert queue.learned()[1].share > 0.9
+    assert queue.lessons.statistics()[1].share > 0.9

@@ -273,7 +273,7 @@ def test_the_slow_ones_times_teach_the_fast_ones() -> None:
         station.put()
         station.run(SLOW)
     station.put(0.15)
-    known = next(iter(station.queue.learned()[0].values())).device
+    known = next(iter(station.queue.lessons.statistics()[0].values())).device
     assert known is not None
     assert known.alpha + known.beta == pytest.approx(0.1, rel=0.05)
 
@@ -292,7 +292,7 @@ def test_the_queue_drains_at_the_speed_of_all_together() -> None:
 
 def fails(station: Station, batch: Sequence[Request]) -> None:
     """The fast device fails with a batch, which goes back."""
-    back, ended = station.queue.hand_back(batch, FAST, ran=True, out=True)
+    back, ended = station.queue.outages.hand_back(batch, FAST, ran=True, out=True)
     assert (tuple(back), ended) == (batch, [])
     station.queue.ran(batch, None, device=FAST)
 
@@ -309,7 +309,7 @@ def test_nothing_is_left_to_a_device_that_is_out_nor_promised_in_its_name(statio
 def test_it_is_the_fast_one_again_when_it_is_back(station: Station) -> None:
     running = station.put(1.0)
     fails(station, station.poll(FAST))
-    station.queue.recovered(FAST)
+    station.queue.outages.recovered(FAST)
     urgent = station.put(0.2)
     assert station.poll(SLOW) == (running,)
     assert station.poll(FAST) == (urgent,)
@@ -342,14 +342,14 @@ def test_a_device_is_brought_back_once_what_left_for_it_is_out_of_hand() -> None
     station.clock.advance(0.1)
     second = station.poll(0)
     assert second
-    station.queue.hand_back(first, 0, ran=True, out=True)
+    station.queue.outages.hand_back(first, 0, ran=True, out=True)
     station.queue.ran(first, None, device=0)
     taken: list[Work | None] = []
     worker = threading.Thread(target=lambda: taken.append(station.queue.take(0)))
     worker.start()
     station.clock.await_sleepers()
     assert not taken, "the second batch is on the device"
-    station.queue.hand_back(second, 0, ran=False, out=True)
+    station.queue.outages.hand_back(second, 0, ran=False, out=True)
     station.queue.ran(second, None, device=0)
     worker.join(PATIENCE)
     assert [work is RECOVER for work in taken] == [True]

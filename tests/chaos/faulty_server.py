@@ -17,8 +17,8 @@ from chaos.content import Mark
 from e2e.faulty import _BROKEN, failed
 
 from tensorferry.batcher.request import Request
+from tensorferry.batcher.running import Running
 from tensorferry.batcher.work import Work
-from tensorferry.batcher.worker import Worker
 from tensorferry.server import recovery
 from tensorferry.server.__main__ import main
 from tensorferry.server.session import Session
@@ -38,10 +38,10 @@ class Faults:
         self._seen: set[tuple[float, ...]] = set()
         self._broken: set[int] = set()
         self._leaked: list[bytes] = []
-        self._run, self._make, self._guarded = Session.run, Session.__init__, Worker._run_guarded
+        self._run, self._make, self._guarded = Session.run, Session.__init__, Running.run
         Session.run = self.run  # type: ignore[method-assign]
         Session.__init__ = self.make  # type: ignore[method-assign]
-        Worker._run_guarded = self.guarded  # type: ignore[method-assign]
+        Running.run = self.guarded  # type: ignore[method-assign]
 
     def _first(self, row: Any) -> bool:
         with self._lock:
@@ -87,7 +87,7 @@ class Faults:
 
     @property
     def guarded(self) -> Any:
-        def guarded(worker: Worker, work: Work, back: list[Request]) -> Any:
+        def guarded(running: Running, work: Work, back: list[Request]) -> Any:
             for request in work.batch:
                 for tensor in request.tensors:
                     row = np.frombuffer(tensor.data, np.float32, 4).tolist() if request.rows else [0.0] * 4
@@ -97,7 +97,7 @@ class Faults:
                         and self._first(row)
                     ):
                         raise SystemExit
-            return self._guarded(worker, work, back)
+            return self._guarded(running, work, back)
 
         return guarded
 

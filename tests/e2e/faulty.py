@@ -16,8 +16,8 @@ import grpc._server
 import numpy as np
 
 from tensorferry.batcher.request import Request
+from tensorferry.batcher.running import Running
 from tensorferry.batcher.work import Work
-from tensorferry.batcher.worker import Worker
 from tensorferry.server import recovery
 from tensorferry.server.__main__ import main
 from tensorferry.server.errors import ModelFailedError, StartError
@@ -59,7 +59,7 @@ class Fault:
         self.run, self.make = Session.run, Session.__init__
         Session.run = self.faulty_run(Session.run)  # type: ignore[method-assign]
         Session.__init__ = self.faulty_make(Session.__init__)  # type: ignore[method-assign]
-        Worker._run_guarded = self.falling(Worker._run_guarded)  # type: ignore[method-assign]
+        Running.run = self.falling(Running.run)  # type: ignore[method-assign]
         polling: Any = grpc._server
         polling._process_event_and_continue = self.deaf(polling._process_event_and_continue)
 
@@ -74,14 +74,14 @@ class Fault:
         return faulty
 
     def falling(self, run: Any) -> Any:
-        def fall(worker: Worker, work: Work, back: list[Request]) -> Any:
+        def fall(running: Running, work: Work, back: list[Request]) -> Any:
             for request in work.batch:
                 for tensor in request.tensors:
                     mark = float(np.frombuffer(tensor.data, tensor.dtype)[0]) if request.rows else 0.0
                     if FALL <= mark < _PAST_FALL and mark not in self.seen:
                         self.seen.add(mark)
                         raise SystemExit
-            return run(worker, work, back)
+            return run(running, work, back)
 
         return fall
 

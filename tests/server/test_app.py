@@ -145,7 +145,7 @@ def test_the_answers_of_one_batch_to_one_client_leave_together(
 
     def noting(self: Corks, count: int) -> None:
         begin(self, count)
-        held.append((count, len(self._holding)))
+        held.append((count, len(self.holding)))
 
     monkeypatch.setattr(Corks, "begin", noting)
     # A batch leaves when it is full: all eight are in one.

@@ -1,10 +1,9 @@
-"""The batcher: worker threads that close batches, run them, and hand each request its result."""
+"""The batcher: what a caller sees of it, and how its parts are put together."""
 
 from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -14,19 +13,11 @@ import numpy.typing as npt
 from tensorferry.batcher.clients import ClientPolicy
 from tensorferry.batcher.clock import Clock, MonotonicClock
 from tensorferry.batcher.collate import request_of
-from tensorferry.batcher.completions import Completions, Together, completed_twice
-from tensorferry.batcher.errors import (
-    BatcherClosed,
-    BatcherError,
-    Cancelled,
-    DeadlineExceeded,
-    InstanceFailed,
-    InvalidRequest,
-    RequestTooLarge,
-    RunTimedOut,
-)
+from tensorferry.batcher.completions import Completions, Together
+from tensorferry.batcher.crew import Crew
+from tensorferry.batcher.entry import Entry
+from tensorferry.batcher.errors import BatcherClosed, RunTimedOut
 from tensorferry.batcher.instance import Instance
-from tensorferry.batcher.lasting import last
 from tensorferry.batcher.options import (
     BatcherSettings,
     check_batching,
@@ -38,19 +29,16 @@ from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.policy import Limits, unreachable
 from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.record import BatchRecord, Record
-from tensorferry.batcher.request import Outcome, Request, flatten, split_request
+from tensorferry.batcher.request import Request
 from tensorferry.batcher.results import deliver_row, deliver_rows, propagate_cancel
 from tensorferry.batcher.statistics import BatcherStatistics, Ledger
 from tensorferry.batcher.timeouts import QueuePolicy
-from tensorferry.batcher.worker import Health, Worker
+from tensorferry.batcher.worker import Health
 
 _log = logging.getLogger("tensorferry.batcher")
 
 DEFAULT_MAX_QUEUE_SIZE = 4096
 DEFAULT_MAX_QUEUE_BYTES = 1 << 30
-
-# After so many seconds deadlines are looked after again, should that have failed.
-_EXPIRY_SECONDS = 0.1
 
 
 class Batcher:
@@ -181,10 +169,7 @@ class Batcher:
         self._padding = padding
         self._batched = max_batch_size > 0
         preferred = tuple(sorted(set(preferred_batch_sizes)))
-        self._limits = Limits(max(1, max_batch_size), max_queue_delay, preferred, merge)
-        self._policies = tuple(policies)
-        self._classes = len(priority_weights)
-        self._default_priority = default_priority or self._classes
+        limits = Limits(max(1, max_batch_size), max_queue_delay, preferred, merge)
         self._settings = BatcherSettings(
             max_batch_size,
             max_queue_delay,
@@ -192,8 +177,8 @@ class Batcher:
             merge,
             tuple(priority_weights),
             strict_priorities,
-            self._default_priority,
-            self._policies,
+            default_priority or len(priority_weights),
+            tuple(policies),
             max_queue_size,
             max_queue_bytes,
             len(functions),
@@ -202,7 +187,7 @@ class Batcher:
         )
         self._clock = clock or MonotonicClock()
         self._queue = RequestQueue(
-            self._limits,
+            limits,
             max_queue_size,
             max_queue_bytes,
             self._clock,
@@ -214,19 +199,17 @@ class Batcher:
             steady=steady,
             clients=clients,
         )
-        self._ranks = self._queue.ranks
-        # What a request may have and ride in one batch.
-        self._most_rows = self._limits.max_batch_size if self._batched else math.inf
         self._ledger = Ledger()
         self._record = Record(self._clock)
         self._name = name
-        self._completions = Completions(
+        completions = self._completions = Completions(
             self._ledger, self._clock, name, self._queue.company.last_answer, self._record, together
         )
-        self._warnings = tuple(unreachable(self._limits, max_queue_size))
+        self._entry = Entry(self._settings, self._queue, completions, self._ledger, self._clock, name)
+        self._warnings = tuple(unreachable(limits, max_queue_size))
         for warning in self._warnings:
             _log.warning("%s: %s", name, warning)
-        instances = self._instances = [
+        instances = [
             Instance(
                 index,
                 function,
@@ -236,27 +219,8 @@ class Batcher:
             )
             for index, function in enumerate(functions)
         ]
-        self._health = health
-        self._attendant = self._worker(instances[0])
-        runs: list[tuple[str, Callable[[], None]]] = [
-            (f"{name}-worker-{number}", self._worker(instance).run)
-            for number, instance in enumerate(instances * (2 if pipelined else 1))
-        ]
-        runs.append((f"{name}-expiry", self._expire))
-        self._threads = [threading.Thread(target=run, name=title, daemon=True) for title, run in runs]
-        for thread in self._threads:
-            thread.start()
-
-    def _worker(self, instance: Instance) -> Worker:
-        return Worker(
-            instance,
-            self._queue,
-            self._completions,
-            self._ledger,
-            self._record,
-            self._clock,
-            self._name,
-            self._health,
+        self._crew = Crew(
+            instances, self._queue, completions, self._ledger, self._record, self._clock, name, health
         )
 
     @property
@@ -267,12 +231,12 @@ class Batcher:
     @property
     def priorities(self) -> int:
         """How many priority classes there are."""
-        return self._classes
+        return len(self._settings.priority_weights)
 
     @property
     def policies(self) -> Sequence[QueuePolicy]:
         """How each class waits; empty where requests may wait for ever."""
-        return self._policies
+        return self._settings.policies
 
     def anchor(self, rows: int, seconds: float, key: Hashable = None) -> None:
         """Tells what a warm-up run of so many rows took: predictions then hold from the first request.
@@ -344,7 +308,7 @@ class Batcher:
         The form for servers: no future, no thread waits. Raises as `submit` does, and
         `complete` is then never called. Thread-safe; never blocks.
         """
-        self._accept(request, quietly=False)
+        self._entry.accept(request, quietly=False)
 
     def enqueue_quietly(self, request: Request) -> bool:
         """As `enqueue`, but wakes no worker: when true is returned, the caller must call `attend` soon.
@@ -352,7 +316,7 @@ class Batcher:
         For a thread that takes requests in from elsewhere: it hands all that are there to the
         batcher first, and then runs what is short itself, rather than wake a worker for it.
         """
-        return self._accept(request, quietly=True)
+        return self._entry.accept(request, quietly=True)
 
     def attend(self, most_seconds: float) -> float:
         """Sees to it that batches leave whose requests were enqueued quietly.
@@ -361,7 +325,7 @@ class Batcher:
         complete their requests there, where batches are `steady`; for others a worker is woken. Returns when to call again, on
         the batcher's clock: inf, or until when to wait for callers that come back. Thread-safe.
         """
-        return self._attendant.attend(most_seconds)
+        return self._crew.attendant.attend(most_seconds)
 
     @property
     def awaits_attendance(self) -> bool:
@@ -371,44 +335,6 @@ class Batcher:
         """
         return self._queue.company.awaits
 
-    def _accept(self, request: Request, *, quietly: bool) -> bool:
-        """Accepts a request; whether `attend` must be called, when it is accepted quietly."""
-        priority = request.priority
-        if not priority:
-            priority = request.priority = self._default_priority
-        elif not 0 < priority <= self._classes:
-            raise self._refused(
-                request,
-                InvalidRequest(
-                    f"priority is {priority}; it must be from 1, the highest, to {self._classes}, or 0 for the default"
-                ),
-            )
-        request.level = (priority - 1) * self._ranks
-        complete = request.complete
-        queued: Sequence[Request] = (request,)
-        if request.rows > self._most_rows:
-            queued = self._cut_up(request)
-        displaced: Sequence[Request]
-        wake = False
-        try:
-            if quietly:
-                displaced, wake = self._queue.put_quietly(queued)
-            else:
-                displaced = self._queue.put(queued)
-        except BatcherError as error:
-            request.complete, request.parts = complete, ()
-            self._refused(request, error)
-            raise
-        if request.parts:
-            # Its parts hold the tensors and complete it; it must not keep them alive, nor itself.
-            request.tensors, request.complete = (), completed_twice
-        if displaced:
-            why = "requests of a higher class find room in the queue"
-            if displaced[0].level == request.level:
-                why = "clients that hold less than their share find room in the queue"
-            self._completions.shed(displaced, why, self._queue.drain_time())
-        return wake
-
     def give_up(self, instance: int, error: RunTimedOut) -> None:
         """Ends what a function, by its number from 0, runs now and does not return from.
 
@@ -416,62 +342,7 @@ class Batcher:
         that is queued, get InstanceFailed. It takes no more batches until it returns, or the recovery that it is in
         succeeds. Thread-safe; completions run on the calling thread.
         """
-        one = self._instances[instance]
-        one.given_up = True
-        failed = InstanceFailed(str(error))
-        queued = self._queue.give_up(instance, failed)
-        running, in_hand = one.running, tuple(one.in_hand)
-        if running is None or not one.given_up:
-            # It was over already.
-            one.given_up = False
-            self._queue.returned(instance)
-        else:
-            stuck = set(map(id, running))
-            for request in [request for batch in in_hand for request in self._queue.finish(batch)]:
-                if id(request) in stuck:
-                    self._completions.fail(request, RunTimedOut(str(error)))
-                else:
-                    self._completions.turn_away([request], failed)
-        self._completions.turn_away(queued, failed)
-        if queued:
-            self._queue.expired_completed()
-
-    def _cut_up(self, request: Request) -> Sequence[Request]:
-        """The parts of a request of more rows than a batch has, which complete it together."""
-        if not self._limits.merges:
-            raise self._refused(
-                request,
-                RequestTooLarge(
-                    f"inference request batch-size must be <= {self._limits.max_batch_size} for {self._name!r}: "
-                    f"the request has {request.rows} rows; send fewer at once"
-                ),
-            )
-        try:
-            # Before it is cut up: rows without bytes are cheap to claim.
-            self._queue.check_size(request.cost, request.nbytes)
-        except BatcherError as error:
-            self._refused(request, error)
-            raise
-        request.complete = self._end_whole(request)
-        request.parts = split_request(request, self._limits.max_batch_size)
-        return request.parts
-
-    def _refused(self, request: Request, error: BatcherError) -> BatcherError:
-        """Counts a request that is refused for this reason."""
-        self._ledger.refused(error, request.cost)
-        return error
-
-    def _end_whole(self, whole: Request) -> Callable[[Outcome], None]:
-        """Completes a request that is split, once: with its parts' outputs, or the first error of one."""
-        complete = whole.complete
-
-        def complete_whole(outcome: Outcome) -> None:
-            self._completions.count_whole(whole, outcome)
-            if outcome.error is not None:
-                self.cancel(whole)
-            complete(outcome)
-
-        return complete_whole
+        self._crew.give_up(instance, error)
 
     def cancel(self, request: Request) -> bool:
         """Withdraws a request: it completes with Cancelled, or DeadlineExceeded if that has passed.
@@ -479,36 +350,7 @@ class Batcher:
         True when this call ended it (or a part of it), False when it was done before.
         Thread-safe; `request.complete` runs on the calling thread.
         """
-        ended = [part for part in flatten([request]) if self._queue.cancel(part)]
-        for part in ended:
-            if part.deadline <= self._clock.now():
-                self._completions.fail(
-                    part, DeadlineExceeded("the deadline passed before the answer was there")
-                )
-            else:
-                self._completions.fail(part, Cancelled("the caller left before the answer was there"))
-        return bool(ended)
-
-    def _expire(self) -> None:
-        last(self._expire_until_closed, self._expire_again)
-
-    def _expire_until_closed(self) -> None:
-        while (expired := self._queue.take_expired()) is not None:
-            try:
-                self._completions.expire(expired)
-            finally:
-                self._queue.expired_completed()
-            # As a worker does: the thread may wait for hours.
-            del expired
-
-    def _expire_again(self, fault: BaseException) -> None:
-        _log.error(
-            "%s: who looks after deadlines ended unexpectedly; this is a bug. It is begun again in %g s",
-            self._name,
-            _EXPIRY_SECONDS,
-            exc_info=fault,
-        )
-        self._queue.stand_off(_EXPIRY_SECONDS)
+        return self._entry.cancel(request)
 
     def drain(self, timeout: float | None = None) -> bool:
         """Accepts nothing new and waits until all that was accepted is done.
@@ -519,7 +361,7 @@ class Batcher:
         may be called again.
         """
         self._queue.close()
-        if self._on_worker():
+        if self._crew.on_duty:
             return False
         return self._queue.wait_done(math.inf if timeout is None else self._clock.now() + timeout)
 
@@ -532,26 +374,22 @@ class Batcher:
         Called from a completion on a worker's thread, or on one that attends, it waits for
         nothing: the workers finish what is queued and end. Thread-safe; idempotent.
         """
-        on_worker = self._on_worker()
+        on_duty = self._crew.on_duty
         until = math.inf if timeout is None else self._clock.now() + timeout
         self._queue.close()
-        if drain and on_worker:
+        if drain and on_duty:
             return False
         if drain:
             self._queue.wait_done(until)
         for request in self._queue.abandon():
             self._completions.fail(request, BatcherClosed("the batcher was closed before the request ran"))
-        for thread in () if on_worker else self._threads:
-            thread.join(None if math.isinf(until) else max(0.0, until - self._clock.now()))
-        return not any(thread.is_alive() for thread in self._threads)
-
-    def _on_worker(self) -> bool:
-        """Whether the calling thread is one that runs batches, so that to wait for these is to wait for itself."""
-        return threading.current_thread() in self._threads or self._attendant.attended
+        if not on_duty:
+            self._crew.join(until)
+        return self._crew.ended
 
     def statistics(self) -> BatcherStatistics:
         """Counts since the start and sizes of this moment. Thread-safe."""
-        buckets, returners = self._queue.learned()
+        buckets, returners = self._queue.lessons.statistics()
         return self._ledger.statistics(
             self._queue.accepted, self._queue.sizes(), buckets, returners, self._warnings
         )

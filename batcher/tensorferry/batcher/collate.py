@@ -100,8 +100,9 @@ def join(requests: Sequence[Request], place: _Place | None = None) -> Any:
         if placed is not None:
             return placed
     if len(requests) == 1 and plan is None:
-        arrays = [_alone(tensor) for tensor in first.tensors]
-        return arrays[0] if names is None else dict(zip(names, arrays, strict=True))
+        if names is not None:
+            return dict(zip(names, map(_alone, first.tensors), strict=True))
+        return _alone(first.tensors[0])
     rows = sum([request.rows for request in requests])
     arrays = [
         _join_tensors([request.tensors[i] for request in requests], rows)
@@ -222,11 +223,24 @@ def split(outputs: Any, requests: Sequence[Request]) -> list[Any]:
     requests were padded, outputs that carry the padded axis are cut back to each one's length.
     ModelOutputError when a part of it does not have the batch's rows, or the padded length.
     """
+    plan = requests[0].padding
+    if len(requests) == 1 and plan is None and type(outputs) is dict:
+        # The usual case of one alone, without calls of ours; whatever is not as it should be goes the long way.
+        rows, answer = requests[0].rows, {}
+        for name, output in outputs.items():
+            if type(output) is not np.ndarray or output.shape[:1] != (rows,):
+                break
+            # As `_cut` does.
+            answer[name] = output[:rows]
+        else:
+            return [answer]
     sizes = [request.rows for request in requests]
     _check_rows(outputs, sum(sizes), "the model function's result")
-    plan = requests[0].padding
     if plan is None or plan.outputs is None:
-        if isinstance(outputs, np.ndarray) or not isinstance(outputs, Mapping):
+        # What is a dict is the quickest to tell; of an array, whether it is a mapping takes longer.
+        if type(outputs) is not dict and (
+            isinstance(outputs, np.ndarray) or not isinstance(outputs, Mapping)
+        ):
             return _cut(outputs, sizes)
         answers: list[dict[str, Any]] = [{} for _ in requests]
         for name, output in outputs.items():
@@ -264,7 +278,7 @@ def _check_rows(outputs: Any, rows: int, what: str) -> None:
             raise ModelRowsError(
                 f"{what} has shape {list(outputs.shape)}, expected {rows} rows on axis 0: one for each row of the batch"
             )
-    elif isinstance(outputs, Mapping):
+    elif type(outputs) is dict or isinstance(outputs, Mapping):
         for name, output in outputs.items():
             _check_rows(output, rows, f"output {name!r}")
     elif isinstance(outputs, (list, tuple)):

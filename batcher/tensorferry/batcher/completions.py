@@ -72,10 +72,16 @@ class Completions:
         now = self._clock.now()
         # Before anybody hears of it: who has an answer finds it counted. What is after this, calling
         # the completions, can thus be in no figure.
-        latencies = [
-            now - request.arrival for request in requests if request.deadline > now and not request.is_part
-        ]
-        rows = sum([request.rows for request in batch])
+        if len(batch) == 1 == len(requests) and requests[0].deadline > now and not requests[0].is_part:
+            # The usual case of one alone.
+            latencies, rows = [now - requests[0].arrival], batch[0].rows
+        else:
+            latencies = [
+                now - request.arrival
+                for request in requests
+                if request.deadline > now and not request.is_part
+            ]
+            rows = sum([request.rows for request in batch])
         padded_length = None
         if batch[0].padding is not None:
             padded_length = batch[0].padding.padded_length

@@ -124,9 +124,11 @@ class Devices:
     left to one that is out, nor promised in its name.
     """
 
-    __slots__ = ("_next_start", "each", "unequal", "work")
+    __slots__ = ("_next_start", "back_or_done", "each", "unequal", "work")
 
     def __init__(self, lock: threading.Lock, number: int) -> None:
+        # A device is back, or the queue may have ended. Waited for by the workers of devices that are out.
+        self.back_or_done = threading.Condition(lock)
         self.each = [Device(lock) for _ in range(number)]
         # Those that are not out; all when none is left, as they are expected back.
         self.work = self.each
@@ -230,6 +232,12 @@ class Devices:
             if device.idle and device.waiting and not device.passes:
                 device.ready.notify()
                 return
+
+    def notify_all(self) -> None:
+        """Wakes every worker."""
+        for device in self.each:
+            device.ready.notify_all()
+        self.back_or_done.notify_all()
 
     def idle_waits(self) -> bool:
         """Whether a worker waits of one that could start at once."""

@@ -13,7 +13,7 @@ from tensorferry.batcher.timeouts import QueuePolicy, Timeouts
 
 
 class Expiry:
-    """Guarded by the queue's lock, on which `due` is built.
+    """Guarded by the queue's lock, on which `due` is built: waited for by whoever takes the expired.
 
     A request's time is over when it cannot make its deadline any more, or has been queued for as long as
     the policy of its class allows. `policies` has one for each class, or none at all; `end` ends a queued
@@ -24,7 +24,7 @@ class Expiry:
 
     def __init__(
         self,
-        lock: threading.Lock,
+        due: threading.Condition,
         backlog: Backlog,
         devices: Devices,
         policies: Sequence[QueuePolicy],
@@ -36,9 +36,8 @@ class Expiry:
         self.timeouts = Timeouts(policies) if policies else None
         # Requests may time out, or one had a deadline. Before, there is nothing to do here.
         self.needed = bool(policies)
-        # Some queued request's time is over, and no idle worker is there to see it. Waited for by
-        # whoever takes the expired, until `at`.
-        self.due = threading.Condition(lock)
+        # Some queued request's time is over, and no idle worker is there to see it. Waited for until `at`.
+        self.due = due
         self.at = math.inf
 
     def watch(self, due: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tensorferry.batcher.request import Request
@@ -32,9 +31,9 @@ class Instance:
         self.batched = batched
         self.pipelined = pipelined
         self.divisible = divisible
-        # Held by the worker whose batch the device runs, where there are two. Nothing but the model
+        # Held by the worker whose batch the device runs; where there is one, nobody ever waits for it. Nothing but the model
         # function is called while it is held.
-        self.turn: AbstractContextManager[object] = threading.Lock() if pipelined else nullcontext()
+        self.turn = threading.Lock()
         # The batches that its workers have taken and not completed.
         self.in_hand: list[Sequence[Request]] = []
         # What the model function runs now. Written by the worker whose turn it is.

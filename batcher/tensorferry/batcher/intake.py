@@ -19,7 +19,6 @@ from tensorferry.batcher.departure import Departure
 from tensorferry.batcher.device import Devices
 from tensorferry.batcher.expiry import Expiry
 from tensorferry.batcher.request import QUEUED, Request
-from tensorferry.batcher.standing import StandingQueue
 from tensorferry.batcher.waking import Waking
 
 _INF = math.inf
@@ -53,7 +52,6 @@ class Intake:
         expiry: Expiry,
         company: Company,
         waking: Waking,
-        standing: StandingQueue,
         end: Callable[[Request], None],
     ) -> None:
         self._now = clock.now
@@ -64,7 +62,7 @@ class Intake:
         self._expiry = expiry
         self._company = company
         self._waking = waking
-        self._standing = standing
+        self._standing = departure.standing
         self._end = end
         self._numbers = count(1)
         # Since the start; the parts of a request count as one.
@@ -105,6 +103,9 @@ class Intake:
                     # It is what must be kept up with all the same.
                     self._demand[first.level].arrived(now, rows, deadline - now)
                     raise refusal
+            elif not backlog.rows:
+                # Whoever left last may not have said so.
+                self._standing.since = _INF
         self.accepted += 1
         admission.held_bytes += nbytes
         for request in displaced:

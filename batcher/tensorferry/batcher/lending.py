@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from tensorferry.batcher.backlog import Backlog
 from tensorferry.batcher.device import Device
 
 # Some models' time depends on their inputs' values. After a batch that kept the device for this long,
@@ -20,23 +19,24 @@ class Lending:
     window's end, and that a batch's time depends on its shape alone.
     """
 
-    __slots__ = ("_backlog", "_device", "_possible", "_unsteady_until")
+    __slots__ = ("_device", "_possible", "_unsteady_until")
 
-    def __init__(self, backlog: Backlog, device: Device, *, possible: bool) -> None:
-        self._backlog = backlog
+    def __init__(self, device: Device, *, possible: bool) -> None:
         self._device = device
         self._possible = possible
         # A batch took much longer than any short one: until then workers run them all.
         self._unsteady_until = -math.inf
 
-    def allows(self, most_seconds: float, now: float) -> bool:
-        """Whether the worker waits for a batch, and any batch that may leave is known to keep the device for at most so long."""
+    def possible_now(self, now: float) -> bool:
+        """Whether the worker waits for a batch, and another thread may run one in its stead that is known to be short."""
         device = self._device
-        if not (self._possible and device.idle and device.waiting and now >= self._unsteady_until):
-            return False
-        if device.outage is not None:
-            return False
-        return self._backlog.slowest_batch() <= most_seconds
+        return (
+            self._possible
+            and device.waiting > 0
+            and now >= self._unsteady_until
+            and device.outage is None
+            and device.idle
+        )
 
     def never_again(self) -> None:
         """A run did not end by itself: whoever brought its requests, and serves others too, must not wait for such a one."""

@@ -1,4 +1,4 @@
-"""The queue: admission, who is woken, expiry, cancellation, and what is in flight.
+"""The queue: the one lock, the parts that it guards, and what threads ask of them.
 
 Decisions are made under the lock and returned as records; the caller completes requests.
 Every change of a request's state happens here, under the one lock, so that of two racing
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 
 from tensorferry.batcher.admission import Admission
@@ -19,17 +19,18 @@ from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.company import Company
 from tensorferry.batcher.departure import Departure
 from tensorferry.batcher.device import Device, Devices
+from tensorferry.batcher.dispatch import Dispatch
+from tensorferry.batcher.ends import Ends
 from tensorferry.batcher.expiry import Expiry
+from tensorferry.batcher.express import Express
 from tensorferry.batcher.fair_backlog import FairBacklog
 from tensorferry.batcher.intake import BoundedIntake, Intake
 from tensorferry.batcher.lending import Lending
+from tensorferry.batcher.lessons import Lessons
 from tensorferry.batcher.outages import Outages
-from tensorferry.batcher.policy import Close, CloseReason, Limits, Wait, decide
-from tensorferry.batcher.profile import BucketStatistics, Profile
-from tensorferry.batcher.request import DONE, QUEUED, RUNNING, Request
-from tensorferry.batcher.returners import Returners, ReturnersStatistics
-from tensorferry.batcher.slower import LeftBucket, Paced, left_to
-from tensorferry.batcher.standing import StandingQueue
+from tensorferry.batcher.policy import Limits, Wait
+from tensorferry.batcher.request import QUEUED, RUNNING, Request
+from tensorferry.batcher.returners import Returners
 from tensorferry.batcher.statistics import QueueSizes
 from tensorferry.batcher.timeouts import QueuePolicy
 from tensorferry.batcher.waking import Waking
@@ -37,17 +38,8 @@ from tensorferry.batcher.work import Work
 
 _INF = math.inf
 
-# For what is done for each batch: to look a member up costs more.
-_IDLE = CloseReason.IDLE
 
-_new = tuple.__new__
-
-# After so many seconds a slower device to which nothing was left runs one request all the same: perhaps it
-# is no longer slow, and nobody else would see that.
-_RETRY_SECONDS = 10.0
-
-
-class RequestQueue(Outages):
+class RequestQueue:
     """The requests that were accepted and are not done. Every method is thread-safe.
 
     `max_rows` bounds the rows queued, `max_bytes` the bytes of all accepted requests that
@@ -57,6 +49,8 @@ class RequestQueue(Outages):
     has one for each class, or none at all. `steady` says that a batch's time depends on its shape
     alone: only then others than workers may run it. `clients` says what each client may have; None: whatever
     there is.
+
+    `outages` is told of devices that fail, `lessons` of what batches teach.
     """
 
     def __init__(
@@ -75,58 +69,53 @@ class RequestQueue(Outages):
         returners: Returners | None = None,
         clients: ClientPolicy | None = None,
     ) -> None:
-        self._limits = limits
         self._clock = clock
         self._pipelined = pipelined
-        # Guards every field below and the state of every request in here. Nothing is completed,
-        # run, joined, learned, logged or waited for (but by the conditions) while it is held.
-        self._lock = threading.Lock()
-        # Held by who works out what batches teach. Taken before the other, never while that is held.
-        self._lessons = threading.Lock()
+        # Guards every part below, but for what says otherwise, and the state of every request in here. Nothing is
+        # completed, run, joined, learned, logged or waited for (but by the conditions) while it is held.
+        lock = self._lock = threading.Lock()
         # How many ranks a class has: those who have timed out and are delayed are one below the others.
         self.ranks = 2 if any(policy.delays and policy.expires for policy in policies) else 1
-        self._devices = Devices(self._lock, devices)
         classes = self.ranks * len(weights)
-        if clients is not None and clients.fair:
-            self._backlog: Backlog = FairBacklog(limits, classes, clients.weights, pipelined=pipelined)
-        else:
-            self._backlog = Backlog(limits, classes, pipelined=pipelined)
-        self._quotas = Quotas(clients) if clients is not None and clients.bounds else None
-        self._admission = Admission(self._backlog, max_rows, max_bytes, self._devices, policies, self.ranks)
-        self._expiry = Expiry(self._lock, self._backlog, self._devices, policies, self._end_queued_locked)
-        self._departure = Departure(
-            self._backlog, self._devices, weights, self.ranks, limits.max_batch_size, strict=strict
-        )
         # One device runs one batch at a time, and none waits for a window's end.
         simple = devices == 1 and not pipelined and not limits.max_queue_delay
-        self.company = Company(returners or Returners(), hears=simple)
-        self._waking = Waking(clock, limits, self._backlog, self._devices, self.company, alert=bool(policies))
-        self._standing = StandingQueue(limits, self._backlog, self._devices)
-        self._lending = Lending(self._backlog, self._devices.each[0], possible=simple and steady)
-        intake: Callable[..., Intake] = Intake
-        if self._quotas is not None:
-            intake = partial(BoundedIntake, self._quotas)
+        each = self._devices = Devices(lock, devices)
+        if clients is not None and clients.fair:
+            backlog: Backlog = FairBacklog(limits, classes, clients.weights, pipelined=pipelined)
+        else:
+            backlog = Backlog(limits, classes, pipelined=pipelined)
+        self._backlog = backlog
+        quotas = self._quotas = Quotas(clients) if clients is not None and clients.bounds else None
+        admission = self._admission = Admission(backlog, max_rows, max_bytes, each, policies, self.ranks)
+        due = threading.Condition(lock)
+        ends = self._ends = Ends(backlog, admission, each, quotas, due, threading.Condition(lock))
+        expiry = self._expiry = Expiry(due, backlog, each, policies, ends.end_queued)
+        departure = Departure(backlog, each, weights, self.ranks, limits.max_batch_size, strict=strict)
+        company = self.company = Company(returners or Returners(), hears=simple)
+        waking = self._waking = Waking(clock, limits, backlog, each, company, alert=bool(policies))
+        lending = self._lending = Lending(each.each[0], possible=simple and steady)
+        intake: Callable[..., Intake] = Intake if quotas is None else partial(BoundedIntake, quotas)
         self._intake = intake(
-            clock,
-            self._admission,
-            self._backlog,
-            self._devices,
-            self._departure,
-            self._expiry,
-            self.company,
-            self._waking,
-            self._standing,
-            self._end_queued_locked,
+            clock, admission, backlog, each, departure, expiry, company, waking, ends.end_queued
         )
-        # Nothing is queued and no worker is busy. Waited for by drain; notified by whoever ends it.
-        self._all_done = threading.Condition(self._lock)
-        # Threads that wait for it.
-        self._drainers = 0
-        self._running = 0
-        # Threads that took work, or the expired, and have not yet run and completed all of it.
-        self._busy_workers = 0
-        self._closing = False
-        self._no_outages()
+        dispatch = self._dispatch = Dispatch(
+            clock, limits, backlog, each, departure, expiry, company, waking, ends, pipelined=pipelined
+        )
+        self._express = Express(
+            backlog,
+            each,
+            departure.row_limits,
+            company.returners,
+            waking,
+            ends,
+            most=limits.max_batch_size,
+            possible=simple
+            and classes == 1
+            and limits.merges
+            and not (limits.preferred or policies or isinstance(backlog, FairBacklog)),
+        )
+        self.lessons = Lessons(lock, clock, backlog, each, departure.row_limits, company.returners, lending)
+        self.outages = Outages(lock, clock, backlog, each, admission, expiry, waking, lending, dispatch, ends)
 
     def check_size(self, rows: int, nbytes: int) -> None:
         """RequestTooLarge when so many rows or bytes could never be accepted."""
@@ -135,12 +124,8 @@ class RequestQueue(Outages):
             self._quotas.check_size(rows, nbytes)
 
     def anchor(self, rows: int, seconds: float, key: Hashable = None) -> None:
-        """A warm-up run of so many rows: what the latency model of the key's bucket starts from.
-
-        Without a key that of every bucket, where they all cost the same.
-        """
-        with self._lessons, self._lock:
-            self._backlog.anchor(rows, seconds, key)
+        """As `Lessons.anchor`."""
+        self.lessons.anchor(rows, seconds, key)
 
     def put(self, requests: Sequence[Request]) -> Sequence[Request]:
         """Accepts the requests, all or none: one, or the parts of one.
@@ -174,7 +159,7 @@ class RequestQueue(Outages):
     def take(self, device: int = 0) -> Work | None:
         """Waits for work for a device and hands it out; None when the queue is closed and empty.
 
-        RECOVER tells to bring the device back, and to say by `recovered` or `not_recovered` whether it
+        RECOVER tells to bring the device back, and to say to `outages` whether it
         is. Who has run and completed the work says so with `ran`, and, when pipelined, with `released`
         as soon as the device has.
         """
@@ -182,16 +167,12 @@ class RequestQueue(Outages):
             mine = self._devices.each[device]
             while True:
                 if mine.outage is not None:
-                    if self._closing and not self._backlog.rows:
+                    if self._ends.closing and not self._backlog.rows:
                         return None
-                    if (order := self._stand_by_locked(mine, mine.outage)) is not None:
+                    if (order := self.outages.stand_by_locked(mine, mine.outage)) is not None:
                         return order
                     continue
-                try:
-                    step = self._poll_locked(mine)
-                except BaseException:
-                    self._orphan_locked()
-                    raise
+                step = self._poll_locked(mine)
                 if not isinstance(step, Wait):
                     return step
                 until = step.until
@@ -211,12 +192,10 @@ class RequestQueue(Outages):
             if not self._backlog.rows:
                 return _INF
             now, mine = self._clock.now(), self._devices.each[0]
-            if self._lending.allows(most_seconds, now):
-                try:
+            if self._lending.possible_now(now):
+                step = self._express.take(most_seconds, mine, now)
+                if step is None and self._backlog.slowest_batch() <= most_seconds:
                     step = self._poll_locked(mine)
-                except BaseException:
-                    self._orphan_locked()
-                    raise
                 if isinstance(step, Work):
                     mine.borrowed = bool(step.batch)
                     return step
@@ -231,101 +210,16 @@ class RequestQueue(Outages):
             return self._poll_locked(self._devices.each[device])
 
     def _poll_locked(self, device: Device) -> Work | Wait | None:
-        now, backlog = self._clock.now(), self._backlog
-        start = now
-        # What left for it is unanswered at least as long as it is in flight.
-        if device.unanswered:
-            turn = self._waking.turn(device, now)
-            if turn > now:
-                if backlog.rows and not device.idle:
-                    # It may have been woken instead of one that can start at once.
-                    self._devices.wake_idle()
-                return Wait(turn if backlog.rows else _INF)
-            start = device.starts(now)
-        dead = self._dying = self._expiry.take(start, now) if self._expiry.needed else ()
-        left: Mapping[Hashable, LeftBucket] = {}
-        if self._devices.unequal and backlog.rows:
-            device.passes = False
-            if self._devices.slower(device):
-                left = left_to(backlog.buckets, device.pace.value, start)
-                if not left:
-                    return self._pass_on_locked(device, now, dead)
-        credits = self._departure.credits(now)
-        decision = decide(left or backlog.buckets, now, self._limits, self._closing, credits)
-        if isinstance(decision, Close):
-            if decision.reason is _IDLE and not self._closing and len(backlog.buckets) == 1:
-                bucket = backlog.buckets[decision.key]
-                most = self._limits.max_batch_size
-                if self._departure.row_limits.needed:
-                    most = self._departure.row_limits.rows(self._devices.each.index(device), decision.key)
-                until = self.company.wait_until(bucket, now, most - bucket.rows)
-                if until > now and not dead:
-                    return self._waking.wait_for_company(device, until)
-            return self._close_locked(device, decision, now, dead, left.get(decision.key))
-        if dead:
-            return self._hand_out_locked(Work((), None, tuple(dead)), now)
-        if self._closing and not backlog.rows:
-            return None
-        return decision
-
-    def _pass_on_locked(self, device: Device, now: float, dead: Sequence[Request]) -> Work | Wait:
-        """A slower device leaves what is queued to faster ones, but for one request now and then."""
-        again = device.ran_at + _RETRY_SECONDS
-        if now >= again and not self._closing:
-            device.ran_at = now
-            key = next(iter(self._backlog.buckets))
-            return self._close_locked(device, Close(key, _IDLE, 1), now, dead)
-        if dead:
-            return self._hand_out_locked(Work((), None, tuple(dead)), now)
-        # A rounding error must not make this a busy loop.
-        until = max(self._expiry.next(now), now + 1e-4)
-        return self._waking.pass_on(device, min(until, again) if again > now else until, now)
-
-    def _close_locked(
-        self,
-        device: Device,
-        close: Close,
-        now: float,
-        dead: Sequence[Request],
-        left: LeftBucket | None = None,
-    ) -> Work:
-        profile = self._backlog.buckets[close.key].profile
-        times = profile if device.pace.value == 1.0 else Paced(profile, device.pace.value)
-        batch, shed, riding = self._departure.take(close, device, now, left)
-        before = device.unanswered, self._running, self._busy_workers
         try:
-            for request in batch:
-                request.state = RUNNING
-                request.started = now
-            self._running += len(batch)
-            rows = sum(riding)
-            keeps = whole = times.whole(rows)
-            if self._pipelined:
-                device.preparation, keeps = profile.preparation(rows), times.mean(rows)
-            self._devices.left(device, now, keeps)
-            self._standing.left(now)
-            # As `Work(...)`, in half the time.
-            work = _new(Work, (tuple(batch), close.reason, tuple(dead), tuple(shed), whole))
-            handed = self._hand_out_locked(work, now)
+            return self._dispatch.poll(device)
         except BaseException:
-            unanswered, self._running, self._busy_workers = before
-            if device.unanswered > unanswered:
-                device.unsay()
-            self._back_in_line_locked([*batch, *shed])
+            self._dispatch.fell()
             raise
-        for request in shed:
-            self._done_locked(request)
-        return handed
 
-    def _hand_out_locked(self, work: Work, now: float) -> Work:
-        self._busy_workers += 1
-        # Another must now wait for what this one leaves behind, be it only for a window's end.
-        if self._backlog.rows:
-            self._waking.wake(now)
-            if self._expiry.needed:
-                self._expiry.watch(self._expiry.next(now))
-        self._dying = ()
-        return work
+    def still_running(self, requests: Iterable[Request]) -> list[Request]:
+        """Those of a batch's requests that nobody has cancelled since it left."""
+        with self._lock:
+            return [request for request in requests if request.state is RUNNING]
 
     def released(self, device: int) -> None:
         """A pipelined device has run its batch, which is yet to be completed."""
@@ -333,6 +227,17 @@ class RequestQueue(Outages):
             mine = self._devices.each[device]
             self._devices.released(mine, self._clock.now())
             mine.ready.notify()
+
+    def finish(self, requests: Iterable[Request]) -> list[Request]:
+        """Ends running requests; returns those that were still alive, which the caller completes."""
+        with self._lock:
+            alive = self._ends.finish(requests)
+            if alive:
+                by_worker = not self._devices.each[0].borrowed
+                # Where it is asked for.
+                alone = self._backlog.profile(alive[0].key).mean(1) if by_worker else 0.0
+                self.company.ran(self._clock.now(), len(alive), alone, by_worker=by_worker)
+            return alive
 
     def ran(
         self,
@@ -349,58 +254,42 @@ class RequestQueue(Outages):
         was completed. `seconds` is None when the times say nothing of how long such a batch takes:
         it failed, or there was none. Returns whether anything is queued.
         """
+        lessons = self.lessons
         try:
-            rows = sum([request.cost for request in batch]) if seconds is not None else 0
+            rows = 0
+            if seconds is not None:
+                rows = batch[0].cost if len(batch) == 1 else sum([request.cost for request in batch])
             with self._lock:
-                taught: Profile | None = None
                 now = self._clock.now()
                 if batch:
-                    mine = self._devices.each[device]
-                    if mine.borrowed:
-                        mine.borrowed = False
-                        if self._closing:
-                            # Its workers wait for what they have not run themselves, and may end now.
-                            mine.ready.notify_all()
-                    mine.unanswered -= 1
-                    if mine.outage is not None:
-                        self._back.notify_all()
-                    if self._pipelined:
-                        mine.ready.notify()
-                    else:
-                        self._devices.released(mine, now)
-                if seconds is not None:
-                    self._lending.ran(seconds, now)
-                    if self._departure.row_limits.needed:
-                        self._departure.row_limits.fitted(device, batch[0].key, rows)
-                    profile = self._backlog.profile(batch[0].key)
-                    if profile.teaches(now, rows, seconds + before + after):
-                        taught = profile
-                        if len(self._devices.each) > 1:
-                            seconds = self._devices.paced(mine, seconds, profile.device.mean(rows), now)
-                answers = self.company.returners.lesson
-                if taught is None and answers is None:
-                    return self._rest_locked()
-            with self._lessons:
-                lesson = None
-                if taught is not None and seconds is not None:
-                    lesson = taught.learn(rows, seconds, before, after)
-                back = answers.back() if answers is not None else ()
+                    self._answered_locked(self._devices.each[device], now)
+                due = lessons.due_locked(batch, rows, seconds, before, after, device, now)
+                if due is None:
+                    return self._ends.rest()
+            with lessons.learning:
+                learned = lessons.learn(due)
                 with self._lock:
-                    if taught is not None and lesson is not None:
-                        taught.believe(lesson, now)
-                    if answers is not None:
-                        self.company.returners.believe(answers, back)
-                    return self._rest_locked()
+                    lessons.believe_locked(due, learned)
+                    return self._ends.rest()
         except BaseException:
             with self._lock:
-                self._rest_locked()
+                self._ends.rest()
             raise
 
-    def _rest_locked(self) -> bool:
-        """A worker is busy no more; whether anything is queued."""
-        self._busy_workers -= 1
-        self._tell_if_done_locked()
-        return self._backlog.rows > 0
+    def _answered_locked(self, device: Device, now: float) -> None:
+        """A batch that was taken for a device is completed."""
+        if device.borrowed:
+            device.borrowed = False
+            if self._ends.closing:
+                # Its workers wait for what they have not run themselves, and may end now.
+                device.ready.notify_all()
+        device.unanswered -= 1
+        if device.outage is not None:
+            self._devices.back_or_done.notify_all()
+        if self._pipelined:
+            device.ready.notify()
+        else:
+            self._devices.released(device, now)
 
     def take_expired(self) -> Sequence[Request] | None:
         """Waits until queued requests cannot make their deadlines while no worker is free to see it.
@@ -409,13 +298,13 @@ class RequestQueue(Outages):
         closed and empty.
         """
         with self._lock:
-            expiry = self._expiry
-            while not (self._closing and not self._backlog.rows):
+            expiry, ends = self._expiry, self._ends
+            while not (ends.closing and not self._backlog.rows):
                 now, expiry.at = self._clock.now(), _INF
                 if not self._devices.attended():
                     if dead := expiry.take(now, now):
                         # Not before: were it to end the queue's work, drain would not wait for it.
-                        self._busy_workers += 1
+                        ends.busy += 1
                         return dead
                     # A rounding error must not make this a busy loop.
                     expiry.at = max(expiry.next(now), now + 1e-4)
@@ -428,63 +317,21 @@ class RequestQueue(Outages):
     def expired_completed(self) -> None:
         """Those that `take_expired` handed out are completed."""
         with self._lock:
-            self._rest_locked()
+            self._ends.rest()
 
-    def _end_queued_locked(self, request: Request) -> None:
-        self._backlog.remove(request)
-        self._done_locked(request)
-
-    def _done_locked(self, request: Request) -> None:
-        request.state = DONE
-        self._admission.held_bytes -= request.nbytes
-        if self._quotas is not None:
-            self._quotas.done(request)
-        self._tell_if_done_locked()
-
-    def _tell_if_done_locked(self) -> None:
-        if not self._backlog.rows:
-            if self._drainers and not self._busy_workers:
-                self._all_done.notify_all()
-            if self._closing:
-                self._expiry.due.notify()
-                self._back.notify_all()
-                for device in self._devices.each:
-                    if device.passes:
-                        device.ready.notify_all()
-
-    def still_running(self, requests: Iterable[Request]) -> list[Request]:
-        """Those of a batch's requests that nobody has cancelled since it left."""
+    def stand_off(self, seconds: float) -> None:
+        """Waits for so long, or until the queue closes or somebody has something for who takes the expired."""
         with self._lock:
-            return [request for request in requests if request.state is RUNNING]
-
-    def finish(self, requests: Iterable[Request]) -> list[Request]:
-        """Ends running requests; returns those that were still alive, which the caller completes."""
-        with self._lock:
-            alive, nbytes = [], 0
-            for request in requests:
-                if request.state is RUNNING:
-                    request.state = DONE
-                    nbytes += request.nbytes
-                    alive.append(request)
-            self._admission.held_bytes -= nbytes
-            self._running -= len(alive)
-            if self._quotas is not None:
-                for request in alive:
-                    self._quotas.done(request)
-            if alive:
-                alone = self._backlog.profile(alive[0].key).mean(1)
-                by_worker = not self._devices.each[0].borrowed
-                self.company.ran(self._clock.now(), len(alive), alone, by_worker=by_worker)
-            return alive
+            self._clock.wait(self._expiry.due, self._clock.now() + seconds)
 
     def cancel(self, request: Request) -> bool:
         """Ends a request that is queued or running; True when the caller is to complete it."""
         with self._lock:
             if request.state is QUEUED:
-                self._end_queued_locked(request)
+                self._ends.end_queued(request)
             elif request.state is RUNNING:
-                self._running -= 1
-                self._done_locked(request)
+                self._ends.running -= 1
+                self._ends.end(request)
             else:
                 return False
             return True
@@ -492,37 +339,17 @@ class RequestQueue(Outages):
     def close(self) -> None:
         """Accepts nothing from now on; what is queued still runs. Idempotent."""
         with self._lock:
-            self._closing = True
-            self._admission.close()
-            for device in self._devices.each:
-                device.ready.notify_all()
-            self._back.notify_all()
-            self._expiry.due.notify()
+            self._ends.close()
 
     def abandon(self) -> list[Request]:
         """Ends every request, queued or not yet finished queueing; the caller completes them."""
         with self._lock:
-            self._abandoned = True
-            queued = [request for bucket in self._backlog.buckets.values() for request in bucket]
-            for request in queued:
-                self._end_queued_locked(request)
-            for device in self._devices.each:
-                device.ready.notify_all()
-            self._back.notify_all()
-            return queued
+            return self._ends.abandon()
 
     def wait_done(self, until: float) -> bool:
         """Waits until nothing is queued and no worker busy, at most to `until`; whether that came about."""
         with self._lock:
-            while self._backlog.rows or self._busy_workers:
-                if self._clock.now() >= until:
-                    return False
-                self._drainers += 1
-                try:
-                    self._clock.wait(self._all_done, until)
-                finally:
-                    self._drainers -= 1
-            return True
+            return self._ends.wait_done(self._clock, until)
 
     @property
     def accepted(self) -> int:
@@ -536,12 +363,7 @@ class RequestQueue(Outages):
             return QueueSizes(
                 len(self._backlog),
                 self._backlog.rows,
-                self._running,
+                self._ends.running,
                 self._admission.held_bytes,
                 tuple(self._backlog.rows_of_classes(self.ranks)),
             )
-
-    def learned(self) -> tuple[Mapping[Hashable, BucketStatistics], ReturnersStatistics]:
-        """What is known of every bucket, and of callers that come back."""
-        with self._lessons, self._lock:
-            return self._backlog.statistics(), self.company.returners.statistics()

@@ -13,7 +13,6 @@ from tensorferry.batcher.backlog import Backlog
 from tensorferry.batcher.bucket import Bucket
 from tensorferry.batcher.device import Devices
 from tensorferry.batcher.errors import QueueFull
-from tensorferry.batcher.policy import Limits
 from tensorferry.batcher.request import Request
 
 # Who is less patient than so many full batches take is always let in: with so little time it is best not to ride in turn
@@ -32,23 +31,23 @@ class StandingQueue:
     in "Controlling Queue Delay", Nichols and Jacobson, 2012). So the longer it has stood, the shorter it is kept.
     """
 
-    __slots__ = ("_backlog", "_devices", "_limits", "_since", "enough")
+    __slots__ = ("_backlog", "_devices", "_most", "enough", "since")
 
-    def __init__(self, limits: Limits, backlog: Backlog, devices: Devices) -> None:
-        self._limits = limits
+    def __init__(self, most: int, backlog: Backlog, devices: Devices) -> None:
+        self._most = most
         self._backlog = backlog
         self._devices = devices
         # With so many rows queued or fewer nobody need be asked about: they all ride next.
-        self.enough = limits.max_batch_size * len(devices.each)
+        self.enough = most * len(devices.each)
         # Since when each batch left as many behind as another takes; inf when the last did not.
-        self._since = math.inf
+        self.since = math.inf
 
     def left(self, now: float) -> None:
         """A batch left."""
-        if self._backlog.rows < self._limits.max_batch_size:
-            self._since = math.inf
-        elif self._since == math.inf:
-            self._since = now
+        if self._backlog.rows < self._most:
+            self.since = math.inf
+        elif self.since == math.inf:
+            self.since = now
 
     def refusal(self, request: Request, bucket: Bucket, now: float) -> QueueFull | None:
         """Why a request with a deadline is not to wait; None when it may. To be asked when more than `enough` rows are queued."""
@@ -58,15 +57,15 @@ class StandingQueue:
             return None
         # Of its class, as if the devices were theirs alone: it is turned away only if even that is too little.
         ahead = bucket.lanes[request.level].ahead(request)
-        most, patience = self._limits.max_batch_size, request.deadline - now
+        most, patience = self._most, request.deadline - now
         full = profile.mean(most)
         if ahead <= self.enough or patience < _PATIENT * full:
             return None
         last = profile.mean(min(most, int(ahead) % most + 1))
         wait = devices.next_start(now) - now + ahead / most * full / devices.worth() + last
         allowed, long = patience, _LONG * patience
-        if now - self._since > long and ahead > _BATCHES * self.enough:
-            allowed *= long / (now - self._since)
+        if now - self.since > long and ahead > _BATCHES * self.enough:
+            allowed *= long / (now - self.since)
         if wait <= allowed:
             return None
         retry_after = max(0.001, wait - allowed)

@@ -43,7 +43,7 @@ class Corks:
         self._look_at = math.inf
         # All that are known, and those that hold back now.
         self._sockets: Sequence[_Borrowed] = ()
-        self._holding: Sequence[_Borrowed] = ()
+        self.holding: Sequence[_Borrowed] = ()
         self._written = 0
 
     def serve(self, port: int) -> None:
@@ -59,24 +59,24 @@ class Corks:
             self._look_at = now + _LOOK_SECONDS
             self._sockets = _connections(self._port)
         if self._sockets and count >= 2 * len(self._sockets):
-            self._written, self._holding = 0, self._sockets
-            _set(self._holding, 1)
+            self._written, self.holding = 0, self._sockets
+            _set(self.holding, 1)
 
     def wrote(self, nbytes: int) -> None:
         """An answer of this size was written: what has been gathered may have to leave."""
-        if not self._holding:
+        if not self.holding:
             return
         self._written += 1
         if nbytes > _LARGE_BYTES:
             self.end()
         elif self._written >= _MOST_ANSWERS:
             self._written = 0
-            _set(self._holding, 0)
-            _set(self._holding, 1)
+            _set(self.holding, 0)
+            _set(self.holding, 1)
 
     def end(self) -> None:
         """The answers are written; what was gathered leaves."""
-        holding, self._holding = self._holding, ()
+        holding, self.holding = self.holding, ()
         _set(holding, 0)
 
 

@@ -35,6 +35,8 @@ _MOST_FIXED_BYTES = 8 * 1024
 # Below this, a copy of the values costs less than a view that keeps the message alive.
 _VIEW_BYTES = 16 * 1024
 
+_new = tuple.__new__
+
 _ID_FIELD = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["id"].number
 _RAW_FIELD = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
 
@@ -119,7 +121,10 @@ class _Known:
             return None
         start, stop = layout.id_field
         values = data if len(data) < _VIEW_BYTES else memoryview(data)
-        tensors = tuple([Tensor(dtype, shape, values[at:end]) for dtype, shape, at, end in self.tensors])
+        # As `Tensor(...)`, in half the time.
+        tensors = tuple(
+            [_new(Tensor, (dtype, shape, values[at:end])) for dtype, shape, at, end in self.tensors]
+        )
         return self.form, request_id, data[start:stop], tensors
 
 

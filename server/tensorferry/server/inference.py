@@ -123,6 +123,13 @@ class _Queued(Call, Reply):
             raise outcome.error
         return self._form.response.pieces(self._id_field, outcome)
 
+    def message(self) -> bytes:
+        # As that of any reply, with a call less.
+        outcome = self._outcome
+        if outcome.error is not None:
+            raise outcome.error
+        return b"".join(self._form.response.pieces(self._id_field, outcome))
+
 
 def _latency(request: Request, batch: BatchInfo) -> float:
     """From the arrival of a request until its answer was handed out, in seconds, as the batcher counts it."""
@@ -226,7 +233,8 @@ class InferenceService:
         self._tracing = tracing or Tracing()
         self._triton_status_codes = triton_status_codes
         self._forms = FormCache()
-        self._draining = threading.Event()
+        # Set once, for good: read for every request, without a call.
+        self._draining = False
         # Guards _refused; held for an addition, or a copy.
         self._refused_lock = threading.Lock()
         self._refused: Counter[grpc.StatusCode] = Counter()
@@ -239,7 +247,7 @@ class InferenceService:
     def begin_drain(self) -> None:
         """From now on every request is answered with NotReadyError; accepted ones go on."""
         self._leaving.set()
-        self._draining.set()
+        self._draining = True
 
     def models_changed(self) -> None:
         """Lets go of models that are not there any more."""
@@ -256,7 +264,7 @@ class InferenceService:
     @property
     def draining(self) -> bool:
         """Whether the server accepts no more requests."""
-        return self._draining.is_set()
+        return self._draining
 
     @property
     def leaving(self) -> bool:
@@ -318,7 +326,7 @@ class InferenceService:
                     request = parse(data, pb.ModelInferRequest)
                     request_id, id_field = request.id, id_field_of(request.id)
                     addressed = request.model_name, request.model_version
-                if self._draining.is_set():
+                if self._draining:
                     raise NotReadyError(
                         "the server is shutting down and has stopped accepting new requests; retry elsewhere"
                     )

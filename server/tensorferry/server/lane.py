@@ -100,6 +100,8 @@ class Lane:
         # called while it is held.
         self.lock = threading.Lock()
         self._streams: set[StreamCall] = set()
+        # Whether the outbox knows which thread polls.
+        self._polls = False
         # Calls that had to wait for their replies, of the last `_LISTEN_SECONDS` and of those before;
         # most have theirs by now. The polling thread's own.
         self._waiting: list[UnaryCall] = []
@@ -128,7 +130,9 @@ class Lane:
 
     def _unary_arrived(self, event: Any) -> None:
         if event.success:
-            self.outbox.polled()
+            if not self._polls:
+                self.outbox.polled()
+                self._polls = True
             try:
                 self._core.request(UNARY, self._unary_arrived)
             except BaseException:
@@ -212,7 +216,8 @@ class Lane:
 
     def sent(self, reply: Reply | None) -> None:
         """The reply is on its way, or another end of a call. On the polling thread."""
-        self.outbox.empty()
+        if self.outbox.handed:
+            self.outbox.empty()
         if reply is None:
             return
         if reply.trace is not None:
@@ -244,7 +249,9 @@ class Lane:
                 self._again[batcher] = time.time() + again - time.monotonic()
         if now >= self._listen_at or now + _FURTHEST_SECONDS < self._listen_at < math.inf:
             for call in self._waiting_long:
-                call.listen()
+                # Most have been answered long since.
+                if not call.replied:
+                    call.listen()
             self._waiting_long, self._waiting = self._waiting, []
             self._listen_at = now + _LISTEN_SECONDS if self._waiting_long else math.inf
         return min([self._listen_at, *self._again.values()])
@@ -280,7 +287,8 @@ class UnaryCall:
     def __init__(self, lane: Lane, event: Any) -> None:
         self._lane = lane
         self._call = event.call
-        self._deadline = deadline_of(event)
+        # As `deadline_of`, without a call where there is none.
+        self._deadline = math.inf if event.call_details.deadline > _NEVER else deadline_of(event)
         self._metadata = event.invocation_metadata
         self._handle: Call | None = None
         self._reply: Reply | None = None

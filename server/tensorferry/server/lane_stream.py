@@ -156,7 +156,8 @@ class StreamCall:
     def _complete(self, slot: Slot, reply: Reply) -> None:
         with self._lock:
             self._deliveries.done(slot, reply)
-            turn = self._next_locked()
+            # Under load another is being sent: then that is all.
+            turn = self._next_locked() if self._sending is None else None
         if turn is not None:
             self._owner.outbox.give(partial(self._send, turn))
 

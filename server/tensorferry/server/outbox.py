@@ -35,7 +35,7 @@ class Outbox:
         # Of each other thread, the answers that it gives; only between `begin` and `end`.
         self._local = threading.local()
         # What workers have left to the thread that polls; whoever takes one out of it sends it.
-        self._handed: deque[_Handed] = deque()
+        self.handed: deque[_Handed] = deque()
 
     def serve(self, port: int) -> None:
         """From now on for the connections to this port."""
@@ -44,6 +44,8 @@ class Outbox:
     def polled(self) -> None:
         """The calling thread is the one that polls."""
         self._polling = threading.get_ident()
+        # So that what is asked for each answer is there.
+        self._local.given = None
 
     def begin(self, count: int) -> None:
         """So many answers follow on this thread."""
@@ -62,7 +64,8 @@ class Outbox:
 
     def wrote(self, nbytes: int) -> None:
         """An answer of this size was handed to core, on any thread."""
-        if threading.get_ident() == self._polling:
+        # First what is seldom so: another thread may see it a moment too late, and then asks in vain.
+        if self._corks.holding and threading.get_ident() == self._polling:
             self._corks.wrote(nbytes)
 
     def end(self) -> None:
@@ -77,11 +80,11 @@ class Outbox:
             return
         handed = _Handed(given[1:])
         # First: it is looked for when the one has left.
-        self._handed.append(handed)
+        self.handed.append(handed)
         _send(given[:1])
         while not handed.sent.acquire(timeout=_PATIENCE_SECONDS):
             try:
-                self._handed.remove(handed)
+                self.handed.remove(handed)
             except ValueError:
                 # It is being sent.
                 continue
@@ -90,9 +93,9 @@ class Outbox:
 
     def empty(self) -> None:
         """Sends what workers have handed over. On the thread that polls, whenever an operation has ended."""
-        while self._handed:
+        while self.handed:
             try:
-                handed = self._handed.popleft()
+                handed = self.handed.popleft()
             except IndexError:
                 return
             self._corks.begin(len(handed.sends))

@@ -81,8 +81,7 @@ class Survivor:
                 "the device failed, and its session is being built anew", recover=self.recover
             )
         if self._limit:
-            self._began = time.monotonic()
-            self._watched.begin(self._limit, session.end_runs, session.allow_runs)
+            self._began = self._watched.begin(self._limit, session.end_runs, session.allow_runs)
         try:
             return session.run(inputs) if steps is None else steps(inputs)
         except ModelFailedError as error:
@@ -92,7 +91,7 @@ class Survivor:
         finally:
             # This frame is in the failure's traceback, and would keep what the session holds on the device.
             del session, steps
-            if self._over() is Verdict.HUNG:
+            if self._limit and self._watched.over() is Verdict.HUNG:
                 self._returned()
         try:
             raise failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ class ResponseForm:
         self._wanted = wanted
         self._classifier = classifier
         self._names = tuple([spec.name for spec in wanted.outputs])
+        # Where there is just one, the usual case.
+        self._name = self._names[0] if len(self._names) == 1 else None
         strings = any(spec.datatype.size == 0 for spec in wanted.outputs)
         self._through_protobuf = (
             wanted.typed or wanted.explain or strings or bool(wanted.classes or wanted.places)
@@ -62,6 +65,12 @@ class ResponseForm:
             # In whatever order: a reader of protobuf takes the fields as they come.
             return message.SerializeToString(), id_field
         outputs = outcome.outputs
+        if self._name is not None:
+            # As below, for the one.
+            array = outputs[self._name]
+            known = self._fixed.get((array.shape,))
+            if known is not None and array.flags.c_contiguous:
+                return self._head, id_field, known[0], array
         arrays = [outputs[name] for name in self._names]
         shapes = tuple([array.shape for array in arrays])
         fixed = self._fixed.get(shapes)
@@ -91,7 +100,13 @@ def stream_response(pieces: Sequence[Piece]) -> Sequence[Piece]:
     """The pieces of a ModelStreamInferResponse with this response, which is the last to its request."""
     size = sum([piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in pieces])
     # In front, since a reader of protobuf takes the fields as they come.
-    return (bytes([_RESPONSE_TAG]) + varint(size + len(_FINAL)) + _FINAL, *pieces)
+    return (_stream_head(size), *pieces)
+
+
+# A model's responses have few sizes, mostly one.
+@lru_cache(maxsize=256)
+def _stream_head(size: int) -> bytes:
+    return bytes([_RESPONSE_TAG]) + varint(size + len(_FINAL)) + _FINAL
 
 
 def stream_error(request_id: str, addressed: tuple[str, str], status: Status) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -100,6 +100,11 @@ class Session:
         # IO binding has no strings, and a plain run no bfloat16. On the CPU a plain run takes numpy's
         # arrays as they are, and costs less than a binding: a third, of one small row.
         self._plain = "BYTES" in kinds or (device == "cpu" and "BF16" not in kinds)
+        # Of a plain run on the CPU: what `InferenceSession.run` calls in the end. What it asks before, each time, cannot
+        # be here: inputs that are missing, values of another session, graphs captured by a browser's GPU.
+        self._direct: Callable[..., Sequence[Array]] | None = None
+        if self._plain and device == "cpu":
+            self._direct = getattr(self._session, "_sess", self._session).run
         # ONNX Runtime keeps the graphs that it captures by thread: all of a session's runs are on this one. It
         # ends when the session is dropped.
         self._thread: ThreadPoolExecutor | None = None
@@ -172,8 +177,7 @@ class Session:
         ModelFailedError when ONNX Runtime does not carry it out, with its own reason as cause.
         """
         try:
-            batch = self._staging.placed(inputs) if self._staging is not None else None
-            if self._staging is None or batch is None:
+            if self._staging is None or (batch := self._staging.placed(inputs)) is None:
                 return self._run(inputs)
             return self._run_staged(self._staging, batch)
         except Exception as error:
@@ -270,6 +274,9 @@ class Session:
             options.terminate = value
 
     def _run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if self._direct is not None:
+            outputs = self._direct(self._outputs, inputs, self._run_options)
+            return dict(zip(self._outputs, outputs, strict=True))
         if self._plain:
             with self._using():
                 outputs = self._session.run(self._outputs, inputs, self._run_options)

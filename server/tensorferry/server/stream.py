@@ -100,18 +100,12 @@ class Deliveries:
             self._slots.remove(slot)
             self._done.append(slot)
 
-    @property
-    def ready(self) -> bool:
-        """Whether there is a response that may be sent."""
-        if self._ordered:
-            return bool(self._slots) and self._slots[0].reply is not None
-        return bool(self._done)
-
     def pop(self) -> Reply | None:
         """Takes the next response that may be sent; None when there is none now."""
-        if not self.ready:
-            return None
-        return (self._slots if self._ordered else self._done).popleft().reply
+        if not self._ordered:
+            return self._done.popleft().reply if self._done else None
+        slots = self._slots
+        return slots.popleft().reply if slots and slots[0].reply is not None else None
 
     def calls(self) -> list[Call]:
         """The calls that were not answered yet, or whose response was not taken."""

@@ -28,6 +28,10 @@ class Verdict(enum.Enum):
     HUNG = "hung"
 
 
+# For what is done for each run: to look a member up costs more.
+_IN_TIME = Verdict.IN_TIME
+
+
 class Watched:
     """Something that runs, one at a time, and what may be done about it. Thread-safe.
 
@@ -50,21 +54,24 @@ class Watched:
         limit: float,
         end: Callable[[], None] | None = None,
         unend: Callable[[], None] | None = None,
-    ) -> None:
-        """It starts, and may take so many seconds."""
+    ) -> float:
+        """It starts, and may take so many seconds. Returns when that was, on the clock of `time.monotonic`."""
+        now = time.monotonic()
         with self._lock:
-            self._due = time.monotonic() + limit
-            self._verdict = Verdict.IN_TIME
+            self._due = now + limit
+            self._verdict = _IN_TIME
             self._end, self._unend = end, unend
+        return now
 
     def over(self) -> Verdict:
         """It has ended."""
         with self._lock:
             self._due = self._end = None
             unend, self._unend = self._unend, None
-            if unend is not None and self._verdict is not Verdict.IN_TIME:
+            verdict = self._verdict
+            if unend is not None and verdict is not _IN_TIME:
                 unend()
-            return self._verdict
+            return verdict
 
     @property
     def hangs(self) -> bool:

@@ -1,0 +1,132 @@
+"""Entry: the way of a request from the caller into the queue, in parts if it is too large for a batch, and back out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from tensorferry.batcher.clock import Clock
+from tensorferry.batcher.completions import Completions, completed_twice
+from tensorferry.batcher.errors import (
+    BatcherError,
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    RequestTooLarge,
+)
+from tensorferry.batcher.options import BatcherSettings
+from tensorferry.batcher.queue import RequestQueue
+from tensorferry.batcher.request import Outcome, Request, flatten, split_request
+from tensorferry.batcher.statistics import Ledger
+
+
+class Entry:
+    """Accepts requests, or refuses and counts them; and withdraws them. Thread-safe."""
+
+    def __init__(
+        self,
+        settings: BatcherSettings,
+        queue: RequestQueue,
+        completions: Completions,
+        ledger: Ledger,
+        clock: Clock,
+        name: str,
+    ) -> None:
+        self._queue = queue
+        self._completions = completions
+        self._ledger = ledger
+        self._clock = clock
+        self._name = name
+        self._classes = len(settings.priority_weights)
+        self._default_priority = settings.default_priority
+        self._merges = settings.merge
+        self._ranks = queue.ranks
+        # What a request may have and ride in one batch.
+        self._most_rows = settings.max_batch_size or math.inf
+
+    def accept(self, request: Request, *, quietly: bool) -> bool:
+        """Accepts a request; whether `attend` must be called, when it is accepted quietly."""
+        priority = request.priority
+        if not priority:
+            priority = request.priority = self._default_priority
+        elif not 0 < priority <= self._classes:
+            raise self._refused(
+                request,
+                InvalidRequest(
+                    f"priority is {priority}; it must be from 1, the highest, to {self._classes}, or 0 for the default"
+                ),
+            )
+        request.level = (priority - 1) * self._ranks
+        complete = request.complete
+        queued: Sequence[Request] = (request,)
+        if request.rows > self._most_rows:
+            queued = self._cut_up(request, int(self._most_rows))
+        displaced: Sequence[Request]
+        wake = False
+        try:
+            if quietly:
+                displaced, wake = self._queue.put_quietly(queued)
+            else:
+                displaced = self._queue.put(queued)
+        except BatcherError as error:
+            request.complete, request.parts = complete, ()
+            self._refused(request, error)
+            raise
+        if request.parts:
+            # Its parts hold the tensors and complete it; it must not keep them alive, nor itself.
+            request.tensors, request.complete = (), completed_twice
+        if displaced:
+            why = "requests of a higher class find room in the queue"
+            if displaced[0].level == request.level:
+                why = "clients that hold less than their share find room in the queue"
+            self._completions.shed(displaced, why, self._queue.drain_time())
+        return wake
+
+    def _cut_up(self, request: Request, most: int) -> Sequence[Request]:
+        """The parts of a request of more rows than a batch has, which complete it together."""
+        if not self._merges:
+            raise self._refused(
+                request,
+                RequestTooLarge(
+                    f"inference request batch-size must be <= {most} for {self._name!r}: "
+                    f"the request has {request.rows} rows; send fewer at once"
+                ),
+            )
+        try:
+            # Before it is cut up: rows without bytes are cheap to claim.
+            self._queue.check_size(request.cost, request.nbytes)
+        except BatcherError as error:
+            self._refused(request, error)
+            raise
+        request.complete = self._end_whole(request)
+        request.parts = split_request(request, most)
+        return request.parts
+
+    def _refused(self, request: Request, error: BatcherError) -> BatcherError:
+        """Counts a request that is refused for this reason."""
+        self._ledger.refused(error, request.cost)
+        return error
+
+    def _end_whole(self, whole: Request) -> Callable[[Outcome], None]:
+        """Completes a request that is split, once: with its parts' outputs, or the first error of one."""
+        complete = whole.complete
+
+        def complete_whole(outcome: Outcome) -> None:
+            self._completions.count_whole(whole, outcome)
+            if outcome.error is not None:
+                self.cancel(whole)
+            complete(outcome)
+
+        return complete_whole
+
+    def cancel(self, request: Request) -> bool:
+        """Withdraws a request; see `Batcher.cancel`."""
+        ended = [part for part in flatten([request]) if self._queue.cancel(part)]
+        for part in ended:
+            if part.deadline <= self._clock.now():
+                self._completions.fail(
+                    part, DeadlineExceeded("the deadline passed before the answer was there")
+                )
+            else:
+                self._completions.fail(part, Cancelled("the caller left before the answer was there"))
+        return bool(ended)
