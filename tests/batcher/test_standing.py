@@ -191,5 +191,5 @@ def test_who_is_turned_away_is_demand_all_the_same() -> None:
     for _ in range(300):
         door.clock.advance(0.001)
         door.offer()
-    demand = door.queue._departure.demand[0].demand(door.clock.now(), 1.0)
+    demand = door.queue._intake._demand[0].demand(door.clock.now(), 1.0)
     assert demand.rate == pytest.approx(1000, rel=0.3)

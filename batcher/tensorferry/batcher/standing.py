@@ -22,6 +22,9 @@ _PATIENT = 4
 _LONG = 4
 # However long it has stood, it is not kept shorter than so many full batches for each device, lest one idles.
 _BATCHES = 2
+# For so large a part of a full batch's time, and at most so many seconds, calls may be left before they are taken in.
+_REST = 1 / 16
+_REST_SECONDS = 0.01
 
 
 class StandingQueue:
@@ -68,9 +71,11 @@ class StandingQueue:
             allowed *= long / (now - self.since)
         if wait <= allowed:
             return None
-        retry_after = max(0.001, wait - allowed)
+        # Two digits: those who are told the same cost less.
+        retry_after = max(0.001, float(f"{wait - allowed:.2g}"))
         return QueueFull(
-            f"overload: {ahead:.0f} rows ride before, and the answer would take about {wait * 1e3:.0f} ms, the deadline being "
-            f"{patience * 1e3:.0f} ms away; retry in {retry_after:.3f} s",
+            f"overload: the answer would take about {wait:.2g} s behind those that ride before, and the deadline is "
+            f"{patience:.2g} s away; retry in {retry_after:g} s",
             retry_after,
+            min(_REST_SECONDS, full * _REST),
         )
