@@ -18,6 +18,7 @@ _GUARD = 300e-6
 _INF = math.inf
 
 _order = attrgetter("order")
+_deadline = attrgetter("deadline")
 
 
 class Lane:
@@ -106,6 +107,16 @@ class Lane:
             self.rows += request.cost
         else:
             self.add(request)
+
+    def ahead(self, request: Request) -> float:
+        """About how many rows ride before a request with a deadline that is not in here."""
+        dated = self.dated
+        if not dated:
+            return 0.0
+        before = len(dated)
+        if dated[-1].deadline > request.deadline:
+            before = bisect_left(dated, request.deadline, key=_deadline)
+        return self.rows * before / len(self)
 
     def last(self, rows: int) -> list[Request]:
         """The requests that would ride last, of at least so many rows if there are as many."""

@@ -15,6 +15,7 @@ from tensorferry.batcher.request import Request
 from tensorferry.batcher.riding import Demand, Formed, form_batch
 from tensorferry.batcher.shares import Ranks, Shares
 from tensorferry.batcher.slower import LeftBucket, Paced
+from tensorferry.batcher.standing import StandingQueue
 from tensorferry.batcher.views import BatchTimes, LaneView
 
 
@@ -25,7 +26,7 @@ class Departure:
     rides before all lower ones instead.
     """
 
-    __slots__ = ("_backlog", "_devices", "_fair", "_shares", "demand", "row_limits")
+    __slots__ = ("_backlog", "_devices", "_fair", "_shares", "demand", "row_limits", "standing")
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class Departure:
         # The same, where clients share batches.
         self._fair = backlog if isinstance(backlog, FairBacklog) else None
         self._devices = devices
+        self.standing = StandingQueue(most, backlog, devices)
         ranked = strict or ranks > 1
         self._shares: Ranks | Shares = Ranks(ranks * len(weights)) if ranked else Shares(weights, most)
         # What fits into the devices' memory, where a batch did not.
@@ -96,6 +98,7 @@ class Departure:
         else:
             backlog.remove_all(close.key, batch, riding)
         self._shares.charge(riding, lead, backlog.class_rows)
+        self.standing.left(now)
         if limits.needed:
             limits.left(index, close.key, sum(riding), now)
         return formed

@@ -23,12 +23,14 @@ class RequestTooLarge(BatcherError, ValueError):
 class QueueFull(BatcherError):
     """Refused: the queue has no room for the request now.
 
-    `retry_after` is the estimated time in seconds until there is room.
+    `retry_after` is the estimated time in seconds until there is room. So much waits that who takes requests in may
+    leave those that come for `rest` seconds, to take them in together: none of them could leave sooner.
     """
 
-    def __init__(self, message: str, retry_after: float) -> None:
+    def __init__(self, message: str, retry_after: float, rest: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.rest = rest
 
 
 class Shed(BatcherError):

@@ -106,6 +106,15 @@ class FairLane(Lane):
             del self.clients[client]
         self.turns.left(client, rows)
 
+    def ahead(self, request: Request) -> float:
+        """As `Lane.ahead`: its client's own, and as many of the others as ride meanwhile by their weights."""
+        own = self.clients.get(request.client)
+        if own is None:
+            return 0.0
+        turns = self.turns
+        shared = own.ahead(request) * turns.weight / turns.shares[request.client].weight
+        return min(super().ahead(request), shared)
+
     def _left(self, request: Request) -> None:
         client = request.client
         own = self.clients[client]

@@ -37,6 +37,7 @@ class Intake:
         "_expiry",
         "_now",
         "_numbers",
+        "_standing",
         "_waking",
         "accepted",
     )
@@ -61,6 +62,7 @@ class Intake:
         self._expiry = expiry
         self._company = company
         self._waking = waking
+        self._standing = departure.standing
         self._end = end
         self._numbers = count(1)
         # Since the start; the parts of a request count as one.
@@ -95,6 +97,15 @@ class Intake:
             # Who has time for the longest batch has time for its own.
             if devices.unequal or not deadline > devices.next_start(now) + bucket.profile.longest:
                 admission.check_feasible(requests, bucket.profile, devices.chances(now), now)
+            if backlog.rows > self._standing.enough:
+                refusal = self._standing.refusal(first, bucket, now)
+                if refusal is not None:
+                    # It is what must be kept up with all the same.
+                    self._demand[first.level].arrived(now, rows, deadline - now)
+                    raise refusal
+            elif not backlog.rows:
+                # Whoever left last may not have said so.
+                self._standing.since = _INF
         self.accepted += 1
         admission.held_bytes += nbytes
         for request in displaced:

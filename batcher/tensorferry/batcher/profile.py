@@ -224,13 +224,17 @@ class Profile:
             low, high = (middle, high) if self.upper(middle) <= slack else (low, middle)
         return low
 
-    def needs(self, rows: int, now: float, pace: float = 1.0) -> float:
-        """How long so many rows take at most on a device of this pace; 0 when that is not known, or was long ago.
+    def fresh(self, now: float) -> bool:
+        """Whether what is predicted was learned so lately that requests may be refused by it.
 
         What is refused is not observed: were old knowledge trusted, a device that was slow once
         would refuse for ever.
         """
-        if now - self.observed >= _FRESH_SECONDS:
+        return now - self.observed < _FRESH_SECONDS
+
+    def needs(self, rows: int, now: float, pace: float = 1.0) -> float:
+        """How long so many rows take at most on a device of this pace; 0 when that is not known, or not `fresh`."""
+        if not self.fresh(now):
             return 0.0
         seconds = self.upper(rows)
         return seconds if pace == 1.0 else seconds + (pace - 1.0) * self.device.upper(rows)

@@ -25,7 +25,7 @@ from typing import Any
 
 import grpc
 
-from tensorferry.batcher import Batcher
+from tensorferry.batcher import Batcher, QueueFull
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server import grpc_core
 from tensorferry.server.access import Access, Certificate, Standing
@@ -51,6 +51,9 @@ _LISTEN_SECONDS = 0.01
 # A batch that keeps the device no longer than this is run by the thread that polls: to wake a worker
 # for it would take about as long, and the two would fight for the interpreter.
 _SHORT_SECONDS = 200e-6
+
+# A shorter rest would save nothing; and where batches are so short, that thread runs them.
+_LEAST_REST_SECONDS = 200e-6
 
 # When a call that was one too many may try again: nobody knows when others end.
 _CALLS_RETRY_SECONDS = 0.1
@@ -111,6 +114,8 @@ class Lane:
         # those that wait for callers to come back (seconds since the epoch).
         self._unattended: set[Batcher] = set()
         self._again: dict[Batcher, float] = {}
+        # For how long to rest once nothing more is there, in seconds.
+        self._rest = 0.0
         # Calls that could not be asked for.
         self._owed: list[tuple[str, Callable[[Any], None]]] = []
 
@@ -211,7 +216,10 @@ class Lane:
         return call
 
     def status_of(self, error: BaseException, reply: Reply | None = None) -> Status:
-        """As the service's."""
+        """As the service's. Who is turned away in an overload may be one of many: then the thread that polls rests a while."""
+        if isinstance(error, QueueFull) and error.rest >= _LEAST_REST_SECONDS and self.outbox.is_polling:
+            self._rest = error.rest
+            self._core.queue.due = 0.0
         return self._service.status_of(error, reply)
 
     def sent(self, reply: Reply | None) -> None:
@@ -254,6 +262,11 @@ class Lane:
                     call.listen()
             self._waiting_long, self._waiting = self._waiting, []
             self._listen_at = now + _LISTEN_SECONDS if self._waiting_long else math.inf
+        if self._rest:
+            # All that is there has been handled. Each call that comes alone wakes the thread, which then finds the caches
+            # full of the model's: several at once cost a fraction of that, and there is nothing that could leave meanwhile.
+            seconds, self._rest = self._rest, 0.0
+            self.outbox.rest(seconds)
         return min([self._listen_at, *self._again.values()])
 
     def _unforeseen(self, tag: Any) -> None:

@@ -32,6 +32,8 @@ class Outbox:
         self._corks = Corks()
         # The thread that polls, once it does.
         self._polling = 0
+        # What ends a rest.
+        self._bell = threading.Event()
         # Of each other thread, the answers that it gives; only between `begin` and `end`.
         self._local = threading.local()
         # What workers have left to the thread that polls; whoever takes one out of it sends it.
@@ -46,6 +48,17 @@ class Outbox:
         self._polling = threading.get_ident()
         # So that what is asked for each answer is there.
         self._local.given = None
+
+    @property
+    def is_polling(self) -> bool:
+        """Whether the calling thread is the one that polls."""
+        return threading.get_ident() == self._polling
+
+    def rest(self, seconds: float) -> None:
+        """Waits for so long, or until a worker hands answers over. On the thread that polls."""
+        self._bell.clear()
+        if not self.handed:
+            self._bell.wait(seconds)
 
     def begin(self, count: int) -> None:
         """So many answers follow on this thread."""
@@ -81,6 +94,7 @@ class Outbox:
         handed = _Handed(given[1:])
         # First: it is looked for when the one has left.
         self.handed.append(handed)
+        self._bell.set()
         _send(given[:1])
         while not handed.sent.acquire(timeout=_PATIENCE_SECONDS):
             try:

@@ -172,7 +172,7 @@ def trailing_metadata(status: Status) -> tuple[tuple[str, str | bytes], ...]:
 
 
 # Those that are dropped together are told the same.
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _retry_metadata(
     code: grpc.StatusCode, message: str, retry_after: float
 ) -> tuple[tuple[str, str | bytes], ...]:

@@ -1,0 +1,81 @@
+"""The standing queue: who is turned away at the door since those ahead leave no time.
+
+Where more arrives than can be run, somebody is dropped. To drop those who have waited longest costs the most: their
+call has been decoded, queued and looked at for each batch, and its caller waits in vain until its deadline. So
+who would be too late behind those that wait is told at once, and comes back, or goes elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tensorferry.batcher.backlog import Backlog
+from tensorferry.batcher.bucket import Bucket
+from tensorferry.batcher.device import Devices
+from tensorferry.batcher.errors import QueueFull
+from tensorferry.batcher.request import Request
+
+# Who is less patient than so many full batches take is always let in: with so little time it is best not to ride in turn
+# but fresh, and the rate rule drops the others.
+_PATIENT = 4
+# After so many times the patience a queue has stood for long. Before, it may have been a burst, which is to be taken up.
+_LONG = 4
+# However long it has stood, it is not kept shorter than so many full batches for each device, lest one idles.
+_BATCHES = 2
+# For so large a part of a full batch's time, and at most so many seconds, calls may be left before they are taken in.
+_REST = 1 / 16
+_REST_SECONDS = 0.01
+
+
+class StandingQueue:
+    """Guarded by the queue's lock.
+
+    A queue that stood for longer than a request is patient takes up no burst any more, it only makes all wait (as
+    in "Controlling Queue Delay", Nichols and Jacobson, 2012). So the longer it has stood, the shorter it is kept.
+    """
+
+    __slots__ = ("_backlog", "_devices", "_most", "enough", "since")
+
+    def __init__(self, most: int, backlog: Backlog, devices: Devices) -> None:
+        self._most = most
+        self._backlog = backlog
+        self._devices = devices
+        # With so many rows queued or fewer nobody need be asked about: they all ride next.
+        self.enough = most * len(devices.each)
+        # Since when each batch left as many behind as another takes; inf when the last did not.
+        self.since = math.inf
+
+    def left(self, now: float) -> None:
+        """A batch left."""
+        if self._backlog.rows < self._most:
+            self.since = math.inf
+        elif self.since == math.inf:
+            self.since = now
+
+    def refusal(self, request: Request, bucket: Bucket, now: float) -> QueueFull | None:
+        """Why a request with a deadline is not to wait; None when it may. To be asked when more than `enough` rows are queued."""
+        profile, backlog, devices = bucket.profile, self._backlog, self._devices
+        if len(backlog.buckets) > 1 or not profile.fresh(now):
+            # Where there are several buckets a long queue is of use: it makes the batches of the rare ones larger.
+            return None
+        # Of its class, as if the devices were theirs alone: it is turned away only if even that is too little.
+        ahead = bucket.lanes[request.level].ahead(request)
+        most, patience = self._most, request.deadline - now
+        full = profile.mean(most)
+        if ahead <= self.enough or patience < _PATIENT * full:
+            return None
+        last = profile.mean(min(most, int(ahead) % most + 1))
+        wait = devices.next_start(now) - now + ahead / most * full / devices.worth() + last
+        allowed, long = patience, _LONG * patience
+        if now - self.since > long and ahead > _BATCHES * self.enough:
+            allowed *= long / (now - self.since)
+        if wait <= allowed:
+            return None
+        # Two digits: those who are told the same cost less.
+        retry_after = max(0.001, float(f"{wait - allowed:.2g}"))
+        return QueueFull(
+            f"overload: the answer would take about {wait:.2g} s behind those that ride before, and the deadline is "
+            f"{patience:.2g} s away; retry in {retry_after:g} s",
+            retry_after,
+            min(_REST_SECONDS, full * _REST),
+        )

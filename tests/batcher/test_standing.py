@@ -1,0 +1,195 @@
+"""Who is turned away at the door because those ahead leave no time: on the shipping queue, in virtual time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+import pytest
+
+from tensorferry.batcher import QueueFull, Request
+from tensorferry.batcher.clients import ClientPolicy
+from tensorferry.batcher.policy import Limits
+from tensorferry.batcher.queue import RequestQueue
+from tensorferry.batcher.request import Outcome
+from tensorferry.batcher.testing import VirtualClock
+from tensorferry.batcher.work import Work
+
+MOST, FULL = 10, 0.1
+# Of ten full batches.
+TIMEOUT = 1.0
+
+
+def ignore(outcome: Outcome) -> None:
+    """Nobody waits."""
+
+
+class Door:
+    """A queue whose batches take 10 ms a row, on one device, which the test runs."""
+
+    def __init__(self, classes: int = 1, clients: ClientPolicy | None = None) -> None:
+        self.clock = VirtualClock()
+        self.queue = RequestQueue(
+            Limits(MOST, 0.0), 4096, 1 << 30, self.clock, weights=(1,) * classes, clients=clients
+        )
+        for rows in (1, MOST):
+            self.queue.anchor(rows, rows * FULL / MOST)
+        self.work: Work | None = None
+        # What is predicted was seen just now.
+        self.offer(TIMEOUT)
+        self.run()
+
+    def offer(
+        self,
+        timeout: float = TIMEOUT,
+        *,
+        client: str = "",
+        level: int = 0,
+        key: Hashable = None,
+        rows: int = 1,
+    ) -> bool:
+        """Whether a request is let in."""
+        deadline = self.clock.now() + timeout
+        request = Request(
+            (), ignore, names=None, rows=rows, nbytes=0, key=key, deadline=deadline, client=client
+        )
+        request.level = level
+        try:
+            self.queue.put([request])
+        except QueueFull as error:
+            self.refusal = error
+            return False
+        return True
+
+    def fill(self, **options: object) -> int:
+        """How many are let in before one is not; all of 200 if need be."""
+        return next((count for count in range(200) if not self.offer(**options)), 200)  # type: ignore[arg-type]
+
+    def start(self) -> int:
+        """A batch leaves; its rows."""
+        work = self.queue.poll()
+        assert isinstance(work, Work)
+        self.work = work
+        return len(work.batch)
+
+    def finish(self) -> int:
+        """The batch has run in the time that it takes; how many were in time."""
+        assert self.work is not None
+        batch = self.work.batch
+        seconds = sum(request.rows for request in batch) * FULL / MOST
+        self.clock.advance(seconds)
+        in_time = sum(request.deadline > self.clock.now() for request in self.queue.finish(batch))
+        self.queue.ran(batch, seconds)
+        return in_time
+
+    def run(self) -> int:
+        self.start()
+        return self.finish()
+
+
+def test_as_many_are_let_in_as_are_answered_in_time() -> None:
+    door = Door()
+    let_in = door.fill()
+    assert 9 * MOST <= let_in <= 10 * MOST
+    assert sum(door.run() for _ in range(let_in // MOST)) == let_in // MOST * MOST, "none was shed"
+
+
+def test_the_refusal_says_when_to_come_back() -> None:
+    door = Door()
+    door.fill()
+    error = door.refusal
+    assert "rows ride before" in str(error)
+    assert f"retry in {error.retry_after:.3f} s" in str(error)
+    assert not door.offer()
+    door.run()
+    assert error.retry_after <= FULL
+    assert door.offer()
+
+
+def test_what_is_due_before_rides_before_and_is_let_in() -> None:
+    door = Door()
+    door.fill()
+    assert not door.offer(TIMEOUT)
+    assert door.offer(TIMEOUT / 2)
+
+
+def test_who_has_more_time_is_let_in() -> None:
+    door = Door()
+    door.fill()
+    assert door.offer(2 * TIMEOUT)
+    assert door.offer(math.inf)
+
+
+def test_who_has_little_patience_is_left_to_the_rate_rule() -> None:
+    """It would be on time only if it rode before those who wait, and the rate rule sees to that."""
+    assert Door().fill(timeout=3.9 * FULL) == 200
+    assert Door().fill(timeout=4.1 * FULL) < 5 * MOST
+
+
+def test_where_requests_share_no_batch_all_are_let_in() -> None:
+    """A long queue makes the batches of rare shapes larger."""
+    door = Door()
+    assert door.offer(key="rare")
+    assert door.fill() == 200
+
+
+def test_old_knowledge_refuses_nobody() -> None:
+    door = Door()
+    door.fill()
+    door.clock.advance(0.99)
+    assert not door.offer()
+    door.clock.advance(0.02)
+    assert door.offer()
+
+
+def overloaded(door: Door, batches: int) -> int:
+    """For so many batches' time twice as much comes as is run; the rows then left waiting."""
+    for _ in range(batches):
+        for _ in range(2 * MOST):
+            door.offer()
+        door.run()
+    return door.queue.sizes().queued_rows
+
+
+def test_a_queue_that_stands_for_long_is_kept_short() -> None:
+    """And is as long as ever for the next burst, once it was empty."""
+    door = Door()
+    assert overloaded(door, 40) >= 8 * MOST, "it may be a burst"
+    assert overloaded(door, 40) <= 6 * MOST
+    assert overloaded(door, 400) <= 3 * MOST
+    while door.queue.sizes().queued:
+        door.run()
+    assert door.fill() >= 9 * MOST
+
+
+def test_however_long_it_stood_the_device_has_full_batches() -> None:
+    door = Door()
+    overloaded(door, 2000)
+    for _ in range(20):
+        assert overloaded(door, 1) >= MOST
+
+
+def test_a_higher_class_does_not_wait_for_a_lower() -> None:
+    door = Door(classes=2)
+    door.fill(level=1)
+    assert door.fill(level=0) >= 9 * MOST
+
+
+def test_a_client_does_not_wait_for_another_that_sends_more() -> None:
+    door = Door(clients=ClientPolicy(fair=True))
+    greedy = door.fill(client="greedy")
+    assert greedy >= 9 * MOST
+    assert door.offer(client="meek")
+    # Half of what is answered in that time is theirs.
+    assert 4 * MOST <= door.fill(client="meek") <= 6 * MOST
+    assert not door.offer(client="greedy")
+
+
+def test_who_is_turned_away_is_demand_all_the_same() -> None:
+    """The rate rule keeps up with what comes, not with what is let in."""
+    door = Door()
+    for _ in range(300):
+        door.clock.advance(0.001)
+        door.offer()
+    demand = door.queue._intake._demand[0].demand(door.clock.now(), 1.0)
+    assert demand.rate == pytest.approx(1000, rel=0.3)
