@@ -140,13 +140,17 @@ class FairBacklog(Backlog):
             lane.entered(request)
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        """As `Backlog.put_back`."""
+        """As `Backlog.put_back`; their clients' turns are as if they had not ridden, which they are to do once more."""
         super().put_back(requests)
         for request in reversed(requests):
             if request.deadline == math.inf:
                 lane = self.bucket(request.key).lanes[request.level]
                 assert isinstance(lane, FairLane)
                 lane.clients[request.client].patient.move_to_end(request, last=False)
+            share, request.charged = request.charged, None
+            if share is not None:
+                # That of a client which had nothing queued meanwhile is gone, and with it what it paid.
+                share.turn -= request.cost / share.weight
 
     def displaceable(self, level: int, rows: int, client: str, most: int) -> Sequence[Request]:
         """As `Backlog.displaceable`; and if those are not enough, who would ride last of the client with most rows.
@@ -195,9 +199,14 @@ class FairBacklog(Backlog):
             if len(lane.clients) > 1 and rows[level] < lane.rows:
                 riding = self._shared(riding, lane, now, times, most)
                 rows[level] = sum([request.cost for request in riding])
-            lane.turns.rode(riding)
+            _charge(lane.turns, riding)
             batch += riding
         return Formed(batch, formed.shed, rows)
+
+    def charge(self, batch: Sequence[Request]) -> None:
+        """A batch is about to leave whose riders were not chosen by turns: it counts for these all the same."""
+        for level, turns in enumerate(self._turns):
+            _charge(turns, [request for request in batch if request.level == level])
 
     def _shared(
         self, riding: list[Request], lane: FairLane, now: float, times: BatchTimes, most: int
@@ -235,6 +244,13 @@ class FairBacklog(Backlog):
                     chosen.append(request)
                     room -= request.cost
         return chosen
+
+
+def _charge(turns: Turns, riding: Sequence[Request]) -> None:
+    turns.rode(riding)
+    shares = turns.shares
+    for request in riding:
+        request.charged = shares[request.client]
 
 
 def _dated_from(own: Lane, order: tuple[float, int]) -> Iterator[Request]:
