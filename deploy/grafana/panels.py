@@ -309,6 +309,19 @@ ROWS: Mapping[str, Sequence[Panel]] = {
     ],
     "Devices": [
         Panel(
+            "Instances: what befell them",
+            "Workers that died, devices that failed, runs that were ended or given up, sessions built anew",
+            "short",
+            [
+                Query(
+                    f"sum by (model, event) (increase(tensorferry_instance_events_total{{{MODEL}}}[$__rate_interval]))",
+                    "{{model}} {{event}}",
+                )
+            ],
+            width=24,
+            stack=True,
+        ),
+        Panel(
             "Busy",
             "The share of the time in which the model ran, on the mean of its instances",
             "percentunit",

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
-from wire.programs import CLIENTS, needs
+from deploy.manifests import DEPLOY, MANIFEST_TOOLS, Document, built, checked, of_kind
 
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.config import ServerConfig
@@ -22,46 +18,22 @@ from tensorferry.server.option import Option
 from tensorferry.server.options import OPTIONS
 from tensorferry.server.server_statistics import ServerStatistics
 
-DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 OVERLAYS = sorted(folder.name for folder in (DEPLOY / "kubernetes" / "overlays").iterdir())
 COMPONENTS = sorted(folder.name for folder in (DEPLOY / "kubernetes" / "components").iterdir())
 KSERVE = ("clusterservingruntime.yaml", "inferenceservice.yaml")
-CHECK = Path(__file__).with_name("check_manifests.py")
-KUSTOMIZE = CLIENTS / "kustomize"
 # The server's last answers, its last traces, and its end: what a grace period has beyond what is told by flags.
 FAREWELL_SECONDS = 10
 # The health service's names of a server, and its own.
 SERVICES = {"", SERVICE_NAME, "grpc.health.v1.Health"}
 
-Document = Mapping[str, Any]
-
-pytestmark = needs(KUSTOMIZE, CLIENTS / "manifests" / ".done", CLIENTS / "kserve" / ".done")
+pytestmark = MANIFEST_TOOLS
 
 
-def checked(text: str, environment: str, *arguments: str) -> list[Document]:
-    """The documents of a text, which must fit their schemas."""
-    ended = subprocess.run(
-        [CLIENTS / environment / "bin" / "python", CHECK, *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert ended.returncode == 0, ended.stderr
-    result = json.loads(ended.stdout)
-    assert result["errors"] == []
-    return list(result["documents"])
-
-
-def built(folder: Path) -> str:
-    ended = subprocess.run([KUSTOMIZE, "build", folder], capture_output=True, text=True, timeout=100)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
-
-
-@pytest.fixture(scope="module", params=[*OVERLAYS, *(f"cpu+{component}" for component in COMPONENTS)])
+@pytest.fixture(
+    scope="module", params=[*OVERLAYS, *(f"cpu+{component}" for component in COMPONENTS), "gpu+mtls"]
+)
 def documents(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
-    """Those of each overlay, and of the one for CPUs with each component."""
+    """Those of each overlay, of the one for CPUs with each component, and of that for GPUs with the most of TLS."""
     name, _, component = str(request.param).partition("+")
     folder = DEPLOY / "kubernetes" / "overlays" / name
     if component:
@@ -72,10 +44,6 @@ def documents(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         (added / "kustomization.yaml").write_text(f"resources: [{resource}]\ncomponents: [{part}]\n")
         folder = added
     return checked(built(folder), "manifests")
-
-
-def of_kind(documents: list[Document], kind: str) -> list[Document]:
-    return [document for document in documents if document["kind"] == kind]
 
 
 def configuration(arguments: list[str]) -> ServerConfig:
@@ -120,10 +88,50 @@ def test_the_container_is_started_as_the_server_understands_it(documents: list[D
     assert mounts["models"]["mountPath"] == str(config.model_repositories[0])
     assert mounts["models"]["readOnly"] is True
     assert {volume["name"] for volume in pod["volumes"]} >= set(mounts)
+    if config.tls_certificate is None:
+        for probe in probes(container):
+            assert probe["grpc"]["port"] == config.port
+            assert probe["grpc"]["service"] in SERVICES
+        assert container["livenessProbe"]["grpc"]["service"] == "grpc.health.v1.Health"
+        return
+    # The kubelet's own speak no TLS.
+    asked = []
     for probe in probes(container):
-        assert probe["grpc"]["port"] == config.port
-        assert probe["grpc"]["service"] in SERVICES
-    assert container["livenessProbe"]["grpc"]["service"] == "grpc.health.v1.Health"
+        assert "grpc" not in probe
+        assert ports(container)[probe["httpGet"]["port"]] == config.metrics_port
+        assert "scheme" not in probe["httpGet"]
+        asked.append(probe["httpGet"]["path"])
+    assert asked == ["/readyz", "/readyz", "/healthz"]
+    assert not config.metrics_host.startswith("127.")
+
+
+# What a Secret must have, by its name and the path of its volume.
+SECRETS = {
+    "/etc/tensorferry/tls": ("tensorferry-tls", {"tls.crt", "tls.key", "ca.crt"}),
+    "/etc/tensorferry/callers": ("tensorferry-tokens", {"tokens"}),
+}
+
+
+def test_secrets_are_where_the_server_looks_for_them(documents: list[Document]) -> None:
+    (deployment,) = of_kind(documents, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    config = configuration(container["args"])
+    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    files = [config.tls_certificate, config.tls_key, config.tls_client_ca, config.auth_tokens]
+    wanted = [file for file in files if file is not None]
+    for file in wanted:
+        mount, (secret, keys) = mounts[str(file.parent)], SECRETS[str(file.parent)]
+        assert file.name in keys
+        # One mounted by a subPath is never renewed.
+        assert mount == {"name": mount["name"], "mountPath": str(file.parent), "readOnly": True}
+        assert volumes[mount["name"]]["secret"] == {"secretName": secret, "defaultMode": 0o400}
+        assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
+    assert {str(file.parent) for file in wanted} == mounts.keys() & SECRETS.keys()
+    assert (config.tls_certificate is None) == (config.auth_tokens is None)
+    applications = {service["spec"]["ports"][0]["appProtocol"] for service in of_kind(documents, "Service")}
+    assert applications == ({"kubernetes.io/h2c"} if config.tls_certificate is None else {"https"})
 
 
 def test_the_grace_period_holds_all_that_happens_in_it(documents: list[Document]) -> None:

@@ -13,6 +13,7 @@ import grpc
 from e2e import faulty
 from e2e.fixtures import Serve
 from e2e.test_device_failure import NOT_SERVING, PATIENCE, SERVING, Health, dial, infer, message
+from e2e.test_metrics import scrape
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tensorferry.protos import inference_pb2_grpc
@@ -23,7 +24,7 @@ FALLS = 4
 
 def test_health_turns_within_a_second_and_is_back_within_five(serve_faulty: Serve) -> None:
     """Under load: each request is answered, rightly, and none is lost, though workers die with them."""
-    server = serve_faulty(expects_falls=True)
+    server = serve_faulty("--metrics-port", "0", expects_falls=True)
     ended: Counter[str] = Counter()
     # Guards ended.
     lock = threading.Lock()
@@ -57,6 +58,7 @@ def test_health_turns_within_a_second_and_is_back_within_five(serve_faulty: Serv
                 )
                 assert out < 1.0
                 assert back < 5.0
+                assert scrape(server)["tensorferry_instance_events_total{event=worker_died}"] == fall + 1
         finally:
             stop.set()
         for each in running:

@@ -19,6 +19,7 @@ from server.rig import PATIENCE, signature, spec
 
 from tensorferry.batcher import BOUNDS, Batcher, QueueFull
 from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.server.condition import InstanceEvent
 from tensorferry.server.errors import StartError
 from tensorferry.server.gpus import Gpus
 from tensorferry.server.metric_names import PROCESS_METRICS, GpuMetric, ModelMetric, ServerMetric
@@ -239,6 +240,19 @@ def test_instances_that_are_out(registry: ModelRegistry) -> None:
     assert (found["tensorferry_instances", ()], found["tensorferry_instances_out", ()]) == (1, 1)
     model.condition.back(0)
     assert samples(page(registry))["tensorferry_instances_out", ()] == 0
+
+
+def test_what_befell_instances(registry: ModelRegistry) -> None:
+    (model,) = registry.models()
+    for count, event in enumerate(InstanceEvent):
+        for _ in range(count):
+            model.condition.befell(event)
+    found = samples(page(registry))
+    assert {
+        dict(labels)["event"]: value
+        for (name, labels), value in found.items()
+        if name == "tensorferry_instance_events_total"
+    } == {event.value: count for count, event in enumerate(InstanceEvent)}
 
 
 def test_the_figures_of_the_gpus_that_serve(registry: ModelRegistry) -> None:

@@ -17,7 +17,7 @@ from server.rig import PATIENCE, Array
 
 from tensorferry.batcher import InstanceFailed, OutOfMemory, RunTimedOut
 from tensorferry.server import recovery
-from tensorferry.server.condition import Condition
+from tensorferry.server.condition import Condition, InstanceEvent
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.recovery import Survivor
 from tensorferry.server.session import Session
@@ -77,6 +77,7 @@ def test_too_little_memory_breaks_nothing() -> None:
         with pytest.raises(OutOfMemory):
             one.run({})
     assert condition.reason is None
+    assert condition.statistics().events == {}
 
 
 def test_a_broken_session_is_freed_before_it_is_built_anew() -> None:
@@ -104,6 +105,7 @@ def test_a_broken_session_is_freed_before_it_is_built_anew() -> None:
         gc.enable()
     assert condition.reason is None
     assert one.run({}) == {"y": 1}
+    assert condition.statistics().events == {InstanceEvent.DEVICE_FAILED: 1, InstanceEvent.REBUILT: 1}
 
 
 def test_tries_in_vain_come_later_and_later_until_it_is_hopeless() -> None:
@@ -133,6 +135,11 @@ def test_tries_in_vain_come_later_and_later_until_it_is_hopeless() -> None:
         one.run({})
     one.recover()
     assert condition.reason is None
+    assert condition.statistics().events == {
+        InstanceEvent.DEVICE_FAILED: 1,
+        InstanceEvent.REBUILD_FAILED: 8,
+        InstanceEvent.REBUILT: 1,
+    }
 
 
 def test_a_model_is_out_when_all_its_instances_are() -> None:
@@ -150,12 +157,14 @@ def test_a_long_run_is_ended_for_real_and_the_next_is_not(tmp_path: Path) -> Non
     session = Session(models.probe(tmp_path / "probe.onnx"))
     watchdog = Watchdog(0.05)
     try:
-        one = survivor(session, watchdog=watchdog, limit=0.05)
+        condition = Condition("m", "1")
+        one = survivor(session, watchdog=watchdog, limit=0.05, condition=condition)
         inputs: dict[str, Array] = {"x": np.ones((1, 4), np.float32), "index": np.zeros(1, np.int64)}
         for _ in range(2):
             with pytest.raises(RunTimedOut, match=r"longer than 0\.05 s, which --run-timeout-seconds"):
                 one.run({**inputs, "work": np.full(1, 100_000_000)})
             assert session.run({**inputs, "work": np.zeros(1, np.int64)})["y"].tolist() == [[2.0] * 4]
+        assert condition.statistics().events == {InstanceEvent.RUN_ENDED: 2}
     finally:
         watchdog.close()
 
@@ -184,6 +193,7 @@ def test_a_run_that_does_not_end_is_given_up_until_it_returns(monkeypatch: pytes
         assert session.ended.is_set()
         assert condition.reason is not None
         assert "the device hangs" in condition.reason
+        assert condition.statistics().events == {InstanceEvent.HUNG: 1}
         may_return.set()
         thread.join(PATIENCE)
         assert results == [{"y": 2}]
@@ -219,6 +229,11 @@ def test_a_rebuild_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPa
         thread.join(PATIENCE)
         watchdog.close()
         assert condition.reason is None
+        assert condition.statistics().events == {
+            InstanceEvent.DEVICE_FAILED: 1,
+            InstanceEvent.HUNG: 1,
+            InstanceEvent.REBUILT: 1,
+        }
     finally:
         watchdog.close()
 

@@ -85,8 +85,12 @@ class Departure:
             lead = next((level for level, share in enumerate(allotted) if share), lead)
         demand = partial(self._demanded, lead, now, device)
         formed = form_batch(lanes, lead, allotted, device.starts(now), most, times, demand)
-        if self._fair is not None and left is None:
-            formed = self._fair.share(formed, bucket, device.starts(now), times, most)
+        if self._fair is not None:
+            if left is None:
+                formed = self._fair.share(formed, bucket, device.starts(now), times, most)
+            else:
+                # Whose turn it is may not be whom it can answer in time. What they get they have, all the same.
+                self._fair.charge(formed.batch)
         batch, shed, riding = formed
         if left is not None:
             formed = Formed(batch, [], riding)

@@ -74,12 +74,16 @@ class FairLane(Lane):
         return own
 
     def put_back(self, request: Request) -> None:
-        """Puts a request that had left in its place, which without a deadline is the first."""
+        """As `Lane.put_back`; its client's turn is as if it had not ridden, which it is to do once more."""
         super().put_back(request)
         if request.deadline == _INF:
             # Where it has one, `add` was asked.
             self._own(request.client).put_back(request)
             self.turns.entered(request.client, request.cost)
+        share, request.charged = request.charged, None
+        if share is not None:
+            # That of a client which had nothing queued meanwhile is gone, and with it what it paid.
+            share.turn -= request.cost / share.weight
 
     def remove(self, request: Request) -> None:
         """Takes a request out."""
@@ -212,9 +216,14 @@ class FairBacklog(Backlog):
             if len(lane.clients) > 1 and rows[level] < lane.rows:
                 riding = self._shared(riding, lane, now, times, most)
                 rows[level] = sum([request.cost for request in riding])
-            lane.turns.rode(riding)
+            _charge(lane.turns, riding)
             batch += riding
         return Formed(batch, formed.shed, rows)
+
+    def charge(self, batch: Sequence[Request]) -> None:
+        """A batch is about to leave whose riders were not chosen by turns: it counts for these all the same."""
+        for level, turns in enumerate(self._turns):
+            _charge(turns, [request for request in batch if request.level == level])
 
     def _shared(
         self, riding: list[Request], lane: FairLane, now: float, times: BatchTimes, most: int
@@ -252,6 +261,13 @@ class FairBacklog(Backlog):
                     chosen.append(request)
                     room -= request.cost
         return chosen
+
+
+def _charge(turns: Turns, riding: Sequence[Request]) -> None:
+    turns.rode(riding)
+    shares = turns.shares
+    for request in riding:
+        request.charged = shares[request.client]
 
 
 def _dated_from(own: Lane, order: tuple[float, int]) -> Iterator[Request]:

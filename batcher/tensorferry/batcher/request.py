@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tensorferry.batcher.fairness import Share
 from tensorferry.batcher.padding import PadPlan
 from tensorferry.batcher.policy import CloseReason
 
@@ -106,6 +107,7 @@ class Request:
 
     __slots__ = (
         "arrival",
+        "charged",
         "client",
         "complete",
         "cost",
@@ -172,6 +174,8 @@ class Request:
         self.is_part = False
         # What ran it failed through no fault of its own, and it went back into the queue.
         self.retried = False
+        # Where clients share batches: whose turn moved on for it as it rode, until it is put back.
+        self.charged: Share | None = None
 
 
 def split_request(request: Request, max_rows: int) -> tuple[Request, ...]:

@@ -1,18 +1,36 @@
-"""The condition of a loaded model: which of its instances work."""
+"""The condition of a loaded model: which of its instances work, and what has befallen them."""
 
 from __future__ import annotations
 
+import enum
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+
+class InstanceEvent(enum.Enum):
+    """What befalls an instance; the values are those of the label of its metric."""
+
+    # Its worker ended unexpectedly, and another takes its place.
+    WORKER_DIED = "worker_died"
+    # Its device, or its session, failed, and is to be built anew.
+    DEVICE_FAILED = "device_failed"
+    # The watchdog ended a run that took too long.
+    RUN_ENDED = "run_ended"
+    # What the watchdog told to end, or a session that is being built, did not, and was given up.
+    HUNG = "hung"
+    REBUILD_FAILED = "rebuild_failed"
+    REBUILT = "rebuilt"
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionStatistics:
-    """How many instances a model has, and how many of them are out."""
+    """How many instances a model has, how many of them are out, and how often what befell them."""
 
     instances: int
     out: int
+    events: Mapping[InstanceEvent, int]
 
 
 class Condition:
@@ -35,10 +53,11 @@ class Condition:
         self._instances = instances
         self._changed = changed
         self._lost = lost
-        # Guards _out and _hopeless. Nothing is called while it is held.
+        # Guards _out, _hopeless and _events. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._out: dict[int, str] = {}
         self._hopeless: set[int] = set()
+        self._events: Counter[InstanceEvent] = Counter()
 
     @property
     def reason(self) -> str | None:
@@ -51,7 +70,12 @@ class Condition:
     def statistics(self) -> ConditionStatistics:
         """Of this moment."""
         with self._lock:
-            return ConditionStatistics(self._instances, len(self._out))
+            return ConditionStatistics(self._instances, len(self._out), dict(self._events))
+
+    def befell(self, event: InstanceEvent) -> None:
+        """Counts it. Before what comes of it is told: who hears of that finds it counted."""
+        with self._lock:
+            self._events[event] += 1
 
     def out(self, instance: int, reason: str, *, hopeless: bool = False) -> None:
         """An instance does not work; if `hopeless`, nothing that the process can do brings it back."""

@@ -7,11 +7,13 @@ server. Here nothing is sent under a lock, and who does not read keeps a thread 
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -21,6 +23,9 @@ from tensorferry.server.threads import HandlerThreads
 _log = logging.getLogger("tensorferry.server")
 
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+# Calls of which the message is awaited, or that are answered at the same time.
+_CALLS = 64
 
 _Send = Callable[[health_pb2.HealthCheckResponse], object]
 
@@ -44,6 +49,11 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._sending: dict[_Watcher, float] = {}
         self._final = False
         self._threads = HandlerThreads(_SENDERS, "health")
+        # Those of the other methods may all be taken, for as long as clients want: whoever starts and ends servers by
+        # their health would end one that is well.
+        self._calls = HandlerThreads(_CALLS, "health-call")
+        self.Check = _on_threads(self._calls, self.Check)  # type: ignore[method-assign]
+        self.Watch = _on_threads(self._calls, self.Watch)  # type: ignore[method-assign]
 
     def set(self, service: str, *, serving: bool) -> None:
         """From now on a service has this status; without effect after `enter_graceful_shutdown`."""
@@ -66,6 +76,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     def close(self) -> None:
         """Tells nobody anything any more. Idempotent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._calls.shutdown(wait=False)
 
     def Check(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
@@ -150,6 +161,18 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         finally:
             with self._lock:
                 self._sending.pop(watcher, None)
+
+
+def _on_threads(threads: HandlerThreads, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for grpcio, which calls it on one of these threads."""
+
+    # With what grpcio is told by attributes of a function.
+    @functools.wraps(behaviour)
+    def called(*arguments: Any) -> Any:
+        return behaviour(*arguments)
+
+    called.experimental_thread_pool = threads  # type: ignore[attr-defined]
+    return called
 
 
 class _Watcher:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tensorferry.batcher import Batcher, Padding, RunTimedOut, Together
 from tensorferry.server.blueprint import Blueprint
 from tensorferry.server.classification import read_labels
-from tensorferry.server.condition import Condition
+from tensorferry.server.condition import Condition, InstanceEvent
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.contract import Contract
 from tensorferry.server.errors import StartError
@@ -192,6 +192,7 @@ def _health(condition: Condition) -> Callable[[int, str | None, bool], None]:
         if reason is None:
             condition.back(instance)
         else:
+            condition.befell(InstanceEvent.WORKER_DIED)
             condition.out(instance, reason, hopeless=hopeless)
 
     return tell

@@ -32,6 +32,13 @@ class ModelMetric(MetricName):
     INSTANCES = ("instances", "gauge", "Instances of the loaded version, those that are out with them")
     INSTANCES_OUT = ("instances_out", "gauge", "Instances whose device failed, or hangs")
 
+    INSTANCE_EVENTS = (
+        "instance_events",
+        "counter",
+        "What befell instances: workers that died, devices that failed, runs that were ended or given up, sessions built anew",
+        "event",
+    )
+
     ACCEPTED = ("requests_accepted", "counter", "Requests that the queue took in")
     REQUESTS = ("requests", "counter", "Accepted requests that have ended, by how", "outcome")
     RETRIED = (

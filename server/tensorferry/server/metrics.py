@@ -21,6 +21,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.samples import Exemplar as ShownExemplar
 
 from tensorferry.batcher import BOUNDS, BatcherStatistics, CloseReason, Distribution
+from tensorferry.server.condition import InstanceEvent
 from tensorferry.server.exemplars import Exemplars
 from tensorferry.server.gpus import Gpus, GpuStatistics
 from tensorferry.server.metric_names import (
@@ -191,6 +192,9 @@ def _values(model: Model, counts: BatcherStatistics) -> Mapping[ModelMetric, _Va
     return {
         ModelMetric.INSTANCES: {(): condition.instances},
         ModelMetric.INSTANCES_OUT: {(): condition.out},
+        ModelMetric.INSTANCE_EVENTS: {
+            (event.value,): condition.events.get(event, 0) for event in InstanceEvent
+        },
         ModelMetric.ACCEPTED: {(): counts.accepted},
         ModelMetric.REQUESTS: {
             (outcome,): getattr(counts, outcome) for outcome in ("answered", *_UNANSWERED)

@@ -1,13 +1,10 @@
-"""What Ray's gRPC proxies are told of our service, and how a call's deadline gets from there to a replica.
+"""What Ray's gRPC proxies are told of our service.
 
-Ray hands a call's metadata to the replica, but not its deadline; so the proxy adds it to the metadata. As a time of
-the day, since the two may be on different machines: their clocks must agree to well below what deadlines allow.
+Ray hands a call's metadata to the replica, but not its deadline; so the proxy adds it to the metadata (`ray_deadline.py`).
 """
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -15,10 +12,7 @@ import grpc
 from ray.exceptions import ActorDiedError
 
 from tensorferry.protos import SERVICE_NAME
-from tensorferry.server.reply import Metadata
-
-# Seconds since the epoch. The proxy's own comes last, and counts.
-DEADLINE = "tensorferry-deadline"
+from tensorferry.server.ray_deadline import DEADLINE, told
 
 UNARY = (
     "ModelInfer",
@@ -50,15 +44,6 @@ def add_to_ingress(servicer: object, server: Any) -> None:
     }
 
 
-def deadline_of(metadata: Metadata) -> float:
-    """The deadline in a call's metadata, on the clock of `time.monotonic`; inf for none."""
-    given = [value for name, value in metadata if name == DEADLINE]
-    try:
-        return time.monotonic() + float(given[-1]) - time.time() if given else math.inf
-    except ValueError:
-        return math.inf
-
-
 class _WithDeadline:
     """A call's context whose metadata has the deadline too."""
 
@@ -68,7 +53,7 @@ class _WithDeadline:
         # Whatever the client says itself does not count.
         self._metadata = [pair for pair in context.invocation_metadata() or () if pair[0] != DEADLINE]
         if remaining is not None:
-            self._metadata.append((DEADLINE, repr(time.time() + remaining)))
+            self._metadata.append((DEADLINE, told(remaining)))
 
     def invocation_metadata(self) -> list[tuple[str, str | bytes]]:
         return self._metadata

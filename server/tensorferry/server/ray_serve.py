@@ -25,7 +25,7 @@ from tensorferry.server.config import ConfigError, ServerConfig
 from tensorferry.server.configuration import ModelConfiguration
 from tensorferry.server.configure import load_config
 from tensorferry.server.options import OPTIONS
-from tensorferry.server.ray_ingress import deadline_of
+from tensorferry.server.ray_deadline import deadline_of
 from tensorferry.server.ray_stream import RayStream
 from tensorferry.server.reply import Call, Reply
 from tensorferry.server.status import Status, status_of, trailing_metadata

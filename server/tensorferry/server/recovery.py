@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tensorferry.batcher import InstanceFailed, OutOfMemory, RunTimedOut, StagedModel
-from tensorferry.server.condition import Condition
+from tensorferry.server.condition import Condition, InstanceEvent
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.proof import Array
 from tensorferry.server.session import Session
@@ -123,10 +123,14 @@ class Survivor:
             _log.error("%s: %s: %s", self._where, reason, text)
             self._session = self.steps = None
             self._tries = 0
+            self._condition.befell(InstanceEvent.DEVICE_FAILED)
             self._condition.out(self._index, reason)
             return InstanceFailed(reason, _FIRST_SECONDS, self.recover)
         if verdict is not Verdict.IN_TIME:
             _log.error("%s: a run was ended after %g s (--run-timeout-seconds)", self._where, self._limit)
+            if verdict is Verdict.ENDED:
+                # One that hung was counted as such.
+                self._condition.befell(InstanceEvent.RUN_ENDED)
             return RunTimedOut(self._too_long())
         return None
 
@@ -148,6 +152,7 @@ class Survivor:
                 "(--run-timeout-seconds): the device hangs"
             )
         _log.critical("%s: %s; restart the server if it stays so", self._where, reason)
+        self._condition.befell(InstanceEvent.HUNG)
         self._condition.out(self._index, reason, hopeless=True)
         self.give_up(RunTimedOut(reason))
         if not self._watched.hangs and self._session is not None:
@@ -183,6 +188,7 @@ class Survivor:
                 time.monotonic() - started,
                 self._tries,
             )
+            self._condition.befell(InstanceEvent.REBUILT)
             self._condition.back(self._index)
             return
         finally:
@@ -194,5 +200,6 @@ class Survivor:
             reason += ": the server has to be restarted"
         level = logging.CRITICAL if hopeless else logging.ERROR
         _log.log(level, "%s: %s; the next try is in %g s: %s", self._where, reason, again, failed)
+        self._condition.befell(InstanceEvent.REBUILD_FAILED)
         self._condition.out(self._index, reason, hopeless=hopeless)
         raise InstanceFailed(reason, again)
