@@ -299,6 +299,7 @@ class RequestQueue(Outages):
             keeps = whole = times.whole(rows)
             if self._pipelined:
                 device.preparation, keeps = profile.preparation(rows), times.mean(rows)
+                device.doubt = times.upper(rows) - whole
             self._devices.left(device, now, keeps)
             # As `Work(...)`, in half the time.
             work = _new(Work, (tuple(batch), close.reason, tuple(dead), tuple(shed), whole))
