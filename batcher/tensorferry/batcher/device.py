@@ -74,7 +74,7 @@ class Device:
         self.unanswered = 0
         # How long the last batch was expected to be prepared by the host, in seconds.
         self.preparation = 0.0
-        # By how much that batch may keep the device longer than expected, in seconds. Of a pipelined one.
+        # By how much that batch may take longer than expected, in seconds; 0 where that is not allowed for.
         self.doubt = 0.0
         # How long each batch in flight should keep the device, in seconds, the running one first.
         self._in_flight: deque[float] = deque()
