@@ -166,12 +166,12 @@ def test_a_request_that_fells_each_worker_is_tried_twice(make: Make, monkeypatch
     runs = 0
     works = Worker._execute
 
-    def execute(worker: Worker, batch: Any) -> Any:
+    def execute(worker: Worker, batch: Any, *rest: Any) -> Any:
         nonlocal runs
         if any(request.rows == 3 for request in batch):
             runs += 1
             raise SystemExit
-        return works(worker, batch)
+        return works(worker, batch, *rest)
 
     monkeypatch.setattr(Worker, "_execute", execute)
     health = HealthBook()
