@@ -63,6 +63,9 @@ class Scheduler(Protocol):
     def released(self, device: int, now: float) -> None:
         """A device has run a batch, which the host is yet to complete."""
 
+    def gives_up(self, batch: Sequence[int], device: int, ready: float, now: float) -> bool:
+        """Whether a batch that was prepared at `ready`, and whose turn on its device is now, is dropped: then it is over."""
+
     def ran(self, batch: Sequence[int], device: int, times: Times, now: float) -> None:
         """A batch is over, its requests are answered."""
 
@@ -118,6 +121,8 @@ class _Devices:
         self._events: list[tuple[float, int, _Flight]] = []
         self._number = 0
         self.batches: list[int] = []
+        # Of batches that left, and were not run.
+        self.dropped: list[int] = []
         self.busy = self.idle = self.early = 0.0
 
     def next_event(self) -> float:
@@ -138,8 +143,6 @@ class _Devices:
         slowness = scenario.slowness[device]
         stages = (scenario.before(rows), scenario.cost(rows, key) * slowness, scenario.after(rows))
         times = Times(*(seconds * self._noise() if seconds else 0.0 for seconds in stages))
-        self.batches.append(rows)
-        self.busy += times.device
         self._devices[device].workers -= 1
         flight = _Flight(device, batch, times, now + times.before)
         if times.before:
@@ -159,7 +162,12 @@ class _Devices:
         device.running, device.free_since = None, now
         self._scheduler.released(flight.device, now)
         if device.waiting:
-            self._start(device.waiting.popleft(), now)
+            waiting = device.waiting.popleft()
+            if self._scheduler.gives_up(waiting.batch, waiting.device, waiting.ready, now):
+                device.workers += 1
+                self.dropped += waiting.batch
+            else:
+                self._start(waiting, now)
         if not flight.times.after:
             return self._complete(flight, now)
         flight.completing = True
@@ -176,6 +184,8 @@ class _Devices:
     def _start(self, flight: _Flight, now: float) -> None:
         device = self._devices[flight.device]
         device.running = flight
+        self.batches.append(len(flight.batch))
+        self.busy += flight.times.device
         oldest = min(map(self._trace.arrivals.__getitem__, flight.batch))
         self.idle += now - max(device.free_since, oldest + flight.times.before)
         self.early += now - flight.ready
@@ -214,6 +224,9 @@ def run(trace: Trace, scenario: Scenario, scheduler: Scheduler, noise: Noise) ->
         elif now == event:
             for index in devices.advance(now):
                 answered[index] = now
+            for index in devices.dropped:
+                dropped[index] = now
+            devices.dropped.clear()
         timer = _poll(devices, scheduler, now, dropped)
     lost = sum(math.isnan(a) == math.isnan(d) for a, d in zip(answered, dropped, strict=True))
     if lost:

@@ -18,7 +18,7 @@ from tensorferry.batcher.errors import DeadlineExceeded, QueueFull
 from tensorferry.batcher.policy import Limits, Wait
 from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.request import Outcome, Request
-from tensorferry.batcher.work import Work
+from tensorferry.batcher.work import Work, in_vain
 
 # High enough that only deadlines refuse: without them nothing is shed, as with the peers.
 MAX_ROWS = 1_000_000
@@ -89,7 +89,8 @@ class Shipping:
             pipelined=self._pipelined,
             weights=weights or (1,),
         )
-        self._running: dict[int, tuple[Request, ...]] = {}
+        # What is in flight and when it left, by the first request of each.
+        self._running: dict[int, tuple[Work, float]] = {}
 
     def anchor(self, key: int, rows: int, seconds: float) -> None:
         """The warm-up runs one shape; the other buckets' models start from it."""
@@ -118,7 +119,7 @@ class Shipping:
             raise RuntimeError(f"the queue is closed in the middle of a simulation: it answered {work!r}")
         batch = _numbers(work.batch)
         if batch:
-            self._running[batch[0]] = work.batch
+            self._running[batch[0]] = work, now
         else:
             # Nothing to run: the worker completes the dropped, and is back at once.
             self._queue.ran((), None)
@@ -130,10 +131,22 @@ class Shipping:
             self._clock.time = now
             self._queue.released(device)
 
+    def gives_up(self, batch: Sequence[int], device: int, ready: float, now: float) -> bool:
+        """As a worker does when its batch's turn on the device comes."""
+        work, left = self._running[batch[0]]
+        latest = max([request.deadline for request in work.batch])
+        if not in_vain(work.predicted, latest, left, ready, now):
+            return False
+        del self._running[batch[0]]
+        self.released(device, now)
+        self._queue.finish(work.batch)
+        self._queue.ran(work.batch, None, device=device)
+        return True
+
     def ran(self, batch: Sequence[int], device: int, times: Times, now: float) -> None:
         """A worker has completed its batch and is free."""
         self._clock.time = now
-        requests = self._running.pop(batch[0])
+        requests = self._running.pop(batch[0])[0].batch
         self._queue.finish(requests)
         self._queue.ran(requests, times.device, times.before, times.after, device=device)
 

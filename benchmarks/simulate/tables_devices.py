@@ -72,11 +72,12 @@ class Unequal:
         ("2 fast, 1 slow", UNEQUAL),
         ("1 slow, 2 fast", UNEQUAL[::-1]),
     )
-    policies = (Peer.name, NexusStyle.name, Shipping.name)
+    policies: tuple[str, ...] = (Peer.name, NexusStyle.name, Shipping.name)
+    scenarios = (GPU, CPU)
 
     def __init__(self, size: Size) -> None:
         self._rows: list[tuple[Scenario, str, str, str, float, list[list[Job]]]] = []
-        for device in (GPU, CPU):
+        for device in self.scenarios:
             for patience in (1, 4):
                 for words, slowness in self.devices:
                     timeouts = (device.tightest * patience,)
@@ -101,3 +102,14 @@ class Unequal:
                 row.append(f"{got.goodput / fast:.3f} ({100 * got.late:.1f})")
             rows.append(row)
         return markdown(["device, timeout", "devices", "policy", *(f"{x:g}x" for x in UNEQUAL_LOADS)], rows)
+
+
+class UnequalPipelines(Unequal):
+    """The same where the host has a part in each batch: with one batch in flight on each device, and with two."""
+
+    title = (
+        "Two batches in flight on fast devices and a slow one, Poisson: on-time throughput / capacity of the fast "
+        "(late %); loads are shares of that capacity, too"
+    )
+    policies = (SERIAL, Shipping.name)
+    scenarios = (PIPELINE, COMPLETING)

@@ -14,7 +14,7 @@ from batcher.rig import Recorder, error, fails_below_zero, result
 from tensorferry.batcher import Batcher, Request
 from tensorferry.batcher.backlog import Backlog
 from tensorferry.batcher.collate import request_of
-from tensorferry.batcher.device import Device
+from tensorferry.batcher.device import Device, Devices
 from tensorferry.batcher.policy import Limits, unreachable
 from tensorferry.batcher.profile import Profile
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
@@ -48,6 +48,30 @@ def test_a_second_batch_runs_after_the_first(device: Device) -> None:
     device.left(9.0, 5.0)
     assert device.free_at(9.0) == 15.0
     assert device.unanswered == 2
+
+
+def test_who_rides_behind_another_batch_allows_for_its_error_too(device: Device) -> None:
+    device.preparation, device.doubt = 1.0, 2.0
+    device.left(0.0, 10.0)
+    assert device.starts(0.0) == 12.0
+    assert device.turn(0.0) == 10.0 - GUARD, "it leaves when it should be its turn"
+    device.released(10.0)
+    assert device.starts(10.0) == 10.0
+
+
+def test_what_is_in_flight_takes_as_long_as_the_device_is_found_to_take() -> None:
+    devices = Devices(threading.Lock(), 2)
+    slow = devices.each[1]
+    devices.left(slow, 0.0, 1.0)
+    devices.left(slow, 0.5, 1.0)
+    assert slow.free_at(0.5) == 2.0
+    devices.released(slow, 3.0)
+    assert slow.free_at(3.0) == 4.0
+    devices.paced(slow, 3.0, 1.0, 3.0)
+    assert slow.free_at(3.0) == pytest.approx(6.0)
+    devices.left(slow, 5.5, 3.0)
+    devices.released(slow, 6.0)
+    assert slow.free_at(6.0) == pytest.approx(9.0), "what left since was expected to take that"
 
 
 @pytest.mark.parametrize("when", [8.0, 12.0], ids=["early", "late"])

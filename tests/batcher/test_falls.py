@@ -166,12 +166,12 @@ def test_a_request_that_fells_each_worker_is_tried_twice(make: Make, monkeypatch
     runs = 0
     works = Running._execute
 
-    def execute(running: Running, batch: Any) -> Any:
+    def execute(running: Running, batch: Any, *rest: Any) -> Any:
         nonlocal runs
         if any(request.rows == 3 for request in batch):
             runs += 1
             raise SystemExit
-        return works(running, batch)
+        return works(running, batch, *rest)
 
     monkeypatch.setattr(Running, "_execute", execute)
     health = HealthBook()

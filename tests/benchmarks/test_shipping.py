@@ -8,7 +8,7 @@ import costs
 import pytest
 from engine import run
 from policies import Peer
-from scenarios import BEYOND, COMPLETING, CPU, GPU, PIPELINE, STUDY, Scenario, two_classes
+from scenarios import BEYOND, COMPLETING, CPU, GPU, PIPELINE, STUDY, UNEQUAL, Scenario, two_classes
 from shipping import Shipping
 from summary import Summary, summarize
 
@@ -97,3 +97,51 @@ def test_a_noisy_pipeline_keeps_its_device_busy(scenario: Scenario) -> None:
     got = play(scenario, 0.8, 3000)
     assert got.idle < 0.01
     assert got.in_time > 0.99
+
+
+class Stall:
+    """Batch times without noise, but for one of a device that takes so many times as long."""
+
+    def __init__(self, at: int, factor: float) -> None:
+        self._left = at
+        self._factor = factor
+
+    def __call__(self) -> float:
+        self._left -= 1
+        return self._factor if not self._left else 1.0
+
+
+def test_a_stalled_batch_makes_nobody_late_but_its_own_requests() -> None:
+    """The next has left just in time when its device stands still; it is not run, and those after it are fresh."""
+    # Of each batch the host's time is drawn, then the device's; of the warm-up three times five.
+    trace = PIPELINE.trace(1.2, 6000, 2)
+    record = run(trace, PIPELINE, Shipping(PIPELINE, trace), Stall(15 + 2 * 20, 2.0))
+    late = sum(
+        answered > deadline for answered, deadline in zip(record.answered, trace.deadlines, strict=True)
+    )
+    assert 0 < late <= PIPELINE.max_batch_size
+    stopped = [
+        dropped
+        for dropped, deadline in zip(record.dropped, trace.deadlines, strict=True)
+        if dropped > deadline - PIPELINE.cost(PIPELINE.max_batch_size)
+    ]
+    assert len(stopped) > 50, "a batch was dropped that had left"
+
+
+@pytest.mark.parametrize("load", [1.2, 2.0])
+@pytest.mark.parametrize("slowness", [(1.0, 3.0), UNEQUAL, UNEQUAL[::-1]], ids=str)
+def test_two_batches_in_flight_on_unequal_devices_make_few_late(
+    slowness: tuple[float, ...], load: float
+) -> None:
+    """Once it is known how fast they are. The loads are of the fast ones' capacity."""
+    scenario = replace(PIPELINE, slowness=slowness)
+    fast = PIPELINE.capacity * slowness.count(1.0)
+    trace = scenario.trace(load * fast / scenario.capacity, 16_000, 2)
+    record = run(trace, scenario, Shipping(scenario, trace), costs.noise(2))
+    late = [
+        answered > deadline
+        for answered, arrival, deadline in zip(record.answered, trace.arrivals, trace.deadlines, strict=True)
+        if arrival > 0.1
+    ]
+    assert sum(late) < 0.004 * len(late)
+    assert summarize(trace, record).goodput > 1.04 * fast

@@ -46,6 +46,7 @@ class Device:
         "_free_at",
         "_in_flight",
         "borrowed",
+        "doubt",
         "outage",
         "pace",
         "passes",
@@ -73,6 +74,8 @@ class Device:
         self.unanswered = 0
         # How long the last batch was expected to be prepared by the host, in seconds.
         self.preparation = 0.0
+        # By how much that batch may take longer than expected, in seconds; 0 where that is not allowed for.
+        self.doubt = 0.0
         # How long each batch in flight should keep the device, in seconds, the running one first.
         self._in_flight: deque[float] = deque()
         self._free_at = -math.inf
@@ -87,8 +90,10 @@ class Device:
         return max(now, self._free_at) if self._in_flight else now
 
     def starts(self, now: float) -> float:
-        """The time from which on a batch that leaves now is on its way without waiting."""
-        return max(now, self._free_at - self.preparation) if self._in_flight else now
+        """The time from which on a batch that leaves now is on its way without waiting, at the latest."""
+        if not self._in_flight:
+            return now
+        return max(now, self._free_at + self.doubt - self.preparation)
 
     def turn(self, now: float) -> float:
         """When the next batch should leave, to be prepared just in time."""
@@ -106,6 +111,12 @@ class Device:
         in_flight = self._in_flight
         in_flight.popleft()
         self._free_at = now + sum(in_flight) if in_flight else now
+
+    def paced(self, factor: float) -> None:
+        """It takes so many times as long as was expected when what is in flight left."""
+        in_flight = self._in_flight
+        self._free_at += (factor - 1) * sum(in_flight)
+        self._in_flight = deque([seconds * factor for seconds in in_flight])
 
     def unsay(self) -> None:
         """The batch that was said to have left last has not."""
@@ -158,9 +169,13 @@ class Devices:
         device.ran_at = now
         if device is self.each[0] or not expected:
             return seconds
-        device.pace.observe(seconds / expected)
-        self._compare()
         pace = device.pace
+        before = pace.value
+        pace.observe(seconds / expected)
+        if pace.value != before:
+            device.paced(pace.value / before)
+            self._next_start = None
+        self._compare()
         return seconds / pace.value if pace.known or pace.value == 1.0 else None
 
     def out(self, device: Device, now: float, try_at: float) -> Outage:

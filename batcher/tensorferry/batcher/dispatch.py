@@ -150,6 +150,9 @@ class Dispatch:
             keeps = whole = times.whole(rows)
             if self._pipelined:
                 device.preparation, keeps = profile.preparation(rows), times.mean(rows)
+                if len(self._devices.each) > 1:
+                    # A single device would lose more by the smaller batches than is late: nobody else takes the rest.
+                    device.doubt = times.upper(rows) - whole
             self._devices.left(device, now, keeps)
             # As `Work(...)`, in half the time.
             work = _new(Work, (tuple(batch), close.reason, tuple(dead), tuple(shed), whole))

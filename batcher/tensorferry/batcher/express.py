@@ -107,8 +107,10 @@ class Express:
         work = _new(Work, ((request,), reason, (), (), whole))
         # Whatever could fail is done by now: from here on it has left.
         self._devices.left(device, now, whole)
-        dated.clear()
-        patient.clear()
+        if dated:
+            dated.clear()
+        else:
+            patient.remove_all([request])
         lane.rows = bucket.rows = 0
         del buckets[key]
         backlog.rows -= rows

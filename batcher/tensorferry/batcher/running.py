@@ -7,20 +7,27 @@ the device's memory in parts that do.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.collate import join, split
 from tensorferry.batcher.completions import Completions, completed_twice
-from tensorferry.batcher.errors import BatcherError, InstanceFailed, OutOfMemory, RunTimedOut
+from tensorferry.batcher.errors import (
+    BatcherError,
+    DeadlineExceeded,
+    InstanceFailed,
+    OutOfMemory,
+    RunTimedOut,
+)
 from tensorferry.batcher.instance import Instance
 from tensorferry.batcher.queue import RequestQueue
 from tensorferry.batcher.record import Record
 from tensorferry.batcher.request import Request, cut, join_outputs
 from tensorferry.batcher.riding import riders
 from tensorferry.batcher.statistics import Ledger
-from tensorferry.batcher.work import Times, Work
+from tensorferry.batcher.work import Times, Work, in_vain
 
 _log = logging.getLogger("tensorferry.batcher")
 
@@ -32,6 +39,10 @@ FELL = "what ran the batch ended unexpectedly"
 
 class _NotRun(InstanceFailed):
     """The batch was not run at all: what would have run it was broken already."""
+
+
+class _InVain(DeadlineExceeded):
+    """The batch was not run at all: the one before it took so long that nobody would have been answered in time."""
 
 
 class Running:
@@ -85,8 +96,8 @@ class Running:
 
     def _run(self, batch: Sequence[Request], work: Work, back: list[Request]) -> Times | None:
         """Runs the work's batch, or a part of it again; None if it did not succeed at once."""
-        outputs, error, times = self._execute(batch)
         whole = batch is work.batch
+        outputs, error, times = self._execute(batch, work.predicted if whole else math.inf)
         if self._instance.pipelined and whole:
             self._queue.released(self._instance.index)
         if error is None:
@@ -94,6 +105,11 @@ class Running:
             if not whole and self._queue.lessons.limits_rows:
                 self._queue.lessons.fitted(batch, self._instance.index, times.ended - times.started)
             return times
+        if isinstance(error, _InVain):
+            self._record.failed(error, batch, self._instance.index, work, times)
+            for request in self._queue.finish(batch):
+                self._completions.fail(request, DeadlineExceeded(str(error)))
+            return None
         self._ledger.failed_to_run(work.reason if whole else None)
         self._record.failed(error, batch, self._instance.index, work, times)
         again: Callable[[Sequence[Request], Work, list[Request]], None] | None = None
@@ -147,8 +163,14 @@ class Running:
             self._ledger.retried(len(queued))
         self._completions.turn_away(ended, error)
 
-    def _execute(self, batch: Sequence[Request]) -> tuple[Sequence[Any], BaseException | None, Times]:
+    def _execute(
+        self, batch: Sequence[Request], predicted: float = math.inf
+    ) -> tuple[Sequence[Any], BaseException | None, Times]:
+        """Joins, runs and splits a batch; `predicted` is how long that should take, inf: it is run in any case."""
         now, instance = self._clock.now, self._instance
+        # Nobody is late for a batch that had not to wait for another's end.
+        waits = instance.pipelined and predicted < math.inf
+        latest = max([request.deadline for request in batch]) if waits else math.inf
         begun = ready = started = ended = now()
         try:
             staged = instance.staged
@@ -157,8 +179,10 @@ class Running:
             with instance.turn:
                 if instance.recover is not None or instance.given_up:
                     raise _NotRun("the device failed before the batch ran", recover=instance.recover)
-                instance.running = batch
                 started = now()
+                if latest < math.inf and in_vain(predicted, latest, begun, ready, started):
+                    raise _InVain("the deadline could not be met: the batch before took longer than expected")
+                instance.running = batch
                 try:
                     outputs = instance.model_fn(joined)
                 except InstanceFailed as error:
