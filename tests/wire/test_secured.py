@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from e2e.server import ServerProcess
+from e2e.server import ServerProcess, running
 from server.certificates import LOCAL, authority, issue
 from tritonclient.utils import InferenceServerException
+from wire.inputs import tensor
 
 GRPCURL = shutil.which("grpcurl", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 
@@ -44,20 +45,16 @@ def secured(
     own = issue(ca, "client").write(folder, "client")
     tokens = folder / "tokens"
     tokens.write_text(f"tests infer sha256:{hashlib.sha256(TOKEN.encode()).hexdigest()}\n")
-    server = ServerProcess.start(
+    with running(
         *(f"digits={digits_model}", "--tls-certificate", certificate, "--tls-key", key),
         *("--tls-client-ca", folder / "ca.crt", "--auth-tokens", tokens),
         transport=transport,
-    )
-    yield Secured(server, folder / "ca.crt", *own)
-    assert server.stop() == 0
-    assert not server.errors(), "".join(server.log)
+    ) as server:
+        yield Secured(server, folder / "ca.crt", *own)
 
 
 def image() -> triton.InferInput:
-    given = triton.InferInput("image", [1, 8, 8], "UINT8")
-    given.set_data_from_numpy(np.zeros((1, 8, 8), np.uint8))
-    return given
+    return tensor("image", np.zeros((1, 8, 8), np.uint8), "UINT8")
 
 
 def test_tritonclient(secured: Secured) -> None:
