@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server.nvml import FakeGpu, FakeNvml
-from server.rig import PATIENCE, signature, spec
+from server.rig import PATIENCE, has_ipv6, signature, spec
 
 from tensorferry.batcher import BOUNDS, Batcher, QueueFull
 from tensorferry.batcher.testing import ScriptedRunner
@@ -315,16 +315,7 @@ def serve() -> Iterator[Serve]:
         server.close()
 
 
-def _ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as tried:
-            tried.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
-
-
-IPV6 = pytest.mark.skipif(not _ipv6(), reason="this machine has no IPv6")
+IPV6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 
 
 @pytest.mark.parametrize(

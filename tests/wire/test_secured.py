@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from e2e.server import ServerProcess, running
-from server.certificates import LOCAL, authority, issue
+from server.certificates import Issued
 from tritonclient.utils import InferenceServerException
 from wire.inputs import tensor
 
@@ -39,18 +39,14 @@ def secured(
     transport: str, digits_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")
-    ca = authority()
-    (folder / "ca.crt").write_bytes(ca.pem)
-    certificate, key = issue(ca, "server", LOCAL).write(folder, "server")
-    own = issue(ca, "client").write(folder, "client")
+    issued = Issued.in_folder(folder)
     tokens = folder / "tokens"
     tokens.write_text(f"tests infer sha256:{hashlib.sha256(TOKEN.encode()).hexdigest()}\n")
     with running(
-        *(f"digits={digits_model}", "--tls-certificate", certificate, "--tls-key", key),
-        *("--tls-client-ca", folder / "ca.crt", "--auth-tokens", tokens),
+        *(f"digits={digits_model}", *issued.flags, "--auth-tokens", tokens),
         transport=transport,
     ) as server:
-        yield Secured(server, folder / "ca.crt", *own)
+        yield Secured(server, issued.ca, *issued.client)
 
 
 def image() -> triton.InferInput:
