@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import math
 import socket
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +94,17 @@ def made_apps(path: Path) -> Iterator[Make]:
     yield make
     for app in apps:
         assert app.stop()
+
+
+def ask(url: str, path: str | None = None, method: str = "GET", **headers: str) -> tuple[int, Any, bytes]:
+    """Status, headers and body of an answer over HTTP, as they came."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
+    connection.request(method, path or parts.path, headers=headers)
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    return response.status, response.headers, body
 
 
 def has_ipv6() -> bool:
