@@ -67,8 +67,8 @@ def load(tmp_path: Path) -> Iterator[Load]:
     ) -> Model:
         given = parse_config(config, "test") if config is not None else None
         source = ModelSource(name, build(tmp_path / "m.onnx"), config=given)
-        wanted = ServerConfig((source,), **{"device": "cpu", **options})
-        loaded.append(loading.load_model(source, wanted, choose_device(wanted.device)))
+        place = choose_device(options.get("device", "cpu"))
+        loaded.append(loading.load_model(source, ServerConfig((source,), **options), place))
         return loaded[-1]
 
     yield make
