@@ -78,14 +78,18 @@ class Figures:
     rows: float
 
 
-class _Clock:
+class Clock:
+    """Virtual time, which is set by hand."""
+
     def __init__(self) -> None:
         self.time = 0.0
 
     def now(self) -> float:
+        """The time that was set."""
         return self.time
 
     def wait(self, condition: Condition, until: float) -> None:
+        """Nobody does."""
         raise AssertionError("nothing waits in virtual time")
 
 
@@ -145,7 +149,7 @@ _OPEN = -1
 def simulate(cost: Cost, traffic: Traffic, *, returners: Returners, seconds: float, seed: int = 3) -> Figures:
     """Runs the queue over the traffic."""
     chance = random.Random(seed)
-    clock = _Clock()
+    clock = Clock()
     window = returners.seconds if isinstance(returners, Window) else 0.0
     queue = RequestQueue(Limits(cost.most, window), 1 << 20, 1 << 40, clock, returners=returners)
     for rows in (1, max(2, cost.most // 4), cost.most):

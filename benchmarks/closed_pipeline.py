@@ -15,7 +15,8 @@ import random
 from collections import deque
 from dataclasses import dataclass
 from itertools import count
-from threading import Condition
+
+from closed_loop import Clock
 
 from tensorferry.batcher.policy import Limits, Wait
 from tensorferry.batcher.queue import RequestQueue
@@ -42,17 +43,6 @@ class Cost:
 
 
 PIPELINE = Cost("1.5 ms host, 2.5+0.1b ms device", 0.0015, 0.0025, 0.0001, 128)
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    def wait(self, condition: Condition, until: float) -> None:
-        raise AssertionError("nothing waits in virtual time")
 
 
 @dataclass(slots=True)
@@ -94,7 +84,7 @@ def simulate(
 ) -> tuple[float, float]:
     """Answers a second and mean rows of a batch, with two batches in flight or one."""
     chance = random.Random(seed)
-    clock = _Clock()
+    clock = Clock()
     limits = Limits(cost.most, 0.0)
     queue = RequestQueue(limits, 1 << 20, 1 << 40, clock, pipelined=pipelined)
     for rows in (1, max(2, cost.most // 4), cost.most):

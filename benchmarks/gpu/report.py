@@ -18,12 +18,16 @@ from typing import Any
 if __name__ == "__main__" and sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from sections import Section
+
 from gpu.servers import DEFAULT, EAGER, THROUGHPUT, VARIANTS
 from gpu.workloads import Workload, workload_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
-BEGIN = "<!-- made by `make gpu-bench`: change benchmarks/gpu/report.py instead -->"
-END = "<!-- end of what `make gpu-bench` made -->"
+SECTION = Section(
+    "<!-- made by `make gpu-bench`: change benchmarks/gpu/report.py instead -->",
+    "<!-- end of what `make gpu-bench` made -->",
+)
 _SAYS_SO = "**Not measured on a GPU.**"
 
 Part = Mapping[str, Any]
@@ -316,23 +320,14 @@ def _workload(part: Part) -> Workload:
     return workload_of(part["workload"], small=part["small"])
 
 
-def replaced(page: str, text: str) -> str:
-    """The page with this between the marks; ValueError when it has no place for it."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page has no {BEGIN} ... {END}")
-    return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
-
-
 def write(page: Path, text: str) -> None:
     """Puts it into the page; but figures of a GPU are not replaced by any of a CPU."""
     before = page.read_text()
-    there = before.partition(BEGIN)[2].partition(END)[0].strip()
+    there = SECTION.of(before)
     if there and _SAYS_SO not in there and _SAYS_SO in text:
         print(f"{page} has figures of a GPU: left as it is")
         return
-    page.write_text(replaced(before, text))
+    page.write_text(SECTION.replaced(before, text))
     print(f"wrote {page}")
 
 

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sections import Section
+
 from serving import plots, tables
 from serving.plan import RAW
 from serving.ratios import Row
@@ -22,9 +24,11 @@ from serving.run import cache_folder
 from serving.servers import ECHO_THREADS, MAX_BATCH_SIZE, servers
 from serving.workloads import WORKLOADS
 
-BEGIN = "<!-- made by `make bench`: change benchmarks/serving/report.py instead -->"
-END = "<!-- end of what `make bench` made -->"
-EMPTY_PAGE = f"# Performance\n\n{BEGIN}\n{END}\n"
+SECTION = Section(
+    "<!-- made by `make bench`: change benchmarks/serving/report.py instead -->",
+    "<!-- end of what `make bench` made -->",
+)
+EMPTY_PAGE = f"# Performance\n\n{SECTION.begin}\n{SECTION.end}\n"
 
 TITLES = {
     "tiny": "The tiny model",
@@ -122,15 +126,6 @@ def _trouble(results: Mapping[str, Any]) -> str:
     return "\n\n".join(lines)
 
 
-def replaced(page: str, part: str) -> str:
-    """The page with this as its generated part; ValueError when it has no place for it."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page has no {BEGIN} ... {END}")
-    return f"{before}{BEGIN}\n\n{part}\n\n{END}{after}"
-
-
 def main() -> None:
     """Writes the page and the plots."""
     parser = argparse.ArgumentParser(
@@ -144,7 +139,7 @@ def main() -> None:
     results = json.loads(arguments.results.read_text())
     page = arguments.docs / "performance.md"
     arguments.docs.mkdir(parents=True, exist_ok=True)
-    page.write_text(replaced(page.read_text() if page.exists() else EMPTY_PAGE, generated(results)))
+    page.write_text(SECTION.replaced(page.read_text() if page.exists() else EMPTY_PAGE, generated(results)))
     for path in (page, *plots.write(arguments.docs / "plots", results["measurements"])):
         print(f"wrote {path}")
 

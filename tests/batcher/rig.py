@@ -31,6 +31,10 @@ def reach(event: threading.Event) -> None:
     assert event.wait(PATIENCE), "the expected event did not happen"
 
 
+def ignore(outcome: object) -> None:
+    """The completion of a request that nobody waits for."""
+
+
 class Recorder:
     """A completion that remembers every call. Thread-safe."""
 

@@ -10,19 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from batcher.conftest import Make
-from batcher.rig import error, occupy, reproducible, result
+from batcher.rig import error, ignore, occupy, reproducible, result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorferry.batcher import Batcher, InvalidRequest, ModelOutputError, Outcome, Request
+from tensorferry.batcher import Batcher, InvalidRequest, ModelOutputError, Request
 from tensorferry.batcher.collate import join, request_of, split
 from tensorferry.batcher.testing import ScriptedRunner
 
 Array = npt.NDArray[Any]
-
-
-def ignore(outcome: Outcome) -> None:
-    """These requests are only joined and split."""
 
 
 def requests_of(*arrays: Any) -> list[Request]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from batcher.conftest import Make
 from batcher.rig import PATIENCE, Recorder, enqueue, error, occupy, reach, result
+from polling import until
 
 from tensorferry.batcher import Batcher, DeadlineExceeded, Outcome
 from tensorferry.batcher.collate import request_of
@@ -43,8 +44,7 @@ def test_a_deadline_that_passes_while_every_worker_is_busy_is_told_at_once(
     runner.await_batches(workers)
     # The other worker of a pipelined device takes the next batch, as nothing is known of times.
     busy += [batcher.submit(0.0) for _ in range(workers if pipelined else 0)]
-    while batcher.statistics().sizes.queued:
-        pass
+    until(lambda: batcher.statistics().sizes.queued == 0)
     dying, living = batcher.submit(1.0, timeout=5.0), batcher.submit(2.0)
     later = batcher.submit(3.0, timeout=7.0)
     clock.await_sleepers(until=5.0)

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
+from batcher.rig import ignore
 
 from tensorferry.batcher import BatcherError, ClientPolicy, Request
 from tensorferry.batcher.policy import Limits, Wait
 from tensorferry.batcher.queue import RequestQueue
-from tensorferry.batcher.request import Outcome
 from tensorferry.batcher.testing import VirtualClock
 from tensorferry.batcher.work import Work
 
@@ -31,10 +31,6 @@ class Sender:
     timeout: float = 0.04
     kinds: int = 1
     rows: int = 1
-
-
-def ignore(outcome: Outcome) -> None:
-    """Nobody waits."""
 
 
 def answered(

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 from batcher.conftest import Make
-from batcher.rig import error, occupy, reproducible, result
+from batcher.rig import error, ignore, occupy, reproducible, result
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -222,10 +222,6 @@ def test_inventing_names_costs_no_memory() -> None:
         quotas.accepted([late], 100.0)
         quotas.done(late)
     assert quotas.clients == 1, "who was quiet for long enough is forgotten"
-
-
-def ignore(outcome: object) -> None:
-    """Nobody waits."""
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from batcher.test_interleavings import play, seeds_of
 from batcher.test_outage_interleavings import FailingWorld
 
 from tensorferry.batcher import BatcherError
@@ -70,15 +71,7 @@ class FallingWorld(FailingWorld):
 def test_whoever_falls_and_when_nothing_is_lost_or_doubled(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seed in range(9000 + 30 * block, 9000 + 30 * (block + 1)):
-        with monkeypatch.context() as patch:
-            world = FallingWorld(seed, patch)
-            try:
-                world.loom.run(world.main)
-                world.check()
-            except BaseException as error:
-                error.add_note(f"seed {seed}")
-                raise
+    play(seeds_of(block, 30, 9000), monkeypatch, FallingWorld)
 
 
 def test_falls_happen(monkeypatch: pytest.MonkeyPatch) -> None:

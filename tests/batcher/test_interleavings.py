@@ -18,7 +18,16 @@ import pytest
 from batcher.interleave import Loom, Strand
 from batcher.rig import figures_add_up
 
-from tensorferry.batcher import Batcher, BatcherError, DeadlineExceeded, Outcome, Request
+from tensorferry.batcher import (
+    Batcher,
+    BatcherClosed,
+    BatcherError,
+    Cancelled,
+    DeadlineExceeded,
+    Outcome,
+    Request,
+    Shed,
+)
 from tensorferry.batcher.collate import request_of
 from tensorferry.batcher.request import State
 from tensorferry.batcher.returners import Returners
@@ -215,10 +224,40 @@ class World:
                 assert sent.tag == POISON, "failed by a neighbour's fault"
             elif isinstance(outcome.error, DeadlineExceeded):
                 assert sent.deadline < math.inf
+            else:
+                self.check_error(outcome.error)
         counts = self.batcher.statistics()
         assert counts.accepted == len(self.sent)
         figures_add_up(counts)
         assert self.most_at_once <= 1, "one thread at a time on a device"
+
+    def check_error(self, error: BaseException) -> None:
+        """Another error that a request ended with."""
+        assert isinstance(error, (Cancelled, Shed, BatcherClosed)), error
+
+
+def play(
+    seeds: range,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[int, pytest.MonkeyPatch], World] = World,
+    prepare: Callable[[Any], None] = lambda world: None,
+) -> None:
+    """Runs the world of each seed to its end; the seed of one that fails is in the error."""
+    for seed in seeds:
+        with monkeypatch.context() as patch:
+            world = make(seed, patch)
+            prepare(world)
+            try:
+                world.loom.run(world.main)
+                world.check()
+            except BaseException as error:
+                error.add_note(f"seed {seed}")
+                raise
+
+
+def seeds_of(block: int, count: int, start: int = 0) -> range:
+    """Those of one block, of so many seeds each."""
+    return range(start + count * block, start + count * (block + 1))
 
 
 @pytest.mark.parametrize("block", range(5))
@@ -226,48 +265,26 @@ def test_whoever_runs_the_batches_nothing_is_lost_or_doubled(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As below, but callers attend to their batches, where these are short."""
-    for seed in range(1000 + 40 * block, 1000 + 40 * (block + 1)):
-        with monkeypatch.context() as patch:
-            world = World(seed, patch)
-            world.attending = world.random.choice([1, 2, 3])
-            world.short = world.random.choice([0.0125, 0.0135, 1.0])
-            if world.random.random() < 0.9:
-                world.devices, world.pipelined, world.window, world.anchored = 1, False, 0.0, True
-            try:
-                world.loom.run(world.main)
-                world.check()
-            except BaseException as error:
-                error.add_note(f"seed {seed}")
-                raise
+
+    def attend(world: World) -> None:
+        world.attending = world.random.choice([1, 2, 3])
+        world.short = world.random.choice([0.0125, 0.0135, 1.0])
+        if world.random.random() < 0.9:
+            world.devices, world.pipelined, world.window, world.anchored = 1, False, 0.0, True
+
+    play(seeds_of(block, 40, 1000), monkeypatch, prepare=attend)
 
 
 @pytest.mark.parametrize("block", range(10))
 def test_in_whatever_order_threads_go_on_nothing_is_lost_or_doubled(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seed in range(40 * block, 40 * (block + 1)):
-        with monkeypatch.context() as patch:
-            world = World(seed, patch)
-            try:
-                world.loom.run(world.main)
-                world.check()
-            except BaseException as error:
-                error.add_note(f"seed {seed}")
-                raise
+    play(seeds_of(block, 40), monkeypatch)
 
 
 @pytest.mark.parametrize("block", range(4))
 def test_on_unequal_devices_nothing_is_lost_or_doubled(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(2000 + 40 * block, 2000 + 40 * (block + 1)):
-        with monkeypatch.context() as patch:
-            world = World(seed, patch)
-            world.be_unequal()
-            try:
-                world.loom.run(world.main)
-                world.check()
-            except BaseException as error:
-                error.add_note(f"seed {seed}")
-                raise
+    play(seeds_of(block, 40, 2000), monkeypatch, prepare=World.be_unequal)
 
 
 def test_a_lost_wake_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

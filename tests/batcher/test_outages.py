@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from batcher.conftest import Make
 from batcher.rig import Recorder, enqueue, error, fails_below_zero, occupy, reach, result, rows
+from polling import until
 
 from tensorferry.batcher import Batcher, InstanceFailed, QueuePolicy, RunTimedOut
 from tensorferry.batcher.collate import request_of
@@ -59,8 +60,7 @@ def broken_with(make: Make, count: int, **options: Any) -> tuple[Batcher, Device
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_the_batch_is_run_again_when_the_device_is_back(make: Make, pipelined: bool) -> None:
     batcher, device, recorders, _ = broken_with(make, 4, pipelined=pipelined)
-    while batcher.statistics().sizes.queued < 4:
-        pass
+    until(lambda: batcher.statistics().sizes.queued >= 4)
     device.may_return.set()
     assert [recorder.await_outcome().outputs.tolist() for recorder in recorders] == [[0], [2], [4], [6]]
     assert batcher.close()

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 from batcher.conftest import Make
-from batcher.rig import error, occupy, result
+from batcher.rig import error, ignore, occupy, result
 
 from tensorferry.batcher import BatcherError, DeadlineExceeded, Request
 from tensorferry.batcher.policy import Limits, Wait
 from tensorferry.batcher.queue import RequestQueue
-from tensorferry.batcher.request import Outcome
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 from tensorferry.batcher.work import Work
 
@@ -65,10 +64,6 @@ def in_time(load: float, *, devices: int = 1, pipelined: bool = False, seconds: 
                 timers.add(step.until)
                 heapq.heappush(events, (step.until, number := number + 1, None, devices))
     return answered / seconds
-
-
-def ignore(outcome: Outcome) -> None:
-    """Nobody waits."""
 
 
 @pytest.mark.parametrize(

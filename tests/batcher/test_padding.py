@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from batcher.conftest import Make
-from batcher.rig import Recorder, enqueue, error, fails_below_zero, reproducible, result
+from batcher.rig import Recorder, enqueue, error, fails_below_zero, ignore, reproducible, result
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,10 +32,6 @@ Array = npt.NDArray[Any]
 
 BARE = Padding((4, 8), PadInput(1, 0.0), outputs=1)
 TEXT = Padding((4, 8), {"ids": PadInput(1, 9), "mask": PadInput(1, False)}, outputs={"tokens": 2})
-
-
-def ignore(outcome: Outcome) -> None:
-    """These requests are only joined and split."""
 
 
 def encoder(batch: dict[str, Array]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from batcher.rig import (
     result,
     rows,
 )
+from polling import until
 
 from tensorferry.batcher import Batcher, BatcherClosed, Outcome
 from tensorferry.batcher.collate import request_of
@@ -59,8 +60,7 @@ def test_the_next_batch_is_closed_just_in_time_and_not_earlier(
     third = enqueue(batcher, [3.0])[1]
     assert batcher.statistics().sizes.queued == 3, "late-binding: not closed yet"
     clock.advance(1.01 * GUARD)
-    while batcher.statistics().sizes.queued:
-        pass
+    until(lambda: batcher.statistics().sizes.queued == 0)
     assert len(runner.batches) == 1, "closed while the first still runs"
     assert batcher.statistics().sizes.running == 4
     late = enqueue(batcher, [4.0])[1]
@@ -87,8 +87,7 @@ def test_at_most_two_batches_are_in_flight(
     for tag in range(1, 9):
         enqueue(batcher, [float(tag)])
     leave_just_in_time(clock)
-    while batcher.statistics().sizes.queued > 4:
-        pass
+    until(lambda: batcher.statistics().sizes.queued <= 4)
     clock.advance(100 * SECONDS)
     sizes = batcher.statistics().sizes
     assert (sizes.queued, sizes.running) == (4, 5)
@@ -177,8 +176,7 @@ def test_close_with_two_batches_in_flight(
 ) -> None:
     recorders = [enqueue(batcher, [float(tag)])[1] for tag in range(1, 7)]
     leave_just_in_time(clock)
-    while batcher.statistics().sizes.queued > 2:
-        pass
+    until(lambda: batcher.statistics().sizes.queued <= 2)
     closed: list[bool] = []
     closer = threading.Thread(target=lambda: closed.append(batcher.close(drain=drain)))
     closer.start()

@@ -1,4 +1,4 @@
-"""How long requests of a class may be queued and how many, ranks instead of shares, and requests that never merge.
+"""How long requests of a class may be queued and how many, and ranks instead of shares.
 
 The cases of timeouts and sizes are those of Triton's own tests of its queue policies.
 """
@@ -15,20 +15,18 @@ from batcher.conftest import Make
 from batcher.rig import Recorder, error, occupy, reproducible, result, rows
 from hypothesis import given
 from hypothesis import strategies as st
+from polling import until
 
 from tensorferry.batcher import (
     Batcher,
-    CloseReason,
     DeadlineExceeded,
     QueueFull,
     QueuePolicy,
     Request,
-    RequestTooLarge,
 )
 from tensorferry.batcher.collate import request_of
 from tensorferry.batcher.policy import Limits
 from tensorferry.batcher.queue import RequestQueue
-from tensorferry.batcher.returners import Returners
 from tensorferry.batcher.shares import Ranks
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 from tensorferry.batcher.timeouts import Timeouts
@@ -64,8 +62,7 @@ def test_who_times_out_behind_busy_devices_fails_while_they_are_busy(
     batcher = make(runner, 1, workers=workers, pipelined=pipelined, policies=[REJECT], clock=clock)
     busy = [batcher.submit(0.0) for _ in range(workers * (2 if pipelined else 1))]
     runner.await_batches(workers)
-    while batcher.statistics().sizes.queued:
-        pass
+    until(lambda: batcher.statistics().sizes.queued == 0)
     late = batcher.submit(1.0)
     clock.await_sleepers(until=5.0)
     clock.advance(5.0)
@@ -139,8 +136,8 @@ def test_a_request_may_ask_for_less_where_it_is_allowed_and_never_for_more(
         assert after == math.inf
 
 
-def one(patience: float = math.inf, priority: int = 1, rows: int = 1, ranks: int = 1) -> Request:
-    request = request_of(np.zeros((rows, 1)), Recorder(), one_row=False)
+def one(patience: float = math.inf, priority: int = 1, ranks: int = 1) -> Request:
+    request = request_of(np.zeros((1, 1)), Recorder(), one_row=False)
     request.patience, request.priority, request.level = patience, priority, (priority - 1) * ranks
     return request
 
@@ -400,75 +397,7 @@ def test_strict_classes_ride_in_order_and_lower_ones_fill_what_is_left(
     assert rows(runner, 1) == [[1, 1, 1, 2], [2, 2, 3, 3], [3]]
 
 
-# Requests that share no batch.
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("pipelined", [False, True])
-def test_without_merging_each_request_is_a_batch_of_all_its_rows(
-    make: Make, workers: int, pipelined: bool
-) -> None:
-    runner = ScriptedRunner()
-    batcher = make(runner, 4, merge=False, workers=workers, pipelined=pipelined)
-    sizes = [1, 4, 2, 1, 1, 3, 4, 1]
-    futures = [batcher.submit_rows(np.full(size, tag)) for tag, size in enumerate(sizes)]
-    assert [result(future).tolist() for future in futures] == [
-        [2 * tag] * size for tag, size in enumerate(sizes)
-    ]
-    assert sorted(rows(runner)) == [[tag] * size for tag, size in enumerate(sizes)]
-    statistics = batcher.statistics()
-    assert statistics.batches == len(sizes)
-
-
-def test_without_merging_a_request_of_too_many_rows_is_refused_not_cut(make: Make) -> None:
-    batcher = make(lambda x: x, 4, merge=False, name="m")
-    with pytest.raises(RequestTooLarge, match="batch-size must be <= 4 for 'm': the request has 5 rows"):
-        batcher.submit_rows(np.zeros(5))
-
-
-def test_without_merging_requests_leave_in_order_with_ranks_and_deadlines(
-    make: Make, runner: ScriptedRunner, clock: VirtualClock
-) -> None:
-    batcher = make(runner, 4, merge=False, priority_weights=(1, 1), strict_priorities=True, clock=clock)
-    occupy(batcher, runner)
-    futures = [
-        batcher.submit_rows(np.full(3, 4.0), priority=2),
-        batcher.submit_rows(np.full(2, 3.0), priority=2, timeout=50.0),
-        batcher.submit_rows(np.full(4, 2.0), priority=1),
-        batcher.submit_rows(np.full(1, 1.0), priority=1, timeout=60.0),
-    ]
-    runner.open()
-    for future in futures:
-        result(future)
-    assert rows(runner, 1) == [[1.0], [2.0] * 4, [3.0] * 2, [4.0] * 3]
-
-
-def test_without_merging_the_time_until_the_queue_is_empty_is_that_of_its_requests() -> None:
-    queue = RequestQueue(Limits(8, 0.0, merges=False), 1000, 1 << 20, VirtualClock())
-    queue.anchor(1, 1.0)
-    queue.anchor(8, 1.0)
-    queue.put([one(rows=2)])
-    queue.put([one(rows=4)])
-    assert queue.drain_time() == pytest.approx(2.0)
-    work = queue.poll()
-    assert isinstance(work, Work)
-    assert (len(work.batch), work.reason) == (1, CloseReason.FULL)
-
-
-def test_without_merging_nobody_waits_for_callers_that_come_back() -> None:
-    """A pipelined device has its next batch prepared, though callers were just answered and not all are back."""
-
-    class Expecting(Returners):
-        expected = True
-
-    clock = VirtualClock()
-    for merges in (False, True):
-        limits = Limits(4, 0.0, merges=merges)
-        queue = RequestQueue(limits, 100, 1 << 20, clock, pipelined=True, returners=Expecting())
-        queue.put([one()])
-        assert isinstance(queue.poll(), Work)
-        queue.put([one()])
-        assert isinstance(queue.poll(), Work) is not merges
+# Options.
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from batcher.rig import PATIENCE, reproducible
+from batcher.rig import PATIENCE, ignore, reproducible
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorferry.batcher import Batcher, Outcome, Padding, PadInput, StagedModel
+from tensorferry.batcher import Batcher, Padding, PadInput, StagedModel
 from tensorferry.batcher.collate import join, request_of
 
 Array = npt.NDArray[Any]
 Wanted = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
-
-
-def ignore(outcome: Outcome) -> None:
-    """These requests are only joined."""
 
 
 def dirty(tensors: Wanted) -> dict[str, Array]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu.report import BEGIN, END, ceiling, latency_bounded, replaced, report, saturation, write
+from gpu.report import SECTION, ceiling, latency_bounded, report, saturation, write
 
 ACCOUNT = {
     "rows": 8.0,
@@ -129,21 +129,12 @@ def test_a_part_that_broke_off_is_said_to() -> None:
     assert "did not run to its end" in report({"parts": {"bert": barely}})
 
 
-def test_only_its_own_section_is_replaced() -> None:
-    page = f"# Title\n\n{BEGIN}\nold\n{END}\n\nby hand\n"
-    once = replaced(page, "new")
-    assert once == f"# Title\n\n{BEGIN}\n\nnew\n\n{END}\n\nby hand\n"
-    assert replaced(once, "new") == once
-    with pytest.raises(ValueError, match="the page has no"):
-        replaced("# Title\n", "new")
-
-
 def test_figures_of_a_gpu_are_not_replaced_by_those_of_a_cpu(tmp_path: Path) -> None:
     page = tmp_path / "performance.md"
-    page.write_text(f"{BEGIN}\n{END}\n")
+    page.write_text(f"{SECTION.begin}\n{SECTION.end}\n")
     cpu, gpu = (report({"parts": {"bert": part(small=small)}}) for small in (True, False))
     write(page, cpu)
-    assert page.read_text() == f"{BEGIN}\n\n{cpu}\n\n{END}\n"
+    assert page.read_text() == f"{SECTION.begin}\n\n{cpu}\n\n{SECTION.end}\n"
     for text in (gpu, cpu):
         write(page, text)
-        assert page.read_text() == f"{BEGIN}\n\n{gpu}\n\n{END}\n"
+        assert page.read_text() == f"{SECTION.begin}\n\n{gpu}\n\n{SECTION.end}\n"

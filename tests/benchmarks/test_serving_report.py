@@ -9,7 +9,7 @@ import pytest
 
 from serving import tables
 from serving.plan import OPEN, RAW, UNARY, full_round, quick_round
-from serving.report import BEGIN, EMPTY_PAGE, END, generated, replaced
+from serving.report import generated
 from serving.servers import ECHO, LANE, SLOW_PEERS, servers
 
 ROW = {
@@ -99,16 +99,6 @@ def test_the_page_says_where_and_what_failed_and_what_is_missing() -> None:
     assert "Not installed, so not measured: Ray Serve." in page
     assert "Round 2, Triton failed: it ended: c.py said no" in page
     assert "mosec" not in page.splitlines()[0]  # installed, not measured
-
-
-def test_only_the_part_between_the_marks_is_replaced() -> None:
-    page = f"# Title\n\nby hand\n\n{BEGIN}\nold\n{END}\n\n## On a GPU\n\nby hand\n"
-    once = replaced(page, "new")
-    assert once == f"# Title\n\nby hand\n\n{BEGIN}\n\nnew\n\n{END}\n\n## On a GPU\n\nby hand\n"
-    assert replaced(once, "new") == once
-    assert "new" in replaced(EMPTY_PAGE, "new")
-    with pytest.raises(ValueError, match="the page has no"):
-        replaced("# Title\n", "new")
 
 
 def test_every_round_measures_known_servers_and_ours_first_or_last() -> None:

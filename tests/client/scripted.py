@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from tensorferry.client import StreamRequest
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc, tensors
 
@@ -70,6 +71,11 @@ def echo_stream(
     requests: Iterator[pb.ModelInferRequest], context: Context
 ) -> Iterator[pb.ModelStreamInferResponse]:
     return map(streamed, requests)
+
+
+def rows(count: int) -> Iterator[StreamRequest]:
+    """Requests to the model `row`, `r0`, `r1` and so on."""
+    return (StreamRequest({"x": [number]}, request_id=f"r{number}") for number in range(count))
 
 
 @dataclass

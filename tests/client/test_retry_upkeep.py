@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from client.scripted import Hang, ScriptedServer
 from client.test_retry import Full
+from polling import until
 
 from tensorferry.client import Cancelled, InferenceClient, InferenceFuture, ResourceExhausted, aio
 from tensorferry.protos import inference_pb2 as pb
@@ -32,23 +32,16 @@ def script(server: ScriptedServer, *arguments: Any) -> Full:
     return full
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.001)
-
-
 def await_waiting(client: InferenceClient, count: int = 1) -> None:
-    until(lambda: client._retries._left <= 100 - count, "no refusal came")
-    until(lambda: len(client._waiting._futures) == count, "no future waits to be sent again")
+    until(lambda: client._retries._left <= 100 - count)
+    until(lambda: len(client._waiting._futures) == count)
 
 
 def refusals(server: ScriptedServer, client: InferenceClient, count: int = 1) -> list[InferenceFuture]:
     """Futures that wait to be sent again."""
     script(server, 1000, NEVER_MS)
     futures = [client.submit("row", INPUTS, request_id=str(number)) for number in range(count)]
-    until(lambda: client._retries._left == 100 - count, "no refusal came")
+    until(lambda: client._retries._left == 100 - count)
     return futures
 
 
@@ -138,7 +131,7 @@ def test_an_ended_future_lets_go_of_its_request(
         gc.collect()
         return sys.getrefcount(requests[0]) == sys.getrefcount(alone[0])
 
-    until(let_go, "the request is still held")
+    until(let_go)
     assert future.done()
 
 

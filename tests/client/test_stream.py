@@ -1,4 +1,4 @@
-"""Many requests over one call: order, errors, bounds, and what is left when it ends.
+"""Many requests over one call: order, errors, bounds.
 
 The scenarios run on both clients. The asyncio client is driven through `Synchronous`, which
 steps its event loop from the test.
@@ -7,7 +7,6 @@ steps its event loop from the test.
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import queue
 import threading
@@ -17,7 +16,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from client.scripted import Context, Hang, ScriptedServer, ScriptedServicer, echo, failed, streamed
+from client.scripted import Context, Hang, ScriptedServer, ScriptedServicer, echo, failed, rows, streamed
 
 from tensorferry import client as tf
 from tensorferry.client import InferenceClient, InferenceError, StreamRequest, aio
@@ -26,10 +25,6 @@ from tensorferry.protos import inference_pb2 as pb
 Answers = Iterator[pb.ModelStreamInferResponse]
 Requests = Iterator[pb.ModelInferRequest]
 Stream = Callable[..., Generator[Any, None, None]]
-
-
-def rows(count: int) -> Iterator[StreamRequest]:
-    return (StreamRequest({"x": [number]}, request_id=f"r{number}") for number in range(count))
 
 
 def ids(outcomes: Iterable[Any]) -> list[str]:
@@ -283,46 +278,6 @@ def test_a_server_that_leaves_requests_unanswered_is_noticed(
     assert ids(results) == ["r2", "!r0", "!r1"]
 
 
-def test_a_call_that_ends_between_requests_wakes_the_consumer(
-    servicer: ScriptedServicer, client: InferenceClient
-) -> None:
-    never = threading.Event()
-
-    def source() -> Iterator[StreamRequest]:
-        yield from rows(1)
-        never.wait(30)
-
-    def answer(requests: Requests, context: Context) -> Answers:
-        yield streamed(next(requests))
-        context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token expired")
-
-    servicer.stream = answer
-    outcomes = client.stream("row", source())
-    assert next(outcomes).id == "r0"
-    with pytest.raises(tf.Unauthenticated):
-        next(outcomes)
-    never.set()
-
-
-async def test_a_call_that_ends_between_requests_wakes_the_consumer_of_asyncio(
-    servicer: ScriptedServicer, aclient: aio.InferenceClient
-) -> None:
-    async def source() -> AsyncIterator[StreamRequest]:
-        for request in rows(1):
-            yield request
-        await asyncio.get_running_loop().create_future()
-
-    def answer(requests: Requests, context: Context) -> Answers:
-        yield streamed(next(requests))
-        context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token expired")
-
-    servicer.stream = answer
-    outcomes = aclient.stream("row", source())
-    assert (await anext(outcomes)).id == "r0"
-    with pytest.raises(tf.Unauthenticated):
-        await anext(outcomes)
-
-
 def test_a_timeout_is_that_of_the_stream(servicer: ScriptedServicer, stream: Stream) -> None:
     hang = Hang()
     servicer.stream = hang.stream
@@ -416,88 +371,7 @@ async def test_the_source_may_wait_for_results_in_asyncio(aclient: aio.Inference
     assert seen == ["r0", "!r1", "r2", "!r3", "r4", "!r5"]
 
 
-# What is left
-
-
-def test_closing_early_leaves_no_call_and_no_thread(
-    servicer: ScriptedServicer, client: InferenceClient
-) -> None:
-    client.infer("row", {"x": [1]})  # the channel's own threads start
-    hang = Hang()
-    servicer.stream = hang.stream
-    before = set(threading.enumerate())
-    outcomes = client.stream("row", rows(10**9), max_in_flight=8)
-    assert next(outcomes).id == "r0"
-    outcomes.close()
-    assert hang.left.wait(10)
-    for thread in set(threading.enumerate()) - before:
-        if not thread.name.startswith("scripted"):
-            thread.join(10)
-            assert not thread.is_alive()
-
-
-def test_dropping_the_iterator_cancels_the_call(servicer: ScriptedServicer, client: InferenceClient) -> None:
-    hang = Hang()
-    servicer.stream = hang.stream
-    for result in client.stream("row", rows(10**9)):
-        assert result.id == "r0"
-        break
-    gc.collect()
-    assert hang.left.wait(10)
-
-
-async def test_closing_early_leaves_no_call_and_no_task(
-    servicer: ScriptedServicer, aclient: aio.InferenceClient
-) -> None:
-    hang = Hang()
-    servicer.stream = hang.stream
-    outcomes = aclient.stream("row", rows(10**9), max_in_flight=8)
-    assert (await anext(outcomes)).id == "r0"
-    await outcomes.aclose()
-    assert [task.get_name() for task in asyncio.all_tasks() if "feed" in task.get_name()] == []
-    assert await asyncio.to_thread(hang.left.wait, 10)
-
-
-async def test_cancelling_the_consumer_cancels_the_call(
-    servicer: ScriptedServicer, aclient: aio.InferenceClient
-) -> None:
-    hang = Hang()
-    servicer.stream = hang.stream
-
-    async def consume() -> None:
-        async for _ in aclient.stream("row", rows(10**9)):
-            pass
-
-    task = asyncio.create_task(consume())
-    assert await asyncio.to_thread(hang.begun.wait, 10)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert await asyncio.to_thread(hang.left.wait, 10)
-
-
-def test_closing_the_client_ends_its_streams(servicer: ScriptedServicer, client: InferenceClient) -> None:
-    hang = Hang()
-    servicer.stream = hang.stream
-    outcomes = client.stream("row", rows(10**9), max_in_flight=2)
-    next(outcomes)
-    client.close()
-    with pytest.raises(tf.Cancelled):
-        next(outcomes)
-    with pytest.raises(RuntimeError, match="closed"):
-        next(client.stream("row", rows(1)))
-
-
-async def test_closing_the_client_ends_its_streams_in_asyncio(
-    servicer: ScriptedServicer, aclient: aio.InferenceClient
-) -> None:
-    hang = Hang()
-    servicer.stream = hang.stream
-    outcomes = aclient.stream("row", rows(10**9), max_in_flight=2)
-    await anext(outcomes)
-    await aclient.close()
-    with pytest.raises(tf.Cancelled):
-        await anext(outcomes)
+# What else is going on
 
 
 def test_several_streams_share_a_client(servicer: ScriptedServicer, client: InferenceClient) -> None:

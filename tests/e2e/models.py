@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from server.models import Dims, node, save, value
 
 TABLE_SIZE = 10
 _SIDE = 192
-
-
-def _save(path: Path, graph: onnx.GraphProto) -> Path:
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.checker.check_model(model)
-    onnx.save(model, str(path))
-    return path
 
 
 def probe(path: Path) -> Path:
@@ -27,69 +19,52 @@ def probe(path: Path) -> Path:
     the whole run with it. The greatest `work` of a batch is the number of matrix products
     that the run takes before it ends, some tenths of a millisecond each.
     """
+    square = [_SIDE, _SIDE]
     body = helper.make_graph(
-        [
-            helper.make_node("Identity", ["go_on"], ["go_on_out"]),
-            helper.make_node("MatMul", ["state", "turn"], ["state_out"]),
-        ],
+        [node("Identity", "go_on", "go_on_out"), node("MatMul", "state turn", "state_out")],
         "body",
-        [
-            helper.make_tensor_value_info("i", TensorProto.INT64, []),
-            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("state", TensorProto.FLOAT, [_SIDE, _SIDE]),
-        ],
-        [
-            helper.make_tensor_value_info("go_on_out", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("state_out", TensorProto.FLOAT, [_SIDE, _SIDE]),
-        ],
+        [value("i", "INT64", []), value("go_on", "BOOL", []), value("state", dims=square)],
+        [value("go_on_out", "BOOL", []), value("state_out", dims=square)],
     )
-    eye = np.eye(_SIDE, dtype=np.float32)
-    constants = {
-        "turn": eye,
-        "start": np.zeros((_SIDE, _SIDE), np.float32),
-        "yes": np.array(True),
-        "two": np.float32(2),
-        "table": np.arange(TABLE_SIZE, dtype=np.float32).reshape(TABLE_SIZE, 1),
-    }
-    graph = helper.make_graph(
+    return save(
+        path,
         [
-            helper.make_node("ReduceMax", ["work"], ["turns"], keepdims=0),
-            helper.make_node("Loop", ["turns", "yes", "start"], ["end"], body=body),
-            helper.make_node("ReduceSum", ["end"], ["zero"], keepdims=0),
-            helper.make_node("Gather", ["table", "index"], ["entry"]),
-            helper.make_node("Mul", ["x", "two"], ["doubled"]),
-            helper.make_node("Add", ["doubled", "entry"], ["sum"]),
-            helper.make_node("Add", ["sum", "zero"], ["y"]),
+            node("ReduceMax", "work", "turns", keepdims=0),
+            node("Loop", "turns yes start", "end", body=body),
+            node("ReduceSum", "end", "zero", keepdims=0),
+            node("Gather", "table index", "entry"),
+            node("Mul", "x two", "doubled"),
+            node("Add", "doubled entry", "sum"),
+            node("Add", "sum zero", "y"),
         ],
-        "probe",
         [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4]),
-            helper.make_tensor_value_info("index", TensorProto.INT64, ["batch"]),
-            helper.make_tensor_value_info("work", TensorProto.INT64, ["batch"]),
+            value("x", dims=["batch", 4]),
+            value("index", "INT64", ["batch"]),
+            value("work", "INT64", ["batch"]),
         ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+        [value("y", dims=["batch", 4])],
+        {
+            "turn": np.eye(_SIDE, dtype=np.float32),
+            "start": np.zeros(square, np.float32),
+            "yes": True,
+            "two": np.float32(2),
+            "table": np.arange(TABLE_SIZE, dtype=np.float32).reshape(TABLE_SIZE, 1),
+        },
     )
-    return _save(path, graph)
 
 
 def mixing(path: Path) -> Path:
     """x FP32 [batch, 3] → share FP32 [batch, 3]: a softmax over the batch, so rows affect each other."""
-    graph = helper.make_graph(
-        [helper.make_node("Softmax", ["x"], ["share"], axis=0)],
-        "mixing",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])],
-        [helper.make_tensor_value_info("share", TensorProto.FLOAT, ["batch", 3])],
-    )
-    return _save(path, graph)
+    return save(path, [node("Softmax", "x", "share", axis=0)], [value("x")], [value("share")])
 
 
-def echo(path: Path, datatype: int = TensorProto.FLOAT, shape: Sequence[str | int] = ("batch", "n")) -> Path:
-    """x [batch, n], or of another shape → y = x, of any element type."""
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        "echo",
-        [helper.make_tensor_value_info("x", datatype, shape)],
-        [helper.make_tensor_value_info("y", datatype, shape)],
-    )
-    return _save(path, graph)
+def echo(path: Path, datatype: str = "FP32", dims: Dims = ("batch", "n")) -> Path:
+    """x [batch, n], or of another shape → y = x, of any datatype."""
+    x, y = value("x", datatype, dims), value("y", datatype, dims)
+    return save(path, [node("Identity", "x", "y")], [x], [y])
+
+
+def echoes(folder: Path, *datatypes: str, prefix: str = "echo", dims: Dims = ("batch", "n")) -> list[str]:
+    """One such model for each datatype, named `echo-FP32` and the like, as `tensorferry serve` is told of them."""
+    names = {f"{prefix}-{datatype}": datatype for datatype in datatypes}
+    return [f"{name}={echo(folder / f'{name}.onnx', datatype, dims)}" for name, datatype in names.items()]

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,3 +113,20 @@ class ServerProcess:
     def errors(self) -> list[str]:
         """What was logged as an error, or raised."""
         return [line for line in self.log if '"level": "error"' in line or "Traceback" in line]
+
+
+@contextmanager
+def running(
+    *arguments: str | Path, transport: str, logs_errors: bool = False, **options: Any
+) -> Iterator[ServerProcess]:
+    """A server as `ServerProcess.start` makes it, which must end by SIGTERM with code 0.
+
+    And without an error in its log, unless the test is about one that `logs_errors`.
+    """
+    server = ServerProcess.start(*arguments, transport=transport, **options)
+    try:
+        yield server
+    finally:
+        code = server.stop()
+    assert code == 0, "".join(server.log)
+    assert logs_errors or not server.errors(), "".join(server.log)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from e2e.probe import TABLE_ERROR
-from e2e.server import ServerProcess, command, environment
+from e2e.server import ServerProcess, command, environment, running
 
 from tensorferry.client import (
     DeadlineExceeded,
@@ -26,10 +26,8 @@ from tensorferry.client import (
 
 @pytest.fixture(scope="module")
 def server(transport: str, probe_model: Path, digits_model: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess.start(f"digits={digits_model}", probe_model, transport=transport)
-    yield server
-    assert server.stop() == 0
-    assert not server.errors()
+    with running(f"digits={digits_model}", probe_model, transport=transport) as server:
+        yield server
 
 
 def probe(tag: int, index: int = 0, work: int = 0) -> dict[str, object]:

@@ -15,7 +15,6 @@ from e2e import models
 from e2e.fixtures import Serve
 from e2e.probe import OpenStream, request
 from e2e.test_metrics import scrape
-from onnx import TensorProto
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
@@ -197,7 +196,7 @@ def stream_error(address: str) -> None:
 
 
 def test_strings(serve: Serve, tmp_path: Path) -> None:
-    model = models.echo(tmp_path / "strings.onnx", TensorProto.STRING, ("batch", 1))
+    model = models.echo(tmp_path / "strings.onnx", "BYTES", ("batch", 1))
     server = serve(model, "--max-strings", "3", "--max-string-bytes", "8")
     for texts, words in (
         ([b"a"] * 4, "has 4 strings; this server takes at most 3"),

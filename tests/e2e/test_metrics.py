@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import pytest
 from e2e.fixtures import Serve
 from e2e.probe import WAIT_SECONDS, OpenStream, request
 from e2e.server import ServerProcess, command, environment
+from polling import until
 from prometheus_client.parser import text_string_to_metric_families
 
 from tensorferry.client import InferenceClient
@@ -45,10 +45,7 @@ def scrape(server: ServerProcess) -> dict[str, float]:
 
 def scrape_until(server: ServerProcess, reached: Callable[[dict[str, float]], bool]) -> dict[str, float]:
     """What is found as soon as it is as it must become."""
-    give_up = time.monotonic() + WAIT_SECONDS
-    while not reached(found := scrape(server)):
-        assert time.monotonic() < give_up, found
-    return found
+    return until(lambda: scrape(server), reached, seconds=WAIT_SECONDS)
 
 
 def test_what_clients_saw_is_what_is_counted(serve: Serve, probe_model: Path, echo_model: Path) -> None:

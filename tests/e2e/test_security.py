@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ import numpy as np
 import pytest
 from e2e.probe import WAIT_SECONDS
 from e2e.server import ServerProcess, command, environment
-from server.certificates import LOCAL, authority, issue
+from polling import until
+from server.certificates import Issued
 
 from tensorferry.client import InferenceClient, Tls, Unauthenticated, aio, cli
 from tensorferry.protos import inference_pb2 as pb
@@ -49,19 +49,15 @@ def token(path: Path, *arguments: str) -> str:
 
 
 def start(transport: str, folder: Path, model: Path) -> Secured:
-    ca = authority()
-    (folder / "ca.crt").write_bytes(ca.pem)
-    certificate, key = issue(ca, "server", LOCAL).write(folder, "server")
-    own = issue(ca, "client").write(folder, "client")
+    issued = Issued.in_folder(folder)
     tokens = folder / "tokens"
     user, operator = token(tokens, "user"), token(tokens, "operator", "--roles", "infer,control")
     server = ServerProcess.start(
         *(f"digits={model}", "--metrics-port", "0", "--log-level", "debug"),
-        *("--tls-certificate", certificate, "--tls-key", key, "--tls-client-ca", folder / "ca.crt"),
-        *("--auth-tokens", tokens, "--trace-file", folder / "traces"),
+        *(*issued.flags, "--auth-tokens", tokens, "--trace-file", folder / "traces"),
         transport=transport,
     )
-    return Secured(server, Tls(folder / "ca.crt", *own), tokens, user, operator)
+    return Secured(server, Tls(issued.ca, *issued.client), tokens, user, operator)
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +136,12 @@ def _use_up(secured: Secured, tmp_path: Path) -> None:
     # What is wrong with a file is told, and what is in it is not.
     secured.tokens.write_text(f"user infer {secured.user}\n")
     with secured.client(secured.operator) as client:
-        bound = time.monotonic() + WAIT_SECONDS
-        while not any("who may call is not changed" in line for line in secured.server.log):
-            assert client.server_metadata()
-            assert time.monotonic() < bound
+        until(
+            lambda: (
+                client.server_metadata()
+                and any("who may call is not changed" in line for line in secured.server.log)
+            )
+        )
     with urllib.request.urlopen(secured.server.ready["metrics"], timeout=WAIT_SECONDS) as response:
         shown.append(response.read().decode())
     shown.append(Path(f"/proc/{secured.server.process.pid}/cmdline").read_text())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import numpy as np
 from e2e.fixtures import Serve
 from e2e.probe import WAIT_SECONDS, request
 from e2e.server import ServerProcess, command, environment
+from polling import until
 
 from tensorferry.client import InferenceClient
 from tensorferry.protos import inference_pb2_grpc
@@ -38,10 +38,7 @@ def status(server: ServerProcess) -> Any:
 
 
 def status_until(server: ServerProcess, reached: Callable[[Any], bool]) -> Any:
-    give_up = time.monotonic() + WAIT_SECONDS
-    while not reached(found := status(server)):
-        assert time.monotonic() < give_up, found
-    return found
+    return until(lambda: status(server), reached, seconds=WAIT_SECONDS)
 
 
 def top(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from server.cuda import ScriptedDriver
 from server.rig import fp32, request, spec
 
 from tensorferry.batcher import Batcher, Padding, PadInput
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.cuda_driver import INVALID_HANDLE, CudaDriver, CudaError, Mapped
 from tensorferry.server.models import Model, ModelRegistry
 from tensorferry.server.shared_memory import Regions
 from tensorferry.server.signature import Signature, TensorSpec
@@ -53,40 +53,6 @@ WORDS = (
 )  # fmt: skip
 
 
-class ScriptedDriver(CudaDriver):
-    """A GPU with one allocation of REGION_BYTES, for whoever has HANDLE."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.content = bytearray(REGION_BYTES)
-        self.opened = 0
-
-    def missing(self) -> str | None:
-        return None
-
-    def count(self) -> int:
-        return 1
-
-    def open(self, device: int, handle: bytes) -> Mapped:
-        if handle != HANDLE:
-            raise CudaError("cuIpcOpenMemHandle", INVALID_HANDLE, "scripted")
-        self.opened += 1
-        return Mapped(1 << 20, REGION_BYTES)
-
-    def close(self, device: int, address: int) -> None:
-        self.opened -= 1
-
-    def read(self, device: int, address: int, nbytes: int) -> bytes:
-        at = address - (1 << 20)
-        assert 0 <= at <= at + nbytes <= REGION_BYTES, "a read beyond the allocation"
-        return bytes(self.content[at : at + nbytes])
-
-    def write(self, device: int, address: int, data: memoryview) -> None:
-        at = address - (1 << 20)
-        assert 0 <= at <= at + data.nbytes <= REGION_BYTES, "a write beyond the allocation"
-        self.content[at : at + data.nbytes] = data
-
-
 def _copies(inputs: dict[str, Any]) -> dict[str, Any]:
     return {f"{name}_out": np.array(array) for name, array in inputs.items()}
 
@@ -118,7 +84,7 @@ class World:
         ):
             self.registry.ready(model)
         self.registry.complete = True
-        self.driver = ScriptedDriver()
+        self.driver = ScriptedDriver(REGION_BYTES, devices=1, handle=HANDLE)
         self.directory = directory
         (directory / "key").write_bytes(bytes(REGION_BYTES))
         self._file = os.open(directory / "key", os.O_RDWR)

@@ -69,6 +69,28 @@ def issue(
     return _make(name, by, sans, ca=False, begins=begins, ends=ends, key=key)
 
 
+@dataclass(frozen=True)
+class Issued:
+    """Files of an authority, and of what it has signed for a server on this machine and for a client of it."""
+
+    ca: Path
+    server: tuple[Path, Path]
+    client: tuple[Path, Path]
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> Issued:
+        signer, ca = authority(), folder / "ca.crt"
+        ca.write_bytes(signer.pem)
+        server = issue(signer, "server", LOCAL).write(folder, "server")
+        return cls(ca, server, issue(signer, "client").write(folder, "client"))
+
+    @property
+    def flags(self) -> tuple[str | Path, ...]:
+        """Of a server that asks its clients for certificates."""
+        certificate, key = self.server
+        return ("--tls-certificate", certificate, "--tls-key", key, "--tls-client-ca", self.ca)
+
+
 def _make(
     common_name: str,
     by: Pair | None,

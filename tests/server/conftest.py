@@ -1,10 +1,27 @@
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
+from server import models
+from server.device import Device
+from server.rig import Load, Make, made_apps
 from server.scripted import Door, opened
+from server.tokens import TOKENS, line
+
+from tensorferry.server import access, fp16, loading
+from tensorferry.server.app import App
+from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.devices import choose_device
+from tensorferry.server.model_config import parse_config
+from tensorferry.server.models import Model
+from tensorferry.server.session import Session
+from tensorferry.server.shared_memory import Regions
 
 
 @pytest.fixture
@@ -18,3 +35,86 @@ def open_door(transport: str) -> Iterator[Callable[..., Door]]:
     """The same, with limits and listeners of the test's own."""
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(contextmanager(opened)(transport, **options))
+
+
+@pytest.fixture
+def make(tmp_path: Path, transport: str) -> Iterator[Make]:
+    """Makes servers with the model `m`, y = 2 x, on a free port; they are stopped after the test."""
+    with made_apps(models.twice(tmp_path / "m.onnx")) as made:
+        yield partial(made, transport=transport)
+
+
+@pytest.fixture
+def start(make: Make) -> Make:
+    """The same, that serve."""
+
+    def started(**options: Any) -> App:
+        app = make(**options)
+        app.start()
+        app.load()
+        return app
+
+    return started
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Load]:
+    """Loads the model that a builder builds, with the text of a config.pbtxt; its batcher ends after the test."""
+    loaded: list[Model] = []
+
+    def make(
+        build: Callable[[Path], Path], config: str | None = None, *, name: str = "m", **options: Any
+    ) -> Model:
+        given = parse_config(config, "test") if config is not None else None
+        source = ModelSource(name, build(tmp_path / "m.onnx"), config=given)
+        place = choose_device(options.get("device", "cpu"))
+        loaded.append(loading.load_model(source, ServerConfig((source,), **options), place))
+        return loaded[-1]
+
+    yield make
+    for model in loaded:
+        assert model.batcher.close()
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def on_device(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
+    """What models are loaded on."""
+    staged = partial(Session, memory=device)
+    monkeypatch.setattr(fp16, "Session", staged)
+    monkeypatch.setattr(loading, "Session", staged)
+    return device
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go, and nothing else."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are looked at for each call, not at most once a second."""
+    monkeypatch.setattr(access, "_LOOK_SECONDS", 0.0)
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    """The file of `TOKENS`."""
+    path = tmp_path / "tokens"
+    path.write_text("".join(line(f"of-{n}", roles, token) for n, (roles, token) in enumerate(TOKENS.items())))
+    return path
+
+
+@pytest.fixture
+def regions(tmp_path: Path) -> Regions:
+    """Allowed, in a directory with the file `key` of 64 bytes."""
+    (tmp_path / "key").write_bytes(bytes(range(64)))
+    return Regions(allowed=True, directory=tmp_path)

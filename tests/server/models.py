@@ -345,3 +345,13 @@ def attention(path: Path, masked: bool = True, width: int = 8, layers: int = 1) 
             **{f"v{i}": weights[i, 1].astype(np.float32) for i in range(layers)},
         },
     )
+
+
+def found(path: Path) -> Path:
+    """at INT64 [2, found]: where x is not 0; same = x."""
+    return save(
+        path,
+        [node("NonZero", "x", "at"), node("Identity", "x", "same")],
+        [value("x")],
+        [value("at", "INT64", (2, "found")), value("same")],
+    )

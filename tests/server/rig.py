@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
 import math
+import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +18,16 @@ from hypothesis import settings
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, datatype_of, encode_contents, encode_raw
+from tensorferry.server.app import App
+from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.inference import InferenceService
+from tensorferry.server.models import Model
 from tensorferry.server.reply import Reply
 from tensorferry.server.signature import Signature, TensorSpec
 
 Array = npt.NDArray[Any]
+Make = Callable[..., App]
+Load = Callable[..., Model]
 
 # A bound for waits that end at once unless something is broken; never waited out by a passing test.
 PATIENCE = 30.0
@@ -69,6 +79,41 @@ class Replies:
     def first(self) -> Reply:
         assert self._arrived.wait(PATIENCE), "no completion"
         return self.all[0]
+
+
+@contextmanager
+def made_apps(path: Path) -> Iterator[Make]:
+    """Makes servers of this model, called `m`, on a free port; they are stopped at the end."""
+    apps: list[App] = []
+
+    def make(**options: Any) -> App:
+        always = {"models": (ModelSource("m", path),), "port": 0, "device": "cpu"}
+        apps.append(App(ServerConfig(**{**always, **options})))
+        return apps[-1]
+
+    yield make
+    for app in apps:
+        assert app.stop()
+
+
+def ask(url: str, path: str | None = None, method: str = "GET", **headers: str) -> tuple[int, Any, bytes]:
+    """Status, headers and body of an answer over HTTP, as they came."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
+    connection.request(method, path or parts.path, headers=headers)
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    return response.status, response.headers, body
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as tried:
+            tried.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
 
 
 def response_of(reply: Reply) -> pb.ModelInferResponse:

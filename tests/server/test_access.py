@@ -1,4 +1,4 @@
-"""Who may call what, over both transports: tokens, names in certificates, roles, and all of them changing meanwhile."""
+"""Who may call what, over both transports: tokens, their roles, and both changing meanwhile."""
 
 from __future__ import annotations
 
@@ -9,120 +9,47 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from cryptography import x509
 from grpc_health.v1 import health_pb2
-from server import models
-from server.certificates import LOCAL, Pair, authority, issue
-from server.rig import PATIENCE, fp32, request
+from server.rig import PATIENCE, Make, fp32, request
 from server.scripted import Door, OpenStream
+from server.tokens import (
+    DENIED,
+    EVERY,
+    HEALTH,
+    METHODS,
+    OK,
+    REFLECTION,
+    TOKENS,
+    UNAUTHENTICATED,
+    bearer,
+    line,
+    outcome,
+)
 
-from tensorferry.protos import SERVICE_NAME
-from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server import access as access_module
 from tensorferry.server.access import Access
 from tensorferry.server.app import App
-from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.roles import ROLE_OF_METHOD, role_of
 
-METHODS = {
-    method.name: f"/{SERVICE_NAME}/{method.name}"
-    for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
-}
-# Newer releases of the package have List too.
-HEALTH = {
-    method.name: f"/grpc.health.v1.Health/{method.name}"
-    for method in health_pb2.DESCRIPTOR.services_by_name["Health"].methods
-}
-REFLECTION = {"ServerReflectionInfo": "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"}
-EVERY = METHODS | HEALTH | REFLECTION
-STREAMS = ("ModelStreamInfer", "ServerReflectionInfo", "Watch")
+pytestmark = pytest.mark.usefixtures("looked_at_each_time")
+
 EXEMPT = {"ServerLive", "ServerReady", "Check", "Watch"}
 
-TOKENS = {"infer": "infer-secret", "control": "control-secret", "infer,control": "both-secret"}
-OK = grpc.StatusCode.OK
-UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
-
-
-def line(name: str, roles: str, token: str) -> str:
-    return f"{name} {roles} sha256:{hashlib.sha256(token.encode()).hexdigest()}\n"
-
-
-def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {token}"),)
-
-
-@pytest.fixture(autouse=True)
-def looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are looked at for each call, not at most once a second."""
-    monkeypatch.setattr(access_module, "_LOOK_SECONDS", 0.0)
-
 
 @pytest.fixture
-def tokens(tmp_path: Path) -> Path:
-    path = tmp_path / "tokens"
-    path.write_text("".join(line(f"of-{n}", roles, token) for n, (roles, token) in enumerate(TOKENS.items())))
-    return path
-
-
-Make = Callable[..., App]
-
-
-@pytest.fixture
-def make(tmp_path: Path, transport: str) -> Iterator[Make]:
-    """Starts servers with the model `m` on a free port; they are stopped after the test."""
-    path = models.twice(tmp_path / "m.onnx")
-    apps: list[App] = []
-
-    def make_app(**options: Any) -> App:
-        app = App(
-            ServerConfig((ModelSource("m", path),), port=0, device="cpu", transport=transport, **options)
-        )
-        apps.append(app)
-        app.start()
-        app.load()
-        return app
-
-    yield make_app
-    for app in apps:
-        assert app.stop()
-
-
-@pytest.fixture
-def app(make: Make, tokens: Path) -> App:
-    return make(auth_tokens=tokens)
+def app(start: Make, tokens: Path) -> App:
+    return start(auth_tokens=tokens)
 
 
 @pytest.fixture
 def channel(app: App) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(app.address) as channel:
         yield channel
-
-
-def outcome(
-    channel: grpc.Channel, method: str, metadata: tuple[tuple[str, str], ...] = (), data: bytes = b""
-) -> tuple[grpc.StatusCode, str]:
-    """What becomes of a call with this message: of a stream, up to its first answer."""
-    try:
-        if method.endswith(STREAMS):
-            # Streaming both ways is what every stream can be called by.
-            stream: Any = channel.stream_stream(method)
-            call = stream(iter([data]), timeout=PATIENCE, metadata=metadata)
-            next(call, None)
-            call.cancel()
-        else:
-            unary: Any = channel.unary_unary(method)
-            unary(data, timeout=PATIENCE, metadata=metadata)
-    except grpc.RpcError as error:
-        status: Any = error
-        return status.code(), status.details()
-    return OK, ""
 
 
 class TestEveryMethod:
@@ -155,16 +82,16 @@ class TestEveryMethod:
             assert code is DENIED
             assert repr(wanted) in message
 
-    def test_health_is_asked_for_with_a_token_where_it_is_not_exempt(self, make: Make, tokens: Path) -> None:
-        app = make(auth_tokens=tokens, auth_exempt_health=False)
+    def test_health_is_asked_for_with_a_token_where_it_is_not_exempt(self, start: Make, tokens: Path) -> None:
+        app = start(auth_tokens=tokens, auth_exempt_health=False)
         with grpc.insecure_channel(app.address) as channel:
             for name in sorted(EXEMPT):
                 assert outcome(channel, EVERY[name])[0] is UNAUTHENTICATED
                 assert outcome(channel, EVERY[name], bearer(TOKENS["infer"]))[0] is OK
 
-    def test_health_is_watched_as_ever(self, make: Make, tokens: Path) -> None:
+    def test_health_is_watched_as_ever(self, start: Make, tokens: Path) -> None:
         """Without a thread of its own for each, behind the interceptor too."""
-        app = make(auth_tokens=tokens, auth_exempt_health=False)
+        app = start(auth_tokens=tokens, auth_exempt_health=False)
         with grpc.insecure_channel(app.address) as channel:
             method: Any = channel.unary_stream(
                 HEALTH["Watch"], response_deserializer=health_pb2.HealthCheckResponse.FromString
@@ -175,8 +102,8 @@ class TestEveryMethod:
             assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
             watch.cancel()
 
-    def test_without_reflection_there_is_none(self, make: Make) -> None:
-        app = make(reflection=False)
+    def test_without_reflection_there_is_none(self, start: Make) -> None:
+        app = start(reflection=False)
         with grpc.insecure_channel(app.address) as channel:
             (method,) = REFLECTION.values()
             assert outcome(channel, method)[0] is grpc.StatusCode.UNIMPLEMENTED
@@ -417,98 +344,6 @@ class TestStreams:
         door.service.answer("1", "2")
         assert stream.read_ids(2) == ["1", "2"]
         assert [door.service.callers[number].name for number in ("1", "2")] == ["of-0", "renamed"]
-
-
-@dataclass
-class Secured:
-    """A server that asks for certificates, and who signs them."""
-
-    app: App
-    servers: Pair
-    clients: Pair
-    known: Path
-    channels: list[grpc.Channel] = field(default_factory=list)
-
-    def infer(self, client: Pair, *metadata: tuple[str, str]) -> grpc.StatusCode:
-        credentials = grpc.ssl_channel_credentials(self.servers.pem, client.key_pem, client.pem)
-        with grpc.secure_channel(
-            self.app.address, credentials, options=[("grpc.use_local_subchannel_pool", 1)]
-        ) as channel:
-            data = request({"x": fp32(1, 3)}).SerializeToString()
-            unary = outcome(channel, METHODS["ModelInfer"], metadata, data)[0]
-            stream = outcome(channel, METHODS["ModelStreamInfer"], metadata, data)[0]
-            other = outcome(channel, METHODS["ServerMetadata"], metadata)[0]
-        assert unary is stream is other
-        return unary
-
-
-class TestCertificates:
-    @pytest.fixture
-    def secured(self, make: Make, tmp_path: Path, tokens: Path) -> Secured:
-        servers, clients = authority("of servers"), authority("of clients")
-        certificate, key = issue(servers, "server", LOCAL).write(tmp_path, "tls")
-        ca, known = tmp_path / "ca.crt", tmp_path / "known"
-        ca.write_bytes(clients.pem)
-        known.write_text(
-            "web infer san:web.example\n"
-            "mesh infer san:spiffe://cluster/ns/a/sa/b\n"
-            "deploy control san:deploy.example\n"
-            "old infer cn:Old Client\n"
-        )
-        app = make(
-            tls_certificate=certificate,
-            tls_key=key,
-            tls_client_ca=ca,
-            auth_certificates=known,
-            auth_tokens=tokens,
-        )
-        return Secured(app, servers, clients, known)
-
-    def test_by_its_alternative_names_or_without_any_by_its_common_name(self, secured: Secured) -> None:
-        by = secured.clients
-        uri = x509.UniformResourceIdentifier("spiffe://cluster/ns/a/sa/b")
-        for client, expected in (
-            (issue(by, "any", [x509.DNSName("web.example")]), OK),
-            (issue(by, "any", [x509.DNSName("another.example"), uri]), OK),
-            (issue(by, "Old Client"), OK),
-            (issue(by, "any", [x509.DNSName("deploy.example")]), DENIED),
-            (issue(by, "any", [x509.DNSName("another.example")]), UNAUTHENTICATED),
-            # Neither stands in for the other.
-            (issue(by, "web.example"), UNAUTHENTICATED),
-            (issue(by, "Old Client", [x509.DNSName("another.example")]), UNAUTHENTICATED),
-            (issue(by, "any", [x509.DNSName("Old Client")]), UNAUTHENTICATED),
-        ):
-            assert secured.infer(client) is expected
-
-    def test_a_token_counts_before_it(self, secured: Secured) -> None:
-        known, unknown = issue(secured.clients, "Old Client"), issue(secured.clients, "Another")
-        assert secured.infer(unknown, *bearer(TOKENS["infer"])) is OK
-        assert secured.infer(known, *bearer(TOKENS["control"])) is DENIED
-        assert secured.infer(known, *bearer("wrong-secret")) is UNAUTHENTICATED
-
-    def test_names_are_added_and_taken_away_meanwhile(self, secured: Secured) -> None:
-        client = issue(secured.clients, "New Client")
-        assert secured.infer(client) is UNAUTHENTICATED
-        secured.known.write_text("new infer cn:New Client\n")
-        assert secured.infer(client) is OK
-        assert secured.infer(issue(secured.clients, "Old Client")) is UNAUTHENTICATED
-
-
-def test_over_a_plain_connection_nobody_has_a_certificate(tmp_path: Path) -> None:
-    known = tmp_path / "known"
-    known.write_text("a infer cn:a\n")
-    access = Access(certificates=known)
-    access.open()
-    with pytest.raises(Exception, match="this call needs a client certificate"):
-        access.admit(
-            "infer", bearer("x"), lambda: "ipv4:1.2.3.4:5", lambda: access_module.Certificate(None, ())
-        )
-
-
-def test_a_certificate_names_its_caller_where_nobody_is_asked() -> None:
-    access = Access()
-    certificate = access_module.Certificate("x509_common_name", (b"a",))
-    assert access.admit("infer", (), lambda: "ipv4:1.2.3.4:5", lambda: certificate).name == "a"
 
 
 class TestTheFile:

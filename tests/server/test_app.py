@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +11,14 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from server import models
-from server.rig import PATIENCE, fp32, request
+from server.rig import PATIENCE, Make, fp32, request
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 from tensorferry.server.app import App
-from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.config import ModelSource
 from tensorferry.server.corks import Corks
 from tensorferry.server.errors import StartError
-
-Make = Callable[..., App]
-
-
-@pytest.fixture
-def make(tmp_path: Path, transport: str) -> Iterator[Make]:
-    """Makes servers with the model `m` on a free port; they are stopped after the test."""
-    path = models.twice(tmp_path / "m.onnx")
-    apps: list[App] = []
-
-    def make_app(**options: Any) -> App:
-        sources = (ModelSource("m", path),)
-        options = {"port": 0, "device": "cpu", "transport": transport, "models": sources, **options}
-        apps.append(App(ServerConfig(**options)))
-        return apps[-1]
-
-    yield make_app
-    for app in apps:
-        assert app.stop()
 
 
 def dial(app: App) -> grpc.Channel:

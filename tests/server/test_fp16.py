@@ -5,8 +5,8 @@ from __future__ import annotations
 import builtins
 import logging
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from server import models
-from server.rig import PATIENCE, Array, fp32
+from server.rig import PATIENCE, Array, Load, fp32
 
 from tensorferry.server import config_command
 from tensorferry.server.config import ModelSource, ServerConfig
@@ -23,37 +23,15 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.fp16 import ModelFile, convert
 from tensorferry.server.loading import load_model
 from tensorferry.server.model_config import parse_config
-from tensorferry.server.models import Model
 from tensorferry.server.proof import sample
 from tensorferry.server.session import Session
 from tensorferry.server.session_options import Fp16, SessionOptions
 
-Load = Callable[..., Model]
-
 
 @pytest.fixture
-def load(tmp_path: Path) -> Iterator[Load]:
+def load(load: Load) -> Load:
     """Loads a model in FP16; its batcher ends after the test."""
-    loaded: list[Model] = []
-
-    def make(build: Callable[[Path], Path], config: str | None = None, **options: Any) -> Model:
-        asked = parse_config(config, "test") if config is not None else None
-        source = ModelSource("m", build(tmp_path / "m.onnx"), config=asked)
-        loaded.append(load_model(source, ServerConfig((source,), **{"fp16": True, **options}), "cpu"))
-        return loaded[-1]
-
-    yield make
-    for model in loaded:
-        assert model.batcher.close()
-
-
-@pytest.fixture
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary files go, and nothing else."""
-    folder = tmp_path / "scratch"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
+    return partial(load, fp16=True)
 
 
 def converted(path: Path, folder: Path, *excepted: str) -> onnx.ModelProto:

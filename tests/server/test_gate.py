@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from polling import until
 from server import models
 
 from tensorferry.server import gate
@@ -58,8 +59,7 @@ def test_a_capture_waits_for_those_inside_and_keeps_newcomers_out() -> None:
     first = Inside(door.using())
     assert first.entered.wait(PATIENCE)
     capture = Inside(door.capturing())
-    while not door._capturing:
-        pass
+    until(lambda: door._capturing)
     second = Inside(door.using())
     assert not capture.entered.is_set()
     first.let_go()

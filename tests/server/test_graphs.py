@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from server import models
-from server.rig import fp32
-from server.test_staging import Device, found
+from server.rig import Load, fp32
 
-from tensorferry.server import fp16, loading
-from tensorferry.server.config import ModelSource, PadLengths, ServerConfig
+from tensorferry.server.config import PadLengths, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.ladder import GraphOptions, GraphSpec
-from tensorferry.server.loading import load_model
 from tensorferry.server.model_config import ModelConfigError, parse_config
-from tensorferry.server.models import Model
 from tensorferry.server.rungs import rungs_of
 from tensorferry.server.session import Session
 from tensorferry.server.session_options import Provider, SessionOptions, session_options_of
 from tensorferry.server.tuning import tuned
 
-Load = Callable[..., Model]
+pytestmark = pytest.mark.usefixtures("on_device")
 
 
 @pytest.fixture
@@ -40,25 +34,6 @@ def graphs_run(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
 
     monkeypatch.setattr(Session, "_run_bound", recorded)
     return seen
-
-
-@pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """Loads a model on the CPU as a device; its batcher ends after the test."""
-    on_device = partial(Session, memory=Device())
-    monkeypatch.setattr(fp16, "Session", on_device)
-    monkeypatch.setattr(loading, "Session", on_device)
-    loaded: list[Model] = []
-
-    def make(build: Callable[[Path], Path], config: str = "", **options: Any) -> Model:
-        given = parse_config(config, "test") if config else None
-        source = ModelSource("m", build(tmp_path / "m.onnx"), config=given)
-        loaded.append(load_model(source, ServerConfig((source,), **options), "cpu"))
-        return loaded[-1]
-
-    yield make
-    for model in loaded:
-        assert model.batcher.close()
 
 
 def test_every_batch_up_to_the_most_runs_captured(
@@ -133,7 +108,7 @@ def test_a_configuration_whose_graphs_cannot_be_had(load: Load) -> None:
         StartError, match=r"m\.onnx: its configuration asks for CUDA graphs .*'at' is only known"
     ):
         load(
-            found,
+            models.found,
             "optimization { cuda { graphs: true graph_spec { input { key: 'x' value { dim: [2, 3] } } } } }",
         )
 

@@ -22,20 +22,18 @@ import grpc
 import pytest
 from e2e.server import environment
 from server import models
-from server.rig import PATIENCE, fp32, request
+from server.rig import PATIENCE, Make, fp32, made_apps, request
 from server.scripted import Door, success
 
 import tensorferry.server as package
 from tensorferry.protos import inference_pb2_grpc
 from tensorferry.server import grpc_core, lane, lane_proof
 from tensorferry.server.app import App
-from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.lane import UnaryCall
 from tensorferry.server.lane_stream import StreamCall
 
 Sabotage = Callable[[pytest.MonkeyPatch], None]
-Make = Callable[[str], App]
 
 CYGRPC = "grpc._cython.cygrpc"
 # What the lane takes from there.
@@ -137,16 +135,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
     """Makes servers with the model `m`; no thread of one that was stopped is left."""
     path = models.twice(tmp_path / "m.onnx")
     before = set(threading.enumerate())
-    apps: list[App] = []
-
-    def make_app(transport: str) -> App:
-        config = ServerConfig((ModelSource("m", path),), port=0, device="cpu", transport=transport)
-        apps.append(App(config))
-        return apps[-1]
-
-    yield make_app
-    for app in apps:
-        app.stop()
+    with made_apps(path) as made:
+        yield made
     for thread in set(threading.enumerate()) - before:
         thread.join(PATIENCE)
         assert not thread.is_alive(), f"{thread.name} is left behind"
@@ -164,7 +154,7 @@ def serves(app: App) -> None:
 
 
 def test_what_it_works_with_is_proved(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    app = make("auto")
+    app = make(transport="auto")
     app.start()
     assert app.transport == "lane"
     assert not [record for record in caplog.records if record.name.startswith("tensorferry")]
@@ -179,7 +169,7 @@ def test_auto_serves_threaded_and_says_why_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    app = make("auto")
+    app = make(transport="auto")
     with monkeypatch.context() as patch:
         sabotage(patch)
         app.start()
@@ -198,7 +188,7 @@ def test_auto_serves_threaded_and_says_why_in_one_line(
 def test_lane_does_not_start_without_the_lane(
     sabotage: Sabotage, reason: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = make("lane")
+    app = make(transport="lane")
     with monkeypatch.context() as patch:
         sabotage(patch)
         with pytest.raises(StartError, match="--transport is lane, but the lane does not work") as refused:
@@ -209,7 +199,7 @@ def test_lane_does_not_start_without_the_lane(
 def test_threaded_never_looks(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_core.Server, "__init__", _raise)
     monkeypatch.setattr(lane_proof, "prove", _raise)
-    app = make("threaded")
+    app = make(transport="threaded")
     app.start()
     assert app.transport == "threaded"
     serves(app)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -14,8 +13,9 @@ from typing import Any
 
 import grpc
 import pytest
+from polling import until
 from server.raw_h2 import UNARY, RawClient, message
-from server.rig import PATIENCE
+from server.rig import PATIENCE, has_ipv6
 from server.scripted import Door, OpenStream, calls_of, opened, success
 
 from tensorferry.batcher import BatcherClosed
@@ -36,21 +36,12 @@ def works(door: Door) -> None:
     assert stream.read_ids(1) == ["2"]
 
 
-def _ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as tried:
-            tried.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
-
-
 @pytest.mark.parametrize(
     "host",
     [
         "127.0.0.1",
         "localhost",
-        pytest.param("[::1]", marks=pytest.mark.skipif(not _ipv6(), reason="this machine has no IPv6")),
+        pytest.param("[::1]", marks=pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")),
     ],
 )
 def test_over_tcp(open_door: OpenDoor, host: str) -> None:
@@ -257,5 +248,4 @@ def _in_a_thread(server: grpc.Server) -> threading.Event:
 def await_listening(door: Door) -> None:
     """Returns when every unary call has waited for so long that it would hear of a cancel."""
     if (lane := door.lane) is not None:
-        while not all(call.listening for call in calls_of(lane) if isinstance(call, UnaryCall)):
-            pass
+        until(lambda: all(call.listening for call in calls_of(lane) if isinstance(call, UnaryCall)))

@@ -4,39 +4,25 @@ from __future__ import annotations
 
 import logging
 import queue
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from server import models
-from server.rig import Array, fp32
+from server.rig import Array, Load, fp32
 
 from tensorferry.batcher import Outcome, RequestTooLarge
 from tensorferry.batcher.collate import request_of
-from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.loading import load_model
-from tensorferry.server.models import Model
 from tensorferry.server.session import Session
-
-Load = Callable[..., Model]
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Iterator[Load]:
-    """Loads the model that a builder builds; its batcher ends after the test."""
-    loaded: list[Model] = []
-
-    def make(build: Callable[[Path], Path], **options: Any) -> Model:
-        source = ModelSource("named", build(tmp_path / "m.onnx"))
-        loaded.append(load_model(source, ServerConfig((source,), **options), "cpu"))
-        return loaded[-1]
-
-    yield make
-    for model in loaded:
-        assert model.batcher.close()
+def load(load: Load) -> Load:
+    """The model is called otherwise than its file."""
+    return partial(load, name="named")
 
 
 @pytest.fixture

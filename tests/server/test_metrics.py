@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import re
 import socket
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server.nvml import FakeGpu, FakeNvml
-from server.rig import PATIENCE, signature, spec
+from server.rig import PATIENCE, ask, has_ipv6, signature, spec
 
 from tensorferry.batcher import BOUNDS, Batcher, QueueFull
 from tensorferry.batcher.testing import ScriptedRunner
@@ -301,16 +300,6 @@ def test_without_models_there_is_the_process() -> None:
     assert found["tensorferry_server_ready", ()] == 1
 
 
-def get(url: str, path: str | None = None, method: str = "GET") -> tuple[int, Any, bytes]:
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
-    connection.request(method, path or parts.path)
-    response = connection.getresponse()
-    body = response.read()
-    connection.close()
-    return response.status, response.headers, body
-
-
 Serve = Callable[..., MetricsServer]
 
 
@@ -329,16 +318,7 @@ def serve() -> Iterator[Serve]:
         server.close()
 
 
-def _ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as tried:
-            tried.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
-
-
-IPV6 = pytest.mark.skipif(not _ipv6(), reason="this machine has no IPv6")
+IPV6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 
 
 @pytest.mark.parametrize(
@@ -348,23 +328,23 @@ IPV6 = pytest.mark.skipif(not _ipv6(), reason="this machine has no IPv6")
 def test_a_page_over_http(serve: Serve, host: str) -> None:
     pages = iter([b"one\n", b"two\n"])
     server = serve(lambda accept: (next(pages), f"of {accept!r}"), host)
-    status, headers, body = get(server.url)
+    status, headers, body = ask(server.url)
     assert (status, headers["Content-Type"], body) == (200, "of ''", b"one\n")
-    assert get(server.url, "/metrics?what=ever")[2] == b"two\n"
+    assert ask(server.url, "/metrics?what=ever")[2] == b"two\n"
 
 
 def test_other_paths_and_methods(serve: Serve) -> None:
     server = serve()
-    assert get(server.url, "/")[0] == 404
-    assert get(server.url, "/metrics/m")[0] == 404
-    assert get(server.url, method="POST")[0] == 405
+    assert ask(server.url, "/")[0] == 404
+    assert ask(server.url, "/metrics/m")[0] == 404
+    assert ask(server.url, method="POST")[0] == 405
 
 
 def test_a_page_that_fails_says_nothing_of_why(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     def broken(accept: str) -> tuple[bytes, str]:
         raise RuntimeError("a secret")
 
-    status, _, body = get(serve(broken).url)
+    status, _, body = ask(serve(broken).url)
     assert status == 500
     assert b"secret" not in body
     assert "a secret" in caplog.text
@@ -380,10 +360,10 @@ def test_one_that_connects_and_says_nothing_keeps_nobody(serve: Serve) -> None:
     server = serve()
     parts = urlsplit(server.url)
     with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE):
-        assert get(server.url)[0] == 200
+        assert ask(server.url)[0] == 200
         server.close()
     with pytest.raises(ConnectionRefusedError):
-        get(server.url)
+        ask(server.url)
     server.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,40 +11,21 @@ import ml_dtypes
 import numpy as np
 import pytest
 from server import models
-from server.rig import Array, infer, request, signature, spec
+from server.rig import Array, Load, infer, request, signature, spec
 
 from tensorferry.batcher import Padding, PadInput, RequestTooLarge
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
-from tensorferry.server.config import ModelSource, PadLengths, ServerConfig
+from tensorferry.server.config import PadLengths
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.inference import InferenceService
-from tensorferry.server.loading import load_model
-from tensorferry.server.models import Model, ModelRegistry
+from tensorferry.server.models import ModelRegistry
 from tensorferry.server.padding import padding_of, prove_padding
 from tensorferry.server.session import Session
 from tensorferry.server.signature import Signature
 
 LADDER = PadLengths("sequence", (4, 8))
 MASKED = {"pad_lengths": LADDER, "pad_values": (("ids", "0"), ("mask", "0"))}
-
-Load = Callable[..., Model]
-
-
-@pytest.fixture
-def load(tmp_path: Path) -> Iterator[Load]:
-    """Loads the model that a builder builds; its batcher ends after the test."""
-    loaded: list[Model] = []
-
-    def make(build: Callable[[Path], Path], **options: Any) -> Model:
-        source = ModelSource("m", build(tmp_path / "m.onnx"))
-        loaded.append(load_model(source, ServerConfig((source,), **options), "cpu"))
-        return loaded[-1]
-
-    yield make
-    for model in loaded:
-        assert model.batcher.close()
-
 
 TEXT = signature(
     spec("ids", "INT64", "batch", "sequence"),

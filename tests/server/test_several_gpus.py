@@ -20,17 +20,15 @@ import onnxruntime
 import pytest
 from server import models
 from server.nvml import FakeGpu, FakeNvml
-from server.rig import PATIENCE, Array
+from server.rig import PATIENCE, Array, Load, made_apps
 
 from tensorferry.batcher import Batcher
 from tensorferry.server import app as app_module
 from tensorferry.server import blueprint, devices, fp16, loading
 from tensorferry.server.app import App
-from tensorferry.server.config import ModelSource, PadLengths, ServerConfig
-from tensorferry.server.devices import choose_device
+from tensorferry.server.config import PadLengths
 from tensorferry.server.errors import StartError
 from tensorferry.server.gpus import Gpus
-from tensorferry.server.model_config import parse_config
 from tensorferry.server.models import Model
 from tensorferry.server.padding import prove_padding
 from tensorferry.server.session import Session
@@ -93,29 +91,17 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
     rig.let_go()
 
 
-Load = Callable[..., Model]
-
-
 @pytest.fixture
-def load(scripted: Devices, tmp_path: Path) -> Iterator[Load]:
-    loaded: list[Model] = []
+def load(scripted: Devices, load: Load) -> Iterator[Load]:
+    """Loads y = 2 x on these devices, or the model that a builder builds."""
 
-    def make(
-        device: str,
-        config: str | None = None,
-        build: Callable[[Path], Path] = models.twice,
-        **options: Any,
+    def on(
+        device: str, config: str | None = None, build: Callable[[Path], Path] = models.twice, **options: Any
     ) -> Model:
-        asked = parse_config(config, "test") if config is not None else None
-        source = ModelSource("m", build(tmp_path / "m.onnx"), config=asked)
-        wanted = ServerConfig((source,), device=device, **options)
-        loaded.append(loading.load_model(source, wanted, choose_device(device)))
-        return loaded[-1]
+        return load(build, config, device=device, **options)
 
-    yield make
+    yield on
     scripted.let_go()
-    for model in loaded:
-        assert model.batcher.close()
 
 
 def test_the_slow_one_keeps_what_it_took_and_the_fast_one_does_the_rest(
@@ -224,18 +210,15 @@ def test_one_that_there_is_not(device: str, load: Load) -> None:
 
 @pytest.fixture
 def serve(scripted: Devices, tmp_path: Path) -> Iterator[Callable[..., App]]:
-    apps: list[App] = []
+    with made_apps(models.twice(tmp_path / "m.onnx")) as make:
 
-    def make(**options: Any) -> App:
-        source = ModelSource("m", models.twice(tmp_path / "m.onnx"))
-        apps.append(App(ServerConfig((source,), port=0, metrics_port=0, **options)))
-        apps[-1].start()
-        apps[-1].load()
-        return apps[-1]
+        def start(**options: Any) -> App:
+            app = make(metrics_port=0, **options)
+            app.start()
+            app.load()
+            return app
 
-    yield make
-    for app in apps:
-        assert app.stop()
+        yield start
 
 
 def page(app: App) -> str:

@@ -4,53 +4,24 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from server.regions import extension, names, placed
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server import cuda_driver
-from tensorferry.server.cuda_driver import CudaDriver, CudaError, Mapped
-from tensorferry.server.cuda_memory import CudaMemory
 from tensorferry.server.errors import (
     AlreadyExistsError,
     InvalidRequestError,
     LimitError,
     NotFoundError,
-    NotReadyError,
     ServerError,
     UnsupportedError,
 )
 from tensorferry.server.shared_memory import Lease, Regions
 from tensorferry.server.shared_memory_methods import SharedMemory
 from tensorferry.server.system_memory import SystemMemory
-
-
-@pytest.fixture
-def regions(tmp_path: Path) -> Regions:
-    """Allowed, in a directory with the file `key` of 64 bytes."""
-    (tmp_path / "key").write_bytes(bytes(range(64)))
-    return Regions(allowed=True, directory=tmp_path)
-
-
-def names(regions: Regions) -> list[str]:
-    return [region.name for region in regions.regions()]
-
-
-def placed(region: Any = "r", nbytes: Any = 16, offset: Any = None) -> Any:
-    """An input whose parameters place it; what is a dict is given as it is."""
-    tensor = pb.ModelInferRequest.InferInputTensor(name="x")
-    for key, kind, value in (
-        ("shared_memory_region", "string_param", region),
-        ("shared_memory_byte_size", "int64_param", nbytes),
-        ("shared_memory_offset", "int64_param", offset),
-    ):
-        if value is not None:
-            given = value if isinstance(value, dict) else {kind: value}
-            tensor.parameters[key].CopyFrom(pb.InferParameter(**given))
-    return tensor
 
 
 def open_files() -> set[str]:
@@ -313,10 +284,6 @@ def test_reading_and_writing_go_on_where_the_system_stops_short(
     assert span.read() == b"0123456789"
 
 
-def extension(regions: Regions) -> Any:
-    return SharedMemory(regions).methods()
-
-
 def test_the_methods(regions: Regions) -> None:
     methods = extension(regions)
     register = pb.SystemSharedMemoryRegisterRequest(name="r", key="/key", offset=8, byte_size=16)
@@ -331,178 +298,6 @@ def test_the_methods(regions: Regions) -> None:
     methods["SystemSharedMemoryUnregister"](pb.SystemSharedMemoryUnregisterRequest(name="r"))
     assert not methods["SystemSharedMemoryStatus"](pb.SystemSharedMemoryStatusRequest()).regions
     assert SharedMemory(regions).names[0] == "system_shared_memory"
-
-
-class ScriptedDriver(CudaDriver):
-    """Two devices, whose one allocation has 64 bytes; `opened` counts who has it. `fails` is the next open's result."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.content = bytearray(range(64))
-        self.opened = 0
-        self.fails = 0
-        self.meanwhile: Callable[[], None] = lambda: None
-
-    def missing(self) -> str | None:
-        return None
-
-    def count(self) -> int:
-        return 2
-
-    def open(self, device: int, handle: bytes) -> Mapped:
-        if self.fails:
-            raise CudaError("cuIpcOpenMemHandle", self.fails, "scripted")
-        self.opened += 1
-        self.meanwhile()
-        return Mapped(1000, 64)
-
-    def close(self, device: int, address: int) -> None:
-        assert address == 1000
-        self.opened -= 1
-
-    def read(self, device: int, address: int, nbytes: int) -> bytes:
-        return bytes(self.content[address - 1000 :][:nbytes])
-
-    def write(self, device: int, address: int, data: memoryview) -> None:
-        self.content[address - 1000 : address - 1000 + len(data)] = data
-
-
-HANDLE = bytes(64)
-
-
-@pytest.fixture
-def driver() -> ScriptedDriver:
-    return ScriptedDriver()
-
-
-@pytest.fixture
-def both(driver: ScriptedDriver, regions: Regions, tmp_path: Path) -> Regions:
-    """Regions of system memory and of CUDA's."""
-    return Regions(allowed=True, directory=tmp_path, cuda=driver)
-
-
-def test_regions_of_both_kinds_are_read_and_written_alike(both: Regions, driver: ScriptedDriver) -> None:
-    both.register_system("system", "key", 0, 64)
-    both.register_cuda("device", HANDLE, 1, 64)
-    for name in ("system", "device"):
-        span = Lease(both).span(placed(name, 4, 10))
-        assert span is not None
-        assert span.read() == bytes([10, 11, 12, 13])
-        span.write(memoryview(b"new"))
-        assert span.read() == b"new\x0d"
-    assert driver.content[10:14] == b"new\x0d"
-
-
-def test_a_name_is_taken_by_either_kind(both: Regions, driver: ScriptedDriver) -> None:
-    both.register_cuda("c", HANDLE, 0, 64)
-    both.register_system("s", "key", 0, 64)
-    with pytest.raises(AlreadyExistsError):
-        both.register_system("c", "key", 0, 64)
-    with pytest.raises(AlreadyExistsError):
-        both.register_cuda("s", HANDLE, 0, 64)
-    assert driver.opened == 1
-
-
-def test_a_region_that_somebody_else_was_quicker_to_name_is_closed(
-    both: Regions, driver: ScriptedDriver
-) -> None:
-    driver.meanwhile = lambda: both.register_system("r", "key", 0, 8)
-    with pytest.raises(AlreadyExistsError):
-        both.register_cuda("r", HANDLE, 0, 64)
-    assert driver.opened == 0
-
-
-@pytest.mark.parametrize("nbytes", [0, 65])
-def test_device_memory_that_is_not_there_is_closed(
-    both: Regions, driver: ScriptedDriver, nbytes: int
-) -> None:
-    with pytest.raises(InvalidRequestError, match=f"{nbytes} bytes, of an allocation of 64 bytes"):
-        both.register_cuda("r", HANDLE, 0, nbytes)
-    assert (driver.opened, names(both)) == (0, [])
-
-
-def test_device_memory_is_closed_with_its_last_use(both: Regions, driver: ScriptedDriver) -> None:
-    both.register_cuda("r", HANDLE, 0, 64)
-    lease = Lease(both)
-    lease.span(placed(nbytes=1))
-    both.unregister("r", SystemMemory)
-    lease.release()
-    assert (driver.opened, names(both)) == (1, ["r"])
-    lease.span(placed(nbytes=1))
-    both.unregister("r", CudaMemory)
-    assert (driver.opened, names(both)) == (1, ["r"])
-    lease.release()
-    assert (driver.opened, names(both)) == (0, [])
-
-
-def test_all_is_closed_at_the_end(both: Regions, driver: ScriptedDriver) -> None:
-    both.register_cuda("c", HANDLE, 0, 64)
-    both.register_system("s", "key", 0, 64)
-    both.close()
-    assert (driver.opened, names(both)) == (0, [])
-
-
-@pytest.mark.parametrize(
-    ("result", "kind"),
-    [
-        (1, InvalidRequestError),
-        (101, InvalidRequestError),
-        (201, InvalidRequestError),
-        (2, LimitError),
-        (711, LimitError),
-        (801, UnsupportedError),
-        (304, UnsupportedError),
-        (700, NotReadyError),
-        (999, NotReadyError),
-    ],
-)
-def test_what_the_driver_says_is_an_error_of_its_kind(
-    both: Regions, driver: ScriptedDriver, result: int, kind: type[ServerError]
-) -> None:
-    driver.fails = result
-    with pytest.raises(
-        kind, match=r"failed to register CUDA shared memory region 'r': .*cuIpcOpenMemHandle: scripted"
-    ):
-        both.register_cuda("r", HANDLE, 0, 64)
-    driver.fails = 0
-    both.register_cuda("r", HANDLE, 0, 64)
-
-
-def test_the_methods_of_both_kinds(both: Regions) -> None:
-    methods = extension(both)
-    both.register_system("s", "key", 0, 8)
-    methods["CudaSharedMemoryRegister"](
-        pb.CudaSharedMemoryRegisterRequest(name="c", raw_handle=HANDLE, device_id=1, byte_size=16)
-    )
-    for name in ("", "c"):
-        status = methods["CudaSharedMemoryStatus"](pb.CudaSharedMemoryStatusRequest(name=name))
-        assert list(status.regions) == ["c"]
-        told = status.regions["c"]
-        assert (told.name, told.device_id, told.byte_size) == ("c", 1, 16)
-    for method, name, message in (
-        ("Cuda", "other", "Unable to find cuda shared memory region: 'other'"),
-        ("Cuda", "s", "The region named 's' is registered as system shared memory, not CUDA shared memory"),
-        ("System", "c", "The region named 'c' is registered as CUDA shared memory, not system shared memory"),
-    ):
-        request = getattr(pb, f"{method}SharedMemoryStatusRequest")(name=name)
-        with pytest.raises(NotFoundError, match=message):
-            methods[f"{method}SharedMemoryStatus"](request)
-    assert SharedMemory(both).names == ("system_shared_memory", "cuda_shared_memory")
-    methods["CudaSharedMemoryUnregister"](pb.CudaSharedMemoryUnregisterRequest())
-    assert names(both) == ["s"]
-
-
-def test_where_there_is_no_cuda(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_driver, "_LIBRARY", "libcuda-nowhere.so.1")
-    with pytest.raises(
-        UnsupportedError,
-        match=r"CUDA shared memory region: 'c', GPUs not supported: .* libcuda-nowhere.so.1, is not here",
-    ):
-        regions.register_cuda("c", HANDLE, 0, 64)
-    assert SharedMemory(regions).names == ("system_shared_memory",)
-    methods = extension(regions)
-    assert not methods["CudaSharedMemoryStatus"](pb.CudaSharedMemoryStatusRequest()).regions
-    methods["CudaSharedMemoryUnregister"](pb.CudaSharedMemoryUnregisterRequest())
 
 
 @pytest.mark.parametrize(

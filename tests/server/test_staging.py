@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from server import models
+from server.device import Device
 from server.rig import fp32
 from server.test_session import numbers
 
@@ -20,47 +21,12 @@ from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.ladder import GraphOptions, Ladder
 from tensorferry.server.layout import Shape, layout_of
-from tensorferry.server.memory import Block, CpuMemory
+from tensorferry.server.memory import Block
 from tensorferry.server.session import Session
 from tensorferry.server.session_options import SessionOptions
 from tensorferry.server.staging import Batch, Pool, Staging
 
 STRINGLESS = [name for name in DATATYPES if name != "BYTES"]
-
-
-class Device(CpuMemory):
-    """The CPU, which counts its blocks and its copies, and can be out of memory. Its blocks are dirty."""
-
-    def __init__(self) -> None:
-        self.hosts: list[Block] = []
-        self.devices: list[Block] = []
-        self.loads = 0
-        self.fetches = 0
-        self.full = False
-
-    def host(self, nbytes: int) -> Block:
-        self.hosts.append(super().host(nbytes))
-        ctypes.memset(self.hosts[-1].address, 0xA5, nbytes)
-        return self.hosts[-1]
-
-    def device(self, nbytes: int) -> Block:
-        if self.full:
-            raise RuntimeError("CUDA failure 2: cudaErrorMemoryAllocation")
-        self.devices.append(super().device(nbytes))
-        return self.devices[-1]
-
-    def load(self, target: int, source: int, nbytes: int) -> None:
-        self.loads += 1
-        super().load(target, source, nbytes)
-
-    def fetch(self, target: int, source: int, nbytes: int) -> None:
-        self.fetches += 1
-        super().fetch(target, source, nbytes)
-
-
-@pytest.fixture
-def device() -> Device:
-    return Device()
 
 
 @pytest.mark.parametrize("name", STRINGLESS)
@@ -186,7 +152,7 @@ def test_without_memory_a_batch_runs_in_that_of_the_caller(
 
 
 def test_an_output_whose_shape_only_the_run_tells(tmp_path: Path, device: Device) -> None:
-    session = Session(found(tmp_path / "m.onnx"), memory=device)
+    session = Session(models.found(tmp_path / "m.onnx"), memory=device)
     kept = []
     for ones in (1, 3, 2, 0):
         x = np.zeros((1, 3), np.float32)
@@ -211,16 +177,6 @@ def kept_rows(path: Path) -> Path:
         [models.value("x", dims=("batch", 1))],
         [models.value("y", dims=("batch", 1))],
         {"axes": np.array([1]), "zero": np.float32(0)},
-    )
-
-
-def found(path: Path) -> Path:
-    """at INT64 [2, found]: where x is not 0; same = x."""
-    return models.save(
-        path,
-        [models.node("NonZero", "x", "at"), models.node("Identity", "x", "same")],
-        [models.value("x")],
-        [models.value("at", "INT64", (2, "found")), models.value("same")],
     )
 
 
@@ -416,7 +372,7 @@ def test_a_model_that_its_configuration_wants_captured_is_not_served_otherwise(c
     [
         (lambda path: models.echo(path, "BYTES"), {"x": (2, 3)}, "strings are not on the device"),
         (models.reshaped_conv, {"image": (2, 1, 8, 8)}, ""),
-        (found, {"x": (2, 3)}, "the shape of output 'at' is only known once the model has run"),
+        (models.found, {"x": (2, 3)}, "the shape of output 'at' is only known once the model has run"),
     ],
 )
 def test_what_cannot_be_captured(

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from server.rig import PATIENCE, signature, spec
+from server.rig import PATIENCE, ask, signature, spec
 
 from tensorferry.batcher import Batcher, QueueFull, QueuePolicy
 from tensorferry.batcher.testing import ScriptedRunner
@@ -50,13 +50,7 @@ class Door:
         )
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, Any, bytes]:
-        parts = urlsplit(self.server.url)
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
-        connection.request(method, path, headers=headers)
-        response = connection.getresponse()
-        body = response.read()
-        connection.close()
-        return response.status, response.headers, body
+        return ask(self.server.url, path, method, **headers)
 
     def status(self) -> Any:
         status, headers, body = self.ask("/status.json")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,12 @@ import numpy as np
 import pytest
 from e2e import models as e2e_models
 from server import models
-from server.rig import PATIENCE, fp32
-from server.test_staging import Device
+from server.device import Device
+from server.rig import PATIENCE, Load, fp32
 
 from tensorferry.batcher import Batcher, InstanceFailed, RunTimedOut
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server import fp16, loading, recovery
+from tensorferry.server import loading, recovery
 from tensorferry.server.condition import Condition
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.control import ModelControl
@@ -74,23 +72,8 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 
 @pytest.fixture
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary files go, and nothing else."""
-    folder = tmp_path / "scratch"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
-
-
-Load = Callable[..., Model]
-
-
-@pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+def load(tmp_path: Path, on_device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     """Loads a model on the CPU as a device, watched, and pipelined as on one."""
-    on_device = partial(Session, memory=Device())
-    monkeypatch.setattr(fp16, "Session", on_device)
-    monkeypatch.setattr(loading, "Session", on_device)
     monkeypatch.setattr(
         loading,
         "Batcher",
@@ -189,9 +172,8 @@ def test_too_little_memory_for_a_copy_breaks_nothing(
 
 
 def test_a_model_that_a_client_sent_is_built_anew_from_its_files(
-    tmp_path: Path, faults: Faults, scratch: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, faults: Faults, scratch: Path, on_device: Device
 ) -> None:
-    monkeypatch.setattr(fp16, "Session", partial(Session, memory=Device()))
     (tmp_path / "repository").mkdir()
     registry = ModelRegistry()
     control = ModelControl(

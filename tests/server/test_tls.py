@@ -9,7 +9,6 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,13 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
-from server import models
 from server.certificates import LOCAL, Pair, authority, issue
-from server.rig import PATIENCE, fp32, request
+from server.rig import PATIENCE, Make, fp32, request
 
 from tensorferry.protos import inference_pb2_grpc
 from tensorferry.server.app import App
-from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.config import ServerConfig
 from tensorferry.server.errors import StartError
-
-Make = Callable[..., App]
 
 
 @dataclass(frozen=True)
@@ -54,26 +50,6 @@ def files(tmp_path: Path) -> Files:
     ca = authority()
     certificate, key = issue(ca, "server", LOCAL).write(tmp_path, "tls")
     return Files(tmp_path, ca, certificate, key)
-
-
-@pytest.fixture
-def make(tmp_path: Path, transport: str) -> Iterator[Make]:
-    """Starts servers with the model `m` on a free port; they are stopped after the test."""
-    path = models.twice(tmp_path / "m.onnx")
-    apps: list[App] = []
-
-    def make_app(**options: Any) -> App:
-        app = App(
-            ServerConfig((ModelSource("m", path),), port=0, device="cpu", transport=transport, **options)
-        )
-        apps.append(app)
-        app.start()
-        app.load()
-        return app
-
-    yield make_app
-    for app in apps:
-        assert app.stop()
 
 
 def dial(app: App, ca: Pair, client: Pair | None = None, host: str = "127.0.0.1") -> grpc.Channel:
@@ -122,8 +98,8 @@ def refusal(channel: grpc.Channel) -> grpc.StatusCode:
     return code
 
 
-def test_requests_and_streams_over_tls(make: Make, files: Files, transport: str) -> None:
-    app = make(**files.options())
+def test_requests_and_streams_over_tls(start: Make, files: Files, transport: str) -> None:
+    app = start(**files.options())
     assert app.transport == transport
     with dial(app, files.ca) as channel:
         assert infer(channel) == 12
@@ -133,8 +109,8 @@ def test_requests_and_streams_over_tls(make: Make, files: Files, transport: str)
         assert [answer.infer_response.id for answer in answers] == [str(number) for number in range(40)]
 
 
-def test_what_connects_to_it_in_another_way_is_refused(make: Make, files: Files) -> None:
-    app = make(**files.options())
+def test_what_connects_to_it_in_another_way_is_refused(start: Make, files: Files) -> None:
+    app = start(**files.options())
     with grpc.insecure_channel(app.address) as channel:
         assert refusal(channel) is grpc.StatusCode.UNAVAILABLE
     with dial(app, authority("another")) as channel:
@@ -142,9 +118,9 @@ def test_what_connects_to_it_in_another_way_is_refused(make: Make, files: Files)
     assert served(app, files.ca)
 
 
-def test_a_certificate_for_another_host_is_refused_by_the_client(make: Make, files: Files) -> None:
+def test_a_certificate_for_another_host_is_refused_by_the_client(start: Make, files: Files) -> None:
     files.replace(issue(files.ca, "server", LOCAL[:1]))
-    app = make(**files.options())
+    app = start(**files.options())
     with dial(app, files.ca) as channel:
         assert refusal(channel) is grpc.StatusCode.UNAVAILABLE
     with dial(app, files.ca, host="localhost") as channel:
@@ -152,8 +128,8 @@ def test_a_certificate_for_another_host_is_refused_by_the_client(make: Make, fil
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_tls_is_1_2_or_1_3(make: Make, files: Files, version: ssl.TLSVersion) -> None:
-    app = make(**files.options())
+def test_tls_is_1_2_or_1_3(start: Make, files: Files, version: ssl.TLSVersion) -> None:
+    app = start(**files.options())
     context = ssl.create_default_context(cadata=files.ca.pem.decode())
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
     with (
@@ -177,10 +153,10 @@ class TestClientCertificates:
         return authority("of clients")
 
     @pytest.fixture
-    def app(self, make: Make, files: Files, ca: Pair) -> App:
+    def app(self, start: Make, files: Files, ca: Pair) -> App:
         path = files.folder / "clients.crt"
         path.write_bytes(ca.pem)
-        return make(**files.options(tls_client_ca=path))
+        return start(**files.options(tls_client_ca=path))
 
     def test_one_of_the_authority_is_let_in(self, app: App, files: Files, ca: Pair) -> None:
         with dial(app, files.ca, issue(ca, "client")) as channel:
@@ -224,10 +200,10 @@ class TestClientCertificates:
 
 class TestReload:
     def test_new_files_are_shown_to_the_next_connection(
-        self, make: Make, files: Files, caplog: pytest.LogCaptureFixture
+        self, start: Make, files: Files, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO)
-        app = make(**files.options())
+        app = start(**files.options())
         with dial(app, files.ca) as open_before:
             assert infer(open_before) == 12
             for name in ("second", "third"):
@@ -240,22 +216,22 @@ class TestReload:
         assert len(told) == 2
         assert str(files.certificate) in told[0]
 
-    def test_what_is_around_the_certificates_may_be_any_text(self, make: Make, files: Files) -> None:
+    def test_what_is_around_the_certificates_may_be_any_text(self, start: Make, files: Files) -> None:
         comment = "# Autorität für Übung\n".encode()
         files.certificate.write_bytes(comment + files.certificate.read_bytes())
         authorities = files.folder / "clients.crt"
         authorities.write_bytes(comment + files.ca.pem)
         client = issue(files.ca, "client")
-        app = make(**files.options(tls_client_ca=authorities))
+        app = start(**files.options(tls_client_ca=authorities))
         pair = issue(files.ca, "second", LOCAL)
         files.replace(pair)
         files.certificate.write_bytes(comment + files.certificate.read_bytes())
         assert served(app, files.ca, client) == der(pair)
 
     def test_a_new_certificate_waits_for_its_key(
-        self, make: Make, files: Files, caplog: pytest.LogCaptureFixture
+        self, start: Make, files: Files, caplog: pytest.LogCaptureFixture
     ) -> None:
-        app = make(**files.options())
+        app = start(**files.options())
         before = served(app, files.ca)
         pair = issue(files.ca, "second", LOCAL)
         files.certificate.write_bytes(pair.pem)
@@ -270,9 +246,9 @@ class TestReload:
         "content", [None, b"", b"no certificate", b"-----BEGIN CERTIFICATE-----\nAAAA\n"]
     )
     def test_what_cannot_be_used_changes_nothing(
-        self, make: Make, files: Files, content: bytes | None, caplog: pytest.LogCaptureFixture
+        self, start: Make, files: Files, content: bytes | None, caplog: pytest.LogCaptureFixture
     ) -> None:
-        app = make(**files.options())
+        app = start(**files.options())
         before = served(app, files.ca)
         if content is None:
             files.certificate.unlink()
@@ -282,19 +258,19 @@ class TestReload:
         assert str(files.certificate) in caplog.text
 
     def test_nor_does_one_that_no_client_would_take(
-        self, make: Make, files: Files, caplog: pytest.LogCaptureFixture
+        self, start: Make, files: Files, caplog: pytest.LogCaptureFixture
     ) -> None:
-        app = make(**files.options())
+        app = start(**files.options())
         before = served(app, files.ca)
         files.replace(issue(files.ca, "server", LOCAL, begins=-2, ends=-1))
         assert served(app, files.ca) == before
         assert "expired" in caplog.text
 
     def test_what_was_only_out_of_reach_is_read_later(
-        self, make: Make, files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, start: Make, files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """As when the process has no file descriptor left for a moment."""
-        app = make(**files.options())
+        app = start(**files.options())
         before = served(app, files.ca)
         pair = issue(files.ca, "second", LOCAL)
         files.replace(pair)
@@ -308,9 +284,9 @@ class TestReload:
         assert all("Too many open files" in message for message in told)
         assert served(app, files.ca) == der(pair)
 
-    def test_under_load_no_call_fails(self, make: Make, files: Files) -> None:
+    def test_under_load_no_call_fails(self, start: Make, files: Files) -> None:
         """Callers who connect anew all the time, and one who never does, while files change."""
-        app = make(**files.options())
+        app = start(**files.options())
         over = threading.Event()
         answered = [0] * 4
         failed: list[BaseException] = []

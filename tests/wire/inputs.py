@@ -1,4 +1,4 @@
-"""Inputs as tritonclient makes them."""
+"""Inputs as tritonclient makes them, and outputs as it asks for them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import tritonclient.grpc as triton
-from onnx import TensorProto
 
-# By the protocol's names: ONNX's element type, and the numpy type that tritonclient takes.
-DATATYPES: dict[str, tuple[int, Any]] = {
-    "BOOL": (TensorProto.BOOL, np.bool_),
-    "INT8": (TensorProto.INT8, np.int8),
-    "INT16": (TensorProto.INT16, np.int16),
-    "INT32": (TensorProto.INT32, np.int32),
-    "INT64": (TensorProto.INT64, np.int64),
-    "UINT8": (TensorProto.UINT8, np.uint8),
-    "UINT16": (TensorProto.UINT16, np.uint16),
-    "UINT32": (TensorProto.UINT32, np.uint32),
-    "UINT64": (TensorProto.UINT64, np.uint64),
-    "FP16": (TensorProto.FLOAT16, np.float16),
-    "FP32": (TensorProto.FLOAT, np.float32),
-    "FP64": (TensorProto.DOUBLE, np.float64),
-    "BF16": (TensorProto.BFLOAT16, ml_dtypes.bfloat16),
-    "BYTES": (TensorProto.STRING, np.object_),
+# By the protocol's names, the numpy types that tritonclient takes.
+DATATYPES: dict[str, Any] = {
+    "BOOL": np.bool_,
+    "INT8": np.int8,
+    "INT16": np.int16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "UINT8": np.uint8,
+    "UINT16": np.uint16,
+    "UINT32": np.uint32,
+    "UINT64": np.uint64,
+    "FP16": np.float16,
+    "FP32": np.float32,
+    "FP64": np.float64,
+    "BF16": ml_dtypes.bfloat16,
+    "BYTES": np.object_,
 }
 
 # Work for the probe model that takes it seconds.
@@ -38,10 +37,26 @@ def tensor(name: str, array: Any, datatype: str) -> triton.InferInput:
     return given
 
 
-def probe(tag: int, *, index: int = 0, work: int = 0) -> list[triton.InferInput]:
-    """The inputs of the probe model, whose answer is 2 tag + index, after so much work."""
+def probe(tag: int = 0, index: int = 0, work: int = 0, rows: int = 1) -> list[triton.InferInput]:
+    """The inputs of the probe model: it answers 2 tag + index, fails for an index beyond 9, and takes its time for work."""
     return [
-        tensor("work", np.array([work], np.int64), "INT64"),
-        tensor("x", np.full((1, 4), tag, np.float32), "FP32"),
-        tensor("index", np.array([index]), "INT64"),
+        tensor("work", np.full(rows, work), "INT64"),
+        tensor("x", np.full((rows, 4), tag, np.float32), "FP32"),
+        tensor("index", np.full(rows, index), "INT64"),
     ]
+
+
+def given(
+    region: str, shape: list[int], nbytes: int, offset: int = 0, kind: str = "INT32"
+) -> triton.InferInput:
+    """The input x of an echo model, in a region of shared memory."""
+    placed = triton.InferInput("x", shape, kind)
+    placed.set_shared_memory(region, nbytes, offset=offset)
+    return placed
+
+
+def wanted(region: str, nbytes: int, offset: int = 0) -> triton.InferRequestedOutput:
+    """The output y, wanted in a region of shared memory."""
+    placed = triton.InferRequestedOutput("y")
+    placed.set_shared_memory(region, nbytes, offset=offset)
+    return placed

@@ -1,4 +1,4 @@
-"""What tests with tritonclient share: its tensors, its answers, its streams."""
+"""What tests with tritonclient share: its answers, its streams."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
@@ -16,21 +15,6 @@ PATIENCE = 30.0
 
 # The probe model runs for a second or more with this much work.
 LONG = 10_000
-
-
-def tensor(name: str, array: Any, datatype: str) -> triton.InferInput:
-    given = triton.InferInput(name, list(array.shape), datatype)
-    given.set_data_from_numpy(array)
-    return given
-
-
-def probe(tag: int, index: int = 0, work: int = 0) -> list[triton.InferInput]:
-    """Inputs of the probe model: it answers 2 · tag, fails for an index beyond 9, and takes its time for work."""
-    return [
-        tensor("work", np.full(1, work, np.int64), "INT64"),
-        tensor("x", np.full((1, 4), tag, np.float32), "FP32"),
-        tensor("index", np.array([index]), "INT64"),
-    ]
 
 
 class Answers:

@@ -10,29 +10,18 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from e2e import models
-from e2e.server import ServerProcess
-from onnx import TensorProto
+from e2e.server import ServerProcess, running
 from tritonclient.utils import InferenceServerException
-from wire.rig import Stream, tensor
-
-KINDS = {"FP32": TensorProto.FLOAT, "INT64": TensorProto.INT64, "BYTES": TensorProto.STRING}
+from wire.inputs import tensor
+from wire.rig import Stream
 
 
 @pytest.fixture(scope="module")
 def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
-    echoes = [
-        f"echo-{name}={models.echo(model_dir / f'echo-{name}.onnx', kind)}" for name, kind in KINDS.items()
-    ]
-    server = ServerProcess.start(*echoes, "--max-queue-delay-ms", "20", transport=transport)
-    yield server
-    assert server.stop() == 0
-    assert not server.errors(), "".join(server.log)
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
-    with triton.InferenceServerClient(server.address) as client:
-        yield client
+    with running(
+        *models.echoes(model_dir, "FP32", "INT64", "BYTES"), "--max-queue-delay-ms", "20", transport=transport
+    ) as server:
+        yield server
 
 
 def classes(count: int) -> list[triton.InferRequestedOutput]:

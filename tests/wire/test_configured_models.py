@@ -15,6 +15,7 @@ import tritonclient.grpc as triton
 from server import models
 from server.rig import PATIENCE, Array, fp32
 from tritonclient.utils import InferenceServerException
+from wire.inputs import tensor
 
 from tensorferry.batcher.queue import RequestQueue
 from tensorferry.protos.model_config_pb2 import ModelConfig
@@ -54,9 +55,7 @@ def dial(tmp_path: Path, transport: str) -> Iterator[Dial]:
 
 
 def x(array: Array) -> list[triton.InferInput]:
-    tensor = triton.InferInput("x", list(array.shape), "FP32")
-    tensor.set_data_from_numpy(array)
-    return [tensor]
+    return [tensor("x", array, "FP32")]
 
 
 def config_of(client: Client, **options: Any) -> ModelConfig:

@@ -11,17 +11,17 @@ import ctypes
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from e2e import models
-from e2e.server import ServerProcess
-from onnx import TensorProto
+from e2e.server import ServerProcess, running
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 from wire.device_memory import DeviceMemory, build_stand_in
-from wire.rig import LONG, Stream, probe, tensor
+from wire.inputs import given, probe, tensor, wanted
+from wire.rig import LONG, Stream
 
 SIXTEEN = np.arange(16, dtype=np.int32).reshape(1, 16)
 
@@ -64,22 +64,14 @@ def library(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def server(transport: str, library: Path, model_dir: Path, probe_model: Path) -> Iterator[ServerProcess]:
-    echoes = [
-        f"echo-{name}={models.echo(model_dir / f'echo-{name}.onnx', kind)}"
-        for name, kind in {"INT32": TensorProto.INT32, "BYTES": TensorProto.STRING}.items()
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        device: tuple[str, ...] = ()
-        if library.is_absolute():
-            patch.setenv("LD_LIBRARY_PATH", str(library.parent))
-            # The models have no use for a stand-in.
-            device = ("--device", "cpu")
-        server = ServerProcess.start(
-            "--allow-shared-memory", *device, probe_model, *echoes, transport=transport
-        )
-    yield server
-    assert server.stop() == 0
-    assert not server.errors(), "".join(server.log)
+    echoes = models.echoes(model_dir, "INT32", "BYTES")
+    # The models have no use for a stand-in.
+    device = ("--device", "cpu") if library.is_absolute() else ()
+    variables = {"LD_LIBRARY_PATH": str(library.parent)} if library.is_absolute() else {}
+    with running(
+        *("--allow-shared-memory", *device, probe_model, *echoes), transport=transport, variables=variables
+    ) as server:
+        yield server
 
 
 @pytest.fixture
@@ -107,18 +99,6 @@ def region(served: Served, name: str, nbytes: int = 64) -> int:
     address, handle = served.memory.allocate(nbytes)
     register(served, name, handle, nbytes)
     return address
-
-
-def given(region: str, shape: list[int], nbytes: int, offset: int = 0, kind: str = "INT32") -> Any:
-    placed = triton.InferInput("x", shape, kind)
-    placed.set_shared_memory(region, nbytes, offset=offset)
-    return placed
-
-
-def wanted(region: str, nbytes: int, offset: int = 0) -> Any:
-    placed = triton.InferRequestedOutput("y")
-    placed.set_shared_memory(region, nbytes, offset=offset)
-    return placed
 
 
 def test_input_and_output_in_device_memory(served: Served) -> None:
@@ -386,33 +366,29 @@ def test_a_driver_without_a_gpu(
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(stand_in.parent))
     monkeypatch.setenv(variable, value)
-    server = ServerProcess.start("--allow-shared-memory", "--device", "cpu", echo_model, transport=transport)
-    try:
-        with triton.InferenceServerClient(server.address) as client:
-            with pytest.raises(InferenceServerException, match=f"GPUs not supported: {reason}") as caught:
-                client.register_cuda_shared_memory("c", base64.b64encode(bytes(64)), 0, 64)
-            assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
-            assert "cuda_shared_memory" not in client.get_server_metadata().extensions
-            assert not client.get_cuda_shared_memory_status().regions
-    finally:
-        assert server.stop() == 0
+    with (
+        running("--allow-shared-memory", "--device", "cpu", echo_model, transport=transport) as server,
+        triton.InferenceServerClient(server.address) as client,
+    ):
+        with pytest.raises(InferenceServerException, match=f"GPUs not supported: {reason}") as caught:
+            client.register_cuda_shared_memory("c", base64.b64encode(bytes(64)), 0, 64)
+        assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+        assert "cuda_shared_memory" not in client.get_server_metadata().extensions
+        assert not client.get_cuda_shared_memory_status().regions
 
 
 def test_a_machine_without_a_gpu(transport: str, echo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Hides those that there are.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    server = ServerProcess.start("--allow-shared-memory", "--device", "cpu", echo_model, transport=transport)
-    try:
-        with triton.InferenceServerClient(server.address) as client:
-            assert not client.get_cuda_shared_memory_status().regions
-            client.unregister_cuda_shared_memory()
-            with pytest.raises(
-                InferenceServerException, match="GPUs not supported: the NVIDIA driver"
-            ) as caught:
-                client.register_cuda_shared_memory("c", b"AAAA", 0, 64)
-            assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
-            extensions = client.get_server_metadata().extensions
-            assert "system_shared_memory" in extensions
-            assert "cuda_shared_memory" not in extensions
-    finally:
-        assert server.stop() == 0
+    with (
+        running("--allow-shared-memory", "--device", "cpu", echo_model, transport=transport) as server,
+        triton.InferenceServerClient(server.address) as client,
+    ):
+        assert not client.get_cuda_shared_memory_status().regions
+        client.unregister_cuda_shared_memory()
+        with pytest.raises(InferenceServerException, match="GPUs not supported: the NVIDIA driver") as caught:
+            client.register_cuda_shared_memory("c", b"AAAA", 0, 64)
+        assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+        extensions = client.get_server_metadata().extensions
+        assert "system_shared_memory" in extensions
+        assert "cuda_shared_memory" not in extensions

@@ -13,6 +13,7 @@ import tritonclient.grpc as triton
 from e2e.server import ServerProcess
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
+from wire.inputs import tensor
 
 INT32, FP32, STRING = TensorProto.INT32, TensorProto.FLOAT, TensorProto.STRING
 Dims = list[int | str]
@@ -161,12 +162,6 @@ def client(
         yield client
     assert server.stop() == 0
     assert not server.errors()
-
-
-def tensor(name: str, array: Any, datatype: str) -> triton.InferInput:
-    given = triton.InferInput(name, list(array.shape), datatype)
-    given.set_data_from_numpy(array)
-    return given
 
 
 def test_all_are_ready_as_their_configurations_say(client: triton.InferenceServerClient) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e.server import ServerProcess
+from e2e.server import ServerProcess, running
 
 GRPCURL = shutil.which("grpcurl", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 
@@ -26,9 +26,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def server(transport: str, digits_model: Path) -> Iterator[ServerProcess]:
     assert GRPCURL is not None, "CI needs grpcurl: make tools"
-    server = ServerProcess.start(f"digits={digits_model}", transport=transport)
-    yield server
-    assert server.stop() == 0
+    with running(f"digits={digits_model}", transport=transport) as server:
+        yield server
 
 
 def grpcurl(server: ServerProcess, *arguments: str, data: Any = None) -> subprocess.CompletedProcess[str]:

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from e2e.fixtures import Serve
 from tritonclient.utils import InferenceServerException
+from wire.inputs import probe
 
 AT_FIRST = {
     "log_file": {"string_param": ""},
@@ -26,16 +26,8 @@ AT_FIRST = {
 
 def failing(client: triton.InferenceServerClient, request_id: str) -> None:
     """A request that the model fails on: a warning in the log, and its answer a debug line."""
-    inputs = []
-    for name, array, datatype in (
-        ("work", np.zeros(1, np.int64), "INT64"),
-        ("x", np.zeros((1, 4), np.float32), "FP32"),
-        ("index", np.array([99]), "INT64"),
-    ):
-        inputs.append(triton.InferInput(name, list(array.shape), datatype))
-        inputs[-1].set_data_from_numpy(array)
     with pytest.raises(InferenceServerException, match="INTERNAL"):
-        client.infer("probe", inputs, request_id=request_id)
+        client.infer("probe", probe(index=99), request_id=request_id)
 
 
 def test_settings_have_effect(serve: Serve, probe_model: Path) -> None:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from e2e.fixtures import Serve
-from e2e.server import ServerProcess, command, environment
+from e2e.server import command, environment, running
 from google.protobuf import text_format
 from server import models
 from tritonclient.utils import InferenceServerException
-from wire.rig import PATIENCE, tensor
+from wire.inputs import tensor
+from wire.rig import PATIENCE
 
 CONFIG = """
 max_batch_size: 8
@@ -69,21 +70,22 @@ def test_the_server_says_what_the_command_prints_and_does_it(root: Path, serve: 
 
 def test_a_configuration_that_is_sent_takes_the_place_of_the_file(root: Path, transport: str) -> None:
     # Not by the fixture: what is refused stands in the log as an error.
-    server = ServerProcess.start(
-        "--model-repository", root, "--model-control", "explicit", "--load-model", "m", transport=transport
-    )
-    try:
-        with triton.InferenceServerClient(server.address) as client:
-            client.load_model("m", config=json.dumps({"max_batch_size": 4}))
-            config = client.get_model_config("m").config
-            assert (config.max_batch_size, config.instance_group[0].count) == (4, 1)
-            with pytest.raises(InferenceServerException) as caught:
-                client.load_model("m", config=json.dumps({"sequence_batching": {"direct": {}}}))
-            assert "the configuration of model 'm' has sequence_batching" in str(caught.value)
-            # What served goes on.
-            assert client.get_model_config("m").config.max_batch_size == 4
-    finally:
-        assert server.stop() == 0
+    with (
+        running(
+            *("--model-repository", root, "--model-control", "explicit", "--load-model", "m"),
+            transport=transport,
+            logs_errors=True,
+        ) as server,
+        triton.InferenceServerClient(server.address) as client,
+    ):
+        client.load_model("m", config=json.dumps({"max_batch_size": 4}))
+        config = client.get_model_config("m").config
+        assert (config.max_batch_size, config.instance_group[0].count) == (4, 1)
+        with pytest.raises(InferenceServerException) as caught:
+            client.load_model("m", config=json.dumps({"sequence_batching": {"direct": {}}}))
+        assert "the configuration of model 'm' has sequence_batching" in str(caught.value)
+        # What served goes on.
+        assert client.get_model_config("m").config.max_batch_size == 4
     (error,) = server.errors()
     assert "has sequence_batching" in error
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 from e2e import models
-from e2e.server import ServerProcess
-from onnx import TensorProto
+from e2e.server import ServerProcess, running
 from wire.programs import CLIENTS, needs
 
 from tensorferry.protos import inference_pb2 as pb
@@ -29,15 +28,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess.start(
-        f"floats={models.echo(model_dir / 'floats.onnx')}",
-        f"strings={models.echo(model_dir / 'strings.onnx', TensorProto.STRING)}",
-        "--allow-shared-memory",
-        transport=transport,
-    )
-    yield server
-    assert server.stop() == 0
-    assert not server.errors(), "".join(server.log)
+    echoes = models.echoes(model_dir, "FP32", "BYTES")
+    with running(*echoes, "--allow-shared-memory", transport=transport) as server:
+        yield server
 
 
 @pytest.fixture
@@ -95,7 +88,9 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize(("model", "mode"), [*(("floats", mode) for mode in MODES), ("strings", "async")])
+@pytest.mark.parametrize(
+    ("model", "mode"), [*(("echo-FP32", mode) for mode in MODES), ("echo-BYTES", "async")]
+)
 def test_each_mode_and_its_counts_are_within_ours(
     server: ServerProcess, stub: inference_pb2_grpc.GRPCInferenceServiceStub, model: str, mode: str
 ) -> None:
@@ -114,7 +109,16 @@ def test_windows_of_so_many_requests_and_a_report_in_csv(
     report = tmp_path / "report.csv"
     windows = ("--measurement-mode", "count_windows", "--measurement-request-count", "50")
     ended = perf_analyzer(
-        server, "floats", *windows, "--concurrency-range", "4", "-b", "3", "-f", str(report), "--verbose-csv"
+        server,
+        "echo-FP32",
+        *windows,
+        "--concurrency-range",
+        "4",
+        "-b",
+        "3",
+        "-f",
+        str(report),
+        "--verbose-csv",
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert count(ended.stdout, "Request count") >= 150
@@ -125,28 +129,24 @@ def test_windows_of_so_many_requests_and_a_report_in_csv(
         assert int(row[column]) >= 0
 
 
-def test_a_rate_of_requests(server: ServerProcess, stub: inference_pb2_grpc.GRPCInferenceServiceStub) -> None:
+def test_a_rate_of_requests(server: ServerProcess) -> None:
     ended = perf_analyzer(
-        server, "floats", "--request-rate-range", "100", "--request-distribution", "poisson", *WINDOWS
+        server, "echo-FP32", "--request-rate-range", "100", "--request-distribution", "poisson", *WINDOWS
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "Request Rate: 100" in ended.stdout
 
 
 @pytest.mark.parametrize("mode", ["sync", "stream-async"])
-def test_tensors_in_shared_memory(
-    server: ServerProcess, stub: inference_pb2_grpc.GRPCInferenceServiceStub, mode: str
-) -> None:
+def test_tensors_in_shared_memory(server: ServerProcess, mode: str) -> None:
     ended = perf_analyzer(
-        server, "floats", "--concurrency-range", "4", "--shared-memory", "system", *WINDOWS, *MODES[mode]
+        server, "echo-FP32", "--concurrency-range", "4", "--shared-memory", "system", *WINDOWS, *MODES[mode]
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert count(ended.stdout, "Request count") > 0
 
 
-def test_an_unknown_model_is_explained(
-    server: ServerProcess, stub: inference_pb2_grpc.GRPCInferenceServiceStub
-) -> None:
+def test_an_unknown_model_is_explained(server: ServerProcess) -> None:
     ended = perf_analyzer(server, "nobody", "--concurrency-range", "1")
     assert ended.returncode != 0
     assert "unknown model: 'nobody'" in ended.stdout + ended.stderr

@@ -15,7 +15,6 @@ import pytest
 from e2e import models
 from e2e.server import ServerProcess
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from onnx import TensorProto
 from wire.rig import LONG, PATIENCE
 
 from tensorferry.protos import inference_pb2 as pb
@@ -79,7 +78,7 @@ KEY = f"/tensorferry-page-{os.getpid()}"
 def served(
     transport: str, model_dir: Path, probe_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    texts = models.echo(model_dir / "texts.onnx", TensorProto.STRING)
+    texts = models.echo(model_dir / "texts.onnx", "BYTES")
     floats = models.echo(model_dir / "floats.onnx")
     file = Path("/dev/shm") / KEY.lstrip("/")
     file.write_bytes(bytes(64))
@@ -271,13 +270,7 @@ def _(served: Served) -> Any:
             watch = health_pb2_grpc.HealthStub(channel).Watch(
                 health_pb2.HealthCheckRequest(), timeout=PATIENCE
             )
-            # Messages are taken in their order: the second is refused once the first is in the queue.
-            running = stub.ModelStreamInfer(
-                iter([good(work=LONG), pb.ModelInferRequest(model_name="other")]),
-                metadata=[("tensorferry-stream-order", "completion")],
-                timeout=PATIENCE,
-            )
-            assert "other" in next(running).error_message
+            running = stub.ModelInfer.future(good(work=LONG), timeout=PATIENCE)
             statuses = (change.status for change in watch)
             assert next(statuses) == health_pb2.HealthCheckResponse.SERVING
             server.signal()

@@ -14,9 +14,10 @@ import onnx
 import pytest
 import tritonclient.grpc as triton
 from e2e.fixtures import Serve
-from e2e.server import ServerProcess, command, environment
+from e2e.server import ServerProcess, command, environment, running
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
+from wire.inputs import tensor
 
 RELOADS, CLIENTS = 50, 4
 
@@ -52,10 +53,8 @@ def ask(
     client: triton.InferenceServerClient, model: str = "m", version: str = "", rows: int = 1
 ) -> list[float]:
     """The factors by which the model's rows came back."""
-    given = triton.InferInput("x", [rows, 3], "FP32")
     x = np.arange(1, 3 * rows + 1, dtype=np.float32).reshape(rows, 3)
-    given.set_data_from_numpy(x)
-    y = client.infer(model, [given], model_version=version, client_timeout=30).as_numpy("y")
+    y = client.infer(model, [tensor("x", x, "FP32")], model_version=version, client_timeout=30).as_numpy("y")
     assert y.shape == x.shape
     return sorted(set((y / x).ravel().tolist()))
 
@@ -197,11 +196,12 @@ def test_a_configuration_that_cannot_be_read_is_in_the_index(
 ) -> None:
     write(root, "good", 1, scaled(1))
     write(root, "bad", 1, scaled(1), config="batch: 1")
-    server = ServerProcess.start(
-        "--model-repository", root, "--model-control", "explicit", "--load-model", "*", "--exit-on-error", "false",
+    with running(
+        *("--model-repository", root, "--model-control", "explicit", "--load-model", "*"),
+        *("--exit-on-error", "false"),
         transport=transport,
-    )  # fmt: skip
-    try:
+        logs_errors=True,
+    ) as server:
         client = connect(server)
         assert index(client) == [("bad", "", "UNAVAILABLE"), ("good", "1", "READY")]
         bad = client.get_model_repository_index().models[0]
@@ -209,9 +209,6 @@ def test_a_configuration_that_cannot_be_read_is_in_the_index(
         (root / "bad" / "config.pbtxt").unlink()
         client.load_model("bad")
         assert index(client) == [("bad", "1", "READY"), ("good", "1", "READY")]
-    finally:
-        # With an error in the log: that of the bad model.
-        assert server.stop() == 0
 
 
 def test_reloads_under_load_lose_nothing(root: Path, serve: Serve, connect: Connect) -> None:

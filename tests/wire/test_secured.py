@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from e2e.server import ServerProcess
-from server.certificates import LOCAL, authority, issue
+from e2e.server import ServerProcess, running
+from server.certificates import Issued
 from tritonclient.utils import InferenceServerException
+from wire.inputs import tensor
 
 GRPCURL = shutil.which("grpcurl", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 
@@ -38,26 +39,18 @@ def secured(
     transport: str, digits_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")
-    ca = authority()
-    (folder / "ca.crt").write_bytes(ca.pem)
-    certificate, key = issue(ca, "server", LOCAL).write(folder, "server")
-    own = issue(ca, "client").write(folder, "client")
+    issued = Issued.in_folder(folder)
     tokens = folder / "tokens"
     tokens.write_text(f"tests infer sha256:{hashlib.sha256(TOKEN.encode()).hexdigest()}\n")
-    server = ServerProcess.start(
-        *(f"digits={digits_model}", "--tls-certificate", certificate, "--tls-key", key),
-        *("--tls-client-ca", folder / "ca.crt", "--auth-tokens", tokens),
+    with running(
+        *(f"digits={digits_model}", *issued.flags, "--auth-tokens", tokens),
         transport=transport,
-    )
-    yield Secured(server, folder / "ca.crt", *own)
-    assert server.stop() == 0
-    assert not server.errors(), "".join(server.log)
+    ) as server:
+        yield Secured(server, issued.ca, *issued.client)
 
 
 def image() -> triton.InferInput:
-    given = triton.InferInput("image", [1, 8, 8], "UINT8")
-    given.set_data_from_numpy(np.zeros((1, 8, 8), np.uint8))
-    return given
+    return tensor("image", np.zeros((1, 8, 8), np.uint8), "UINT8")
 
 
 def test_tritonclient(secured: Secured) -> None:

@@ -12,25 +12,20 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from e2e import models
-from e2e.server import ServerProcess
-from onnx import TensorProto
+from e2e.server import ServerProcess, running
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 from tritonclient.utils import shared_memory as shm
-from wire.rig import LONG, Stream, probe, tensor
+from wire.inputs import given, probe, tensor, wanted
+from wire.rig import LONG, Stream
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(scope="module")
 def server(transport: str, model_dir: Path, probe_model: Path) -> Iterator[ServerProcess]:
-    echoes = [
-        f"echo-{name}={models.echo(model_dir / f'echo-{name}.onnx', kind)}"
-        for name, kind in {"INT32": TensorProto.INT32, "BYTES": TensorProto.STRING}.items()
-    ]
-    server = ServerProcess.start("--allow-shared-memory", probe_model, *echoes, transport=transport)
-    yield server
-    assert server.stop() == 0
-    assert not server.errors(), "".join(server.log)
+    echoes = models.echoes(model_dir, "INT32", "BYTES")
+    with running("--allow-shared-memory", probe_model, *echoes, transport=transport) as server:
+        yield server
 
 
 @pytest.fixture
@@ -83,18 +78,6 @@ def memory(client: triton.InferenceServerClient) -> Iterator[Memory]:
 
 def names(client: triton.InferenceServerClient) -> list[str]:
     return sorted(client.get_system_shared_memory_status().regions)
-
-
-def given(region: str, shape: list[int], nbytes: int, offset: int = 0, kind: str = "INT32") -> Any:
-    placed = triton.InferInput("x", shape, kind)
-    placed.set_shared_memory(region, nbytes, offset=offset)
-    return placed
-
-
-def wanted(region: str, nbytes: int, offset: int = 0) -> Any:
-    placed = triton.InferRequestedOutput("y")
-    placed.set_shared_memory(region, nbytes, offset=offset)
-    return placed
 
 
 def refusal(client: triton.InferenceServerClient, placed: Any, output: Any = None) -> tuple[str, str]:
@@ -366,24 +349,23 @@ def test_a_region_is_let_go_however_its_request_ends(
 
 
 def test_it_is_off_unless_it_is_allowed(transport: str, probe_model: Path) -> None:
-    server = ServerProcess.start(probe_model, transport=transport)
-    try:
-        with triton.InferenceServerClient(server.address) as client:
-            assert not client.get_system_shared_memory_status().regions
-            calls: tuple[Any, ...] = (
-                lambda: client.register_system_shared_memory("a", "/a", 8),
-                lambda: client.unregister_system_shared_memory("a"),
-                client.unregister_cuda_shared_memory,
-            )
-            for call in calls:
-                with pytest.raises(InferenceServerException) as caught:
-                    call()
-                assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
-                assert "Client shared memory is disabled" in caught.value.message()
-                assert "--allow-shared-memory" in caught.value.message()
-            with pytest.raises(InferenceServerException, match="--allow-shared-memory") as caught:
-                client.infer("probe", probe(1), outputs=[wanted("a", 16)])
-            assert caught.value.status() == "StatusCode.NOT_FOUND"
-            assert "system_shared_memory" not in client.get_server_metadata().extensions
-    finally:
-        assert server.stop() == 0
+    with (
+        running(probe_model, transport=transport) as server,
+        triton.InferenceServerClient(server.address) as client,
+    ):
+        assert not client.get_system_shared_memory_status().regions
+        calls: tuple[Any, ...] = (
+            lambda: client.register_system_shared_memory("a", "/a", 8),
+            lambda: client.unregister_system_shared_memory("a"),
+            client.unregister_cuda_shared_memory,
+        )
+        for call in calls:
+            with pytest.raises(InferenceServerException) as caught:
+                call()
+            assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+            assert "Client shared memory is disabled" in caught.value.message()
+            assert "--allow-shared-memory" in caught.value.message()
+        with pytest.raises(InferenceServerException, match="--allow-shared-memory") as caught:
+            client.infer("probe", probe(1), outputs=[wanted("a", 16)])
+        assert caught.value.status() == "StatusCode.NOT_FOUND"
+        assert "system_shared_memory" not in client.get_server_metadata().extensions

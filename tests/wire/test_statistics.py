@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
-from e2e.server import ServerProcess
+from e2e.server import ServerProcess, running
 from tritonclient.utils import InferenceServerException
+from wire.inputs import probe
 
 from tensorferry.protos import inference_pb2 as pb
 
@@ -22,31 +22,10 @@ MOST = 4
 
 @pytest.fixture
 def server(transport: str, digits_model: Path, probe_model: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess.start(
+    with running(
         f"digits={digits_model}", probe_model, "--max-batch-size", str(MOST), transport=transport
-    )
-    yield server
-    assert server.stop() == 0
-    assert not server.errors(), "".join(server.log)
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
-    with triton.InferenceServerClient(server.address) as client:
-        yield client
-
-
-def probe(rows: int = 1, index: int = 0) -> list[triton.InferInput]:
-    inputs = []
-    for name, datatype, array in (
-        ("x", "FP32", np.zeros((rows, 4), np.float32)),
-        ("index", "INT64", np.full(rows, index)),
-        ("work", "INT64", np.zeros(rows, np.int64)),
-    ):
-        given = triton.InferInput(name, list(array.shape), datatype)
-        given.set_data_from_numpy(array)
-        inputs.append(given)
-    return inputs
+    ) as server:
+        yield server
 
 
 def statistics(client: triton.InferenceServerClient, model: str = "probe", version: str = "") -> Any:
@@ -82,7 +61,7 @@ def test_figures_are_there_when_the_answer_is(client: triton.InferenceServerClie
             failed += 1
         else:
             count = 1 + number % 7
-            client.infer("probe", probe(count))
+            client.infer("probe", probe(rows=count))
             answered, rows = answered + 1, rows + count
         one = statistics(client)
         assert one.inference_stats.success.count == answered
@@ -99,7 +78,7 @@ def test_in_a_stream_too(client: triton.InferenceServerClient) -> None:
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
     for number in range(20):
-        client.async_stream_infer("probe", probe(2), request_id=str(number))
+        client.async_stream_infer("probe", probe(rows=2), request_id=str(number))
     for count in range(1, 21):
         _, error = answers.get(timeout=30)
         assert error is None
@@ -119,7 +98,7 @@ def test_a_deadline_that_could_not_be_met_is_a_failure(client: triton.InferenceS
 
 
 def test_of_all_models_of_one_and_of_none(client: triton.InferenceServerClient) -> None:
-    client.infer("probe", probe(3))
+    client.infer("probe", probe(rows=3))
     every = client.get_inference_statistics()
     assert [(one.name, one.version) for one in every.model_stats] == [("digits", "1"), ("probe", "1")]
     assert statistics(client, "probe", "1") == every.model_stats[1]
@@ -134,6 +113,6 @@ def test_of_all_models_of_one_and_of_none(client: triton.InferenceServerClient) 
 
 async def test_asyncio(server: ServerProcess) -> None:
     async with triton_aio.InferenceServerClient(server.address) as client:
-        await client.infer("probe", probe(2))
+        await client.infer("probe", probe(rows=2))
         (one,) = (await client.get_inference_statistics("probe")).model_stats
         assert one.inference_count == 2

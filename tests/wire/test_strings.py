@@ -11,7 +11,8 @@ import tritonclient.grpc as triton
 from e2e.fixtures import Serve
 from server import models
 from tritonclient.utils import InferenceServerException
-from wire.rig import PATIENCE, Answers, tensor
+from wire.inputs import tensor
+from wire.rig import PATIENCE, Answers
 
 
 def texts(*words: str) -> list[Any]:

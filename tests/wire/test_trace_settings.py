@@ -12,6 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 from e2e.fixtures import Serve
 from tritonclient.utils import InferenceServerException
+from wire.inputs import probe
 
 RAN = [
     "GRPC_WAITREAD_START",
@@ -31,18 +32,6 @@ AT_FIRST = {
     "log_frequency": ["0"],
     "trace_mode": ["triton"],
 }
-
-
-def probe(index: int = 0, rows: int = 1, work: int = 0) -> list[triton.InferInput]:
-    inputs = []
-    for name, array, datatype in (
-        ("work", np.full(rows, work), "INT64"),
-        ("x", np.zeros((rows, 4), np.float32), "FP32"),
-        ("index", np.full(rows, index), "INT64"),
-    ):
-        inputs.append(triton.InferInput(name, list(array.shape), datatype))
-        inputs[-1].set_data_from_numpy(array)
-    return inputs
 
 
 def settings(

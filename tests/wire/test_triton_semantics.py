@@ -11,24 +11,17 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from e2e.probe import TABLE_ERROR
-from e2e.server import ServerProcess
+from e2e.server import ServerProcess, running
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
-from wire.rig import LONG, PATIENCE, Answers, Stream, probe
+from wire.inputs import probe
+from wire.rig import LONG, PATIENCE, Answers, Stream
 
 
 @pytest.fixture(scope="module")
 def server(transport: str, probe_model: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess.start(probe_model, transport=transport)
-    yield server
-    assert server.stop() == 0
-    assert not server.errors(), "".join(server.log)
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
-    with triton.InferenceServerClient(server.address) as client:
-        yield client
+    with running(probe_model, transport=transport) as server:
+        yield server
 
 
 @pytest.fixture
@@ -158,18 +151,17 @@ def test_with_triton_grpc_error_an_error_ends_the_stream_with_its_status(
     ids=["ours", "Triton's"],
 )
 def test_overload(transport: str, probe_model: Path, flags: list[str], full: str, late: str) -> None:
-    server = ServerProcess.start(
-        *flags, probe_model, "--max-batch-size", "1", "--max-queue-size", "2", transport=transport
-    )
-    try:
-        with triton.InferenceServerClient(server.address) as client:
-            with Stream(client, headers={"triton_grpc_error": "true"}) as stream:
-                stream.send("probe", probe(1), "1", timeout=1)
-                assert stream.error().status() == f"StatusCode.{late}"
-            assert expired(client) == f"StatusCode.{late}"
-            assert overloaded(client) == f"StatusCode.{full}"
-    finally:
-        assert server.stop() == 0
+    with (
+        running(
+            *flags, probe_model, "--max-batch-size", "1", "--max-queue-size", "2", transport=transport
+        ) as server,
+        triton.InferenceServerClient(server.address) as client,
+    ):
+        with Stream(client, headers={"triton_grpc_error": "true"}) as stream:
+            stream.send("probe", probe(1), "1", timeout=1)
+            assert stream.error().status() == f"StatusCode.{late}"
+        assert expired(client) == f"StatusCode.{late}"
+        assert overloaded(client) == f"StatusCode.{full}"
 
 
 def overloaded(client: triton.InferenceServerClient) -> str:

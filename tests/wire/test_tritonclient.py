@@ -13,29 +13,18 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from e2e import models
 from e2e.probe import TABLE_ERROR
-from e2e.server import ServerProcess
+from e2e.server import ServerProcess, running
 from tritonclient.utils import InferenceServerException
 from wire.inputs import DATATYPES, SLOW, probe, tensor
 
 
 @pytest.fixture(scope="module")
 def server(transport: str, model_dir: Path, digits_model: Path, probe_model: Path) -> Iterator[ServerProcess]:
-    echoes = [
-        f"echo-{name}={models.echo(model_dir / f'echo-{name}.onnx', element)}"
-        for name, (element, _) in DATATYPES.items()
-    ]
-    server = ServerProcess.start(
+    echoes = models.echoes(model_dir, *DATATYPES)
+    with running(
         f"digits={digits_model}", probe_model, *echoes, "--priority-weights", "8,1", transport=transport
-    )
-    yield server
-    assert server.stop() == 0
-    assert not server.errors(), "".join(server.log)
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
-    with triton.InferenceServerClient(server.address) as client:
-        yield client
+    ) as server:
+        yield server
 
 
 def test_health_and_metadata(client: triton.InferenceServerClient) -> None:
@@ -55,7 +44,7 @@ def test_health_and_metadata(client: triton.InferenceServerClient) -> None:
 
 @pytest.mark.parametrize("name", DATATYPES)
 def test_every_datatype(client: triton.InferenceServerClient, name: str) -> None:
-    dtype = DATATYPES[name][1]
+    dtype = DATATYPES[name]
     if name == "BYTES":
         array = np.array([["", "plain", "zwölf Boxkämpfer"], ["a\0b", "line\n", "終"]], dtype=object)
         expected = np.array([[text.encode() for text in row] for row in array], dtype=object)

@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from e2e.probe import TABLE_ERROR
-from e2e.server import ServerProcess
+from e2e.server import ServerProcess, running
 from tritonclient.grpc.auth import BasicAuth
 from tritonclient.utils import InferenceServerException
 from wire.inputs import probe, tensor
@@ -32,10 +32,8 @@ Answers = queue.Queue[tuple[Any, Any]]
 def server(
     transport: str, echo_model: Path, digits_model: Path, probe_model: Path
 ) -> Iterator[ServerProcess]:
-    server = ServerProcess.start(f"digits={digits_model}", echo_model, probe_model, transport=transport)
-    yield server
-    assert server.stop() == 0
-    assert not server.errors(), "".join(server.log)
+    with running(f"digits={digits_model}", echo_model, probe_model, transport=transport) as server:
+        yield server
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from e2e import models
-from e2e.server import ServerProcess
-from onnx import TensorProto
+from e2e.server import ServerProcess, running
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 from wire.inputs import DATATYPES, tensor
@@ -25,18 +24,12 @@ FLOATS: dict[str, Any] = {"FP16": np.uint16, "BF16": np.uint16, "FP32": np.uint3
 
 @pytest.fixture(scope="module")
 def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
-    served = [
-        f"echo-{name}={models.echo(model_dir / f'values-{name}.onnx', element)}"
-        for name, (element, _) in DATATYPES.items()
-    ]
+    served = models.echoes(model_dir, *DATATYPES)
     # Without a leading dimension that varies, there is no batching.
-    for name, element in (("FP32", TensorProto.FLOAT), ("BYTES", TensorProto.STRING)):
-        served.append(f"scalar-{name}={models.echo(model_dir / f'scalar-{name}.onnx', element, [])}")
-        served.append(f"fixed-{name}={models.echo(model_dir / f'fixed-{name}.onnx', element, [3])}")
-    server = ServerProcess.start(*served, "--max-message-bytes", str(32 * MIB), transport=transport)
-    yield server
-    assert server.stop() == 0
-    assert not server.errors(), "".join(server.log)
+    served += models.echoes(model_dir, "FP32", "BYTES", prefix="scalar", dims=())
+    served += models.echoes(model_dir, "FP32", "BYTES", prefix="fixed", dims=(3,))
+    with running(*served, "--max-message-bytes", str(32 * MIB), transport=transport) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +45,7 @@ def echoed(client: triton.InferenceServerClient, model: str, array: Any) -> Any:
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)], ids=str)
 @pytest.mark.parametrize("name", DATATYPES)
 def test_no_elements(client: triton.InferenceServerClient, name: str, shape: tuple[int, int]) -> None:
-    result = client.infer(f"echo-{name}", [tensor("x", np.empty(shape, DATATYPES[name][1]), name)])
+    result = client.infer(f"echo-{name}", [tensor("x", np.empty(shape, DATATYPES[name]), name)])
     (output,) = result.get_response().outputs
     assert (output.datatype, tuple(output.shape)) == (name, shape)
     assert list(result.get_response().raw_output_contents) == [b""]
@@ -67,7 +60,7 @@ def test_no_dimensions(client: triton.InferenceServerClient) -> None:
 
 @pytest.mark.parametrize("name", FLOATS)
 def test_every_bit_of_a_float_survives(client: triton.InferenceServerClient, name: str) -> None:
-    dtype, bits = DATATYPES[name][1], FLOATS[name]
+    dtype, bits = DATATYPES[name], FLOATS[name]
     finfo: Any = ml_dtypes.finfo
     limits = finfo(dtype)
     special = [np.nan, np.inf, -np.inf, -0.0, 0.0, limits.max, limits.min, limits.smallest_subnormal]

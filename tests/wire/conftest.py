@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import tritonclient.grpc as triton
+from e2e.server import ServerProcess
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
+    """tritonclient, connected to the server of the module."""
+    with triton.InferenceServerClient(server.address) as client:
+        yield client
