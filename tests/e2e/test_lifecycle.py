@@ -63,6 +63,7 @@ def test_a_model_that_mixes_its_rows_is_served_unbatched_and_right(serve: Serve,
             np.testing.assert_allclose(future.result(30)["share"], [[1, 1, 1]])
         together = client.infer("mixing", {"x": x})["share"]
     np.testing.assert_allclose(together, [[0.25, 0.5, 0.75], [0.75, 0.5, 0.25]], rtol=1e-5)
+    assert server.stop() == 0
     assert any("served unbatched: output 'share'" in line for line in server.log)
 
 
