@@ -328,7 +328,7 @@ def test_cancelled_and_expired_while_queued(desk: Callable[..., Desk]) -> None:
     at = desk()
     first = at.infer("first")
     at.runner.await_batches(1)
-    gone, late = at.infer("gone"), at.infer("late", timeout=2)
+    gone, late = at.infer("gone"), at.infer("late", timeout=0.2)
     at.await_queued(2)
     assert gone.cancel()
     assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
