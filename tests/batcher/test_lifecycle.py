@@ -29,7 +29,8 @@ def test_a_bad_option_is_named_with_its_value(option: str, value: Any) -> None:
     threads = threading.active_count()
     with pytest.raises(ValueError, match=rf"^{option} is {value}; it must be at least \d and finite$"):
         Batcher(lambda x: x, **{option: value})
-    assert threading.active_count() == threads
+    # Of another test one may end meanwhile.
+    assert threading.active_count() <= threads
 
 
 def test_leaving_the_context_finishes_what_was_accepted(runner: ScriptedRunner) -> None:

@@ -114,9 +114,9 @@ async def test_a_real_server_in_both_loops(tmp_path: Path) -> None:
         async with channels(server.address, 2) as infers:
             requests = [request_bytes(row[None], explain=True) for row in rows]
             target = Target(server, infers, requests, run_directly(model, rows))
-            capacity = await target.capacity(0.1)
+            capacity = await target.capacity(0.5)
             assert capacity.rate > 0
             sample = await target.offer(0.2, Capacity(500.0, 1.0), 0.1, deadline=20.0, seed=1)
             assert set(sample.summary.shares) <= set(PROPER)
-            ride = explained(await closed_loop(infers, requests, 2, 0.1, lead_in=0.0))
+            ride = explained(await closed_loop(infers, requests, 2, 0.5, lead_in=0.0))
             assert 1 <= ride.rows <= 2

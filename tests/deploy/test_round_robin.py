@@ -15,7 +15,7 @@ from tensorferry.protos import SERVICE_NAME, inference_pb2_grpc
 from tensorferry.protos import inference_pb2 as pb
 
 # Longer than it takes until a client is told by the health service, however busy the machine is.
-DELAY = ("--drain-delay-seconds", "2")
+DELAY = ("--drain-delay-seconds", "3")
 
 # Calls are never sent again: what is refused fails.
 WITHOUT_RETRIES = (
@@ -41,7 +41,10 @@ def servers(transport: str, probe_model: Path) -> Iterator[list[ServerProcess]]:
     started = [ServerProcess.start(probe_model, *DELAY, transport=transport) for _ in range(2)]
     yield started
     for server in started:
-        assert server.stop() == 0
+        # All at once, since each waits for the delay.
+        server.signal()
+    for server in started:
+        assert server.wait() == 0
         assert not server.errors()
 
 

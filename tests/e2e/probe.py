@@ -18,11 +18,27 @@ TABLE_ERROR = "Gather node: indices element out of data bounds, idx=99"
 WAIT_SECONDS = 60
 
 
-def request(
-    tag: int, *, rows: int = 1, index: int = 0, work: int = 0, model: str = "probe"
-) -> pb.ModelInferRequest:
-    """A request whose answer carries `tag`, and tells the batch it rode in."""
+def _numbers(tag: int, rows: int, first: float | None) -> npt.NDArray[np.float32]:
     x = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4) + tag * 1000
+    if first is not None:
+        x[0, 0] = first
+    return x
+
+
+def request(
+    tag: int,
+    *,
+    rows: int = 1,
+    index: int = 0,
+    work: int = 0,
+    model: str = "probe",
+    first: float | None = None,
+) -> pb.ModelInferRequest:
+    """A request whose answer carries `tag`, and tells the batch it rode in.
+
+    `first` takes the place of its first number: what a faulty device is told by.
+    """
+    x = _numbers(tag, rows, first)
     message = pb.ModelInferRequest(model_name=model, id=str(tag))
     message.parameters["explain"].bool_param = True
     for name, datatype, array in (
@@ -35,9 +51,9 @@ def request(
     return message
 
 
-def answer(tag: int, *, rows: int = 1, index: int = 0) -> npt.NDArray[np.float32]:
+def answer(tag: int, *, rows: int = 1, index: int = 0, first: float | None = None) -> npt.NDArray[np.float32]:
     """What the model answers to that request."""
-    return 2 * (np.arange(rows * 4, dtype=np.float32).reshape(rows, 4) + tag * 1000) + index
+    return 2 * _numbers(tag, rows, first) + index
 
 
 def output(response: pb.ModelInferResponse) -> npt.NDArray[np.float32]:

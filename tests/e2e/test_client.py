@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from e2e.faulty import HANG
+from e2e.fixtures import Serve
 from e2e.probe import TABLE_ERROR
 from e2e.server import ServerProcess, command, environment, running
+from e2e.test_metrics import scrape_until
 
 from tensorferry.client import (
     DeadlineExceeded,
     InferenceClient,
     InferenceError,
+    InferenceResult,
     Internal,
     InvalidArgument,
     InvalidInput,
@@ -58,7 +63,7 @@ def test_infer_submit_and_errors(server: ServerProcess) -> None:
         with pytest.raises(Internal, match="Gather node"):
             client.infer("probe", probe(1, index=99))
         with pytest.raises(DeadlineExceeded):
-            client.infer("probe", probe(1, work=20_000), timeout=0.2)
+            client.infer("probe", probe(1, work=5_000), timeout=0.2)
     with InferenceClient(server.address, check=False) as client, pytest.raises(InvalidArgument):
         client.infer("probe", {"x": np.ones((1, 4), np.float32)})
 
@@ -82,16 +87,30 @@ def test_stream(server: ServerProcess, ordered: bool) -> None:
     assert not ordered or ids == list(range(300))
 
 
-def test_results_come_as_they_finish(server: ServerProcess) -> None:
+def test_results_come_as_they_finish(serve_faulty: Serve, tmp_path: Path) -> None:
     """While the device is busy with a slow request, an error does not wait for it; in order it does."""
 
-    with InferenceClient(server.address, check=False) as client:
+    release = tmp_path / "release"
+    server = serve_faulty("--metrics-port", "0", FAULTY_RELEASE=str(release))
+
+    def name(outcome: InferenceResult | InferenceError) -> str:
+        return outcome.request_id if isinstance(outcome, InferenceError) else outcome.id
+
+    with InferenceClient(server.address, check=False) as client, ThreadPoolExecutor(1) as consumer:
         wrong = StreamRequest({"x": np.ones((1, 4), np.float32)}, request_id="wrong")
-        slow = StreamRequest(probe(1, work=3_000), request_id="slow")
-        for ordered, expected in ((False, ["wrong", "slow"]), (True, ["slow", "wrong"])):
-            outcomes = client.stream("probe", [slow, wrong], ordered=ordered, timeout=60, on_error="yield")
-            ids = [o.request_id if isinstance(o, InferenceError) else o.id for o in outcomes]
-            assert ids == expected
+        slow = StreamRequest({**probe(1), "x": np.full((1, 4), HANG, np.float32)}, request_id="slow")
+        both = [slow, wrong]
+        outcomes = client.stream("probe", both, timeout=60, on_error="yield")
+        assert name(next(outcomes)) == "wrong"
+        release.touch()
+        assert [name(outcome) for outcome in outcomes] == ["slow"]
+        release.unlink()
+        consumed = consumer.submit(
+            list, client.stream("probe", both, ordered=True, timeout=60, on_error="yield")
+        )
+        scrape_until(server, lambda found: found["tensorferry_calls_refused_total"] == 2)
+        release.touch()
+        assert [name(outcome) for outcome in consumed.result(60)] == ["slow", "wrong"]
 
 
 async def test_asyncio(server: ServerProcess) -> None:

@@ -94,7 +94,7 @@ def test_who_reads_the_sockets(given: str | None, read_by_pool: bool, digits_mod
     assert "experiment" not in log
     # The pool of 1.71 never reads them.
     if read_by_pool and not grpc.__version__.startswith("1.71."):
-        assert wakes >= REQUESTS
+        assert wakes >= REQUESTS / 2
     else:
         assert wakes < REQUESTS / 2
 

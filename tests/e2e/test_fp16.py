@@ -32,6 +32,7 @@ def test_clients_notice_nothing_but_the_rounding(serve: Serve, tmp_path: Path) -
             assert got.dtype == np.float32
             np.testing.assert_allclose(got, expected, atol=5e-3)
             assert not np.array_equal(got, expected)
+    assert server.stop() == 0
     assert any("model m in FP16: outputs differ from FP32 by at most" in line for line in server.log)
 
 

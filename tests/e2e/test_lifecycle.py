@@ -15,6 +15,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from e2e.faulty import HANG
 from e2e.fixtures import Serve
 from e2e.probe import OpenStream, answer, output, request
 from e2e.server import command, environment
@@ -62,6 +63,7 @@ def test_a_model_that_mixes_its_rows_is_served_unbatched_and_right(serve: Serve,
             np.testing.assert_allclose(future.result(30)["share"], [[1, 1, 1]])
         together = client.infer("mixing", {"x": x})["share"]
     np.testing.assert_allclose(together, [[0.25, 0.5, 0.75], [0.75, 0.5, 0.25]], rtol=1e-5)
+    assert server.stop() == 0
     assert any("served unbatched: output 'share'" in line for line in server.log)
 
 
@@ -131,25 +133,27 @@ def test_health_is_told_for_the_server_and_each_model(serve: Serve, digits_model
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains(serve: Serve, probe_model: Path, number: signal.Signals) -> None:
+def test_a_signal_drains(serve_faulty: Serve, tmp_path: Path, number: signal.Signals) -> None:
     """Health turns, new calls get UNAVAILABLE, accepted work finishes, the exit code is 0."""
-    server = serve(probe_model, "--drain-seconds", "60")
+    release = tmp_path / "release"
+    server = serve_faulty("--drain-seconds", "60", FAULTY_RELEASE=str(release))
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == SERVING
-        work = 2 * work_of_one_second(stub)
         stream = OpenStream(channel)
-        stream.send(request(1, work=work), request(2))
+        # Runs until it is released, however long what follows takes.
+        stream.send(request(1, first=HANG), request(2))
         server.signal(number)
         assert next(watch).status == NOT_SERVING
         with pytest.raises(grpc.RpcError) as caught:
             stub.ModelInfer(request(3), timeout=60)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "shutting down" in (caught.value.details() or "")
-        for tag in (1, 2):
+        release.touch()
+        for tag, first in ((1, HANG), (2, None)):
             response = stream.await_answer(str(tag))
-            np.testing.assert_array_equal(output(response.infer_response), answer(tag))
+            np.testing.assert_array_equal(output(response.infer_response), answer(tag, first=first))
         with pytest.raises(grpc.RpcError) as ended:
             stream.await_answer("another")
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -251,8 +255,10 @@ def test_many_streams_come_and_go_without_threads_or_memory_growing(serve: Serve
     before = threads(), resident_kib()
     for _ in range(5):
         round_of_streams()
-    assert threads() <= before[0] + 8
-    assert resident_kib() <= before[1] + 20_000
+    # How many are there at once is a matter of how soon the machine ends those that are over: of 300
+    # streams one in five would have to leave a thread, or each 100 KB.
+    assert threads() <= before[0] + 60
+    assert resident_kib() <= before[1] + 30_000
 
 
 def test_a_client_that_does_not_read_stops_being_read(serve: Serve, echo_model: Path) -> None:

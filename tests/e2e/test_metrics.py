@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import grpc
 import numpy as np
 import pytest
+from e2e.faulty import HANG
 from e2e.fixtures import Serve
 from e2e.probe import WAIT_SECONDS, OpenStream, request
 from e2e.server import ServerProcess, command, environment
@@ -163,12 +164,14 @@ def test_callers_that_are_not_known_are_counted(serve: Serve, probe_model: Path,
     assert found["tensorferry_calls_refused_total"] == 2
 
 
-def test_the_page_is_there_until_the_server_stops(serve: Serve, probe_model: Path) -> None:
+def test_the_page_is_there_until_the_server_stops(serve_faulty: Serve, tmp_path: Path) -> None:
     """While it drains, one sees what it waits for."""
-    server = serve(probe_model, "--metrics-port", 0, "--max-queue-delay-ms", 600_000)
+    release = tmp_path / "release"
+    options = ("--metrics-port", 0, "--max-queue-delay-ms", 600_000)
+    server = serve_faulty(*options, FAULTY_RELEASE=str(release))
     with grpc.insecure_channel(server.address) as channel:
         slow = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(
-            request(1, work=30_000), timeout=600
+            request(1, first=HANG), timeout=600
         )
         scrape_until(server, lambda found: found["tensorferry_requests_accepted_total"] == 1)
         server.signal()
@@ -176,6 +179,7 @@ def test_the_page_is_there_until_the_server_stops(serve: Serve, probe_model: Pat
         scrape_until(server, lambda found: found["tensorferry_running_requests"] == 1)
         assert not slow.done()
         slow.cancel()
+        release.touch()
         assert server.wait() == 0
     with pytest.raises(urllib.error.URLError):
         scrape(server)

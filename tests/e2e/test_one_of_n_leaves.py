@@ -1,7 +1,7 @@
 """One of N requests of a batch leaves, in every way there is: the others get their right answers.
 
 The window is ten minutes, so a batch leaves when it is full and at no other time: the tests
-choose who rides in it.
+choose who rides in it. One that runs does so until it is released.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
+from e2e.faulty import HANG
 from e2e.fixtures import Serve
 from e2e.probe import OpenStream, answer, batch_of, output, request
+from e2e.server import ServerProcess
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
@@ -35,7 +38,7 @@ class Scene:
     channel: grpc.Channel
     stub: inference_pb2_grpc.GRPCInferenceServiceStub
     others: OpenStream
-    work_of_one_second: int
+    release: Path
     metrics: str
 
     def fill(self) -> None:
@@ -46,43 +49,69 @@ class Scene:
                 return
         self.await_neighbours()
 
-    def await_running(self, requests: int = SIZE) -> None:
-        """Returns when a batch of so many requests has left."""
+    def await_metric(self, beginning: str, value: int) -> None:
+        """Returns when the metric has this value."""
         bound = time.monotonic() + 60
         while True:
             with urllib.request.urlopen(self.metrics, timeout=60) as page:
                 lines = page.read().decode().splitlines()
-            running = [line for line in lines if line.startswith("tensorferry_running_requests{")]
-            if running[0].endswith(f" {float(requests)}"):
+            found = [line for line in lines if line.startswith(beginning)]
+            if found[0].endswith(f" {float(value)}"):
                 return
-            assert time.monotonic() < bound, running
+            assert time.monotonic() < bound, found
+
+    def await_running(self, requests: int = SIZE) -> None:
+        """Returns when a batch of so many requests has left."""
+        self.await_metric("tensorferry_running_requests{", requests)
 
     def await_neighbours(self) -> None:
         for tag in NEIGHBOURS:
             self.others.await_answer(str(tag))
 
-    def check_neighbours(self, *, same_batch: bool = True) -> None:
+    def check_neighbours(self, *, same_batch: bool = True, first: float | None = None) -> None:
         responses = [self.others.answers[str(tag)] for tag in NEIGHBOURS]
         for tag, response in zip(NEIGHBOURS, responses, strict=True):
             assert not response.error_message
-            np.testing.assert_array_equal(output(response.infer_response), answer(tag))
+            np.testing.assert_array_equal(output(response.infer_response), answer(tag, first=first))
         batches = {batch_of(response.infer_response) for response in responses}
         assert len(batches) == 1 or not same_batch
 
 
-@pytest.fixture
-def scene(serve: Serve, probe_model: Path) -> Iterator[Scene]:
-    server = serve(
-        probe_model, "--max-batch-size", SIZE, "--max-queue-delay-ms", 600_000, "--metrics-port", 0
-    )
+OPTIONS = ("--max-batch-size", SIZE, "--max-queue-delay-ms", 600_000, "--metrics-port", 0)
+
+
+@contextmanager
+def set_up(server: ServerProcess, release: Path) -> Iterator[Scene]:
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        started = time.perf_counter()
-        stub.ModelInfer(request(0, rows=SIZE, work=400), timeout=60)
-        work = round(400 / (time.perf_counter() - started))
-        others = OpenStream(channel)
-        yield Scene(channel, stub, others, work, server.ready["metrics"])
-        others.cancel()
+        scene = Scene(channel, stub, OpenStream(channel), release, server.ready["metrics"])
+        yield scene
+        release.touch()
+        scene.others.cancel()
+        # What this test has queued is in no batch of the next.
+        scene.await_metric("tensorferry_queued_requests{", 0)
+
+
+@pytest.fixture(scope="module")
+def server(transport: str, probe_model: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess.start(probe_model, *map(str, OPTIONS), transport=transport)
+    yield server
+    assert server.stop() == 0
+    assert not server.errors()
+
+
+@pytest.fixture
+def scene(server: ServerProcess, tmp_path: Path) -> Iterator[Scene]:
+    with set_up(server, tmp_path / "release") as scene:
+        yield scene
+
+
+@pytest.fixture
+def held_scene(serve_faulty: Serve, tmp_path: Path) -> Iterator[Scene]:
+    """On a server of its own, since from a batch that is held one learns how long batches take."""
+    release = tmp_path / "release"
+    with set_up(serve_faulty(*OPTIONS, FAULTY_RELEASE=str(release)), release) as scene:
+        yield scene
 
 
 def test_one_cancels_while_queued(scene: Scene) -> None:
@@ -103,39 +132,44 @@ def test_one_unary_call_is_cancelled_at_any_moment(scene: Scene) -> None:
     scene.check_neighbours()
 
 
-def test_one_cancels_while_running(scene: Scene) -> None:
-    victim = OpenStream(scene.channel)
+def test_one_cancels_while_running(held_scene: Scene) -> None:
+    victim = OpenStream(held_scene.channel)
     victim.send(request(VICTIM))
-    others = [request(tag, work=scene.work_of_one_second) for tag in NEIGHBOURS]
-    scene.others.send(*others, *(request(tag) for tag in FILLERS[:2]))
-    scene.await_running()
+    others = [request(tag, first=HANG) for tag in NEIGHBOURS]
+    held_scene.others.send(*others, *(request(tag) for tag in FILLERS[:2]))
+    held_scene.await_running()
     victim.cancel()
-    scene.await_neighbours()
-    scene.check_neighbours()
+    # No more of it runs: the server has heard.
+    held_scene.await_metric("tensorferry_running_requests{", SIZE - 1)
+    held_scene.release.touch()
+    held_scene.await_neighbours()
+    held_scene.check_neighbours(first=HANG)
     assert str(VICTIM) not in victim.answers
 
 
-def test_the_deadline_of_one_passes_while_queued(scene: Scene) -> None:
+def test_the_deadline_of_one_passes_while_queued(held_scene: Scene) -> None:
     # Behind a batch that runs for longer: a free worker would cut the window short for the deadline.
-    busy = request(RUNNING, rows=SIZE, work=2 * scene.work_of_one_second)
-    scene.others.send(busy)
-    scene.await_running(1)
-    scene.others.send(*(request(tag) for tag in NEIGHBOURS))
+    held_scene.others.send(request(RUNNING, rows=SIZE, first=HANG))
+    held_scene.await_running(1)
+    held_scene.others.send(*(request(tag) for tag in NEIGHBOURS))
     with pytest.raises(grpc.RpcError) as caught:
-        scene.stub.ModelInfer(request(VICTIM), timeout=0.2)
+        held_scene.stub.ModelInfer(request(VICTIM), timeout=0.2)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    scene.fill()
-    scene.check_neighbours()
+    held_scene.release.touch()
+    held_scene.fill()
+    held_scene.check_neighbours()
 
 
-def test_the_deadline_of_one_passes_while_running(scene: Scene) -> None:
-    others = [request(tag, work=2 * scene.work_of_one_second) for tag in NEIGHBOURS]
-    scene.others.send(*others, *(request(tag) for tag in FILLERS[:2]))
-    with pytest.raises(grpc.RpcError) as caught:
-        scene.stub.ModelInfer(request(VICTIM), timeout=0.5)
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    scene.await_neighbours()
-    scene.check_neighbours()
+def test_the_deadline_of_one_passes_while_running(held_scene: Scene) -> None:
+    others = [request(tag, first=HANG) for tag in NEIGHBOURS]
+    held_scene.others.send(*others, *(request(tag) for tag in FILLERS[:2]))
+    # Time enough to get there: the batch does not leave without it.
+    victim = held_scene.stub.ModelInfer.future(request(VICTIM), timeout=3)
+    held_scene.await_running()
+    assert victim.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    held_scene.release.touch()
+    held_scene.await_neighbours()
+    held_scene.check_neighbours(first=HANG)
 
 
 def _wrong_datatype(message: pb.ModelInferRequest) -> None:

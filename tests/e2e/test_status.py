@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from e2e.faulty import HANG
 from e2e.fixtures import Serve
 from e2e.probe import WAIT_SECONDS, request
 from e2e.server import ServerProcess, command, environment
@@ -75,11 +76,13 @@ def test_who_has_an_answer_finds_its_request_in_its_batch(serve: Serve, digits_m
     assert top(server, "--model", "x").returncode == 1
 
 
-def test_a_server_that_drains_is_alive_and_not_ready(serve: Serve, probe_model: Path) -> None:
-    server = serve(probe_model, "--metrics-port", 0, "--max-queue-delay-ms", 600_000)
+def test_a_server_that_drains_is_alive_and_not_ready(serve_faulty: Serve, tmp_path: Path) -> None:
+    release = tmp_path / "release"
+    options = ("--metrics-port", 0, "--max-queue-delay-ms", 600_000)
+    server = serve_faulty(*options, FAULTY_RELEASE=str(release))
     with grpc.insecure_channel(server.address) as channel:
         slow = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(
-            request(1, work=30_000), timeout=600
+            request(1, first=HANG), timeout=600
         )
         status_until(server, lambda found: found["models"][0]["requests"]["accepted"] == 1)
         server.signal()
@@ -90,6 +93,7 @@ def test_a_server_that_drains_is_alive_and_not_ready(serve: Serve, probe_model: 
         assert text.startswith("not ready\nthe server is draining\n")
         assert ask(server, "/healthz")[0] == 200
         slow.cancel()
+        release.touch()
         assert server.wait() == 0
     ended = top(server)
     assert ended.returncode == 1

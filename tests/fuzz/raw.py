@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 from collections.abc import Sequence
@@ -39,6 +40,15 @@ def headers_of(rpc: str = "ModelInfer", **changed: str | None) -> list[Header]:
         plain = name.replace("_", "-")
         fields[f":{plain}" if f":{plain}" in fields else plain] = value
     return [(name.encode(), value.encode()) for name, value in fields.items() if value is not None]
+
+
+def say_no_more(connection: socket.socket) -> None:
+    """Ends the client's side; a server that has ended the connection before is no error."""
+    try:
+        connection.shutdown(socket.SHUT_WR)
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:
+            raise
 
 
 @dataclass(slots=True)

@@ -119,7 +119,7 @@ def test_a_broken_session_is_built_anew_as_it_was(
 def test_a_long_run_is_ended_for_real_and_the_next_is_not(
     kind: str, load: Load, faults: Faults, scratch: Path
 ) -> None:
-    model = load(e2e_models.probe, **KINDS[kind], run_timeout=0.2, batching="trust")
+    model = load(e2e_models.probe, **KINDS[kind], run_timeout=1, batching="trust")
     graphs = [graph for number, graph in faults.runs if graph is not None]
     assert bool(graphs) == ("cuda_graphs" in KINDS[kind])
     inputs: dict[str, Any] = {"x": np.ones((2, 4), np.float32), "index": np.zeros(2, np.int64)}

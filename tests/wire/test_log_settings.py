@@ -59,9 +59,8 @@ def test_settings_have_effect(serve: Serve, probe_model: Path) -> None:
     assert not any("SIGTERM" in line["message"] for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("settings", "code", "message"),
-    [
+async def test_what_is_refused(serve: Serve, echo_model: Path) -> None:
+    refused: list[tuple[dict[str, Any], str, str]] = [
         (
             {"log_file": "elsewhere.log"},
             "UNIMPLEMENTED",
@@ -70,17 +69,14 @@ def test_settings_have_effect(serve: Serve, probe_model: Path) -> None:
         ({"log_info": None}, "INVALID_ARGUMENT", "expect boolean for 'log_info'"),
         ({"log_format": "yaml"}, "INVALID_ARGUMENT", "invalid argument for log_format, got: yaml"),
         ({"verbose": True}, "INVALID_ARGUMENT", "unknown log setting 'verbose'"),
-    ],
-)
-async def test_what_is_refused(
-    serve: Serve, echo_model: Path, settings: dict[str, Any], code: str, message: str
-) -> None:
+    ]
     async with triton_aio.InferenceServerClient(serve(echo_model, "--allow-log-settings").address) as client:
-        with pytest.raises(InferenceServerException) as caught:
-            await client.update_log_settings(settings)
-        assert caught.value.status() == f"StatusCode.{code}"
-        assert message in caught.value.message()
-        assert (await client.get_log_settings(as_json=True))["settings"] == AT_FIRST
+        for settings, code, message in refused:
+            with pytest.raises(InferenceServerException) as caught:
+                await client.update_log_settings(settings)
+            assert caught.value.status() == f"StatusCode.{code}"
+            assert message in caught.value.message()
+            assert (await client.get_log_settings(as_json=True))["settings"] == AT_FIRST
 
 
 def test_changes_are_refused_unless_they_are_allowed(serve: Serve, echo_model: Path) -> None:

@@ -39,6 +39,11 @@ def stub(server: ServerProcess) -> Iterator[inference_pb2_grpc.GRPCInferenceServ
         yield inference_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
+# Its windows of time, each tried where a machine is too busy to answer anything in the one before.
+MEASURED = ("100", "1000", "5000")
+TOO_SHORT = "No valid requests recorded within time interval"
+
+
 def perf_analyzer(server: ServerProcess, model: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A run over three windows, in whatever order they come: what is measured is nothing to us."""
     assert (FOLDER / "perf_analyzer").exists(), "CI needs perf_analyzer: make tools"
@@ -52,15 +57,19 @@ def perf_analyzer(server: ServerProcess, model: str, *arguments: str) -> subproc
         "--shape",
         "x:8",
         "--stability-percentage",
-        "999",
+        "1000000",
     )
-    return subprocess.run(
-        [str(FOLDER / "perf_analyzer"), *always, *arguments],
-        env={**os.environ, "LD_LIBRARY_PATH": str(FOLDER / "lib")},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    for milliseconds in MEASURED:
+        ended = subprocess.run(
+            [str(FOLDER / "perf_analyzer"), *always, "--measurement-interval", milliseconds, *arguments],
+            env={**os.environ, "LD_LIBRARY_PATH": str(FOLDER / "lib")},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        if TOO_SHORT not in ended.stdout + ended.stderr:
+            break
+    return ended
 
 
 def count(output: str, what: str) -> int:
@@ -77,7 +86,6 @@ def successes(stub: inference_pb2_grpc.GRPCInferenceServiceStub, model: str) -> 
     return int(model_stats.inference_stats.success.count)
 
 
-WINDOWS = ("--measurement-interval", "100")
 MODES = {
     "sync": (),
     "async": ("--async",),
@@ -95,7 +103,7 @@ def test_each_mode_and_its_counts_are_within_ours(
     server: ServerProcess, stub: inference_pb2_grpc.GRPCInferenceServiceStub, model: str, mode: str
 ) -> None:
     before = successes(stub, model)
-    ended = perf_analyzer(server, model, "--concurrency-range", "4", *WINDOWS, *MODES[mode])
+    ended = perf_analyzer(server, model, "--concurrency-range", "4", *MODES[mode])
     assert ended.returncode == 0, ended.stdout + ended.stderr
     # What it counts is what ended within its windows; there is more before, between and after them.
     assert 0 < count(ended.stdout, "Request count") <= successes(stub, model) - before
@@ -131,7 +139,7 @@ def test_windows_of_so_many_requests_and_a_report_in_csv(
 
 def test_a_rate_of_requests(server: ServerProcess) -> None:
     ended = perf_analyzer(
-        server, "echo-FP32", "--request-rate-range", "100", "--request-distribution", "poisson", *WINDOWS
+        server, "echo-FP32", "--request-rate-range", "100", "--request-distribution", "poisson"
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "Request Rate: 100" in ended.stdout
@@ -140,7 +148,7 @@ def test_a_rate_of_requests(server: ServerProcess) -> None:
 @pytest.mark.parametrize("mode", ["sync", "stream-async"])
 def test_tensors_in_shared_memory(server: ServerProcess, mode: str) -> None:
     ended = perf_analyzer(
-        server, "echo-FP32", "--concurrency-range", "4", "--shared-memory", "system", *WINDOWS, *MODES[mode]
+        server, "echo-FP32", "--concurrency-range", "4", "--shared-memory", "system", *MODES[mode]
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert count(ended.stdout, "Request count") > 0

@@ -342,7 +342,7 @@ def test_headers_reach_the_server_and_those_that_it_does_not_know_do_not_matter(
     answers: Answers = queue.Queue()
     # With this header the answer that is there first comes first; without, in the order of the requests.
     client.start_stream(into(answers), headers={"tensorferry-stream-order": "completion"})
-    client.async_stream_infer("probe", probe(1, work=2000), request_id="slow")
+    client.async_stream_infer("probe", probe(1, work=WORK), request_id="slow")
     client.async_stream_infer("nobody", probe(1), request_id="refused")
     assert "unknown model" in answers.get(timeout=WAIT_SECONDS)[1].message()
     assert answers.get(timeout=WAIT_SECONDS)[0].get_response().id == "slow"
