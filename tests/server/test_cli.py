@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 from server.rig import PATIENCE
@@ -80,3 +83,55 @@ def test_a_signal_that_another_thread_takes_is_an_event() -> None:
         timeout=2 * PATIENCE,
     )
     assert heard.stdout == "15\n", heard.stderr
+
+
+class _LoadsForLong:
+    """An App that still loads its models when it is drained and stopped."""
+
+    loading, enough = threading.Event(), threading.Event()
+
+    def __init__(self, config: ServerConfig, *others: Any) -> None:
+        self.config = config
+
+    def start(self) -> None: ...
+
+    def load(self) -> None:
+        self.loading.set()
+        assert self.enough.wait(PATIENCE)
+        raise RuntimeError("after the end")
+
+    def drain(self) -> bool:
+        return True
+
+    def stop(self) -> bool:
+        return True
+
+
+class _Left(BaseException):
+    """The process is over."""
+
+
+def test_who_is_stopped_while_models_load_does_not_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that comes back from ONNX Runtime as the interpreter ends would abort the process: 134, not 0."""
+
+    def hear(events: Any) -> None:
+        def term() -> None:
+            assert _LoadsForLong.loading.wait(PATIENCE)
+            events.put(signal.SIGTERM)
+
+        threading.Thread(target=term, daemon=True).start()
+
+    def leave(code: int) -> NoReturn:
+        raise _Left(code)
+
+    monkeypatch.setattr(cli, "App", _LoadsForLong)
+    monkeypatch.setattr(cli, "_hear_signals", hear)
+    monkeypatch.setattr(cli, "_leave", leave)
+    monkeypatch.setattr(cli, "watch_threads", lambda lost: None)
+    monkeypatch.setattr(signal, "signal", lambda *args: None)
+    try:
+        with pytest.raises(_Left) as left:
+            cli._serve(ServerConfig(()), None)  # type: ignore[arg-type]
+    finally:
+        _LoadsForLong.enough.set()
+    assert left.value.args == (0,)
