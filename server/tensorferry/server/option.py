@@ -14,6 +14,7 @@ from tensorferry.server.config import ConfigError
 # Thirty years: timers refuse what is some times longer.
 _MOST_SECONDS = 1_000_000_000
 SECONDS = f"a number of seconds from 0 to {_MOST_SECONDS}"
+MILLISECONDS = f"a number of milliseconds from 0 to {_MOST_SECONDS}000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,18 @@ def positive(text: str) -> float:
 
 def seconds(text: str) -> float:
     """A number of seconds from 0 on that the system's timers take."""
-    value = number(text)
-    if value > _MOST_SECONDS:
+    return _bounded(number(text))
+
+
+def milliseconds(text: str) -> float:
+    """As seconds, a number of milliseconds from 0 on, likewise."""
+    return _bounded(number(text) / 1e3)
+
+
+def _bounded(seconds: float) -> float:
+    if seconds > _MOST_SECONDS:
         raise ValueError
-    return value
+    return seconds
 
 
 def path(text: str) -> Path:

@@ -16,10 +16,11 @@ from tensorferry.server.leaving_options import LEAVING_OPTIONS
 from tensorferry.server.limit_options import LIMIT_OPTIONS
 from tensorferry.server.models import NAME
 from tensorferry.server.option import (
+    MILLISECONDS,
     SECONDS,
     Option,
     integer,
-    number,
+    milliseconds,
     one_of,
     path,
     positive,
@@ -197,8 +198,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "max-queue-delay-ms",
         "max_queue_delay",
-        lambda text: number(text) / 1e3,
-        "a number of milliseconds of at least 0",
+        milliseconds,
+        MILLISECONDS,
         "how long a request may wait, from its arrival, for its batch to fill; 0: only while the device is busy",
     ),
     Option(
@@ -225,8 +226,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "slo-ms",
         "slo",
-        lambda text: number(text) / 1e3,
-        "a number of milliseconds of at least 0",
+        milliseconds,
+        MILLISECONDS,
         "deadline of every request from its arrival, if it has no earlier one; 0: none",
     ),
     Option(
