@@ -145,7 +145,7 @@ def test_another_file_name_and_a_directory_with_the_file(tmp_path: Path) -> None
 def test_a_file_name_that_leads_elsewhere(tmp_path: Path, file: str) -> None:
     """A client that may load models may send a configuration, too."""
     add(tmp_path, "m", "1")
-    with pytest.raises(RepositoryError, match="default_model_filename is '.*'; it must be a file"):
+    with pytest.raises(RepositoryError, match=r"default_model_filename is '.*'; it must be a file"):
         numbers(tmp_path, config=ModelConfig(default_model_filename=file))
 
 
