@@ -55,6 +55,22 @@ def test_a_switch_is_true_or_false(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--allow-shared-memory is 'yes'; it must be true or false" in capsys.readouterr().err
 
 
+def test_a_flag_is_written_out(served: list[ServerConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    """Else one that is cut short would mean another once there is one more."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--max-batch", "4", "m.onnx"])
+    assert ended.value.code == 2
+    assert "--max-batch" in capsys.readouterr().err
+
+
+def test_help_shows_defaults_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    help = " ".join(capsys.readouterr().out.split())
+    assert "8,1 gives two (default: 1)" in help
+    assert "(default: (" not in help
+
+
 _TAKEN_BY_ANOTHER_THREAD = f"""
 import queue, signal, threading
 from tensorferry.server.cli import _hear_signals

@@ -284,6 +284,13 @@ def test_a_file_may_have_values_of_the_wrong_type(line: str, tmp_path: Path) -> 
         load(file=file)
 
 
+def test_a_file_with_an_option_in_both_spellings(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("max-batch-size = 4\nmax_batch_size = 8\n")
+    with pytest.raises(ConfigError, match="both max-batch-size and max_batch_size"):
+        load_config(["m.onnx"], {}, {}, file)
+
+
 def test_pad_values_without_pad_lengths() -> None:
     with pytest.raises(ConfigError, match="pad-values are given without pad-lengths; say what is padded"):
         load({"pad-values": "ids=0"})

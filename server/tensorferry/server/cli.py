@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Serves ONNX models over gRPC (Open Inference Protocol v2), batching single requests.",
         epilog="Each option is also an environment variable (TENSORFERRY_PORT) and a key in the --config file "
         "(port = 8001; models = [...]). A flag counts before the environment, that before the file.",
+        allow_abbrev=False,
     )
     parser.add_argument("models", metavar="MODEL", nargs="*", help="path.onnx or name=path.onnx")
     parser.add_argument("--config", metavar="FILE", help="TOML file (also TENSORFERRY_CONFIG)")

@@ -331,7 +331,9 @@ def add_flags(parser: argparse.ArgumentParser, options: Sequence[Option]) -> Non
         shown = f"{default * 1e3:g}" if option.flag.endswith("-ms") else default
         if default in (None, ()):
             shown = "none"
-        if isinstance(default, bool):
+        elif isinstance(default, tuple):
+            shown = ",".join(map(str, default))
+        elif isinstance(default, bool):
             shown = str(default).lower()
         parser.add_argument(
             f"--{option.flag}",
