@@ -390,11 +390,7 @@ class _Sent:
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
         self.directory = Path(mkdtemp(prefix="tensorferry-"))
         weakref.finalize(self, rmtree, self.directory, ignore_errors=True)
-        _write(self.directory / name, files)
-
-
-def _write(home: Path, files: Mapping[str, bytes]) -> None:
-    for name, content in files.items():
-        path = home / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        for file, content in files.items():
+            path = self.directory / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
