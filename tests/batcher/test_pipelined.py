@@ -263,7 +263,8 @@ def test_a_batch_is_not_run_in_vain_when_the_one_before_took_too_long(
     make: Make, runner: ScriptedRunner, clock: VirtualClock, deadlines: list[float], run: bool
 ) -> None:
     batcher = make(runner, 4, pipelined=True, clock=clock)
-    turn = batcher._crew._instances[0].turn = Turn()
+    turn: Any = Turn()
+    batcher._crew._instances[0].turn = turn
     for count in (1, 4):
         batcher.anchor(count, SECONDS)
     first = enqueue(batcher, [0.0])[1]

@@ -37,6 +37,7 @@ def test_infer_prints_the_outputs(
         f"words={words}",
         "--input",
         f"weights={weights}",
+        "--parameter=word=a\x1b[2J",
     ]
     assert cli.infer(arguments) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -45,6 +46,7 @@ def test_infer_prints_the_outputs(
         r"[b'a' b'\xc3\xa5']",
         "weights  FP32 [1, 2]",
         "[[1.  2.5]]",
+        r"word = 'a\x1b[2J'",
     ]
 
 

@@ -19,7 +19,8 @@ import pytest
 from client.scripted import Context, Hang, ScriptedServer, ScriptedServicer, echo, failed, rows, streamed
 
 from tensorferry import client as tf
-from tensorferry.client import InferenceClient, InferenceError, StreamRequest, aio
+from tensorferry.client import InferenceClient, InferenceError, InferenceResult, Internal, StreamRequest, aio
+from tensorferry.client.inflight import InFlight
 from tensorferry.protos import inference_pb2 as pb
 
 Answers = Iterator[pb.ModelStreamInferResponse]
@@ -417,3 +418,14 @@ def test_a_call_that_ends_while_requests_are_sent_says_why(
         with pytest.raises(tf.ResourceExhausted, match="no room") as caught:
             _collect(outcomes, [])
         assert caught.value.retry_after == 0.002
+
+
+def test_a_result_without_outputs_is_a_result() -> None:
+    in_flight = InFlight(2, ordered=True)
+    for request_id in ("answered", "open"):
+        in_flight.add(request_id)
+    result = InferenceResult("m", "1", "answered", {}, {})
+    in_flight.settle("answered", result)
+    answered, unanswered = in_flight.abandon(InferenceError(grpc.StatusCode.INTERNAL, "broken"))
+    assert answered is result
+    assert isinstance(unanswered, Internal)

@@ -31,7 +31,7 @@ from server.tokens import (
     outcome,
 )
 
-from tensorferry.server.access import Access
+from tensorferry.server.access import Access, Certificate
 from tensorferry.server.app import App
 from tensorferry.server.errors import StartError
 from tensorferry.server.roles import ROLE_OF_METHOD, role_of
@@ -383,3 +383,13 @@ class TestTheFile:
         path.write_text("\n# NAME ROLES TOKEN\n\n")
         Access(tokens=path).open()
         assert f"{path} names nobody" in caplog.text
+
+    def test_blanks_around_a_token_take_no_memory(self, tmp_path: Path) -> None:
+        path = tmp_path / "tokens"
+        path.write_text(line("alice", "infer", "a"))
+        access = Access(tokens=path)
+        access.open()
+        for header in ("Bearer a", f"Bearer {' ' * 1000}a"):
+            caller = access.admit("infer", (("authorization", header),), str, lambda: Certificate(None, ()))
+            assert caller.name == "alice"
+        assert list(access._known.headers) == ["Bearer a"]

@@ -147,6 +147,23 @@ def test_nobody_waits_while_nobody_reads(lines: Lines, monkeypatch: pytest.Monke
     assert [vars(record).get("left_out") for record in lines.kept] == [None] * 5 + [6]
 
 
+def test_the_writer_goes_on_after_a_fault(lines: Lines, caplog: pytest.LogCaptureFixture) -> None:
+    faults = iter([SystemExit("a fault")])
+
+    def room() -> bool:
+        for fault in faults:
+            raise fault
+        return True
+
+    log = AccessLog(10, room)
+    log.start()
+    for request_id in "ab":
+        ended(log, request_id=request_id)
+    assert log.stop(PATIENCE)
+    assert [vars(record)["request_id"] for record in lines.kept] == ["b"]
+    assert "the access log ended unexpectedly" in caplog.text
+
+
 def test_a_line_that_would_wait_is_left_out(lines: Lines) -> None:
     log = AccessLog(9, lambda: False)
     log.start()

@@ -60,7 +60,7 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "max-queue-size": [("1", 1), ("100000", 100_000), ("7", 7)],
     "max-queue-bytes": [("1", 1), ("3 GiB", 3 << 30), ("5KiB", 5 << 10)],
     "max-message-bytes": [("1", 1), ("2147483647", (1 << 31) - 1), ("16MiB", 16 << 20)],
-    "drain-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
+    "drain-seconds": [("0", 0.0), ("0.5", 0.5), ("1e9", 1e9)],
     "drain-delay-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
     "max-connection-age-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
     "run-timeout-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
@@ -122,7 +122,7 @@ BAD: dict[str, list[str]] = {
     "model-repository": ["", ":a", "a:", "a::b"],
     "model-control": ["", "off", "manual"],
     "load-model": ["", "a,", "a b", "../a", "a,*", "-a"],
-    "repository-poll-seconds": ["", "0", "-1", "nan", "inf", "15s"],
+    "repository-poll-seconds": ["", "0", "-1", "nan", "inf", "15s", "1e10"],
     "exit-on-error": ["", "1", "no"],
     "host": ["", "a b", "a/b", "a,b", "http://a"],
     "port": ["", "-1", "65536", "80.0", "http"],
@@ -151,20 +151,20 @@ BAD: dict[str, list[str]] = {
     "batching": ["", "off", "true"],
     "pad-lengths": ["", "16", "=16", "n=", "n=0", "n=8,4", "n=4,4", "n=4,,8", "n=-1,2", "n=1.5"],
     "pad-values": ["", "ids", "=0", "ids=0,", "ids=0,mask", "ids=0,ids=1"],
-    "max-queue-delay-ms": ["", "-1", "nan", "inf", "1ms", "-0.1"],
+    "max-queue-delay-ms": ["", "-1", "nan", "inf", "1ms", "-0.1", "1e13"],
     "cuda-graphs": ["", "yes", "0", "1,0", "1;2"],
     "tensorrt-cache": [""],
     "preferred-batch-sizes": ["", "0", "4,0", "4;8", "4,", "-4", "2.5"],
     "priority-weights": ["", "0", "8,0", "high", "8,", "-1", "1.5"],
     "default-priority": ["", "-1", "high", "1.5"],
-    "slo-ms": ["", "-1", "nan", "inf", "1ms"],
+    "slo-ms": ["", "-1", "nan", "inf", "1ms", "1e13"],
     "max-queue-size": ["", "0", "-5", "1e3"],
     "max-queue-bytes": ["", "0", "0 GiB", "-1", "1.5 GiB", "1 GB", "1 gib", "KiB"],
     "max-message-bytes": ["", "0", "2147483648", "2 GiB", "-1"],
-    "drain-seconds": ["", "-1", "nan", "inf", "1s"],
-    "drain-delay-seconds": ["", "-1", "nan", "inf", "1s"],
-    "max-connection-age-seconds": ["", "-1", "nan", "inf", "1s"],
-    "run-timeout-seconds": ["", "-1", "nan", "inf", "1s"],
+    "drain-seconds": ["", "-1", "nan", "inf", "1s", "1e10"],
+    "drain-delay-seconds": ["", "-1", "nan", "inf", "1s", "1e10"],
+    "max-connection-age-seconds": ["", "-1", "nan", "inf", "1s", "1e10"],
+    "run-timeout-seconds": ["", "-1", "nan", "inf", "1s", "1e10"],
     "exit-on-device-loss": ["", "yes", "1", "on"],
     "triton-status-codes": ["", "yes", "1", "on"],
     "allow-shared-memory": ["", "yes", "1", "on"],
@@ -278,6 +278,13 @@ def test_a_file_may_have_values_of_the_wrong_type(line: str, file: Path) -> None
     file.write_text(line)
     with pytest.raises(ConfigError, match="it must be"):
         load(file=file)
+
+
+def test_a_file_with_an_option_in_both_spellings(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("max-batch-size = 4\nmax_batch_size = 8\n")
+    with pytest.raises(ConfigError, match="both max-batch-size and max_batch_size"):
+        load_config(["m.onnx"], {}, {}, file)
 
 
 TLS = {"tls-certificate": "a.crt", "tls-key": "a.key"}

@@ -341,6 +341,22 @@ def test_nothing_keeps_what_was_unloaded(world: World) -> None:
     assert left() is None
 
 
+def test_files_that_cannot_be_kept(world: World) -> None:
+    control = world.start()
+    for files in ({"1/a": b"", "1/a/b": b""}, {f"1/{'a' * 300}": b""}):
+        with pytest.raises(LoadFailedError, match=r"'sent': the files that were sent cannot be kept \("):
+            control.load("sent", ModelConfig(), files)
+
+
+def test_a_repository_that_cannot_be_read(world: World) -> None:
+    control = world.start()
+    world.root.rename(world.root.with_name("elsewhere"))
+    with pytest.raises(NotReadyError, match="cannot be read"):
+        control.without_versions()
+    with pytest.raises(NotReadyError, match="cannot be read"):
+        control.unload("m")
+
+
 def test_unload_what_is_not_there(world: World) -> None:
     control = world.start()
     with pytest.raises(NotFoundError, match="failed to unload 'm'"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
+import struct
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.gpus import Gpus
 from tensorferry.server.metric_names import PROCESS_METRICS, GpuMetric, ModelMetric, ServerMetric
 from tensorferry.server.metrics import CONTENT_TYPE, Metrics
-from tensorferry.server.metrics_server import MetricsServer, Page, _Handler
+from tensorferry.server.metrics_server import MetricsServer, Page, _Handler, _Server
 from tensorferry.server.models import Model, ModelRegistry
 from tensorferry.server.server_statistics import ServerStatistics
 
@@ -365,6 +367,48 @@ def test_one_that_connects_and_says_nothing_keeps_nobody(serve: Serve) -> None:
     with pytest.raises(ConnectionRefusedError):
         ask(server.url)
     server.close()
+
+
+def test_one_that_leaves_amid_an_answer_is_no_traceback(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended = threading.Event()
+    end = _Server.process_request_thread
+
+    def noted(self: _Server, *args: Any) -> None:
+        end(self, *args)
+        ended.set()
+
+    monkeypatch.setattr(_Server, "process_request_thread", noted)
+    parts = urlsplit(serve(lambda accept: (bytes(64 << 20), CONTENT_TYPE)).url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE) as leaving:
+        leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        leaving.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        leaving.recv(1)
+    assert ended.wait(PATIENCE)
+    assert capfd.readouterr().err == ""
+
+
+def test_more_connections_than_there_is_room_for_are_closed(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensorferry.server.metrics_server._MOST_CONNECTIONS", 1)
+    held, go_on = threading.Event(), threading.Event()
+
+    def held_up(accept: str) -> tuple[bytes, str]:
+        held.set()
+        assert go_on.wait(PATIENCE)
+        return b"page\n", CONTENT_TYPE
+
+    server = serve(held_up)
+    parts = urlsplit(server.url)
+    first = socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE)
+    with first, socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE) as second:
+        first.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert second.recv(1) == b""
+        assert held.wait(PATIENCE)
+        go_on.set()
+        assert first.makefile("rb").read().endswith(b"page\n")
 
 
 def test_one_that_says_nothing_for_long_is_let_go(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,6 +141,14 @@ def test_another_file_name_and_a_directory_with_the_file(tmp_path: Path) -> None
     assert source.path == home / "1" / "model.onnx" / "model.onnx"
 
 
+@pytest.mark.parametrize("file", ["../../secret.onnx", "/secret.onnx", "deep/../../../secret.onnx", ".."])
+def test_a_file_name_that_leads_elsewhere(tmp_path: Path, file: str) -> None:
+    """A client that may load models may send a configuration, too."""
+    add(tmp_path, "m", "1")
+    with pytest.raises(RepositoryError, match=r"default_model_filename is '.*'; it must be a file"):
+        numbers(tmp_path, config=ModelConfig(default_model_filename=file))
+
+
 def test_nothing_has_changed(tmp_path: Path) -> None:
     add(tmp_path, "m", "1", "2", config="version_policy { all { } }")
     assert fingerprints(tmp_path) == fingerprints(tmp_path)

@@ -125,6 +125,10 @@ def test_what_is_asked_for(text: str, options: SessionOptions) -> None:
             "parameter intra_op_thread_count is '-1'; expected values for intra_op_thread_count are an integer of at "
             "least 0",
         ),
+        *(
+            (parameter("inter_op_thread_count", wrong), "an integer of at least 0, at most 4096")
+            for wrong in ("4097", "9" * 5000, "٣")
+        ),
         (parameter("execution_mode", "2"), "expected values for execution_mode are 0 or 1"),
         (parameter("enable_mem_arena", "yes"), "expected values for enable_mem_arena are 0 or 1"),
         (

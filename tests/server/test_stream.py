@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from typing import Any
 
 import grpc
@@ -12,7 +14,7 @@ from tensorferry.batcher import QueueFull
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.reply import Call
-from tensorferry.server.stream import Deliveries
+from tensorferry.server.stream import Deliveries, ResponseStream, Terms
 
 
 def refuse_all(door: Door) -> None:
@@ -103,6 +105,36 @@ def test_an_unforeseen_error_shows_nothing_of_itself(door: Door, caplog: pytest.
     assert failed.infer_response.parameters["tensorferry_status"].string_param == "INTERNAL"
     assert "a secret" in caplog.text
     caplog.clear()  # its frames hold the call
+
+
+def test_what_breaks_amid_a_stream_is_its_end(
+    door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bug of ours, or no memory left: the client must neither wait for ever nor take it for all there was."""
+
+    def broken(*args: Any, **options: Any) -> Call:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(door.service, "infer", broken)
+    stream = door.stream()
+    stream.send("1")
+    error = stream.end()
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert error.details() == "internal error; the server's log has the details"
+    assert "a secret" in caplog.text
+    caplog.clear()  # its frames hold the call
+
+
+def test_a_stream_without_a_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    service: Any = None
+    stream = ResponseStream(service, math.inf, terms=Terms(), max_in_flight=1)
+    assert list(stream.responses(iter([b""]))) == []
+    assert stream.end is not None
+    assert stream.end.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize("order", ["request", "completion"])

@@ -140,7 +140,7 @@ def test_without_a_file_to_look_answers_leave_one_by_one(monkeypatch: pytest.Mon
     held.serve(1)
     monkeypatch.setattr(corks, "os", SimpleNamespace(listdir=exhausted, path=os.path))
     held.begin(32)
-    assert not held._holding
+    assert not held.holding
     held.wrote(10)
     held.end()
 

@@ -242,6 +242,8 @@ def _show(result: InferenceResult, directory: Path | None) -> None:
         else:
             directory.mkdir(parents=True, exist_ok=True)
             print(f"  {write_array(directory, name, array, taken)}")
+    for key, value in result.parameters.items():
+        print(f"{key} = {value!r}")
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:

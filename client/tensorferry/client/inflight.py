@@ -81,9 +81,9 @@ class InFlight:
         """The stream ended: takes all requests, and those unanswered get an error of that code."""
         outcomes: list[Outcome] = []
         for request_id, outcome in self._outcomes.items():
-            outcomes.append(
-                outcome or errors.of_code(error.code, error.message, request_id, error.retry_after)
-            )
+            if outcome is None:
+                outcome = errors.of_code(error.code, error.message, request_id, error.retry_after)
+            outcomes.append(outcome)
         self._outcomes.clear()
         self._done.clear()
         self._awaited = 0

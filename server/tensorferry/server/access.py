@@ -40,6 +40,8 @@ _LOOK_SECONDS = 1.0
 _TELL_SECONDS = 10.0
 # What is remembered of callers, so that a client can make it grow no further.
 _MOST_REMEMBERED = 10_000
+# Blanks may make of one token any number of headers, as long as metadata may be.
+_LONGEST_REMEMBERED = 256
 
 # What of a certificate the names are, when it has no other: its common name.
 _BY_COMMON_NAME = "x509_common_name"
@@ -278,7 +280,7 @@ def _by_token(known: _Known, header: str | bytes) -> Caller | None:
     # Found by its hash, of which nobody who does not know the token can choose a single bit: how long it takes
     # says nothing of those that there are.
     caller = known.tokens.get(hashlib.sha256(token.strip().encode()).hexdigest())
-    if caller is not None and len(known.headers) < _MOST_REMEMBERED:
+    if caller is not None and len(header) <= _LONGEST_REMEMBERED and len(known.headers) < _MOST_REMEMBERED:
         known.headers[header] = caller
     return caller
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tensorferry.batcher.lasting import last
 from tensorferry.server import logs
 from tensorferry.server.caller import ANYONE
 from tensorferry.server.models import Model
@@ -22,6 +23,7 @@ from tensorferry.server.trace_context import TraceContext
 from tensorferry.server.tracing import Trace
 
 _log = logging.getLogger("tensorferry.access")
+_errors = logging.getLogger("tensorferry.server")
 
 # What became of a request that was accepted, by its error; what is not here failed.
 _OUTCOMES = {
@@ -119,9 +121,17 @@ class AccessLog:
         return self._answered if trace.status is None else self._others
 
     def _run(self) -> None:
+        last(self._write_until_stopped, self._begin_again)
+
+    def _begin_again(self, fault: BaseException) -> None:
+        _errors.error("the thread of the access log ended unexpectedly; a line is lost", exc_info=fault)
+
+    def _write_until_stopped(self) -> None:
         while (item := self._waiting.get()) is not None:
-            self._write(*item)
-            self._waiting.task_done()
+            try:
+                self._write(*item)
+            finally:
+                self._waiting.task_done()
 
     def _write(self, trace: Trace, left_out: int) -> None:
         if not self._room():

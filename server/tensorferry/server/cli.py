@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Serves ONNX models over gRPC (Open Inference Protocol v2), batching single requests.",
         epilog="Each option is also an environment variable (TENSORFERRY_PORT) and a key in the --config file "
         "(port = 8001; models = [...]). A flag counts before the environment, that before the file.",
+        allow_abbrev=False,
     )
     parser.add_argument("models", metavar="MODEL", nargs="*", help="path.onnx or name=path.onnx")
     parser.add_argument("--config", metavar="FILE", help="TOML file (also TENSORFERRY_CONFIG)")
@@ -75,9 +76,11 @@ def _serve(config: ServerConfig, output: logs.LogOutput) -> int:
     lost = (lambda reason: events.put(_Lost(reason))) if config.exit_on_device_loss else (lambda reason: None)
     app = App(config, output, lost)
     _in_thread("start", _start, app, events)
-    draining, code = False, 0
+    started, draining, code = False, False, 0
     while True:
         event = events.get()
+        if event == "started":
+            started = True
         if isinstance(event, _Dead):
             _log.critical("%s: ending at once, to be started anew", event)
             _leave(1)
@@ -98,8 +101,8 @@ def _serve(config: ServerConfig, output: logs.LogOutput) -> int:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
             # A thread that comes back from ONNX Runtime into an interpreter that is being taken
-            # down would abort the process.
-            return code if event == "drained" else _leave(code)
+            # down would abort the process: a worker's, or the one that still loads models.
+            return code if event == "drained" and started else _leave(code)
         if isinstance(event, StartError):
             print(f"tensorferry serve: {event}", file=sys.stderr)
             _leave(1)

@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Prints a model's completed configuration, as ModelConfig answers with it: what its config.pbtxt "
         "says, if it has one, and what the ONNX file and the options add. Nothing is served.",
         epilog="The options are those of tensorferry serve, and may come from the environment, too.",
+        allow_abbrev=False,
     )
     parser.add_argument(
         "model",

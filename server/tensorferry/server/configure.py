@@ -47,6 +47,10 @@ def load_config(
     for option in OPTIONS:
         key = option.flag.replace("-", "_")
         from_file = [in_file.pop(name) for name in (option.flag, key) if name in in_file]
+        if len(from_file) > 1:
+            raise ConfigError(
+                f"{file} has both {option.flag} and {key}, which are one; leave out one of them"
+            )
         flag = flags.get(option.flag)
         if flag is not None:
             fields[option.field] = option.value(flag, f"--{option.flag}")

@@ -135,16 +135,24 @@ class ModelControl:
     def without_versions(self) -> Mapping[str, str]:
         """Models of the repositories of which no version is known, and why; "" if nothing was ever done with one.
 
-        One whose versions are all unloaded is among them when its files have become unreadable since.
+        One whose versions are all unloaded is among them when its files have become unreadable since. NotReadyError
+        when a repository cannot be read.
         """
         entries, unreadable = self._registry.entries(), self._unreadable
         known = {entry.name for entry in entries}
         alive = {entry.name for entry in entries if entry.state is not ModelState.UNAVAILABLE}
         return {
             name: unreadable.get(name, "")
-            for name in self._repository.names()
+            for name in self._names()
             if name not in known or (name in unreadable and name not in alive)
         }
+
+    def _names(self) -> Sequence[str]:
+        """The models in the repositories, for a client; NotReadyError when one of these cannot be read."""
+        try:
+            return self._repository.names()
+        except StartError as error:
+            raise NotReadyError(str(error)) from None
 
     def drain(self, until: float) -> bool:
         """Waits for models that were unloaded or replaced, until a time of `time.monotonic`; whether all have ended."""
@@ -256,7 +264,13 @@ class ModelControl:
             )
         repository, sent = self._repository, None
         if files:
-            sent = _Sent(name, files)
+            try:
+                sent = _Sent(name, files)
+            except OSError as error:
+                raise LoadFailedError(
+                    f"load failed for model {name!r}: the files that were sent cannot be kept ({error.strerror}): give "
+                    "them names that go together, or the server's TMPDIR more room"
+                ) from None
             repository = Repository([sent.directory])
         try:
             versions = repository.versions(name, config)
@@ -322,7 +336,7 @@ class ModelControl:
             raise InvalidRequestError(
                 f"model {name!r} was named on the command line by its file, and is not in a model repository"
             )
-        if name not in self._loaded and name not in self._repository.names():
+        if name not in self._loaded and name not in self._names():
             raise NotFoundError(
                 f"failed to unload {name!r}: no model of that name is loaded, or in the repository"
             )
@@ -376,11 +390,7 @@ class _Sent:
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
         self.directory = Path(mkdtemp(prefix="tensorferry-"))
         weakref.finalize(self, rmtree, self.directory, ignore_errors=True)
-        _write(self.directory / name, files)
-
-
-def _write(home: Path, files: Mapping[str, bytes]) -> None:
-    for name, content in files.items():
-        path = home / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        for file, content in files.items():
+            path = self.directory / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)

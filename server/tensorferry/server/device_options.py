@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from tensorferry.server.config import ServerConfig
-from tensorferry.server.option import Option, one_of, positive, size, switch
+from tensorferry.server.option import Option, one_of, positive, size, switch, truth
 
 
 def _device(text: str) -> str:
@@ -60,7 +60,7 @@ DEVICE_OPTIONS: tuple[Option, ...] = (
     Option(
         "tf32",
         "tf32",
-        lambda text: one_of("true", "false")(text) == "true",
+        truth,
         "true or false",
         "whether GPUs may round FP32 to TF32, of 10 bits, in matrix products and convolutions",
     ),

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from tensorferry.batcher import BOUNDS, interval_of
-
-# The header of W3C Trace Context: version, trace, span, flags, of which the last bit says that the trace is kept.
-# Of a later version more may follow.
-_SAMPLED = re.compile(
-    r"(?:00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f][13579bdf]"
-    r"|(?!ff|00)[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f][13579bdf](?:-.*)?)"
-)
-_NO_TRACE = "0" * 32
+from tensorferry.server.trace_context import TRACEPARENT, context_of
 
 
 class Exemplar(NamedTuple):
@@ -45,8 +37,5 @@ class Exemplars:
 
 def sampled_trace(traceparent: str | bytes) -> str | None:
     """The identifier of the trace, in hexadecimal; None where the header is not valid or the trace is not kept."""
-    if isinstance(traceparent, bytes):
-        return None
-    match = _SAMPLED.fullmatch(traceparent)
-    trace_id = match and (match[1] or match[2])
-    return None if trace_id == _NO_TRACE else trace_id
+    context = context_of(((TRACEPARENT, traceparent),))
+    return context.trace_id if context is not None and context.sampled else None

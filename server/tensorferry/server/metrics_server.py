@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ Page: TypeAlias = Callable[[str], tuple[bytes, str]]
 
 # Who connects and then says nothing does not keep a thread for longer.
 _REQUEST_SECONDS = 10.0
+# Each has a thread; of more, those that come are closed.
+_MOST_CONNECTIONS = 256
 # After a failure, so many seconds until it goes on.
 _AGAIN_SECONDS = 0.1
 
@@ -97,6 +100,7 @@ class _Server(ThreadingHTTPServer):
         self.address_family = family
         self.routes = routes
         self._ended = threading.Event()
+        self._room = threading.Semaphore(_MOST_CONNECTIONS)
         super().__init__(address, _Handler)
         # Whether nobody else can connect.
         self.local = ipaddress.ip_address(str(self.server_address[0])).is_loopback
@@ -125,6 +129,32 @@ class _Server(ThreadingHTTPServer):
         except OSError:
             self._ended.wait(_AGAIN_SECONDS)
             raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """A connection gets a thread, if there is room for one."""
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """On that thread: all of the connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """That of the base class writes tracebacks to stderr, past the log, of whoever leaves amid an answer."""
+        fault = sys.exception()
+        if isinstance(fault, OSError):
+            _log.debug("metrics: %s has left: %s", client_address[0], fault)
+        else:
+            _log.error("metrics: a connection from %s failed", client_address[0], exc_info=fault)
 
     def end(self) -> None:
         self._ended.set()

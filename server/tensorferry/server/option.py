@@ -6,9 +6,15 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tensorferry.server.config import ConfigError
+
+# Thirty years: timers refuse what is some times longer.
+_MOST_SECONDS = 1_000_000_000
+SECONDS = f"a number of seconds from 0 to {_MOST_SECONDS}"
+MILLISECONDS = f"a number of milliseconds from 0 to {_MOST_SECONDS}000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,34 @@ def positive(text: str) -> float:
     return value
 
 
+def seconds(text: str) -> float:
+    """A number of seconds from 0 on that the system's timers take."""
+    return _bounded(number(text))
+
+
+def milliseconds(text: str) -> float:
+    """As seconds, a number of milliseconds from 0 on, likewise."""
+    return _bounded(number(text) / 1e3)
+
+
+def _bounded(seconds: float) -> float:
+    if seconds > _MOST_SECONDS:
+        raise ValueError
+    return seconds
+
+
+def path(text: str) -> Path:
+    """A path that is not blank."""
+    if not text.strip():
+        raise ValueError
+    return Path(text)
+
+
+def truth(text: str) -> bool:
+    """True or false, in any case."""
+    return one_of("true", "false")(text) == "true"
+
+
 def size(text: str) -> int:
     """Bytes, perhaps in KiB, MiB or GiB."""
     match = re.fullmatch(r"(\d+) ?(|KiB|MiB|GiB)", text.strip())
@@ -88,8 +122,4 @@ def one_of(*values: str) -> Callable[[str], str]:
 
 def switch(flag: str, field: str, help: str) -> Option:
     """An option that is on or off."""
-
-    def parse(text: str) -> bool:
-        return one_of("true", "false")(text) == "true"
-
-    return Option(flag, field, parse, "true or false", help, switch=True)
+    return Option(flag, field, truth, "true or false", help, switch=True)

@@ -15,7 +15,20 @@ from tensorferry.server.device_options import DEVICE_OPTIONS
 from tensorferry.server.leaving_options import LEAVING_OPTIONS
 from tensorferry.server.limit_options import LIMIT_OPTIONS
 from tensorferry.server.models import NAME
-from tensorferry.server.option import Option, integer, number, one_of, positive, size, switch
+from tensorferry.server.option import (
+    MILLISECONDS,
+    SECONDS,
+    Option,
+    integer,
+    milliseconds,
+    one_of,
+    path,
+    positive,
+    seconds,
+    size,
+    switch,
+    truth,
+)
 from tensorferry.server.security_options import SECURITY_OPTIONS
 from tensorferry.server.telemetry_options import TELEMETRY_OPTIONS
 
@@ -57,10 +70,9 @@ def _pad_values(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, _, value in pairs)
 
 
-def _path(text: str) -> Path:
-    if not text.strip():
-        raise ValueError
-    return Path(text)
+def _interval(text: str) -> float:
+    positive(text)
+    return seconds(text)
 
 
 def _host(text: str) -> str:
@@ -111,14 +123,14 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "repository-poll-seconds",
         "repository_poll_seconds",
-        positive,
-        "a number of seconds above 0",
+        _interval,
+        f"{SECONDS}, but not 0",
         "with --model-control poll: how often the repository is looked at",
     ),
     Option(
         "exit-on-error",
         "exit_on_error",
-        lambda text: one_of("true", "false")(text) == "true",
+        truth,
         "true or false",
         "whether a model of the repository that cannot be loaded at the start ends the server",
     ),
@@ -151,7 +163,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "tensorrt-cache",
         "tensorrt_cache",
-        _path,
+        path,
         "a path",
         "folder that keeps the engines of models whose configuration has TensorRT, so that they are built once",
     ),
@@ -186,8 +198,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "max-queue-delay-ms",
         "max_queue_delay",
-        lambda text: number(text) / 1e3,
-        "a number of milliseconds of at least 0",
+        milliseconds,
+        MILLISECONDS,
         "how long a request may wait, from its arrival, for its batch to fill; 0: only while the device is busy",
     ),
     Option(
@@ -214,8 +226,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "slo-ms",
         "slo",
-        lambda text: number(text) / 1e3,
-        "a number of milliseconds of at least 0",
+        milliseconds,
+        MILLISECONDS,
         "deadline of every request from its arrival, if it has no earlier one; 0: none",
     ),
     Option(
@@ -243,16 +255,16 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "drain-seconds",
         "drain_seconds",
-        number,
-        "a number of seconds of at least 0",
+        seconds,
+        SECONDS,
         "how long accepted requests may take to finish after SIGTERM or Ctrl-C",
     ),
     *LEAVING_OPTIONS,
     Option(
         "run-timeout-seconds",
         "run_timeout",
-        number,
-        "a number of seconds of at least 0",
+        seconds,
+        SECONDS,
         "how long the model may run for one batch before it is ended and its requests fail; 0: for ever",
     ),
     switch(
@@ -293,7 +305,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "trace-file",
         "trace_file",
-        _path,
+        path,
         "a path",
         "where traces of requests go, once clients switch them on by TraceSetting, which they cannot without it",
     ),
@@ -319,7 +331,9 @@ def add_flags(parser: argparse.ArgumentParser, options: Sequence[Option]) -> Non
         shown = f"{default * 1e3:g}" if option.flag.endswith("-ms") else default
         if default in (None, ()):
             shown = "none"
-        if isinstance(default, bool):
+        elif isinstance(default, tuple):
+            shown = ",".join(map(str, default))
+        elif isinstance(default, bool):
             shown = str(default).lower()
         parser.add_argument(
             f"--{option.flag}",

@@ -98,6 +98,11 @@ def _versions(home: Path, given: ModelConfig | None) -> Sequence[Version]:
         _files(home, skip=there),
     )
     file_name = (config.default_model_filename if config is not None else "") or _MODEL_FILE
+    if Path(file_name).is_absolute() or ".." in Path(file_name).parts:
+        # A client's own configuration may name it.
+        raise RepositoryError(
+            f"{home}: default_model_filename is {file_name!r}; it must be a file, or a directory, in that of the version"
+        )
     versions = []
     for number in serving:
         path = there[number] / file_name

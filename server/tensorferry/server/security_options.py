@@ -3,57 +3,45 @@
 from __future__ import annotations
 
 import ipaddress
-from pathlib import Path
 
 from tensorferry.server.config import ConfigError, ServerConfig
-from tensorferry.server.option import Option, one_of, switch
-
-
-def _path(text: str) -> Path:
-    if not text.strip():
-        raise ValueError
-    return Path(text)
-
-
-def _truth(text: str) -> bool:
-    return one_of("true", "false")(text) == "true"
-
+from tensorferry.server.option import Option, path, switch, truth
 
 SECURITY_OPTIONS: tuple[Option, ...] = (
     Option(
         "tls-certificate",
         "tls_certificate",
-        _path,
+        path,
         "a path",
         "PEM file of the server's certificate and those between it and its authority; with it the port is TLS only. Read "
         "again when it changes, as the two below",
     ),
-    Option("tls-key", "tls_key", _path, "a path", "PEM file of that certificate's private key"),
+    Option("tls-key", "tls_key", path, "a path", "PEM file of that certificate's private key"),
     Option(
         "tls-client-ca",
         "tls_client_ca",
-        _path,
+        path,
         "a path",
         "PEM file of authorities: only clients with a certificate of theirs can connect",
     ),
     Option(
         "auth-tokens",
         "auth_tokens",
-        _path,
+        path,
         "a path",
         "file of who may call by a bearer token, with lines as tensorferry token prints them; read again when it changes",
     ),
     Option(
         "auth-certificates",
         "auth_certificates",
-        _path,
+        path,
         "a path",
         "file of who may call by a client certificate, with lines NAME ROLES san:NAME or cn:NAME; read again when it changes",
     ),
     Option(
         "auth-exempt-health",
         "auth_exempt_health",
-        _truth,
+        truth,
         "true or false",
         "whether anybody may ask for health (Check and Watch), ServerLive and ServerReady",
     ),
@@ -65,7 +53,7 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
     Option(
         "reflection",
         "reflection",
-        _truth,
+        truth,
         "true or false",
         "whether clients may ask for the protocol's descriptors, as grpcurl does",
     ),

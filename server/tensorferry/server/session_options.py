@@ -42,6 +42,8 @@ _REFUSED = {
         "it is of programs that hand over addresses in their own memory",
     ),
 }
+# Of a session: far more than any machine has cores for, and no more than ONNX Runtime's type of it.
+_MOST_THREADS = 4096
 _FP16_PARAMETERS = ("fp16", "fp16_tolerance", "fp16_except")
 _PARAMETERS = (
     "intra_op_thread_count",
@@ -214,8 +216,8 @@ def session_options_of(config: ModelConfig) -> SessionOptions:
         )
     return SessionOptions(
         graph=_GRAPH_LEVELS[level],
-        intra_op_threads=read.natural("intra_op_thread_count"),
-        inter_op_threads=read.natural("inter_op_thread_count"),
+        intra_op_threads=read.natural("intra_op_thread_count", _MOST_THREADS),
+        inter_op_threads=read.natural("inter_op_thread_count", _MOST_THREADS),
         parallel=bool(read.choice("execution_mode", ("0", "1"))),
         memory_arena=read.boolean("enable_mem_arena"),
         memory_pattern=read.boolean("enable_mem_pattern"),
@@ -293,10 +295,11 @@ class _Reader:
     def text(self, name: str) -> str:
         return self._parameters[name].string_value if name in self._parameters else ""
 
-    def natural(self, name: str) -> int:
+    def natural(self, name: str, most: int = (1 << 64) - 1) -> int:
         text = self.text(name) or "0"
-        if not text.isdecimal():
-            raise self._wrong(name, text, "an integer of at least 0")
+        # More digits than any number here has take long to read.
+        if not (text.isascii() and text.isdecimal() and len(text) <= 20 and int(text) <= most):
+            raise self._wrong(name, text[:64], f"an integer of at least 0, at most {most}")
         return int(text)
 
     def boolean(self, name: str, default: bool = True) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from tensorferry.server.reply import Call, Metadata, Reply
 from tensorferry.server.responses import stream_error
 from tensorferry.server.status import Status
 
+_log = logging.getLogger("tensorferry.server")
+
 # The name in a call's metadata by which it chooses the order of its responses.
 STREAM_ORDER = "tensorferry-stream-order"
 # With the value "true": the first error ends the stream with its status. The name is Triton's.
@@ -26,6 +29,12 @@ BROKEN = Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has 
 
 # The code of calls and streams that are one too many.
 TOO_MANY = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+# What a stream is told for which the system gives no thread.
+NO_THREAD = Status(
+    TOO_MANY,
+    "the server cannot start a thread for this stream; try again, or send unary calls, which wait for one",
+)
 
 # What a stream is told that a drain ends.
 SHUTTING_DOWN = Status(grpc.StatusCode.UNAVAILABLE, "the server is shutting down; open a stream elsewhere")
@@ -162,7 +171,13 @@ class ResponseStream:
     def responses(self, messages: Iterator[bytes]) -> Iterator[bytes]:
         """The responses, serialised, until the client has finished or left, or the server ends the stream."""
         reader = threading.Thread(target=self._read, args=(messages,), name="stream-reader", daemon=True)
-        reader.start()
+        try:
+            reader.start()
+        except RuntimeError as error:
+            _log.error("no thread for a stream: %s", error)
+            with self._lock:
+                self._end = NO_THREAD
+            return
         while (reply := self._next()) is not None:
             try:
                 message = message_or_end(reply, self._terms, self._service.status_of)
@@ -204,6 +219,12 @@ class ResponseStream:
         except grpc.RpcError:
             # The client left, or its deadline passed: `close` is called as well.
             pass
+        except BaseException:
+            # Its request may never be answered: nobody must wait for that.
+            _log.exception("a stream could not be read; this is a bug in tensorferry.server")
+            with self._lock:
+                self._end = BROKEN
+            self.close()
         finally:
             with self._lock:
                 self._reading = False

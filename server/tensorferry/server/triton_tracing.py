@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.models import Model
@@ -24,9 +24,6 @@ class TraceOptions:
     rate: int = 1000
     count: int = -1
     log_frequency: int = 0
-
-
-NAMES = tuple(field.name for field in fields(TraceOptions))
 
 
 class _Setting:
