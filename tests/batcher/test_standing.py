@@ -98,8 +98,8 @@ def test_the_refusal_says_when_to_come_back() -> None:
     door = Door()
     door.fill()
     error = door.refusal
-    assert "rows ride before" in str(error)
-    assert f"retry in {error.retry_after:.3f} s" in str(error)
+    assert "behind those that ride before" in str(error)
+    assert f"retry in {error.retry_after:g} s" in str(error)
     assert not door.offer()
     door.run()
     assert error.retry_after <= FULL

@@ -29,7 +29,7 @@ def checked(text: str, environment: str, *arguments: str) -> list[Document]:
     )
     assert ended.returncode == 0, ended.stderr
     result = json.loads(ended.stdout)
-    assert result["errors"] == []
+    assert not result["errors"], "\n".join(result["errors"])
     return list(result["documents"])
 
 

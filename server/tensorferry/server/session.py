@@ -102,7 +102,7 @@ class Session:
         self._plain = "BYTES" in kinds or (device == "cpu" and "BF16" not in kinds)
         # On the CPU: what `InferenceSession.run` calls once it has asked what cannot be here (missing inputs, say).
         self._direct: Callable[..., Sequence[Array]] | None = None
-        if self._plain and device == "cpu":
+        if self._plain and device == "cpu" and self._memory is None:
             self._direct = getattr(self._session, "_sess", self._session).run
         # ONNX Runtime keeps the graphs that it captures by thread: all of a session's runs are on this one. It
         # ends when the session is dropped.
