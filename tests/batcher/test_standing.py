@@ -193,3 +193,42 @@ def test_who_is_turned_away_is_demand_all_the_same() -> None:
         door.offer()
     demand = door.queue._intake._demand[0].demand(door.clock.now(), 1.0)
     assert demand.rate == pytest.approx(1000, rel=0.3)
+
+
+def test_others_like_one_that_was_turned_away_are_so_before_they_are_read() -> None:
+    door = Door()
+    soon = door.clock.now() + TIMEOUT
+    assert door.queue.foreseen(soon) is None, "nobody was turned away"
+    door.fill()
+    told = door.queue.foreseen(soon)
+    assert told is not None
+    assert (str(told), told.retry_after) == (str(door.refusal), door.refusal.retry_after)
+    assert door.queue.foreseen(soon - 0.5) is None, "it rides before"
+    assert door.queue.foreseen(soon + 1.0) is None, "it has more time"
+    door.clock.advance(0.03)
+    assert door.queue.foreseen(soon) is None, "it was a while ago"
+
+
+def test_once_a_batch_leaves_everyone_is_looked_at() -> None:
+    door = Door()
+    soon = door.clock.now() + TIMEOUT
+    door.fill()
+    assert door.queue.foreseen(soon) is not None
+    door.start()
+    assert door.queue.foreseen(soon) is None
+
+
+@pytest.mark.parametrize(("classes", "fair"), [(2, False), (1, True)])
+def test_where_requests_are_not_alike_each_is_looked_at(classes: int, fair: bool) -> None:
+    door = Door(classes, ClientPolicy(fair=fair))
+    door.fill()
+    assert door.queue.foreseen(door.clock.now() + TIMEOUT) is None
+
+
+def test_where_shapes_differ_each_is_looked_at() -> None:
+    door = Door()
+    assert door.offer(key="rare")
+    door.run()
+    door.fill()
+    assert not door.offer()
+    assert door.queue.foreseen(door.clock.now() + TIMEOUT) is None

@@ -70,6 +70,11 @@ class Backlog:
             self._forget_one()
         return bucket
 
+    @property
+    def one_kind(self) -> bool:
+        """Whether all requests so far could have ridden together."""
+        return len(self._known) == 1
+
     def _new_bucket(self, profile: Profile) -> Bucket:
         return Bucket(profile, len(self.class_rows))
 

@@ -16,7 +16,7 @@ from tensorferry.batcher.collate import request_of
 from tensorferry.batcher.completions import Completions, Together
 from tensorferry.batcher.crew import Crew
 from tensorferry.batcher.entry import Entry
-from tensorferry.batcher.errors import BatcherClosed, RunTimedOut
+from tensorferry.batcher.errors import BatcherClosed, QueueFull, RunTimedOut
 from tensorferry.batcher.instance import Instance
 from tensorferry.batcher.options import (
     BatcherSettings,
@@ -326,6 +326,14 @@ class Batcher:
         the batcher's clock: inf, or until when to wait for callers that come back. Thread-safe.
         """
         return self._crew.attendant.attend(most_seconds)
+
+    def foreseen(self, deadline: float) -> QueueFull | None:
+        """Why a request with this deadline that is yet to be read would be turned away; None where that is not certain.
+
+        In an overload, for some milliseconds after another was: it is told the same, and is counted as refused. Where there
+        are priority classes, or clients share, it depends on the request. Thread-safe.
+        """
+        return self._entry.foreseen(deadline)
 
     @property
     def awaits_attendance(self) -> bool:

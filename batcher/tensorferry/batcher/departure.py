@@ -42,7 +42,9 @@ class Departure:
         # The same, where clients share batches.
         self._fair = backlog if isinstance(backlog, FairBacklog) else None
         self._devices = devices
-        self.standing = StandingQueue(most, backlog, devices)
+        self.standing = StandingQueue(
+            most, backlog, devices, alike=self._fair is None and ranks * len(weights) == 1
+        )
         ranked = strict or ranks > 1
         self._shares: Ranks | Shares = Ranks(ranks * len(weights)) if ranked else Shares(weights, most)
         # What fits into the devices' memory, where a batch did not.

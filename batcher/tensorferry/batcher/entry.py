@@ -12,6 +12,7 @@ from tensorferry.batcher.errors import (
     Cancelled,
     DeadlineExceeded,
     InvalidRequest,
+    QueueFull,
     RequestTooLarge,
 )
 from tensorferry.batcher.options import BatcherSettings
@@ -81,6 +82,13 @@ class Entry:
                 why = "clients that hold less than their share find room in the queue"
             self._completions.shed(displaced, why, self._queue.drain_time())
         return wake
+
+    def foreseen(self, deadline: float) -> QueueFull | None:
+        """Why a request that is yet to be read is refused, and counted; see `Batcher.foreseen`."""
+        error = self._queue.foreseen(deadline)
+        if error is not None:
+            self._ledger.refused(error, 1)
+        return error
 
     def _cut_up(self, request: Request, most: int) -> Sequence[Request]:
         """The parts of a request of more rows than a batch has, which complete it together."""

@@ -17,6 +17,7 @@ from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.company import Company
 from tensorferry.batcher.departure import Departure
 from tensorferry.batcher.device import Devices
+from tensorferry.batcher.errors import QueueFull
 from tensorferry.batcher.expiry import Expiry
 from tensorferry.batcher.request import QUEUED, Request
 from tensorferry.batcher.waking import Waking
@@ -131,6 +132,16 @@ class Intake:
         if expiry.needed:
             expiry.queued(requests)
         return displaced, wake
+
+    def foreseen(self, deadline: float) -> QueueFull | None:
+        """Why a request with this deadline would be turned away; None where that is not certain."""
+        if self._standing.notice is None:
+            return None
+        now = self._now()
+        refusal = self._standing.foreseen(deadline, now)
+        if refusal is not None:
+            self._demand[0].arrived(now, 1, deadline - now)
+        return refusal
 
 
 class BoundedIntake(Intake):

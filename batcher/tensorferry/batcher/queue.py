@@ -21,6 +21,7 @@ from tensorferry.batcher.departure import Departure
 from tensorferry.batcher.device import Device, Devices
 from tensorferry.batcher.dispatch import Dispatch
 from tensorferry.batcher.ends import Ends
+from tensorferry.batcher.errors import QueueFull
 from tensorferry.batcher.expiry import Expiry
 from tensorferry.batcher.express import Express
 from tensorferry.batcher.fair_backlog import FairBacklog
@@ -150,6 +151,11 @@ class RequestQueue:
             answer = self._intake.put(requests)
             self.company.quiet = True
             return answer
+
+    def foreseen(self, deadline: float) -> QueueFull | None:
+        """Why a request with this deadline would be turned away; None where that is not certain."""
+        with self._lock:
+            return self._intake.foreseen(deadline)
 
     def drain_time(self) -> float:
         """How long the queue as it is takes to drain, in seconds; at least a millisecond."""

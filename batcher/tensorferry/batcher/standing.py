@@ -8,6 +8,7 @@ who would be too late behind those that wait is told at once, and comes back, or
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from tensorferry.batcher.backlog import Backlog
 from tensorferry.batcher.bucket import Bucket
@@ -25,18 +26,33 @@ _BATCHES = 2
 # For so large a part of a full batch's time, and at most so many seconds, calls may be left before they are taken in.
 _REST = 1 / 16
 _REST_SECONDS = 0.01
+# For so many rests others are told the same without being looked at.
+_NOTICE = 4
+
+
+class Notice(NamedTuple):
+    """Why one was turned away whose answer would have come when it `ends`, but must come by its deadline.
+
+    Of the time until then it might wait the part that is `allowed`. It holds `until` then. Times are the queue's.
+    """
+
+    refusal: QueueFull
+    deadline: float
+    ends: float
+    allowed: float
+    until: float
 
 
 class StandingQueue:
-    """Guarded by the queue's lock.
+    """Guarded by the queue's lock. Requests are `alike` where there is one class, whose clients do not share.
 
     A queue that stood for longer than a request is patient takes up no burst any more, it only makes all wait (as
     in "Controlling Queue Delay", Nichols and Jacobson, 2012). So the longer it has stood, the shorter it is kept.
     """
 
-    __slots__ = ("_backlog", "_devices", "_most", "enough", "since")
+    __slots__ = ("_alike", "_backlog", "_devices", "_most", "enough", "notice", "since")
 
-    def __init__(self, most: int, backlog: Backlog, devices: Devices) -> None:
+    def __init__(self, most: int, backlog: Backlog, devices: Devices, *, alike: bool) -> None:
         self._most = most
         self._backlog = backlog
         self._devices = devices
@@ -44,9 +60,13 @@ class StandingQueue:
         self.enough = most * len(devices.each)
         # Since when each batch left as many behind as another takes; inf when the last did not.
         self.since = math.inf
+        self._alike = alike
+        # For others like the last that was turned away, until a batch leaves; None where nobody was.
+        self.notice: Notice | None = None
 
     def left(self, now: float) -> None:
         """A batch left."""
+        self.notice = None
         if self._backlog.rows < self._most:
             self.since = math.inf
         elif self.since == math.inf:
@@ -73,9 +93,24 @@ class StandingQueue:
             return None
         # Two digits: those who are told the same cost less.
         retry_after = max(0.001, float(f"{wait - allowed:.2g}"))
-        return QueueFull(
+        rest = min(_REST_SECONDS, full * _REST)
+        refusal = QueueFull(
             f"overload: the answer would take about {wait:.2g} s behind those that ride before, and the deadline is "
             f"{patience:.2g} s away; retry in {retry_after:g} s",
             retry_after,
-            min(_REST_SECONDS, full * _REST),
+            rest,
         )
+        if self._alike and backlog.one_kind:
+            until = now + _NOTICE * rest
+            self.notice = Notice(refusal, request.deadline, now + wait, allowed / patience, until)
+        return refusal
+
+    def foreseen(self, deadline: float, now: float) -> QueueFull | None:
+        """Why a request with this deadline would be turned away, like another a moment ago; None where that is not certain."""
+        notice = self.notice
+        if notice is None or now >= notice.until or deadline < notice.deadline:
+            return None
+        if notice.ends - now <= notice.allowed * (deadline - now):
+            return None
+        refusal = notice.refusal
+        return QueueFull(str(refusal), refusal.retry_after, refusal.rest)

@@ -33,6 +33,7 @@ from tensorferry.server.errors import (
     ServerError,
     UnauthenticatedError,
 )
+from tensorferry.server.foresight import Foresight
 from tensorferry.server.forms import Form, FormCache, unremembered
 from tensorferry.server.limits import DEFAULT, RequestLimits
 from tensorferry.server.models import ModelRegistry
@@ -224,6 +225,7 @@ class InferenceService:
         self._registry = registry
         self._regions = regions or Regions()
         self._tracing = tracing or Tracing()
+        self.foresight = Foresight(registry, self._tracing)
         self._triton_status_codes = triton_status_codes
         self._forms = FormCache()
         self._draining = False

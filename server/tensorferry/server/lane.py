@@ -20,7 +20,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import grpc
@@ -28,7 +27,8 @@ import grpc
 from tensorferry.batcher import Batcher, QueueFull
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server import grpc_core
-from tensorferry.server.access import Access, Certificate, Standing
+from tensorferry.server.access import Access, Standing
+from tensorferry.server.arrival import NEVER, deadline_of, origin_of, too_many_calls
 from tensorferry.server.caller import ANYONE, INFER, Caller
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.lane_stream import StreamCall
@@ -55,16 +55,11 @@ _SHORT_SECONDS = 200e-6
 # A shorter rest would save nothing; and where batches are so short, that thread runs them.
 _LEAST_REST_SECONDS = 200e-6
 
-# When a call that was one too many may try again: nobody knows when others end.
-_CALLS_RETRY_SECONDS = 0.1
 # After so many seconds it is tried again to ask for calls, should that have failed.
 _OWED_SECONDS = 0.1
 
 # Nothing that this waits for is so far away, but after the clock was put back.
 _FURTHEST_SECONDS = 5.0
-
-# Core gives the end of its clock's range, in seconds since the epoch, to a call without a deadline.
-_NEVER = 1e11
 
 
 class Lane:
@@ -181,23 +176,26 @@ class Lane:
         with self.lock:
             self._streams.discard(stream)
 
-    def caller_of(self, event: Any) -> Caller | Status:
+    def caller_of(self, event: Any, deadline: float) -> Caller | Status:
         """Whose call it is that arrived; or the status with which it is refused."""
         if self.calls > self._max_calls:
             self._service.count_refused(self._too_many.code)
             return self._too_many
-        if self._access is None:
-            return ANYONE
-        try:
-            return self._access.admit(INFER, *_origin_of(event))
-        except Exception as error:
-            return self._service.status_of(error)
+        caller = ANYONE
+        if self._access is not None:
+            try:
+                caller = self._access.admit(INFER, *origin_of(event))
+            except Exception as error:
+                return self._service.status_of(error)
+        if deadline < math.inf and (refusal := self._service.foresight.refusal(deadline)) is not None:
+            return self.status_of(refusal)
+        return caller
 
     def _standing_of(self, event: Any) -> Standing | Status | None:
         if self._access is None:
             return None
         try:
-            return Standing(self._access, *_origin_of(event))
+            return Standing(self._access, *origin_of(event))
         except Exception as error:
             return self._service.status_of(error)
 
@@ -301,13 +299,13 @@ class UnaryCall:
         self._lane = lane
         self._call = event.call
         # As `deadline_of`, without a call where there is none.
-        self._deadline = math.inf if event.call_details.deadline > _NEVER else deadline_of(event)
+        self._deadline = math.inf if event.call_details.deadline > NEVER else deadline_of(event)
         self._metadata = event.invocation_metadata
         self._handle: Call | None = None
         self._reply: Reply | None = None
         self.replied = self.listening = False
         lane.calls += 1
-        caller = lane.caller_of(event)
+        caller = lane.caller_of(event, self._deadline)
         if isinstance(caller, Status):
             # The message is not even read.
             self._send((grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(caller)))
@@ -383,30 +381,3 @@ class UnaryCall:
         """The call is over; if the client has left, its request is withdrawn."""
         if event.batch_operations[0].cancelled() and self._handle is not None:
             self._handle.cancel()
-
-
-def _origin_of(event: Any) -> tuple[Any, Callable[[], str], Callable[[], Certificate]]:
-    call = event.call
-    return (
-        event.invocation_metadata,
-        partial(grpc_core.peer_of, call),
-        partial(grpc_core.certificate_of, call),
-    )
-
-
-def too_many_calls(most: int) -> Status:
-    """What a call is told that is one too many."""
-    return Status(
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        f"{most} calls are in progress, which is the most this server takes on; retry in {_CALLS_RETRY_SECONDS} s, or start it "
-        "with a larger --max-calls",
-        _CALLS_RETRY_SECONDS,
-    )
-
-
-def deadline_of(event: Any) -> float:
-    """The deadline of a call that arrived, on the clock of `time.monotonic`; inf for none."""
-    deadline: float = event.call_details.deadline
-    if deadline > _NEVER:
-        return math.inf
-    return time.monotonic() + deadline - time.time()
