@@ -122,8 +122,8 @@ def test_who_has_more_time_is_let_in() -> None:
 
 def test_who_has_little_patience_is_left_to_the_rate_rule() -> None:
     """It would be on time only if it rode before those who wait, and the rate rule sees to that."""
-    assert Door().fill(timeout=3.9 * FULL) == 200
-    assert Door().fill(timeout=4.1 * FULL) < 5 * MOST
+    assert Door().fill(timeout=1.9 * FULL) == 200
+    assert Door().fill(timeout=2.1 * FULL) < 3 * MOST
 
 
 def test_where_requests_share_no_batch_all_are_let_in() -> None:

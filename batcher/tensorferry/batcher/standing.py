@@ -18,7 +18,7 @@ from tensorferry.batcher.request import Request
 
 # Who is less patient than so many full batches take is always let in: with so little time it is best not to ride in turn
 # but fresh, and the rate rule drops the others.
-_PATIENT = 4
+_PATIENT = 2
 # After so many times the patience a queue has stood for long. Before, it may have been a burst, which is to be taken up.
 _LONG = 4
 # However long it has stood, it is not kept shorter than so many full batches for each device, lest one idles.

@@ -216,6 +216,8 @@ class Lane:
     def status_of(self, error: BaseException, reply: Reply | None = None) -> Status:
         """As the service's. Who is turned away in an overload may be one of many: then the thread that polls rests a while."""
         if isinstance(error, QueueFull) and error.rest >= _LEAST_REST_SECONDS and self.outbox.is_polling:
+            if not self._rest:
+                self.outbox.gather()
             self._rest = error.rest
             self._core.queue.due = 0.0
         return self._service.status_of(error, reply)

@@ -20,6 +20,8 @@ _log = logging.getLogger("tensorferry.server")
 
 # Long after an answer has left, if the thread that polls still does.
 _PATIENCE_SECONDS = 1.0
+# Calls that are refused in an overload come in tens.
+_MANY = 32
 
 
 class Outbox:
@@ -54,8 +56,13 @@ class Outbox:
         """Whether the calling thread is the one that polls."""
         return threading.get_ident() == self._polling
 
+    def gather(self) -> None:
+        """What is written until the next `rest` may leave together: there is much of it. On the thread that polls."""
+        self._corks.begin(_MANY)
+
     def rest(self, seconds: float) -> None:
         """Waits for so long, or until a worker hands answers over. On the thread that polls."""
+        self._corks.end()
         self._bell.clear()
         if not self.handed:
             self._bell.wait(seconds)
