@@ -209,3 +209,29 @@ def test_a_thread_that_polls_late_sends_nothing_twice(
     for each in (thread, other):
         each.join(PATIENCE)
     assert numbers == [1, 2]
+
+
+def test_a_rest_ends_when_answers_are_handed_over(outbox: Outbox) -> None:
+    """Else a worker would wait for as long, and the device with it."""
+    outbox.polled()
+    numbers: list[int] = []
+
+    def work() -> None:
+        outbox.begin(2)
+        for number in (1, 2):
+            outbox.give(lambda number=number: numbers.append(number))  # type: ignore[misc]
+        outbox.end()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    outbox.rest(threading.TIMEOUT_MAX)
+    outbox.empty()
+    worker.join(PATIENCE)
+    assert not worker.is_alive()
+    assert numbers == [1, 2]
+
+
+def test_a_rest_ends_by_itself(outbox: Outbox) -> None:
+    outbox.polled()
+    outbox.rest(0.001)
+    assert outbox.is_polling
