@@ -54,6 +54,9 @@ class Scheduler(Protocol):
     def anchor(self, key: int, rows: int, seconds: float) -> None:
         """A warm-up run of a bucket on the first device."""
 
+    def expect_pace(self, device: int, ratio: float) -> None:
+        """Another device's warm-up runs took so many times as long."""
+
     def put(self, index: int, now: float) -> bool:
         """A request arrives; whether it is accepted."""
 
@@ -269,3 +272,7 @@ def _warm_up(scenario: Scenario, scheduler: Scheduler, noise: Noise) -> None:
                 scenario.cost(rows, key) * scenario.slowness[0] * noise() for _ in range(WARMUP_RUNS)
             )
             scheduler.anchor(key, rows, seconds)
+    first, *others = scenario.slowness
+    for device, slowness in enumerate(others, 1):
+        if slowness != first:
+            scheduler.expect_pace(device, slowness / first)

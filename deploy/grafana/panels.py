@@ -152,12 +152,13 @@ ROWS: Mapping[str, Sequence[Panel]] = {
         ),
         Panel(
             "In flight",
-            "Requests that wait or run, and open streams",
+            "Requests that wait or run, open streams, and threads for calls",
             "short",
             [
                 Query(f"sum (tensorferry_queued_requests{{{MODEL}}})", "waiting"),
                 Query(f"sum (tensorferry_running_requests{{{MODEL}}})", "running"),
                 Query(f"sum (tensorferry_open_streams{{{SERVER}}})", "open streams"),
+                Query(f"sum (tensorferry_call_threads{{{SERVER}}})", "threads for calls"),
             ],
         ),
     ],

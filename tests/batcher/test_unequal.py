@@ -353,3 +353,17 @@ def test_a_device_is_brought_back_once_what_left_for_it_is_out_of_hand() -> None
     station.queue.ran(second, None, device=0)
     worker.join(PATIENCE)
     assert [work is RECOVER for work in taken] == [True]
+
+
+def test_what_the_warm_up_told_is_known_from_the_first_batch_on() -> None:
+    clock = VirtualClock()
+    queue = RequestQueue(Limits(MOST, 0.0), 100, 1 << 20, clock, devices=2)
+    for count in (1, MOST):
+        queue.anchor(count, SECONDS[FAST])
+    queue.lessons.expect_pace(SLOW, SECONDS[SLOW] / SECONDS[FAST])
+    urgent = Request((), lambda outcome: None, names=None, rows=1, nbytes=0, deadline=0.2)
+    queue.put([urgent])
+    assert isinstance(queue.poll(SLOW), Wait)
+    step = queue.poll(FAST)
+    assert isinstance(step, Work)
+    assert list(step.batch) == [urgent]

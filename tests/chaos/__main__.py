@@ -76,7 +76,8 @@ def soak(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
     proxy = FaultProxy(steady.port)
     addresses = f"ipv4:{steady.address},{mortal.address}"
     callers = CallerProcesses(folder, addresses, steady.address, f"127.0.0.1:{proxy.port}")
-    watch = Watch(lambda: {server.name: server.pid for server in (steady, mortal)})
+    pages = {steady.name: steady.metrics_url}
+    watch = Watch(lambda: {server.name: server.pid for server in (steady, mortal)}, pages)
     faults = Faults(seed, steady, mortal, proxy, callers, repository, clocks=clock is not None)
     if clock is None:
         print("no C compiler: clocks do not jump", file=sys.stderr)

@@ -140,7 +140,11 @@ def markdown(record: Mapping[str, Any]) -> str:
         "| of the server that lived throughout | first third | last third | per minute |",
         "|---|---|---|---|",
     ]
-    for name, unit in (("rss", "resident MiB"), ("files", "open files"), ("threads", "threads")):
+    for name, unit in (
+        ("rss", "resident MiB"),
+        ("files", "open files"),
+        ("threads", "threads but for calls"),
+    ):
         one = record["growth"][name]
         lines.append(f"| {unit} | {one['first']:.1f} | {one['last']:.1f} | {one['per_minute']:+.2f} |")
     lines += ["", "| from, s | faults | answers/s | p50, ms | p99, ms |", "|---|---|---|---|---|"]

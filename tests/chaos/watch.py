@@ -9,18 +9,23 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 _SECONDS = 2.0
 _OUTCOMES = re.compile(r"^tensorferry_requests_total\{(?P<labels>[^}]*)\} (?P<count>\S+)$", re.M)
 _ACCEPTED = re.compile(r"^tensorferry_requests_accepted_total\{(?P<labels>[^}]*)\} (?P<count>\S+)$", re.M)
 _GAUGES = re.compile(r"^tensorferry_(?:queued|running)_requests\{[^}]*\} (?P<count>\S+)$", re.M)
+_CALL_THREADS = re.compile(r"^tensorferry_call_threads (?P<count>\S+)$", re.M)
 _MODEL = re.compile(r'model="([^"]*)"')
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A process at a moment: resident bytes, open files, threads."""
+    """A process at a moment: resident bytes, open files, threads but for those of the pools for calls.
+
+    A pool has as many threads as calls were ever in progress at once, up to its bound.
+    """
 
     at: float
     server: str
@@ -31,11 +36,12 @@ class Sample:
 
 
 class Watch:
-    """Samples the processes that `pids` names, every two seconds, until `close`."""
+    """Samples the processes that `pids` names, every two seconds, until `close`; `pages` has the metrics of some."""
 
-    def __init__(self, pids: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, pids: Callable[[], Mapping[str, int]], pages: Mapping[str, str]) -> None:
         self.samples: list[Sample] = []
         self._pids = pids
+        self._pages = pages
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
@@ -48,12 +54,12 @@ class Watch:
     def _run(self) -> None:
         while not self._ended.wait(_SECONDS):
             for server, pid in self._pids().items():
-                if (sample := sample_of(server, pid)) is not None:
+                if (sample := sample_of(server, pid, self._pages.get(server))) is not None:
                     self.samples.append(sample)
 
 
-def sample_of(server: str, pid: int) -> Sample | None:
-    """The process now; None when it is gone."""
+def sample_of(server: str, pid: int, page: str | None = None) -> Sample | None:
+    """The process now; None when it is gone, or does not say what its pools have, on the `page` of its metrics."""
     home = Path("/proc") / str(pid)
     try:
         status = (home / "status").read_text()
@@ -64,7 +70,15 @@ def sample_of(server: str, pid: int) -> Sample | None:
     if "VmRSS" not in fields:
         return None
     rss = int(fields["VmRSS"].split()[0]) << 10
-    return Sample(time.monotonic(), server, pid, rss, files, int(fields["Threads"]))
+    pooled = 0.0
+    if page is not None:
+        try:
+            with urllib.request.urlopen(page, timeout=_SECONDS) as response:
+                (pooled,) = map(float, _CALL_THREADS.findall(response.read().decode()))
+        except (OSError, HTTPException):
+            # It is frozen, or has no more files.
+            return None
+    return Sample(time.monotonic(), server, pid, rss, files, int(fields["Threads"]) - round(pooled))
 
 
 def reconcile(url: str, patience: float) -> Mapping[str, tuple[int, int]]:

@@ -54,7 +54,9 @@ def registry(runner: ScriptedRunner) -> Iterator[ModelRegistry]:
     assert batcher.close()
 
 
-SERVER = ServerStatistics("0.1.0", "lane", ready=True, open_streams=2, refused={grpc.StatusCode.NOT_FOUND: 3})
+SERVER = ServerStatistics(
+    "0.1.0", "lane", ready=True, open_streams=2, call_threads=7, refused={grpc.StatusCode.NOT_FOUND: 3}
+)
 
 
 def page(registry: ModelRegistry, *gpus: FakeGpu, accept: str = "") -> str:
@@ -215,6 +217,7 @@ def test_the_server_itself(registry: ModelRegistry) -> None:
     found = samples(page(registry))
     assert found["tensorferry_server_info", (("release", "0.1.0"), ("transport", "lane"))] == 1
     assert found["tensorferry_open_streams", ()] == 2
+    assert found["tensorferry_call_threads", ()] == 7
     assert found["tensorferry_calls_refused_total", (("code", "NOT_FOUND"),)] == 3
     assert found["tensorferry_calls_refused_total", (("code", "INTERNAL"),)] == 0
 

@@ -133,22 +133,33 @@ def test_the_slow_one_keeps_what_it_took_and_the_fast_one_does_the_rest(
     assert sum(scripted.runs.values()) == 40
 
 
-def test_what_is_promised_the_slowest_can_keep(
-    load: Load, scripted: Devices, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("device", "first", "ratio"), [("cuda:0,1", 3.0, 1 / 6), ("cuda:1,0", 0.5, 6.0)])
+def test_the_batcher_knows_from_the_start_how_much_slower_a_device_is(
+    load: Load,
+    scripted: Devices,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    first: float,
+    ratio: float,
 ) -> None:
     scripted.seconds.update({"cuda:0": 3.0, "cuda:1": 0.5})
     clock = SimpleNamespace(monotonic=lambda: scripted.now, perf_counter=lambda: scripted.now)
     monkeypatch.setattr(loading, "time", clock)
     monkeypatch.setattr(blueprint, "time", clock)
     anchors: dict[int, float] = {}
+    paces: dict[int, float] = {}
 
     def anchor(self: Batcher, rows: int, seconds: float, key: object = None) -> None:
         anchors[rows] = seconds
 
+    def expect_pace(self: Batcher, instance: int, ratio: float) -> None:
+        paces[instance] = ratio
+
     monkeypatch.setattr(Batcher, "anchor", anchor)
-    for device in ("cuda:0,1", "cuda:1,0"):
-        load(device, max_batch_size=4)
-        assert anchors == {1: 3.0, 2: 3.0, 4: 3.0}
+    monkeypatch.setattr(Batcher, "expect_pace", expect_pace)
+    load(device, max_batch_size=4)
+    assert anchors == dict.fromkeys((1, 2, 4), first)
+    assert paces == {1: pytest.approx(ratio)}
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,12 @@ class Devices:
         self._compare()
         return seconds / pace.value if pace.known or pace.value == 1.0 else None
 
+    def expect(self, device: Device, ratio: float, now: float) -> None:
+        """The warm-up runs of one of them took so many times as long as those of the first."""
+        device.ran_at = now
+        device.pace.observe(ratio)
+        self._compare()
+
     def out(self, device: Device, now: float, try_at: float) -> Outage:
         """One of them takes no batches any more; the others take what they left to it. Its outage, which it may have had."""
         if device.outage is None:

@@ -73,6 +73,11 @@ class Lessons:
         with self.learning, self._lock:
             self._backlog.anchor(rows, seconds, key)
 
+    def expect_pace(self, device: int, ratio: float) -> None:
+        """The warm-up runs on a device took so many times as long as on the first."""
+        with self._lock:
+            self._devices.expect(self._devices.each[device], ratio, self._clock.now())
+
     def due_locked(
         self,
         batch: Sequence[Request],

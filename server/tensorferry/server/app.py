@@ -268,6 +268,7 @@ class App:
             transport=self.transport,
             ready=self._service.ready,
             open_streams=lane + self._servicer.open_streams,
+            call_threads=self._threads.count + self._health.threads,
             refused=self._service.refused,
         )
 

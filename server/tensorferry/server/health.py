@@ -55,6 +55,11 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self.Check = _on_threads(self._calls, self.Check)  # type: ignore[method-assign]
         self.Watch = _on_threads(self._calls, self.Watch)  # type: ignore[method-assign]
 
+    @property
+    def threads(self) -> int:
+        """How many threads it has."""
+        return self._threads.count + self._calls.count
+
     def set(self, service: str, *, serving: bool) -> None:
         """From now on a service has this status; without effect after `enter_graceful_shutdown`."""
         status = health_pb2.HealthCheckResponse

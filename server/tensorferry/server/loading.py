@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 import time
 import weakref
 from collections import Counter
@@ -114,10 +115,11 @@ def load_model(
 
 
 class _Loaded(NamedTuple):
-    """A model's sessions, warm; `runs` are of the slowest, by length the seconds by rows."""
+    """A model's sessions, warm; `each` has what theirs took, by length the seconds by rows, and `runs` that of the slowest."""
 
     blueprint: Blueprint
     sessions: Sequence[Session]
+    each: Sequence[Sequence[Mapping[int, float]]]
     runs: Sequence[Mapping[int, float]]
     padding: Padding | None
     words: str
@@ -151,7 +153,7 @@ def _load(source: ModelSource, config: ServerConfig, prepared: Prepared) -> _Loa
             _log.info("model %s: CUDA graphs for batches of %s", source.name, ", ".join(map(str, rungs)))
     # Where devices differ, nothing is promised that only the fastest can keep.
     runs = [_slowest(of_one_length) for of_one_length in zip(*each, strict=True)]
-    return _Loaded(blueprint, sessions, runs, padding, words)
+    return _Loaded(blueprint, sessions, each, runs, padding, words)
 
 
 def _batcher(
@@ -199,17 +201,33 @@ def _health(condition: Condition) -> Callable[[int, str | None, bool], None]:
 
 
 def _anchor(batcher: Batcher, loaded: _Loaded, prepared: Prepared) -> None:
-    """Tells the batcher what the warm-up took."""
+    """Tells the batcher what the warm-up took: on the first device, and how much longer on others."""
     signature, size = prepared.contract.signature, prepared.size
+    first = loaded.each[0]
+    if len(set(prepared.settings.devices)) > 1:
+        for instance, runs in enumerate(loaded.each[1:], 1):
+            if ratio := _ratio(runs, first):
+                batcher.expect_pace(instance, ratio)
     if loaded.padding is not None and size is not None:
-        for sizes, run in zip(loaded.blueprint.lengths, loaded.runs, strict=True):
+        for sizes, run in zip(loaded.blueprint.lengths, first, strict=True):
             inputs = sample(signature, 1, size, sizes=sizes)
             key = tuple(inputs[spec.name].shape[1:] for spec in signature.inputs)
             for rows, seconds in run.items():
                 batcher.anchor(rows, seconds, key)
     elif not varies(signature):
-        for rows, seconds in loaded.runs[-1].items():
+        for rows, seconds in first[-1].items():
             batcher.anchor(rows, seconds)
+
+
+def _ratio(runs: Sequence[Mapping[int, float]], first: Sequence[Mapping[int, float]]) -> float:
+    """How many times as long the same runs took as on the first instance, in the median; 0 when that is not known."""
+    ratios = [
+        seconds / others[rows]
+        for own, others in zip(runs, first, strict=True)
+        for rows, seconds in own.items()
+        if seconds and others.get(rows)
+    ]
+    return statistics.median(ratios) if ratios else 0.0
 
 
 def _giving_up(batcher: weakref.ref[Batcher], instance: int) -> Callable[[RunTimedOut], None]:

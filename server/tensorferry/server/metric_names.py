@@ -123,6 +123,11 @@ class ServerMetric(MetricName):
         "code",
     )
     OPEN_STREAMS = ("open_streams", "gauge", "Open calls of ModelStreamInfer")
+    CALL_THREADS = (
+        "call_threads",
+        "gauge",
+        "Threads in the pools for calls: made as calls need them, they stay",
+    )
 
 
 class GpuMetric(MetricName):

@@ -13,11 +13,12 @@ class ServerStatistics:
     """Of this moment.
 
     `refused` says how many requests got which code before they reached a model's queue, `transport` what serves
-    the two methods of inference.
+    the two methods of inference. `call_threads` are those in the pools for calls: made as calls need them, they stay.
     """
 
     release: str
     transport: str
     ready: bool
     open_streams: int = 0
+    call_threads: int = 0
     refused: Mapping[grpc.StatusCode, int] = field(default_factory=dict)

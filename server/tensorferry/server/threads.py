@@ -26,6 +26,11 @@ class HandlerThreads(ThreadPoolExecutor):
         # One is there from the start.
         self.submit(int)
 
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._threads)
+
     def _adjust_thread_count(self) -> None:
         try:
             super()._adjust_thread_count()
