@@ -135,8 +135,6 @@ class Intake:
 
     def foreseen(self, deadline: float) -> QueueFull | None:
         """Why a request with this deadline would be turned away; None where that is not certain."""
-        if self._standing.notice is None:
-            return None
         now = self._now()
         refusal = self._standing.foreseen(deadline, now)
         if refusal is not None:

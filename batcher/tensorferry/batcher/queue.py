@@ -92,6 +92,7 @@ class RequestQueue:
         ends = self._ends = Ends(backlog, admission, each, quotas, due, threading.Condition(lock))
         expiry = self._expiry = Expiry(due, backlog, each, policies, ends.end_queued)
         departure = Departure(backlog, each, weights, self.ranks, limits.max_batch_size, strict=strict)
+        self._standing = departure.standing
         company = self.company = Company(returners or Returners(), hears=simple)
         waking = self._waking = Waking(clock, limits, backlog, each, company, alert=bool(policies))
         lending = self._lending = Lending(each.each[0], possible=simple and steady)
@@ -154,6 +155,9 @@ class RequestQueue:
 
     def foreseen(self, deadline: float) -> QueueFull | None:
         """Why a request with this deadline would be turned away; None where that is not certain."""
+        # Nearly always; and who sees it a moment too late is looked at like everybody else.
+        if self._standing.notice is None:
+            return None
         with self._lock:
             return self._intake.foreseen(deadline)
 
