@@ -132,7 +132,7 @@ class RequestQueue:
     def put(self, requests: Sequence[Request]) -> Sequence[Request]:
         """Accepts the requests, all or none: one, or the parts of one.
 
-        RequestTooLarge when they can never fit, QueueFull when they do not fit now,
+        RequestTooLarge when they can never fit, QueueFull when they do not fit now, or would be too late behind others,
         DeadlineExceeded when one could not make its deadline even if it ran alone as soon as
         a device is free, BatcherClosed when the queue closes, InstanceFailed when no device works;
         then none was accepted. Returns
