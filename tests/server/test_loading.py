@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import queue
+import weakref
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from server import models
-from server.rig import Array, Load, fp32
+from server.rig import PATIENCE, Array, Load, fp32
 
 from tensorferry.batcher import Outcome, RequestTooLarge
 from tensorferry.batcher.collate import request_of
+from tensorferry.server import loading
+from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.session import Session
+from tensorferry.server.watchdog import Watchdog
 
 
 @pytest.fixture
@@ -165,3 +171,29 @@ def test_warns_of_limits_that_no_full_batch_gets_past(load: Load, caplog: pytest
 def test_does_not_warn_of_limits_that_leave_room(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     load(models.twice, max_batch_size=8, slo=60.0)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_model_that_is_closed_keeps_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads and its memory would else stay until the collector of cycles comes by, which may be never."""
+    sessions: list[weakref.ref[Session]] = []
+    make = Session.__init__
+
+    def noted(session: Session, *arguments: Any, **options: Any) -> None:
+        sessions.append(weakref.ref(session))
+        make(session, *arguments, **options)
+
+    monkeypatch.setattr(Session, "__init__", noted)
+    source = ModelSource("m", models.twice(tmp_path / "m.onnx"))
+    watchdog = Watchdog(0.1)
+    gc.collect()
+    gc.disable()
+    try:
+        model = loading.load_model(source, ServerConfig((source,)), "cpu", watchdog=watchdog)
+        assert model.batcher.submit({"x": np.ones(3, np.float32)}).result(PATIENCE)["y"].tolist() == [2, 2, 2]
+        assert model.batcher.close()
+        del model
+        assert sessions
+        assert [session() for session in sessions] == [None] * len(sessions)
+    finally:
+        gc.enable()
+        watchdog.close()

@@ -102,6 +102,8 @@ class App:
             triton_status_codes=config.triton_status_codes,
             limits=limits_of(config),
         )
+        # Read from a file, of which there may be none left later.
+        self._release = version("tensorferry")
         self._device = "cpu"
         self._access = access_of(config)
         self._control = ModelControl(
@@ -115,7 +117,7 @@ class App:
         self._servicer = Servicer(
             self._service,
             self.registry,
-            version=version("tensorferry"),
+            version=self._release,
             max_streams=config.max_streams or MAX_STREAMS,
             max_in_flight=config.max_in_flight_per_stream,
             extensions=(
@@ -264,7 +266,7 @@ class App:
         """What the server as a whole has to tell now. Thread-safe."""
         lane = self._lane.open_streams if self._lane is not None else 0
         return ServerStatistics(
-            release=version("tensorferry"),
+            release=self._release,
             transport=self.transport,
             ready=self._service.ready,
             open_streams=lane + self._servicer.open_streams,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -66,7 +67,15 @@ class Survivor:
         self._tries = 0
         self._began = 0.0
         self.give_up: Callable[[RunTimedOut], None] = lambda error: None
-        self._watched = Watched(self._hung)
+        # Weakly: the session's threads and memory go with the last who holds it, not when the collector of cycles comes by.
+        hung = weakref.WeakMethod(self._hung)
+
+        def tell() -> None:
+            here = hung()
+            if here is not None:
+                here()
+
+        self._watched = Watched(tell)
         if watchdog is not None:
             watchdog.watch(self._watched)
 

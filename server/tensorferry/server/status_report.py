@@ -41,6 +41,7 @@ class StatusReport:
         self._address = address
         self._transport = transport
         self._since = time.monotonic()
+        self._release = version("tensorferry")
 
     def ready(self) -> bool:
         """What ServerReady and gRPC's health say."""
@@ -67,7 +68,7 @@ class StatusReport:
         return {
             "schema": SCHEMA,
             "server": {
-                "version": version("tensorferry"),
+                "version": self._release,
                 "address": self._address(),
                 "transport": self._transport(),
                 "uptime_seconds": now - self._since,
