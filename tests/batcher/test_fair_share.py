@@ -119,7 +119,7 @@ def test_a_greedy_client_takes_nothing_of_anothers_share(case: str) -> None:
     """Who asks for less than its share gets it, and in all no less is done than without."""
     senders = SHARED[case]
     without, fair = answered(senders, None), answered(senders, FAIR)
-    if case != "greedy has longer deadlines":
+    if case not in ("greedy has longer deadlines", "greedy has shorter deadlines"):
         # There the greedy are turned away at the door, behind those of their own who wait.
         assert without["meek"] < 0.5 * senders["meek"].load, "what this is against"
     assert all(fair[name] > 0.9 * senders[name].load for name in senders if name != "greedy")
