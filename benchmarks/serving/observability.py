@@ -66,6 +66,8 @@ def variants(folder: Path) -> Sequence[Variant]:
         Variant("nothing, as a check"),
         Variant("metrics", _METRICS, scraped=True),
         Variant("metrics, calls with a trace", _METRICS, (_TRACED,), scraped=True),
+        # What gRPC itself needs for a header, whoever asks for it.
+        Variant("a token that nobody asks for", (), (bearer,)),
         Variant("authentication by token", authentication, (bearer,)),
         Variant("metrics and authentication", (*_METRICS, *authentication), (bearer,), scraped=True),
     )
