@@ -75,8 +75,8 @@ simulate: $(if $(QUICK),$(VENV)/.$(EXTRA),$(VENV)/.plots) ## the shipping schedu
 bench-overhead: $(VENV)/.$(EXTRA) ## what the scheduler costs per request
 	@$(BIN)/python benchmarks/overhead.py
 
-bench-overload: $(VENV)/.dev ## a real server under up to 3 times its capacity (QUICK=1: 20 s)
-	@$(BIN)/python benchmarks/overload.py $(if $(QUICK),--quick)
+bench-overload: $(VENV)/.dev ## a real server under up to 10 times its capacity (QUICK=1: 20 s; APART=4,9: on a device of its own)
+	@$(BIN)/python benchmarks/overload.py $(if $(QUICK),--quick) $(if $(APART),--apart $(APART))
 
 bench-closed: $(VENV)/.dev ## callers in closed loops against a real server (QUICK=1: 20 s)
 	@$(BIN)/python benchmarks/closed_server.py $(if $(QUICK),--quick)

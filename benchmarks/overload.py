@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+import apart_server
 import numpy as np
 from load_generator import (
     BY_CLIENT,
@@ -230,11 +231,20 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--positions", type=int, default=24, help="of a row, which cost as much as rows")
+    parser.add_argument(
+        "--apart",
+        metavar="FIXED,PER_ROW",
+        help="a small model on a device of its own, whose batches take so many milliseconds, as on a GPU",
+    )
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="multiples of the capacity")
     parser.add_argument("--quick", action="store_true", help="one short round, about 20 s")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rounds, arguments.seconds, arguments.layers = 1, 0.6, 4
+    program: Sequence[str] = ("-m", "tensorferry.server")
+    if arguments.apart:
+        os.environ[apart_server.COST] = arguments.apart
+        program, arguments.layers, arguments.width, arguments.positions = (apart_server.__file__,), 2, 64, 1
     cores = Cores.split()
     print(cores)
     with tempfile.TemporaryDirectory() as folder:
@@ -243,7 +253,10 @@ def main() -> None:
         expected = run_directly(model, examples(EXAMPLES, arguments.positions))
         pin(os.getpid(), cores.load)
         batch = f"--max-batch-size={arguments.max_batch_size}"
-        with serving(model, cores.server, batch) as server, serving(model, cores.server, batch) as contrast:
+        with (
+            serving(model, cores.server, batch, program=program) as server,
+            serving(model, cores.server, batch, program=program) as contrast,
+        ):
             asyncio.run(run(arguments, server, contrast, expected))
 
 
