@@ -205,8 +205,25 @@ def test_others_like_one_that_was_turned_away_are_so_before_they_are_read() -> N
     assert (str(told), told.retry_after) == (str(door.refusal), door.refusal.retry_after)
     assert door.queue.foreseen(soon - 0.5) is None, "it rides before"
     assert door.queue.foreseen(soon + 1.0) is None, "it has more time"
-    door.clock.advance(0.03)
+    door.clock.advance(4.1 * door.refusal.rest)
     assert door.queue.foreseen(soon) is None, "it was a while ago"
+
+
+def test_others_may_be_left_for_a_part_of_their_patience() -> None:
+    """And of a batch's time, since it is not before its end that one could leave."""
+    door = Door()
+    door.fill()
+    assert door.refusal.rest == pytest.approx(FULL / 4)
+    assert door.offer(2.5 * FULL)
+    assert not door.offer()
+    assert door.refusal.rest == pytest.approx(2.5 * FULL / 16)
+    door.run()
+    door.fill()
+    assert door.refusal.rest == pytest.approx(2.5 * FULL / 16), "the hasty come again"
+    for _ in range(2):
+        door.run()
+        door.fill()
+    assert door.refusal.rest == pytest.approx(FULL / 4)
 
 
 def test_once_a_batch_leaves_everyone_is_looked_at() -> None:

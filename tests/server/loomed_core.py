@@ -68,7 +68,7 @@ class Core:
         monkeypatch.setattr(grpc_core, "SEND_INITIAL_METADATA", Operation("metadata"))
         monkeypatch.setattr(grpc_core, "IGNORE_CLOSE", Operation("close"))
         monkeypatch.setattr(grpc_core, "SEND_OK", Operation("status", Status(grpc.StatusCode.OK, "")))
-        monkeypatch.setattr(grpc_core, "send_status", lambda status: Operation("status", status))
+        monkeypatch.setattr(grpc_core, "send_ending", lambda ending: Operation("status", _status_of(ending)))
 
     def pause(self) -> None:
         """Another thread may go on here."""
@@ -97,6 +97,11 @@ class Core:
                 del tag, event
             else:
                 return
+
+
+def _status_of(ending: grpc_core.Ending) -> Status:
+    code = next(code for code in grpc.StatusCode if code.value[0] == ending.code)
+    return Status(code, ending.message.decode())
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from server.rig import PATIENCE
-from server.scripted import Door, opened, success
+from server.scripted import Door, failure, opened, success
 
 from tensorferry.batcher import QueueFull
 from tensorferry.server.foresight import Foresight
@@ -73,6 +73,16 @@ def test_a_call_that_may_be_traced_is_read() -> None:
     assert not model.asked
 
 
+def test_one_is_the_sole_one_as_long_as_there_is_no_other() -> None:
+    registry = Registry(Model())
+    foreseen = foresight(registry, "file")
+    batcher: Any = foreseen.sole()
+    assert batcher is registry.held[0]
+    registry.held = (Model(), Model())
+    registry.generation += 1
+    assert foreseen.sole() is None
+
+
 @pytest.fixture
 def door() -> Iterator[Door]:
     yield from opened("lane")
@@ -87,7 +97,7 @@ def turning_away(door: Door) -> list[float]:
         asked.append(deadline)
         return FULL
 
-    door.service.foresight = SimpleNamespace(refusal=refusal)  # type: ignore[assignment]
+    door.service.foresight = SimpleNamespace(refusal=refusal, sole=object)  # type: ignore[assignment]
     return asked
 
 
@@ -132,3 +142,21 @@ def test_many_at_once_are_told_together_and_then_the_thread_rests(
     assert len(rests) <= 50
     door.service.answer_at_once = success
     assert door.infer("a").result(PATIENCE).id == "a"
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_the_thread_rests_only_where_no_other_model_serves(
+    door: Door, others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of another's may be answered in a moment, and would be late by the rest."""
+    assert door.lane is not None
+    monkeypatch.setattr(door.service.foresight, "sole", lambda: None if others else object())
+    rests: list[float] = []
+    monkeypatch.setattr(door.lane.outbox, "rest", rests.append)
+    door.service.answer_at_once = lambda request_id: failure(request_id, FULL)
+    for _ in range(20):
+        error = door.infer("a", timeout=PATIENCE).exception(PATIENCE)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    door.service.answer_at_once = success
+    assert door.infer("a").result(PATIENCE).id == "a"
+    assert bool(rests) is not others

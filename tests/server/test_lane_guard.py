@@ -337,33 +337,61 @@ class _Clock:
         return self.now
 
 
+def _queue(poll: Callable[[float], Any], clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """A queue, and its own way to poll over one that returns at once, as core's does when the time is over."""
+    monkeypatch.setattr(grpc_core, "time", clock)
+    own = grpc_core._Queue.poll
+    events = SimpleNamespace(poll=poll)
+    rebound = FunctionType(
+        own.__code__, {**vars(grpc_core), "super": lambda: events}, closure=own.__closure__
+    )
+    return SimpleNamespace(due=clock.now + 0.01, idle=True, _unforeseen=_raise), rebound
+
+
 def test_a_clock_that_is_put_back_keeps_nothing_from_being_due(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = _Clock()
-    monkeypatch.setattr(grpc_core, "time", clock)
     polled: list[float] = []
 
-    class Scripted:
-        def poll(self, deadline: float) -> Any:
-            polled.append(deadline)
-            if len(polled) == 1:
-                clock.now -= 3600
-            return SimpleNamespace(tag=None)
+    def poll(deadline: float) -> Any:
+        polled.append(deadline)
+        if len(polled) == 1:
+            clock.now -= 3600
+        return SimpleNamespace(tag=None)
 
-    # The queue's own method, over a poll that returns at once, as core's does when the time is over.
-    events: Any = type("Events", (Scripted,), {})()
-    poll = grpc_core._Queue.poll
-    queue: Any = type("Queue", (Scripted,), {"poll": None})()
+    queue, own = _queue(poll, clock, monkeypatch)
     called: list[float] = []
 
     def overdue(now: float) -> float:
         called.append(now)
         return math.inf
 
-    queue.due, queue._overdue, queue._unforeseen = clock.now + 0.01, overdue, _raise
-    rebound = FunctionType(
-        poll.__code__, {**vars(grpc_core), "super": lambda: events}, closure=poll.__closure__
-    )
-    event = rebound(queue, clock.now + 1)
+    queue._overdue = overdue
+    event = own(queue, clock.now + 1)
     assert event.tag is None, "grpcio is to give a deadline of the clock as it is now"
     assert called == [1e9 - 3600]
     assert queue.due == math.inf
+
+
+def test_what_is_due_knows_whether_more_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who would rest while calls wait would let them wait in vain, and have more after each rest."""
+    clock = _Clock()
+    monkeypatch.setattr(grpc_core, "_MOST_EVENTS", 3)
+    handled: list[Any] = []
+
+    class Call:
+        def arrived(self, event: Any) -> None:
+            handled.append(event)
+
+    waiting = [Call().arrived] * 7
+    queue, own = _queue(
+        lambda deadline: SimpleNamespace(tag=waiting.pop() if waiting else None), clock, monkeypatch
+    )
+    looks: list[tuple[int, bool]] = []
+
+    def overdue(now: float) -> float:
+        looks.append((len(handled), queue.idle))
+        return 0.0 if waiting else math.inf
+
+    queue._overdue, queue.due = overdue, 0.0
+    own(queue, clock.now)
+    assert looks == [(3, False), (6, False), (7, True)]

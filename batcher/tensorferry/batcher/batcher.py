@@ -339,7 +339,7 @@ class Batcher:
     def foreseen(self, deadline: float) -> QueueFull | None:
         """Why a request with this deadline that is yet to be read would be turned away; None where that is not certain.
 
-        In an overload, for some milliseconds after another was: it is told the same, and is counted as refused. Where there
+        In an overload, for some milliseconds after another was: it is told the same, by the same object, and is counted as refused. Where there
         are priority classes, or clients share, it depends on the request. Thread-safe.
         """
         return self._entry.foreseen(deadline)

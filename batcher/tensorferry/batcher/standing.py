@@ -23,9 +23,11 @@ _PATIENT = 2
 _LONG = 4
 # However long it has stood, it is not kept shorter than so many full batches for each device, lest one idles.
 _BATCHES = 2
-# For so large a part of a full batch's time, and at most so many seconds, calls may be left before they are taken in.
-_REST = 1 / 16
-_REST_SECONDS = 0.01
+# Calls may be left for so large a part of a full batch's time before they are taken in, or of the least patience that was
+# seen, since they lose as much of theirs; and for at most so many seconds.
+_REST_OF_BATCH = 1 / 4
+_REST_OF_PATIENCE = 1 / 16
+_REST_SECONDS = 0.05
 # For so many rests others are told the same without being looked at.
 _NOTICE = 4
 
@@ -50,7 +52,17 @@ class StandingQueue:
     in "Controlling Queue Delay", Nichols and Jacobson, 2012). So the longer it has stood, the shorter it is kept.
     """
 
-    __slots__ = ("_alike", "_backlog", "_devices", "_most", "enough", "notice", "since")
+    __slots__ = (
+        "_alike",
+        "_backlog",
+        "_devices",
+        "_least",
+        "_least_before",
+        "_most",
+        "enough",
+        "notice",
+        "since",
+    )
 
     def __init__(self, most: int, backlog: Backlog, devices: Devices, *, alike: bool) -> None:
         self._most = most
@@ -61,12 +73,15 @@ class StandingQueue:
         # Since when each batch left as many behind as another takes; inf when the last did not.
         self.since = math.inf
         self._alike = alike
+        # The least patience of those asked about since a batch left, and of those before, in seconds.
+        self._least = self._least_before = math.inf
         # For others like the last that was turned away, until a batch leaves; None where nobody was.
         self.notice: Notice | None = None
 
     def left(self, now: float) -> None:
         """A batch left."""
         self.notice = None
+        self._least_before, self._least = self._least, math.inf
         if self._backlog.rows < self._most:
             self.since = math.inf
         elif self.since == math.inf:
@@ -75,12 +90,13 @@ class StandingQueue:
     def refusal(self, request: Request, bucket: Bucket, now: float) -> QueueFull | None:
         """Why a request with a deadline is not to wait; None when it may. To be asked when more than `enough` rows are queued."""
         profile, backlog, devices = bucket.profile, self._backlog, self._devices
+        most, patience = self._most, request.deadline - now
+        self._least = min(self._least, patience)
         if len(backlog.buckets) > 1 or not profile.fresh(now):
             # Where there are several buckets a long queue is of use: it makes the batches of the rare ones larger.
             return None
         # Of its class, as if the devices were theirs alone: it is turned away only if even that is too little.
         ahead = bucket.lanes[request.level].ahead(request)
-        most, patience = self._most, request.deadline - now
         full = profile.mean(most)
         if ahead <= self.enough or patience < _PATIENT * full:
             return None
@@ -93,7 +109,9 @@ class StandingQueue:
             return None
         # Two digits: those who are told the same cost less.
         retry_after = max(0.001, float(f"{wait - allowed:.2g}"))
-        rest = min(_REST_SECONDS, full * _REST)
+        rest = min(
+            _REST_SECONDS, full * _REST_OF_BATCH, min(self._least, self._least_before) * _REST_OF_PATIENCE
+        )
         refusal = QueueFull(
             f"overload: the answer would take about {wait:.2g} s behind those that ride before, and the deadline is "
             f"{patience:.2g} s away; retry in {retry_after:g} s",
@@ -112,5 +130,4 @@ class StandingQueue:
             return None
         if notice.ends - now <= notice.allowed * (deadline - now):
             return None
-        refusal = notice.refusal
-        return QueueFull(str(refusal), refusal.retry_after, refusal.rest)
+        return notice.refusal

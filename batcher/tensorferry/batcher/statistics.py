@@ -181,7 +181,10 @@ _REFUSALS: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def _name_of(error: BaseException, names: tuple[tuple[type[BaseException], str], ...], other: str) -> str:
-    return next((name for kind, name in names if isinstance(error, kind)), other)
+    for kind, name in names:
+        if isinstance(error, kind):
+            return name
+    return other
 
 
 class Ledger:

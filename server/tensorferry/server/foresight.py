@@ -21,11 +21,17 @@ class Foresight:
 
     def refusal(self, deadline: float) -> QueueFull | None:
         """Why a call with this deadline is refused, which counts it; None where its message is to be read."""
+        if self._registry.generation != self._generation:
+            self.sole()
+        if self._sole is None or self._tracing.sources:
+            return None
+        return self._sole.foreseen(deadline)
+
+    def sole(self) -> Batcher | None:
+        """The one that all calls meet; None where there are several, or none."""
         generation = self._registry.generation
         if generation != self._generation:
             models = self._registry.models()
             self._sole = models[0].batcher if len(models) == 1 else None
             self._generation = generation
-        if self._sole is None or self._tracing.sources:
-            return None
-        return self._sole.foreseen(deadline)
+        return self._sole

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -53,11 +53,28 @@ _AFTER_A_BUG_SECONDS = 1.0
 _FURTHEST_SECONDS = 5.0
 
 
+class Ending(NamedTuple):
+    """What ends a call with a status other than OK, as core takes it."""
+
+    trailing_metadata: tuple[tuple[str, str | bytes], ...]
+    code: int
+    message: bytes
+    flags: int = 0
+
+
+def ending_of(status: Status) -> Ending:
+    """The end with this status, for any number of calls."""
+    return Ending(trailing_metadata(status), status.code.value[0], status.message.encode())
+
+
+def send_ending(ending: Ending) -> Any:
+    """The operation that ends a call so."""
+    return SendStatusFromServerOperation(*ending)
+
+
 def send_status(status: Status) -> Any:
     """The operation that ends a call with a status other than OK."""
-    return SendStatusFromServerOperation(
-        trailing_metadata(status), status.code.value[0], status.message.encode(), 0
-    )
+    return send_ending(ending_of(status))
 
 
 def peer_of(call: Any) -> str:
@@ -90,6 +107,8 @@ class _Queue(CompletionQueue):  # type: ignore[misc]
         # In seconds since the epoch, changed on the polling thread only. What is there already is
         # handled before, though not more than `_MOST_EVENTS`.
         self.due = math.inf
+        # Whether nothing more was there when `overdue` was called.
+        self.idle = True
 
     def poll(self, deadline: float | None = None) -> Any:
         """The next event that is grpcio's own, or the time-out."""
@@ -116,6 +135,7 @@ class _Queue(CompletionQueue):  # type: ignore[misc]
                 # Nothing is ever due so late, unless the clock was put back since.
                 if now >= self.due or now + _FURTHEST_SECONDS < self.due < math.inf:
                     self.due = now + _AFTER_A_BUG_SECONDS
+                    self.idle = tag is None
                     self.due = self._overdue(now)
             except BaseException:
                 # It would end the thread that serves everyone.

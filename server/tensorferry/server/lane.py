@@ -20,6 +20,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import grpc
@@ -111,6 +112,9 @@ class Lane:
         self._again: dict[Batcher, float] = {}
         # For how long to rest once nothing more is there, in seconds.
         self._rest = 0.0
+        # Why a call was last turned away unread, and how those end of which the same is said.
+        self._refusal: QueueFull | None = None
+        self._ending = grpc_core.ending_of(self._too_many)
         # Calls that could not be asked for.
         self._owed: list[tuple[str, Callable[[Any], None]]] = []
 
@@ -138,7 +142,22 @@ class Lane:
             except BaseException:
                 self._owed.append((UNARY, self._unary_arrived))
                 raise
-            UnaryCall(self, event)
+            # As `deadline_of`, without a call where there is none.
+            deadline = math.inf if event.call_details.deadline > NEVER else deadline_of(event)
+            caller = self._caller_of(event, deadline)
+            if isinstance(caller, grpc_core.Ending):
+                # The message is not even read, and core keeps nothing of ours but what keeps the call.
+                self._turn_away(event.call, caller)
+            else:
+                UnaryCall(self, event, deadline, caller)
+
+    def _turn_away(self, call: Any, ending: grpc_core.Ending) -> None:
+        operations = (
+            grpc_core.SEND_INITIAL_METADATA,
+            grpc_core.send_ending(ending),
+            grpc_core.IGNORE_CLOSE,
+        )
+        call.start_server_batch(operations, MethodType(_turned_away, call))
 
     def _stream_arrived(self, event: Any) -> None:
         if not event.success:
@@ -176,19 +195,22 @@ class Lane:
         with self.lock:
             self._streams.discard(stream)
 
-    def caller_of(self, event: Any, deadline: float) -> Caller | Status:
-        """Whose call it is that arrived; or the status with which it is refused."""
-        if self.calls > self._max_calls:
+    def _caller_of(self, event: Any, deadline: float) -> Caller | grpc_core.Ending:
+        """Whose call it is that arrived; or how it ends at once."""
+        if self.calls >= self._max_calls:
             self._service.count_refused(self._too_many.code)
-            return self._too_many
+            return grpc_core.ending_of(self._too_many)
         caller = ANYONE
         if self._access is not None:
             try:
                 caller = self._access.admit(INFER, *origin_of(event))
             except Exception as error:
-                return self._service.status_of(error)
+                return grpc_core.ending_of(self._service.status_of(error))
         if deadline < math.inf and (refusal := self._service.foresight.refusal(deadline)) is not None:
-            return self.status_of(refusal)
+            if refusal is not self._refusal:
+                self._refusal, self._ending = refusal, grpc_core.ending_of(self._service.status_of(refusal))
+            self._rest_after(refusal)
+            return self._ending
         return caller
 
     def _standing_of(self, event: Any) -> Standing | Status | None:
@@ -214,13 +236,24 @@ class Lane:
         return call
 
     def status_of(self, error: BaseException, reply: Reply | None = None) -> Status:
-        """As the service's. Who is turned away in an overload may be one of many: then the thread that polls rests a while."""
-        if isinstance(error, QueueFull) and error.rest >= _LEAST_REST_SECONDS and self.outbox.is_polling:
+        """As the service's. Who is turned away in an overload may be one of many: then the thread that polls rests a while.
+
+        But not where it has calls of several models, of which one may have no queue.
+        """
+        if (
+            isinstance(error, QueueFull)
+            and self.outbox.is_polling
+            and self._service.foresight.sole() is not None
+        ):
+            self._rest_after(error)
+        return self._service.status_of(error, reply)
+
+    def _rest_after(self, refusal: QueueFull) -> None:
+        if refusal.rest >= _LEAST_REST_SECONDS:
             if not self._rest:
                 self.outbox.gather()
-            self._rest = error.rest
+            self._rest = refusal.rest
             self._core.queue.due = 0.0
-        return self._service.status_of(error, reply)
 
     def sent(self, reply: Reply | None) -> None:
         """The reply is on its way, or another end of a call. On the polling thread."""
@@ -263,6 +296,8 @@ class Lane:
             self._waiting_long, self._waiting = self._waiting, []
             self._listen_at = now + _LISTEN_SECONDS if self._waiting_long else math.inf
         if self._rest:
+            if not self._core.queue.idle:
+                return 0.0
             # All that is there has been handled. Each call that comes alone wakes the thread, which then finds the caches
             # full of the model's: several at once cost a fraction of that, and there is nothing that could leave meanwhile.
             seconds, self._rest = self._rest, 0.0
@@ -282,6 +317,10 @@ class Lane:
                 _log.exception("a call could not be ended; it ends when its client leaves")
 
 
+def _turned_away(call: Any, event: Any) -> None:
+    """The call has its status: nothing is left to do, but that it had to be kept until now."""
+
+
 class UnaryCall:
     """One ModelInfer: its events come on the polling thread, its reply on any."""
 
@@ -297,22 +336,16 @@ class UnaryCall:
         "replied",
     )
 
-    def __init__(self, lane: Lane, event: Any) -> None:
+    def __init__(self, lane: Lane, event: Any, deadline: float, caller: Caller) -> None:
         self._lane = lane
         self._call = event.call
-        # As `deadline_of`, without a call where there is none.
-        self._deadline = math.inf if event.call_details.deadline > NEVER else deadline_of(event)
+        self._caller = caller
+        self._deadline = deadline
         self._metadata = event.invocation_metadata
         self._handle: Call | None = None
         self._reply: Reply | None = None
         self.replied = self.listening = False
         lane.calls += 1
-        caller = lane.caller_of(event, self._deadline)
-        if isinstance(caller, Status):
-            # The message is not even read.
-            self._send((grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(caller)))
-            return
-        self._caller = caller
         self._call.start_server_batch((grpc_core.ReceiveMessageOperation(0),), self.received)
 
     def received(self, event: Any) -> None:
