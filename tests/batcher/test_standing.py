@@ -226,11 +226,46 @@ def test_others_may_be_left_for_a_part_of_their_patience() -> None:
     assert door.refusal.rest == pytest.approx(FULL / 4)
 
 
-def test_once_a_batch_leaves_everyone_is_looked_at() -> None:
+def test_one_in_a_while_is_looked_at() -> None:
     door = Door()
     soon = door.clock.now() + TIMEOUT
     door.fill()
+    door.clock.advance(4.1 * door.refusal.rest)
+    assert door.queue.foreseen(soon) is None
+    assert door.queue.foreseen(soon) is not None, "one will do"
+    door.clock.advance(1.1 * door.refusal.rest)
+    assert door.queue.foreseen(soon) is None, "it may have left"
+
+
+def test_as_many_are_read_as_find_room() -> None:
+    """However many arrive before the first of them is queued."""
+    door = Door()
+    door.fill()
+    later = door.clock.now() + TIMEOUT + 0.3 * FULL
+    read = [door.queue.foreseen(later) is None for _ in range(20)]
+    assert 2 <= sum(read) <= 4
+
+
+def test_a_batch_that_leaves_as_foreseen_changes_nothing() -> None:
+    """Who would come behind those that wait comes as late; but not where some of them were dropped."""
+    door = Door()
+    soon = door.clock.now() + TIMEOUT
+    door.fill()
+    door.start()
     assert door.queue.foreseen(soon) is not None
+    door.queue._standing.left(door.clock.now(), MOST)
+    assert door.queue.foreseen(soon) is None
+
+
+def test_where_all_who_wait_ride_next_everyone_is_looked_at() -> None:
+    door = Door()
+    soon = door.clock.now() + TIMEOUT
+    door.fill()
+    while door.queue.sizes().queued_rows > 2 * MOST:
+        door.run()
+        # As if it took no time, so that all the others can still be answered.
+        soon = door.clock.now() + TIMEOUT
+        door.offer()
     door.start()
     assert door.queue.foreseen(soon) is None
 

@@ -94,17 +94,19 @@ class Departure:
                 # Whose turn it is may not be whom it can answer in time. What they get they have, all the same.
                 self._fair.charge(formed.batch)
         batch, shed, riding = formed
+        dropped = 0
         if left is not None:
             formed = Formed(batch, [], riding)
             backlog.remove_all(close.key, batch, riding)
         elif shed:
             gone = list(riding)
-            gone[lead] += sum([request.cost for request in shed])
+            dropped = sum([request.cost for request in shed])
+            gone[lead] += dropped
             backlog.remove_all(close.key, shed + batch, gone)
         else:
             backlog.remove_all(close.key, batch, riding)
         self._shares.charge(riding, lead, backlog.class_rows)
-        self.standing.left(now)
+        self.standing.left(now, dropped)
         if limits.needed:
             limits.left(index, close.key, sum(riding), now)
         return formed

@@ -33,15 +33,17 @@ _NOTICE = 4
 
 
 class Notice(NamedTuple):
-    """Why one was turned away whose answer would have come when it `ends`, but must come by its deadline.
+    """Why one was turned away whose answer would have come when it `ends`, and by when others must have theirs to be told the same.
 
-    Of the time until then it might wait the part that is `allowed`. It holds `until` then. Times are the queue's.
+    `behind` says whether enough waited for the queue to be kept short; a row that waits before takes the time of a `row`. It
+    holds `until` then. Times are the queue's.
     """
 
     refusal: QueueFull
     deadline: float
     ends: float
-    allowed: float
+    behind: bool
+    row: float
     until: float
 
 
@@ -75,12 +77,15 @@ class StandingQueue:
         self._alike = alike
         # The least patience of those asked about since a batch left, and of those before, in seconds.
         self._least = self._least_before = math.inf
-        # For others like the last that was turned away, until a batch leaves; None where nobody was.
+        # For others like the last that was turned away; None where nobody was.
         self.notice: Notice | None = None
 
-    def left(self, now: float) -> None:
-        """A batch left."""
-        self.notice = None
+    def left(self, now: float, shed: float) -> None:
+        """A batch left, and so many rows with it that do not ride."""
+        if (notice := self.notice) is not None:
+            # When one ends that is yet to come is as it was but for those.
+            waiting = self._backlog.rows > self.enough
+            self.notice = notice._replace(ends=notice.ends - shed * notice.row) if waiting else None
         self._least_before, self._least = self._least, math.inf
         if self._backlog.rows < self._most:
             self.since = math.inf
@@ -101,11 +106,15 @@ class StandingQueue:
         if ahead <= self.enough or patience < _PATIENT * full:
             return None
         last = profile.mean(min(most, int(ahead) % most + 1))
-        wait = devices.next_start(now) - now + ahead / most * full / devices.worth() + last
-        allowed, long = patience, _LONG * patience
-        if now - self.since > long and ahead > _BATCHES * self.enough:
-            allowed *= long / (now - self.since)
+        row = full / most / devices.worth()
+        wait = devices.next_start(now) - now + ahead * row + last
+        behind = ahead > _BATCHES * self.enough
+        allowed = self._allowed(patience, behind, now)
         if wait <= allowed:
+            if (notice := self.notice) is not None:
+                # The next one waits for this one, too.
+                ends = max(notice.ends, now + wait + request.cost * row)
+                self.notice = notice._replace(ends=ends, until=now + _NOTICE * notice.refusal.rest)
             return None
         # Two digits: those who are told the same cost less.
         retry_after = max(0.001, float(f"{wait - allowed:.2g}"))
@@ -120,14 +129,27 @@ class StandingQueue:
         )
         if self._alike and backlog.one_kind:
             until = now + _NOTICE * rest
-            self.notice = Notice(refusal, request.deadline, now + wait, allowed / patience, until)
+            self.notice = Notice(refusal, request.deadline, now + wait, behind, row, until)
         return refusal
+
+    def _allowed(self, patience: float, behind: bool, now: float) -> float:
+        """How long one may wait, of the time that it has; `behind` enough others, not all of that if they have stood for long."""
+        long = _LONG * patience
+        if behind and now - self.since > long:
+            return patience * long / (now - self.since)
+        return patience
 
     def foreseen(self, deadline: float, now: float) -> QueueFull | None:
         """Why a request with this deadline would be turned away, like another a moment ago; None where that is not certain."""
         notice = self.notice
-        if notice is None or now >= notice.until or deadline < notice.deadline:
+        if notice is None or deadline < notice.deadline:
             return None
-        if notice.ends - now <= notice.allowed * (deadline - now):
+        if now >= notice.until:
+            # To look at one will do, for as long as it takes to read it.
+            self.notice = notice._replace(until=now + notice.refusal.rest)
+            return None
+        if notice.ends - now <= self._allowed(deadline - now, notice.behind, now):
+            # It is read now, and many others may arrive before it is queued.
+            self.notice = notice._replace(ends=notice.ends + notice.row)
             return None
         return notice.refusal

@@ -1,4 +1,4 @@
-"""What a call of the lane's says when it arrives, before its message is read: whose it is, and by when it is to be answered."""
+"""Calls of the lane's that arrive: what they say before their messages are read, and whether those are read."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 
 import grpc
 
+from tensorferry.batcher import QueueFull
 from tensorferry.server import grpc_core
-from tensorferry.server.access import Certificate
+from tensorferry.server.access import Access, Certificate, Standing
+from tensorferry.server.caller import ANYONE, INFER, Caller
+from tensorferry.server.inference import InferenceService
 from tensorferry.server.status import Status
 
 # Core gives the end of its clock's range, in seconds since the epoch, to a call without a deadline.
@@ -19,16 +22,6 @@ NEVER = 1e11
 
 # When a call that was one too many may try again: nobody knows when others end.
 _CALLS_RETRY_SECONDS = 0.1
-
-
-def origin_of(event: Any) -> tuple[Any, Callable[[], str], Callable[[], Certificate]]:
-    """A call's metadata, and what tells its peer and its connection's certificate."""
-    call = event.call
-    return (
-        event.invocation_metadata,
-        partial(grpc_core.peer_of, call),
-        partial(grpc_core.certificate_of, call),
-    )
 
 
 def deadline_of(event: Any) -> float:
@@ -39,8 +32,67 @@ def deadline_of(event: Any) -> float:
     return time.monotonic() + deadline - time.time()
 
 
-def too_many_calls(most: int) -> Status:
-    """What a call is told that is one too many."""
+class Door:
+    """Knows for each call that arrives whose it is, or how it ends at once. To be asked on the thread that polls.
+
+    `turned_away` is told why a call ends because of an overload.
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        access: Access | None,
+        max_calls: int,
+        turned_away: Callable[[QueueFull], None],
+    ) -> None:
+        self._service = service
+        self._access = access
+        self._max_calls = max_calls
+        self._too_many = grpc_core.ending_of(_too_many_calls(max_calls))
+        self._turned_away = turned_away
+        # Why a call was last turned away unread, and how those end of which the same is said.
+        self._refusal: QueueFull | None = None
+        self._ending = self._too_many
+
+    def caller_of(self, event: Any, deadline: float, calls: int) -> Caller | grpc_core.Ending:
+        """Whose unary call it is, while so many are in progress."""
+        if calls >= self._max_calls:
+            self._service.count_refused(grpc.StatusCode.RESOURCE_EXHAUSTED)
+            return self._too_many
+        caller = ANYONE
+        if self._access is not None:
+            try:
+                caller = self._access.admit(INFER, *_origin_of(event))
+            except Exception as error:
+                return grpc_core.ending_of(self._service.status_of(error))
+        if deadline < math.inf and (refusal := self._service.foresight.refusal(deadline)) is not None:
+            if refusal is not self._refusal:
+                self._refusal, self._ending = refusal, grpc_core.ending_of(self._service.status_of(refusal))
+            self._turned_away(refusal)
+            return self._ending
+        return caller
+
+    def standing_of(self, event: Any) -> Standing | Status | None:
+        """Whose stream it is, and for how long; None where anybody's is served, or the status with which it ends."""
+        if self._access is None:
+            return None
+        try:
+            return Standing(self._access, *_origin_of(event))
+        except Exception as error:
+            return self._service.status_of(error)
+
+
+def _origin_of(event: Any) -> tuple[Any, Callable[[], str], Callable[[], Certificate]]:
+    """A call's metadata, and what tells its peer and its connection's certificate."""
+    call = event.call
+    return (
+        event.invocation_metadata,
+        partial(grpc_core.peer_of, call),
+        partial(grpc_core.certificate_of, call),
+    )
+
+
+def _too_many_calls(most: int) -> Status:
     return Status(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         f"{most} calls are in progress, which is the most this server takes on; retry in {_CALLS_RETRY_SECONDS} s, or start it "

@@ -28,9 +28,9 @@ import grpc
 from tensorferry.batcher import Batcher, QueueFull
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server import grpc_core
-from tensorferry.server.access import Access, Standing
-from tensorferry.server.arrival import NEVER, deadline_of, origin_of, too_many_calls
-from tensorferry.server.caller import ANYONE, INFER, Caller
+from tensorferry.server.access import Access
+from tensorferry.server.arrival import NEVER, Door, deadline_of
+from tensorferry.server.caller import Caller
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.lane_stream import StreamCall
 from tensorferry.server.outbox import Outbox
@@ -83,14 +83,12 @@ class Lane:
         access: Access | None = None,
     ) -> None:
         self._service = service
-        self._access = access
+        self._door = Door(service, access, max_calls, self._rest_after)
         self.outbox = outbox or Outbox()
         self.max_in_flight = max_in_flight
         self._max_streams = max_streams
         # Unary calls in progress, their messages perhaps yet to come; the polling thread's own.
         self.calls = 0
-        self._max_calls = max_calls
-        self._too_many = too_many_calls(max_calls)
         self._core = grpc_core.Server(server)
         self._core.register(UNARY)
         self._core.register(STREAM)
@@ -112,9 +110,6 @@ class Lane:
         self._again: dict[Batcher, float] = {}
         # For how long to rest once nothing more is there, in seconds.
         self._rest = 0.0
-        # Why a call was last turned away unread, and how those end of which the same is said.
-        self._refusal: QueueFull | None = None
-        self._ending = grpc_core.ending_of(self._too_many)
         # Calls that could not be asked for.
         self._owed: list[tuple[str, Callable[[Any], None]]] = []
 
@@ -144,7 +139,7 @@ class Lane:
                 raise
             # As `deadline_of`, without a call where there is none.
             deadline = math.inf if event.call_details.deadline > NEVER else deadline_of(event)
-            caller = self._caller_of(event, deadline)
+            caller = self._door.caller_of(event, deadline, self.calls)
             if isinstance(caller, grpc_core.Ending):
                 # The message is not even read, and core keeps nothing of ours but what keeps the call.
                 self._turn_away(event.call, caller)
@@ -168,7 +163,7 @@ class Lane:
         except BaseException:
             self._owed.append((STREAM, self._stream_arrived))
             raise
-        standing = self._standing_of(event)
+        standing = self._door.standing_of(event)
         refusal = None
         if isinstance(standing, Status):
             refusal, standing = standing, None
@@ -194,32 +189,6 @@ class Lane:
         """The stream is over."""
         with self.lock:
             self._streams.discard(stream)
-
-    def _caller_of(self, event: Any, deadline: float) -> Caller | grpc_core.Ending:
-        """Whose call it is that arrived; or how it ends at once."""
-        if self.calls >= self._max_calls:
-            self._service.count_refused(self._too_many.code)
-            return grpc_core.ending_of(self._too_many)
-        caller = ANYONE
-        if self._access is not None:
-            try:
-                caller = self._access.admit(INFER, *origin_of(event))
-            except Exception as error:
-                return grpc_core.ending_of(self._service.status_of(error))
-        if deadline < math.inf and (refusal := self._service.foresight.refusal(deadline)) is not None:
-            if refusal is not self._refusal:
-                self._refusal, self._ending = refusal, grpc_core.ending_of(self._service.status_of(refusal))
-            self._rest_after(refusal)
-            return self._ending
-        return caller
-
-    def _standing_of(self, event: Any) -> Standing | Status | None:
-        if self._access is None:
-            return None
-        try:
-            return Standing(self._access, *origin_of(event))
-        except Exception as error:
-            return self._service.status_of(error)
 
     def infer(
         self,
