@@ -69,7 +69,7 @@ VARIANTS = (
     DEFAULT,
     EAGER,
     THROUGHPUT,
-    Variant("CUDA graphs", "default, with CUDA graphs", flags=("--cuda-graphs", "true"), for_gpu=True),
+    Variant("CUDA graphs", "default, with CUDA graphs", flags=("--cuda-graphs",), for_gpu=True),
     Variant(
         "unstaged",
         "default, without pinned and device buffers of its own",
