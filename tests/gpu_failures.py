@@ -67,7 +67,9 @@ def infer(stub: Any, mark: float, rows: int) -> str:
     return RIGHT if np.array_equal(y, x[:, 0]) else WRONG
 
 
-def load(server: ServerProcess, count: int = REQUESTS, meanwhile: Callable[[], None] = lambda: None) -> Counter[str]:
+def load(
+    server: ServerProcess, count: int = REQUESTS, meanwhile: Callable[[], None] = lambda: None
+) -> Counter[str]:
     """Requests of one to nine rows from several clients; `meanwhile` is called amid them. How they ended."""
     ended: Counter[str] = Counter()
     # Guards ended.
@@ -116,12 +118,16 @@ def lost(folder: Path, machine: Machine, break_device: Callable[[ServerProcess],
     code = server.wait()
     print(f"gpu-check: a broken device: {_said(ended)}; the server ended with code {code}")
     wrong += [
-        f"a broken device: {what}, {number} times" for what, number in ended.items() if what not in (RIGHT, "UNAVAILABLE")
+        f"a broken device: {what}, {number} times"
+        for what, number in ended.items()
+        if what not in (RIGHT, "UNAVAILABLE")
     ]
     if not ended["UNAVAILABLE"]:
         wrong.append("a broken device: nothing failed, so nothing was shown")
     if code != 1:
-        wrong.append(f"a broken device: the server ended with code {code}, not with 1: {''.join(server.log[-5:])}")
+        wrong.append(
+            f"a broken device: the server ended with code {code}, not with 1: {''.join(server.log[-5:])}"
+        )
     after = machine.serve(model)
     ended, code = load(after, 3), after.stop()
     print(f"gpu-check: a server after the broken one: {_said(ended)}")

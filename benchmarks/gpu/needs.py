@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,7 +25,7 @@ MODULES = {
     "grpc_status": "grpcio-status",
     "prometheus_client": "prometheus-client",
 }
-_VERSIONS = ("mlcommons-loadgen", "onnxruntime", "onnxruntime-gpu", "onnx", "grpcio", "protobuf", "numpy")
+_VERSIONS = ("mlcommons-loadgen", "onnx", "grpcio", "protobuf", "numpy")
 
 
 def use_this_checkout() -> None:
@@ -53,8 +53,12 @@ def _there(module: str) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Of what is installed."""
-    found = {}
+    """Of what is installed; of ONNX Runtime what is imported, for another build of it may be installed beside."""
+    from tensorferry.server.engine import onnxruntime
+
+    built = import_module("onnxruntime.capi.build_and_package_info")
+    cuda = getattr(built, "cuda_version", "")
+    found = {built.package_name: onnxruntime.__version__ + (f" (CUDA {cuda})" if cuda else "")}
     for name in _VERSIONS:
         try:
             found[name] = metadata.version(name)

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import grpc
 import gpu_failures
+import grpc
 import pytest
 from e2e import broken_gpu, faulty
 from e2e.server import ServerProcess

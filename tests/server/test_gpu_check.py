@@ -83,10 +83,15 @@ def test_the_parts_can_be_run_one_by_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ran: list[object] = []
+
+    def note(what: object, *wrong: str) -> list[str]:
+        ran.append(what)
+        return list(wrong)
+
     monkeypatch.setattr(gpu_check, "choose_device", lambda wanted: "cuda:0")
-    monkeypatch.setattr(gpu_check, "cases", lambda folder: ran.append("models") or ())
-    monkeypatch.setattr(gpu_failures, "check", lambda device, folder: ran.append("failures") or ["lost"])
-    monkeypatch.setattr(gpu_check, "on_cuda", lambda tests, seconds: ran.append(tuple(tests)) or [])
+    monkeypatch.setattr(gpu_check, "cases", lambda folder: note("models"))
+    monkeypatch.setattr(gpu_failures, "check", lambda device, folder: note("failures", "lost"))
+    monkeypatch.setattr(gpu_check, "on_cuda", lambda tests, seconds: note(tuple(tests)))
     assert gpu_check.main(["--only", "models"]) == 0
     assert gpu_check.main(["--only", "failures"]) == 1
     assert gpu_check.main(["--only", "tests", "tests/wire"]) == 0
