@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tomllib
 from collections.abc import Iterable
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import mkdtemp
 
 _ROOT = Path(__file__).resolve().parents[2]
 _OURS = ("protos", "batcher", "server", "client")
@@ -33,11 +37,23 @@ def use_this_checkout() -> None:
     benchmarks = _ROOT / "benchmarks"
     folders = [benchmarks, benchmarks / "simulate"]
     if not _there("tensorferry.server"):
-        folders += [_ROOT / name for name in _OURS]
+        folders += [*(_ROOT / name for name in _OURS), _told_version()]
     found = [str(folder) for folder in folders]
     sys.path[:0] = found
     inherited = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*found, *([inherited] if inherited else [])])
+
+
+def _told_version() -> Path:
+    """A folder that tells the checkout's version as an installation does: the server asks for it."""
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    folder = Path(mkdtemp(prefix="tf-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    told = folder / f"{project['name']}-{project['version']}.dist-info"
+    told.mkdir()
+    lines = ("Metadata-Version: 2.1", f"Name: {project['name']}", f"Version: {project['version']}", "")
+    (told / "METADATA").write_text("\n".join(lines))
+    return folder
 
 
 def missing(modules: Iterable[str] = MODULES) -> list[str]:
