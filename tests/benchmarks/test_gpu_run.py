@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from gpu.cores import Layout
 from gpu.loadgen import Load, LoadError
 from gpu.loop import Loop, LoopError
 from gpu.models import IDS, MASK, Bert, Resnet, build_bert, build_resnet
+from gpu.needs import _told_version
 from gpu.part import Part, Plan
 from gpu.report import report
 from gpu.servers import _LIMITS, DEFAULT, VARIANTS, ServerError, serving, warm_up
@@ -188,6 +190,29 @@ def test_a_load_process_that_dies_ends_the_run_with_an_error(tmp_path: Path) -> 
         with pytest.raises(LoadError, match=r"of the \d+ load processes have ended"):
             load.server(200.0, 3.0)
         kill.join()
+
+
+def test_an_interrupt_is_raised_once_loadgen_is_done(tmp_path: Path) -> None:
+    pytest.importorskip("mlperf_loadgen", reason="`make gpu-bench` installs it")
+    workload, layout = ON_CPU[BERT], Layout.here()
+    with (
+        serving(DEFAULT, workload, workload.write(tmp_path), "cpu", 4, layout.server) as server,
+        Load(server.address, workload, layout, tmp_path) as load,
+    ):
+        before = signal.getsignal(signal.SIGTERM)
+        stop = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+        stop.start()
+        with pytest.raises(KeyboardInterrupt):
+            load.server(200.0, 1.0)
+        stop.join()
+        assert signal.getsignal(signal.SIGTERM) is before
+        assert not load.server(200.0, 0.2).errors
+
+
+def test_the_checkout_has_a_version_where_nothing_is_installed() -> None:
+    folder = _told_version()
+    (told,) = metadata.distributions(path=[str(folder)])
+    assert (told.name, told.version) == ("tensorferry", metadata.version("tensorferry"))
 
 
 def test_what_there_is_no_time_for_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
