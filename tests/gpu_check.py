@@ -226,7 +226,10 @@ def run(parts: Sequence[str], tests: Sequence[str], device: str, seconds: float)
                     # Of the others it can still be said.
                     wrong.append(f"{case.name}: {type(error).__name__}: {error}")
         if "failures" in parts:
-            wrong += gpu_failures.check(device, Path(folder))
+            try:
+                wrong += gpu_failures.check(device, Path(folder))
+            except Exception as error:
+                wrong.append(f"failures: {type(error).__name__}: {error}")
     if "tests" in parts:
         wrong += on_cuda(tests, seconds - _END_SECONDS - (time.monotonic() - began))
     return wrong

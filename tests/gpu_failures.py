@@ -6,9 +6,11 @@ the right answer, or with a status; a wrong answer, or none, is what must not be
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -68,22 +70,28 @@ def infer(stub: Any, mark: float, rows: int) -> str:
 
 
 def load(
-    server: ServerProcess, count: int = REQUESTS, meanwhile: Callable[[], None] = lambda: None
+    server: ServerProcess, count: int = REQUESTS, breaks: Callable[[], None] | None = None
 ) -> Counter[str]:
-    """Requests of one to nine rows from several clients; `meanwhile` is called amid them. How they ended."""
+    """Requests of one to nine rows from several clients. How they ended.
+
+    What `breaks` the device is called amid them; each client then goes on until a request of its fails.
+    """
     ended: Counter[str] = Counter()
     # Guards ended.
     lock = threading.Lock()
+    until = time.monotonic() + PATIENCE
 
     def run(client: int) -> None:
         with grpc.insecure_channel(server.address, [("grpc.enable_retries", 0)]) as channel:
             stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-            for number in range(count):
-                if client == 0 and number == count // 3:
-                    meanwhile()
-                what = infer(stub, float(100 * client + number), rows=(1, 9, 2, 5)[number % 4])
+            for number in itertools.count():
+                if breaks is not None and client == 0 and number == count // 3:
+                    breaks()
+                what = infer(stub, float(100 * client + number % 100), rows=(1, 9, 2, 5)[number % 4])
                 with lock:
                     ended[what] += 1
+                if number + 1 >= count and (breaks is None or what != RIGHT or time.monotonic() > until):
+                    return
 
     with ThreadPoolExecutor(CLIENTS) as clients:
         for future in [clients.submit(run, client) for client in range(CLIENTS)]:
@@ -114,8 +122,8 @@ def lost(folder: Path, machine: Machine, break_device: Callable[[ServerProcess],
     model = models.wide(folder / "wide.onnx", 1)
     wrong = []
     server = machine.serve(model, "--exit-on-device-loss", "--drain-seconds", "5")
-    ended = load(server, meanwhile=lambda: break_device(server))
-    code = server.wait()
+    ended = load(server, breaks=lambda: break_device(server))
+    code = server.wait() if ended["UNAVAILABLE"] else server.stop()
     print(f"gpu-check: a broken device: {_said(ended)}; the server ended with code {code}")
     wrong += [
         f"a broken device: {what}, {number} times"
