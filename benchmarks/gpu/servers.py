@@ -80,6 +80,12 @@ VARIANTS = (
         for_gpu=True,
         needs=_STAGING,
     ),
+    Variant(
+        "heuristic",
+        "default, with cuDNN's algorithms guessed instead of timed",
+        flags=("--cudnn-search", "heuristic"),
+        for_gpu=True,
+    ),
 )
 
 
