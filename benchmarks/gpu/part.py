@@ -99,7 +99,7 @@ ON_CPU = Plan(
     simulated=6000,
     searches=9,
 )
-# Within nine minutes, the servers' start included: some machines are lent for commands of ten.
+# Within nine minutes, the servers' start included, for machines on which a command may run for ten.
 ON_GPU = Plan(
     rounds=3,
     seconds=540.0,
