@@ -64,8 +64,8 @@ format: $(VENV)/.dev ## let ruff format the code
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-gpu-check: $(VENV)/.dev ## on a GPU machine: the end-to-end tests on CUDA, and CUDA against CPU
-	$(BIN)/python tests/gpu_check.py
+gpu-check: $(VENV)/.dev ## on a GPU machine: CUDA against CPU, a GPU that fails, the end-to-end tests on CUDA (ONLY=models, failures or tests; SECONDS=540; TESTS=tests/e2e)
+	$(BIN)/python tests/gpu_check.py $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) $(TESTS)
 
 simulate: $(if $(QUICK),$(VENV)/.$(EXTRA),$(VENV)/.plots) ## the shipping scheduler in virtual time, against its peers (QUICK=1: two minutes, no plots)
 	@$(BIN)/python benchmarks/closed_loop.py $(if $(QUICK),--seconds 2)
@@ -97,8 +97,8 @@ bench-memory: $(LOAD) $(VENV)/.dev ## memory over a million calls and ten thousa
 bench-observability: $(LOAD) $(VENV)/.dev ## what metrics and the like cost: throughput and CPU of a real server with and without (QUICK=1: one minute)
 	@$(SERVING).observability --load $(LOAD) $(if $(QUICK),--quick)
 
-gpu-bench: $(VENV)/.bench-gpu ## on a GPU: BERT-base and ResNet-50 beside a bare loop, and in MLPerf LoadGen's scenarios (ONLY=bert or resnet; elsewhere and with QUICK=1 small models on the CPU)
-	@$(BIN)/python benchmarks/gpu/run.py $(if $(QUICK),--quick,--docs) $(if $(ONLY),--only $(ONLY))
+gpu-bench: $(VENV)/.bench-gpu ## on a GPU: BERT-base and ResNet-50 beside a bare loop, and in MLPerf LoadGen's scenarios (ONLY=bert or resnet; SECONDS=300 for each; RESULTS=FILE; elsewhere and with QUICK=1 small models on the CPU)
+	@$(BIN)/python benchmarks/gpu/run.py $(if $(QUICK),--quick,--docs) $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(RESULTS),--results $(RESULTS))
 
 protos: $(PROTOC_VENV)/.done ## regenerate the code from the .proto files
 	$(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos $(PROTOS)/*.proto

@@ -1,6 +1,10 @@
-"""`make gpu-check`: CUDA against the CPU, with and without CUDA graphs, and the end-to-end tests on CUDA.
+"""`make gpu-check`: CUDA against the CPU, with and without CUDA graphs; a GPU that fails; the end-to-end tests on CUDA.
 
-On a machine without a GPU it says that it checked nothing, and exits with 0.
+    python tests/gpu_check.py [--only models|failures|tests] [--seconds 540] [TESTS ...]
+
+On a machine without a GPU it says that it checked nothing, and exits with 0. Where a command may run for some minutes
+only, each part goes by itself, and TESTS, as pytest takes them, in portions. Where nothing of this project is
+installed, it uses the checkout that it is in.
 
 Compared are models that echo each datatype, where every bit must be the CPU's, and models that compute, where outputs
 may differ by what `TOLERANCE` says, relative to their greatest magnitude: other kernels sum in another order, and
@@ -10,13 +14,17 @@ through a batcher with two batches in flight, under load from many threads.
 
 from __future__ import annotations
 
+import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -25,9 +33,15 @@ import numpy as np
 import numpy.typing as npt
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent / "benchmarks")]
 
-from e2e import models as e2e_models  # noqa: E402 (the tests' folder is put on the path above)
+from gpu.needs import use_this_checkout  # noqa: E402 (the folders are put on the path above)
+
+if __name__ == "__main__":
+    use_this_checkout()
+
+import gpu_failures  # noqa: E402
+from e2e import models as e2e_models  # noqa: E402
 from server import models  # noqa: E402
 
 from tensorferry.batcher import Batcher, Outcome  # noqa: E402
@@ -45,6 +59,11 @@ Array = npt.NDArray[Any]
 
 # Greatest difference from the CPU, relative to the output's greatest magnitude, by what the model computes in.
 TOLERANCE = {"exact": 0.0, "FP16": 1e-2, "FP32": 1e-3, "FP64": 1e-9}
+
+PARTS = ("models", "failures", "tests")
+TESTS = ("tests/e2e", "tests/wire")
+# After that pytest is interrupted, so that it says what it has found until then.
+_END_SECONDS = 30.0
 
 ROWS = (1, 2, 3, 7, 8, 32, 33)
 RUNGS = (1, 4, 32)
@@ -71,6 +90,10 @@ def cases(folder: Path) -> Iterator[Case]:
         path = models.echo(folder / f"echo_{name}.onnx", name)
         # ONNX Runtime may leave the one node to the CPU, or leave it out.
         yield Case(f"echo of {name}", path, "exact", captured=False)
+        if name != "BYTES":
+            # Halves are exact but for the cut of integers, which goes towards 0 everywhere.
+            path = models.halved(folder / f"halved_{name}.onnx", name)
+            yield Case(f"half of {name}", path, "exact", captured=False)
     for name, dtype in (("FP16", np.float16), ("FP32", np.float32), ("FP64", np.float64)):
         yield Case(f"mlp in {name}", models.mlp(folder / f"mlp_{name}.onnx", dtype), name)
     yield Case("convolution", models.conv(folder / "conv.onnx"), "FP32", captured=False)
@@ -172,25 +195,66 @@ def check(case: Case, device: str, memory: Memory | None = None) -> list[str]:
 MIXING = ("mixing",)
 
 
-def main() -> int:
+def on_cuda(tests: Sequence[str], seconds: float) -> list[str]:
+    """Runs tests on CUDA, in several processes where pytest can; what is wrong."""
+    words = [sys.executable, "-m", "pytest", "-q", *tests]
+    if find_spec("xdist") is not None:
+        words += ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
+    started = subprocess.Popen(words, cwd=HERE.parent, env={**os.environ, "TENSORFERRY_DEVICE": "cuda"})
+    try:
+        code = started.wait(max(0.0, seconds))
+    except subprocess.TimeoutExpired:
+        started.send_signal(signal.SIGINT)
+        try:
+            started.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
+        return [f"the tests did not end within {seconds:.0f} s: name some of them, or raise --seconds"]
+    return [f"the tests ended with code {code}"] if code else []
+
+
+def run(parts: Sequence[str], tests: Sequence[str], device: str, seconds: float) -> list[str]:
+    """What is wrong, of these parts."""
+    began, wrong = time.monotonic(), []
+    with tempfile.TemporaryDirectory() as folder:
+        if "models" in parts:
+            for case in cases(Path(folder)):
+                try:
+                    wrong += check(case, device)
+                except Exception as error:
+                    # Of the others it can still be said.
+                    wrong.append(f"{case.name}: {type(error).__name__}: {error}")
+        if "failures" in parts:
+            try:
+                wrong += gpu_failures.check(device, Path(folder))
+            except Exception as error:
+                wrong.append(f"failures: {type(error).__name__}: {error}")
+    if "tests" in parts:
+        wrong += on_cuda(tests, seconds - _END_SECONDS - (time.monotonic() - began))
+    return wrong
+
+
+def main(argv: Sequence[str]) -> int:
     """0 when everything agrees, or there is no GPU; 1 otherwise."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=PARTS, help="one of the parts")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="(default: 3600)")
+    parser.add_argument("tests", nargs="*", default=TESTS, help=f"(default: {' '.join(TESTS)})")
+    options: Any = parser.parse_args(argv)
     try:
         device = choose_device("cuda")
     except StartError as error:
-        print(f"gpu-check: NOTHING WAS CHECKED on a GPU: {error}")
+        print(f"gpu-check: NOTHING WAS CHECKED, not measured on a GPU: {error}")
         return 0
-    print(f"gpu-check: on {device}")
-    with tempfile.TemporaryDirectory() as folder:
-        wrong = [line for case in cases(Path(folder)) for line in check(case, device)]
+    print(f"gpu-check: on {device}", flush=True)
+    wrong = run([options.only] if options.only else PARTS, options.tests, device, options.seconds)
     for line in wrong:
         print(f"gpu-check: WRONG: {line}")
-    tests = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "tests/e2e", "tests/wire"],
-        cwd=HERE.parent,
-        env={**os.environ, "TENSORFERRY_DEVICE": "cuda"},
-    )
-    return 1 if wrong or tests.returncode else 0
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

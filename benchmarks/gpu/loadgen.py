@@ -8,14 +8,15 @@ scheduled the query to the time at which it was told, both ways through the sock
 from __future__ import annotations
 
 import re
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -216,7 +217,8 @@ class Load:
             watch.start()
             began = time.monotonic()
             try:
-                loadgen.StartTestWithLogSettings(system, samples, settings, logs)
+                with self._uninterrupted():
+                    loadgen.StartTestWithLogSettings(system, samples, settings, logs)
             finally:
                 took = time.monotonic() - began
                 ended.set()
@@ -241,6 +243,28 @@ class Load:
             loadgen=(time.process_time() - own) / took,
             seconds=took,
         )
+
+    @contextmanager
+    def _uninterrupted(self) -> Iterator[None]:
+        """LoadGen does not survive an exception amid its run: Ctrl-C has the rest of it fail, and is raised after it."""
+        interrupted = False
+
+        def note(number: int, frame: object) -> None:
+            nonlocal interrupted
+            interrupted = True
+            self._broken = self._broken or "it was interrupted"
+
+        numbers = (
+            (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        )
+        before = {number: signal.signal(number, note) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if interrupted:
+            raise KeyboardInterrupt
 
     def _issue(self, numbers: Sequence[int], samples: Sequence[int]) -> None:
         """LoadGen's call for queries: must not raise."""

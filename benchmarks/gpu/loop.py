@@ -123,7 +123,8 @@ class _Bound:
     """A session with its inputs and outputs bound, anew for each size."""
 
     def __init__(self, path: str, workload: Workload, device: str) -> None:
-        import onnxruntime
+        from tensorferry.server.devices import preload_libraries
+        from tensorferry.server.engine import onnxruntime
 
         self._workload = workload
         self._ort = onnxruntime
@@ -134,11 +135,10 @@ class _Bound:
         options.log_severity_level = 3
         providers: list[Any] = ["CPUExecutionProvider"]
         if self._place == "cuda":
-            # Finds the CUDA and cuDNN libraries that are installed as Python packages.
-            if hasattr(onnxruntime, "preload_dlls"):
-                onnxruntime.preload_dlls()
+            preload_libraries()
             providers.insert(0, ("CUDAExecutionProvider", {"device_id": self._number}))
-        self._session = onnxruntime.InferenceSession(path, options, providers=providers)
+        # A fallback would be said on stdout, where answers are.
+        self._session = onnxruntime.InferenceSession(path, options, providers=providers, enable_fallback=0)
         wanted = "CUDAExecutionProvider" if self._place == "cuda" else "CPUExecutionProvider"
         if self._session.get_providers()[0] != wanted:
             raise SystemExit(f"ONNX Runtime could not use {device}; it uses {self._session.get_providers()}")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tomllib
 from collections.abc import Iterable
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import mkdtemp
 
 _ROOT = Path(__file__).resolve().parents[2]
 _OURS = ("protos", "batcher", "server", "client")
@@ -25,7 +29,7 @@ MODULES = {
     "grpc_status": "grpcio-status",
     "prometheus_client": "prometheus-client",
 }
-_VERSIONS = ("mlcommons-loadgen", "onnxruntime", "onnxruntime-gpu", "onnx", "grpcio", "protobuf", "numpy")
+_VERSIONS = ("mlcommons-loadgen", "onnx", "grpcio", "protobuf", "numpy")
 
 
 def use_this_checkout() -> None:
@@ -33,11 +37,23 @@ def use_this_checkout() -> None:
     benchmarks = _ROOT / "benchmarks"
     folders = [benchmarks, benchmarks / "simulate"]
     if not _there("tensorferry.server"):
-        folders += [_ROOT / name for name in _OURS]
+        folders += [*(_ROOT / name for name in _OURS), _told_version()]
     found = [str(folder) for folder in folders]
     sys.path[:0] = found
     inherited = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*found, *([inherited] if inherited else [])])
+
+
+def _told_version() -> Path:
+    """A folder that tells the checkout's version as an installation does: the server asks for it."""
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    folder = Path(mkdtemp(prefix="tf-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    told = folder / f"{project['name']}-{project['version']}.dist-info"
+    told.mkdir()
+    lines = ("Metadata-Version: 2.1", f"Name: {project['name']}", f"Version: {project['version']}", "")
+    (told / "METADATA").write_text("\n".join(lines))
+    return folder
 
 
 def missing(modules: Iterable[str] = MODULES) -> list[str]:
@@ -53,8 +69,12 @@ def _there(module: str) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Of what is installed."""
-    found = {}
+    """Of what is installed; of ONNX Runtime what is imported, for another build of it may be installed beside."""
+    from tensorferry.server.engine import onnxruntime
+
+    built = import_module("onnxruntime.capi.build_and_package_info")
+    cuda = getattr(built, "cuda_version", "")
+    found = {built.package_name: onnxruntime.__version__ + (f" (CUDA {cuda})" if cuda else "")}
     for name in _VERSIONS:
         try:
             found[name] = metadata.version(name)

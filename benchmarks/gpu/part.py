@@ -40,6 +40,14 @@ from gpu.workloads import Workload
 _OFFLINE_BATCHES = 4
 _LEAST_IN_FLIGHT = 16
 _LEAD_IN_SECONDS = 1.0
+# Of a plan's seconds: after so many no server is started but those that are searched, and no round begun that would
+# not be over after so many.
+_STARTS, _ROUNDS = 0.4, 0.6
+# Of the seconds for warming up: a server that only runs Offline has full batches, which come first. Of the others
+# all sizes have to be warm, or cuDNN's search for the missing ones would be what LoadGen's 99th percentile tells of.
+_SATURATED = 0.15
+# What a run of LoadGen takes beside its own seconds, and the simulation with all that is told at the end.
+_RUN_SECONDS, _LAST_SECONDS = 4.0, 20.0
 
 Row = dict[str, Any]
 
@@ -48,11 +56,12 @@ Row = dict[str, Any]
 class Plan:
     """How often and for how many seconds each thing is run, and how many arrivals are simulated.
 
-    No round is begun that would not be over so many `round_seconds` after the start.
+    All of it is to be over after so many `seconds`: what does not fit is left out, and said to be. Most is kept for
+    LoadGen's Server scenario.
     """
 
     rounds: int
-    round_seconds: float
+    seconds: float
     warm_up_seconds: float
     loop_seconds: float
     offline_seconds: float
@@ -66,7 +75,7 @@ class Plan:
 
 QUICK = Plan(
     rounds=1,
-    round_seconds=math.inf,
+    seconds=math.inf,
     warm_up_seconds=5.0,
     loop_seconds=0.1,
     offline_seconds=1.5,
@@ -79,7 +88,7 @@ QUICK = Plan(
 )
 ON_CPU = Plan(
     rounds=3,
-    round_seconds=math.inf,
+    seconds=math.inf,
     warm_up_seconds=10.0,
     loop_seconds=0.3,
     offline_seconds=5.0,
@@ -90,11 +99,11 @@ ON_CPU = Plan(
     simulated=6000,
     searches=9,
 )
-# Within nine minutes, the servers' start included.
+# Within nine minutes, the servers' start included, for machines on which a command may run for ten.
 ON_GPU = Plan(
     rounds=3,
-    round_seconds=330.0,
-    warm_up_seconds=15.0,
+    seconds=540.0,
+    warm_up_seconds=35.0,
     loop_seconds=0.3,
     offline_seconds=6.0,
     probes=6,
@@ -128,7 +137,7 @@ class _Served:
 
 
 class Part:
-    """Measures a workload; `results` grows as it goes."""
+    """Measures a workload; `results` grows as it goes, and `keep` is called whenever it is worth being kept."""
 
     def __init__(
         self, workload: Workload, plan: Plan, device: str, layout: Layout, say: Callable[[str], None]
@@ -138,6 +147,8 @@ class Part:
         self._device = device
         self._layout = layout
         self._say = say
+        self.keep: Callable[[], None] = lambda: None
+        self._began = time.monotonic()
         self._most = self._fastest = 1
         self._copies: tuple[bool, ...] = (False,) if device == "cpu" else (False, True)
         self._rates: dict[str, float] = {}
@@ -153,7 +164,7 @@ class Part:
 
     def run(self, cache: Path, folder: Path) -> None:
         """All of it. Files go to the folder; ServerError, LoadError or LoopError say what did not work."""
-        workload, began = self._workload, time.monotonic()
+        workload, self._began = self._workload, time.monotonic()
         path = workload.write(cache)
         self._say(f"{workload.title}, on {self._device}; {self._layout}")
         with ExitStack() as stack:
@@ -172,6 +183,9 @@ class Part:
             expected = loop.outputs(0)
             served = []
             for variant in self._variants():
+                if not variant.searched and self._elapsed() > _STARTS * self._plan.seconds:
+                    self._skip(variant, "there was no time to start it")
+                    continue
                 try:
                     served.append(self._start(variant, path, expected, folder, stack))
                 except (ServerError, LoadError) as error:
@@ -182,25 +196,35 @@ class Part:
                     self._say(f"{variant.name}: FAILED: {error}")
             longest = 0.0
             for number in range(self._plan.rounds):
-                at = time.monotonic()
-                if number and at - began + longest > self._plan.round_seconds:
+                at = self._elapsed()
+                if number and at + longest > _ROUNDS * self._plan.seconds:
                     self._say(f"no time for another round: {number} of {self._plan.rounds} are done")
                     break
                 self._round(number, loop, served if number % 2 == 0 else served[::-1])
-                longest = max(longest, time.monotonic() - at)
+                longest = max(longest, self._elapsed() - at)
+                self.keep()
             self._search([one for one in served if one.searched])
             for one in served:
                 # That it had to do without CUDA graphs, say.
                 self.results["warnings"][one.name] = one.server.warnings()
         self._predict()
-        self.results["minutes"] = round((time.monotonic() - began) / 60, 1)
+        self.results["minutes"] = round(self._elapsed() / 60, 1)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def _left(self) -> float:
+        return self._plan.seconds - self._elapsed()
+
+    def _skip(self, variant: Variant, why: str) -> None:
+        self.results["skipped"][variant.name] = why
+        self._say(f"{variant.name}: not measured, {why}")
 
     def _variants(self) -> Sequence[Variant]:
         flags, wanted = known_flags(), []
         for variant in VARIANTS:
             if why := why_not(variant, self._device, flags, same_size=self._most == self._fastest):
-                self.results["skipped"][variant.name] = why
-                self._say(f"{variant.name}: not measured, {why}")
+                self._skip(variant, why)
             else:
                 wanted.append(variant)
         return wanted
@@ -218,7 +242,8 @@ class Part:
         server = stack.enter_context(
             serving(variant, workload, path, self._device, most, self._layout.server)
         )
-        difference, cold = warm_up(server, workload, most, expected, self._plan.warm_up_seconds)
+        seconds = self._plan.warm_up_seconds * (1 if variant.searched else _SATURATED)
+        difference, cold = warm_up(server, workload, most, expected, seconds)
         load = stack.enter_context(Load(server.address, workload, self._layout, folder))
         ready = _Served(server, load, most)
         # Without a guess at its rate LoadGen does not know how many queries make a second.
@@ -268,17 +293,26 @@ class Part:
         """LoadGen's Server scenario: the servers' searches take turns."""
         searches = {one.name: PeakSearch(self._offline_rate(one.name)) for one in served}
         before = {one.name: self._snapshot(one) for one in served}
-        for _ in range(self._plan.probes):
+        once = len(served) * (self._plan.probe_seconds + _RUN_SECONDS)
+        confirming = len(served) * (self._plan.confirm_seconds + _RUN_SECONDS) + _LAST_SECONDS
+        for number in range(self._plan.probes):
+            if number and self._left() < once + confirming:
+                self._say(f"no time to search on: {number} of {self._plan.probes} rates are tried")
+                break
             for one in served:
                 search = searches[one.name]
                 search.tell(self._probe(one, search.rate, self._plan.probe_seconds))
+            self.keep()
         for one in served:
             self._confirm(one, searches[one.name].best)
             self._accounts[one.name] = (before[one.name], self._snapshot(one))
 
     def _confirm(self, one: _Served, rate: float) -> None:
         """The rate that was found, run for longer; lowered until it meets the bound again."""
-        for _ in range(self._plan.confirmations):
+        for number in range(self._plan.confirmations):
+            if number and self._left() < self._plan.confirm_seconds + _RUN_SECONDS + _LAST_SECONDS:
+                self._say(f"{one.name}: no time to confirm {rate:.0f}/s")
+                return
             if not rate:
                 break
             if self._probe(one, rate, self._plan.confirm_seconds, confirms=True):

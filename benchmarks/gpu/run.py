@@ -1,11 +1,12 @@
 """`make gpu-bench`: what the server reaches of the device, beside a bare loop and in MLPerf LoadGen's scenarios.
 
-    python benchmarks/gpu/run.py [--only bert|resnet] [--quick] [--device cuda:0] [--results FILE]
+    python benchmarks/gpu/run.py [--only bert|resnet] [--quick] [--seconds 540] [--device cuda:0] [--results FILE]
 
 On a GPU: BERT-base and ResNet-50 in FP16. Elsewhere, and with --quick: small models of the same
 form on the CPU, which show that the harness works and nothing of a GPU. Parts may be run one
 after the other (--only): each replaces its own results in the file, and all that are there are
-reported together.
+reported together. Each keeps to its --seconds by leaving things out, and has what it measured in
+the file from time to time, so that one that is ended before is not for nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ import datetime
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,8 @@ from gpu.needs import missing, use_this_checkout, versions
 
 NAMES = ("bert", "resnet")
 NO_GPU = "not measured on a GPU"
+_ASK_SECONDS = 20
+UNFINISHED = "it was ended from outside"
 
 
 def main() -> None:
@@ -39,9 +45,12 @@ def main() -> None:
     parser.add_argument("--only", choices=NAMES, help="one of the two parts")
     parser.add_argument("--quick", action="store_true", help="the CPU's small models, a minute in all")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument("--seconds", type=float, help="for each part (default: 540 on a GPU, else none)")
     parser.add_argument("--results", type=Path, help="(default: in the cache, by device)")
     parser.add_argument("--docs", action="store_true", help="write the report into docs/performance.md")
     arguments = parser.parse_args()
+    # As Ctrl-C does: the servers are processes of their own, and have to be ended.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     use_this_checkout()
     if lacking := missing():
         sys.exit(
@@ -72,21 +81,11 @@ def _run(arguments: argparse.Namespace) -> int:
     layout = Layout.here()
     os.sched_setaffinity(0, {layout.loadgen})
     plan = measuring.QUICK if arguments.quick else measuring.ON_CPU if small else measuring.ON_GPU
+    if arguments.seconds is not None:
+        plan = replace(plan, seconds=arguments.seconds)
     failed = 0
     for name in [arguments.only] if arguments.only else NAMES:
-        workload = workload_of(name, small=small)
-        part = measuring.Part(
-            workload, plan, device, layout, lambda words: print(f"gpu-bench: {words}", flush=True)
-        )
-        with tempfile.TemporaryDirectory(prefix="tf-") as folder:
-            try:
-                part.run(cache, Path(folder))
-            except Exception as error:
-                # What was measured until then is kept, and said to be no more than that.
-                part.results["failure"] = f"{type(error).__name__}: {error}"
-                print(f"gpu-bench: {name} FAILED: {part.results['failure']}", flush=True)
-                failed = 1
-        results["parts"][name] = {
+        described = {
             "date": datetime.date.today().isoformat(),
             "command": _command(arguments, name),
             "device": _device_name(device),
@@ -94,9 +93,30 @@ def _run(arguments: argparse.Namespace) -> int:
             "layout": str(layout),
             "machine": _machine(cores),
             "workload": name,
-            **part.results,
         }
-        save(results, path)
+
+        def say(words: str) -> None:
+            print(f"gpu-bench: {words}", flush=True)
+
+        part = measuring.Part(workload_of(name, small=small), plan, device, layout, say)
+        part.results["failure"] = UNFINISHED
+
+        def keep(part: measuring.Part = part, described: Mapping[str, Any] = described) -> None:
+            results["parts"][described["workload"]] = {**described, **part.results}
+            save(results, path)
+
+        part.keep = keep
+        with tempfile.TemporaryDirectory(prefix="tf-") as folder:
+            try:
+                part.run(cache, Path(folder))
+                del part.results["failure"]
+            except Exception as error:
+                # What was measured until then is kept, and said to be no more than that.
+                part.results["failure"] = f"{type(error).__name__}: {error}"
+                say(f"{name} FAILED: {part.results['failure']}")
+                failed = 1
+            finally:
+                keep()
     text = report(results)
     print(f"\n{text}\n\nresults: {path}")
     if arguments.docs:
@@ -124,17 +144,16 @@ def _device(wanted: str) -> tuple[str, str]:
 def _device_name(device: str) -> str:
     if device == "cpu":
         return "CPU"
-    asked = subprocess.run(
-        [
-            "nvidia-smi",
-            "--query-gpu=name,driver_version",
-            "--format=csv,noheader",
-            f"--id={device.partition(':')[2]}",
-        ],
-        capture_output=True,
-        text=True,
-    )
-    return asked.stdout.strip() or device
+    from tensorferry.server.devices import pci_bus_id
+
+    # Its numbers are not CUDA's, which follow CUDA_VISIBLE_DEVICES.
+    place = pci_bus_id(int(device.partition(":")[2])) or ""
+    words = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", f"--id={place}"]
+    try:
+        asked = subprocess.run(words, capture_output=True, text=True, timeout=_ASK_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return device
+    return (asked.stdout.strip() if not asked.returncode else "") or device
 
 
 def _machine(cores: int) -> dict[str, Any]:
@@ -154,6 +173,8 @@ def _command(arguments: argparse.Namespace, name: str) -> str:
         words.append("QUICK=1")
     if arguments.only:
         words.append(f"ONLY={name}")
+    if arguments.seconds is not None:
+        words.append(f"SECONDS={arguments.seconds:g}")
     return " ".join(words)
 
 

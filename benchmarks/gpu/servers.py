@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ _STAGING = "tensorferry.server.session:_cuda_memory"
 # LoadGen's Server scenario offers more than the server can do for some seconds: nothing is refused.
 _LIMITS = ("--max-queue-size", "1000000", "--max-queue-bytes", "16GiB")
 _STOP_SECONDS = 40
+# A server that is not ready then hangs: CUDA's libraries, the proof and the warm-up take far less.
+_START_SECONDS = 240
 _ANSWER_SECONDS = 120
 # FP16 and other kernels for other batch sizes, relative to the output's magnitude.
 _TOLERANCES = {True: 2e-2, False: 1e-3}
@@ -69,13 +72,19 @@ VARIANTS = (
     DEFAULT,
     EAGER,
     THROUGHPUT,
-    Variant("CUDA graphs", "default, with CUDA graphs", flags=("--cuda-graphs", "true"), for_gpu=True),
+    Variant("CUDA graphs", "default, with CUDA graphs", flags=("--cuda-graphs",), for_gpu=True),
     Variant(
         "unstaged",
         "default, without pinned and device buffers of its own",
         program=(_PATCHED, "unstaged"),
         for_gpu=True,
         needs=_STAGING,
+    ),
+    Variant(
+        "heuristic",
+        "default, with cuDNN's algorithms guessed instead of timed",
+        flags=("--cudnn-search", "heuristic"),
+        for_gpu=True,
     ),
 )
 
@@ -119,7 +128,13 @@ class Server:
 
 @contextmanager
 def serving(
-    variant: Variant, workload: Workload, model: Path, device: str, most: int, cores: Sequence[int]
+    variant: Variant,
+    workload: Workload,
+    model: Path,
+    device: str,
+    most: int,
+    cores: Sequence[int],
+    start_seconds: float = _START_SECONDS,
 ) -> Iterator[Server]:
     """Runs a server on its cores until the block ends; ServerError when it does not start, or does not batch."""
     with tempfile.TemporaryDirectory(prefix="tf-") as folder:
@@ -147,8 +162,11 @@ def serving(
                 start_new_session=True,
             )
         assert process.stdout is not None
+        too_long = threading.Timer(start_seconds, process.kill)
         try:
+            too_long.start()
             line = process.stdout.readline()
+            too_long.cancel()
             if not line:
                 raise ServerError(f"{variant.name} did not start: {log.read_text(errors='replace')[-1500:]}")
             ready = json.loads(line)
@@ -159,6 +177,7 @@ def serving(
                 )
             yield Server(variant, process, ready["address"], batching, log)
         finally:
+            too_long.cancel()
             for _ in range(2):
                 # The second ends it at once, whatever it has yet to answer.
                 process.send_signal(signal.SIGTERM)

@@ -1,7 +1,9 @@
 """What each step between a batch's requests and its answers costs on a device, and what each of ours gains.
 
-    python benchmarks/gpu/steps.py model.onnx --device cuda:0 --rows 1,8,32
+    python benchmarks/gpu/steps.py bert --device cuda:0 --rows 1,8,32
     python benchmarks/gpu/steps.py model.onnx --device cpu
+
+`bert` and `resnet` are the models of `make gpu-bench`, on a GPU those in FP16.
 
 For each number of rows, requests of one row each are joined and run in four ways:
 
@@ -26,11 +28,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
+# As a script it has its own folder on the path, whose modules are only ever meant as gpu.NAME.
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from gpu.needs import use_this_checkout
+
+if __name__ == "__main__":
+    use_this_checkout()
+
+from gpu.workloads import ON_GPU, workload_of
+from serving.run import cache_folder
 from tensorferry.batcher import Outcome, Request
 from tensorferry.batcher.collate import join, request_of
 from tensorferry.server.devices import choose_device
+from tensorferry.server.engine import onnxruntime
 from tensorferry.server.errors import StartError
 from tensorferry.server.ladder import GraphOptions
 from tensorferry.server.memory import CpuMemory
@@ -161,10 +173,15 @@ def measure(
     return {key: statistics.median(values) for key, values in seconds.items()}
 
 
+def _file(name: str, device: str) -> Path:
+    """The model's file, built where it is one of the benchmark's."""
+    return workload_of(name, small=device == "cpu").write(cache_folder()) if name in ON_GPU else Path(name)
+
+
 def main(argv: Sequence[str]) -> int:
     """Prints a table; 2 where the device or the model is of no use."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", help="a file, bert or resnet")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--rows", default="1,8,32", help="sizes of batch")
     parser.add_argument("--size", type=int, help="of the dimensions that vary besides the batch axis")
@@ -174,7 +191,7 @@ def main(argv: Sequence[str]) -> int:
     rows = [int(text) for text in options.rows.split(",")]
     try:
         device = choose_device(options.device)
-        found, requests, missing = ways(options.model, device, rows, options.size)
+        found, requests, missing = ways(_file(options.model, device), device, rows, options.size)
     except StartError as error:
         print(f"steps: {error}", file=sys.stderr)
         return 2

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import subprocess
 
+import onnxruntime
 import pytest
 
 from gpu.accounting import Account, Snapshot, Stages, sizes_between
 from gpu.cores import Layout
 from gpu.loadgen import LoadError, Outcome, parse_summary
 from gpu.loop import Timed, best_rate, chosen_size, fastest_size
-from gpu.needs import MODULES, missing
+from gpu.needs import MODULES, missing, versions
 from gpu.patched_server import eager
 from gpu.peak import PeakSearch, stepped_down
 from gpu.predict import fitted, predict
+from gpu.run import _device_name
 from gpu.servers import DEFAULT, EAGER, THROUGHPUT, Variant, why_not
 from tensorferry.batcher.policy import Limits, Wait
 from tensorferry.batcher.queue import RequestQueue
@@ -210,3 +213,36 @@ def test_the_eager_server_closes_a_second_batch_at_once_and_the_shipped_one_just
 def test_what_is_missing_is_named_with_what_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODULES, "no_such_module.inside", "no-such-package")
     assert missing(["numpy", "no_such_module.inside"]) == ["no_such_module.inside (no-such-package)"]
+
+
+def test_the_version_is_that_of_the_onnxruntime_that_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnxruntime.capi import build_and_package_info
+
+    assert versions()["onnxruntime"] == onnxruntime.__version__
+    monkeypatch.setattr(build_and_package_info, "package_name", "onnxruntime-gpu")
+    monkeypatch.setattr(build_and_package_info, "cuda_version", "13.0", raising=False)
+    found = versions()
+    assert found["onnxruntime-gpu"] == f"{onnxruntime.__version__} (CUDA 13.0)"
+    assert "onnxruntime" not in found, "one that lies beside it, and is not used"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ((0, "NVIDIA H100 80GB HBM3, 580.159.04\n"), "NVIDIA H100 80GB HBM3, 580.159.04"),
+        ((6, "No devices were found\n"), "cuda:1"),
+        (None, "cuda:1"),
+    ],
+)
+def test_the_device_has_a_name_if_nvidia_smi_is_there(
+    said: tuple[int, str] | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(words: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        if said is None:
+            raise FileNotFoundError(words[0])
+        assert words[-1] == "--id=0000:3b:00.0"
+        return subprocess.CompletedProcess(words, *said)
+
+    monkeypatch.setattr("tensorferry.server.devices.pci_bus_id", lambda index: ("", "0000:3b:00.0")[index])
+    monkeypatch.setattr(subprocess, "run", ask)
+    assert _device_name("cuda:1") == expected

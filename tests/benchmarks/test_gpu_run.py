@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import threading
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +20,17 @@ from gpu.cores import Layout
 from gpu.loadgen import Load, LoadError
 from gpu.loop import Loop, LoopError
 from gpu.models import IDS, MASK, Bert, Resnet, build_bert, build_resnet
+from gpu.needs import _told_version
 from gpu.part import Part, Plan
 from gpu.report import report
-from gpu.servers import DEFAULT, ServerError, serving, warm_up
+from gpu.servers import _LIMITS, DEFAULT, VARIANTS, ServerError, serving, warm_up
 from gpu.workloads import BERT, ON_CPU, ON_GPU, RESNET, Workload
+from tensorferry.server.cli import _parser
+from tensorferry.server.options import OPTIONS, read_flags
 
 BRIEF = Plan(
     rounds=1,
-    round_seconds=60.0,
+    seconds=math.inf,
     warm_up_seconds=5.0,
     loop_seconds=0.01,
     offline_seconds=0.3,
@@ -155,6 +161,20 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
         raise AssertionError("it started")
 
 
+def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
+    workload = ON_CPU[BERT]
+    with (
+        pytest.raises(ServerError, match="default did not start: "),
+        serving(DEFAULT, workload, workload.write(tmp_path), "cpu", 2, Layout.here().server, 0.01),
+    ):
+        raise AssertionError("it started")
+
+
+def test_every_server_takes_its_flags() -> None:
+    for variant in VARIANTS:
+        read_flags(_parser(), ["model.onnx", *_LIMITS, *variant.flags], OPTIONS)
+
+
 def test_a_load_process_that_dies_ends_the_run_with_an_error(tmp_path: Path) -> None:
     pytest.importorskip("mlperf_loadgen", reason="`make gpu-bench` installs it")
     workload, layout = ON_CPU[BERT], Layout.here()
@@ -170,6 +190,51 @@ def test_a_load_process_that_dies_ends_the_run_with_an_error(tmp_path: Path) -> 
         with pytest.raises(LoadError, match=r"of the \d+ load processes have ended"):
             load.server(200.0, 3.0)
         kill.join()
+
+
+def test_an_interrupt_is_raised_once_loadgen_is_done(tmp_path: Path) -> None:
+    pytest.importorskip("mlperf_loadgen", reason="`make gpu-bench` installs it")
+    workload, layout = ON_CPU[BERT], Layout.here()
+    with (
+        serving(DEFAULT, workload, workload.write(tmp_path), "cpu", 4, layout.server) as server,
+        Load(server.address, workload, layout, tmp_path) as load,
+    ):
+        before = signal.getsignal(signal.SIGTERM)
+        stop = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+        stop.start()
+        with pytest.raises(KeyboardInterrupt):
+            load.server(200.0, 1.0)
+        stop.join()
+        assert signal.getsignal(signal.SIGTERM) is before
+        assert not load.server(200.0, 0.2).errors
+
+
+def test_the_checkout_has_a_version_where_nothing_is_installed() -> None:
+    folder = _told_version()
+    (told,) = metadata.distributions(path=[str(folder)])
+    assert (told.name, told.version) == ("tensorferry", metadata.version("tensorferry"))
+
+
+def test_what_there_is_no_time_for_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlperf_loadgen", reason="`make gpu-bench` installs it")
+    said: list[str] = []
+    # As if the bare loop had shown that the fastest size is another than the bound allows.
+    monkeypatch.setattr(
+        "gpu.part.why_not", lambda variant, *more, **which: "" if not variant.for_gpu else "of a GPU"
+    )
+    part = Part(
+        ON_CPU[RESNET], replace(BRIEF, rounds=3, probes=3, seconds=0.0), "cpu", Layout.here(), said.append
+    )
+    kept: list[int] = []
+    part.keep = lambda: kept.append(len(part.results["offline"]))
+    part.run(tmp_path, tmp_path)
+    got = part.results
+    assert got["skipped"]["throughput"] == "there was no time to start it"
+    assert {row["round"] for row in got["offline"]} == {0}
+    assert len([row for row in got["server"] if not row["confirms"]]) == 2, "one of each server"
+    assert "no time for another round: 1 of 3 are done" in said
+    assert "no time to search on: 1 of 3 rates are tried" in said
+    assert kept[0] == 2, "kept before the search"
 
 
 def test_the_whole_in_seconds_on_the_cpu(tmp_path: Path) -> None:

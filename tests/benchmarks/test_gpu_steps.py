@@ -39,3 +39,13 @@ def test_every_way_gives_the_same_answers(datatype: str, tmp_path: Path) -> None
         (array,) = outputs.values() if isinstance(outputs, dict) else outputs
         answers.append(array.tobytes())
     assert set(answers) == {b"".join(request.tensors[0].data.tobytes() for request in requests)}
+
+
+def test_the_models_of_the_benchmark_are_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TENSORFERRY_BENCH", str(tmp_path))
+    words = ["resnet", "--device", "cpu", "--rows", "2", "--runs", "1", "--rounds", "1"]
+    assert steps.main(words) == 0
+    assert "staged" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["gpu-resnet-small.onnx"]

@@ -81,6 +81,32 @@ def twice(path: Path, dims: Dims = ("batch", 3)) -> Path:
     )
 
 
+def halved(path: Path, datatype: str) -> Path:
+    """x [batch, n] of any datatype but BYTES → y = x / 2, computed in FP32."""
+    return save(
+        path,
+        [
+            node("Cast", "x", "number", to=TensorProto.FLOAT),
+            node("Mul", "number half", "less"),
+            node("Cast", "less", "y", to=ELEMENT[datatype]),
+        ],
+        [value("x", datatype, ("batch", "n"))],
+        [value("y", datatype, ("batch", "n"))],
+        {"half": np.float32(0.5)},
+    )
+
+
+def wide(path: Path, width: int) -> Path:
+    """x FP32 [batch, 1] → y [batch] = x, by way of so many copies of each number."""
+    return save(
+        path,
+        [node("Mul", "x ones", "copies"), node("ReduceMax", "copies", "y", axes=[1], keepdims=0)],
+        [value("x", dims=("batch", 1))],
+        [value("y", dims=("batch",))],
+        {"ones": np.ones((1, width), np.float32)},
+    )
+
+
 def mlp(path: Path, dtype: type[np.floating[Any]] = np.float32) -> Path:
     """x [batch, 8] → p [batch, 4]: a softmax over each row's scores."""
     generator = np.random.default_rng(1)

@@ -300,10 +300,19 @@ def test_a_gpu_that_is_not_there_is_an_error(load: Load, device: str, why: str) 
         load("instance_group { kind: KIND_GPU }", device=device)
 
 
-def test_options_of_other_devices_are_warned_of(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    load('optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }')
+@pytest.mark.parametrize(
+    "asked",
+    [
+        'execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } }',
+        "priority: PRIORITY_MAX",
+    ],
+)
+def test_options_of_other_devices_are_warned_of(
+    asked: str, load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(f"optimization {{ {asked} }}")
     assert warnings(caplog) == [
-        "the configuration of model 'm' has options of the GPU's execution providers, or CUDA graphs: they "
+        "the configuration of model 'm' has options of the GPU's execution providers, CUDA graphs or a priority: they "
         "change nothing of its instances on the CPU"
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import onnxruntime
@@ -126,3 +127,40 @@ def test_no_configuration_puts_a_model_on_a_gpu_that_may_not_be_used(
 ) -> None:
     use(monkeypatch, driver)
     assert machine_of(wanted, "cpu") == Machine("cpu", (), why)
+
+
+def test_what_onnx_runtime_says_of_its_libraries_is_not_on_stdout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    use(monkeypatch, TWO)
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda **where: print("Failed to load libcublas.so.13"))
+    assert choose_device("cuda") == "cuda:0"
+    assert capsys.readouterr().out == "", "who started us reads a line of JSON there"
+    assert caplog.messages == ["ONNX Runtime's CUDA libraries: Failed to load libcublas.so.13"]
+
+
+def test_libraries_that_are_installed_elsewhere_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    use(monkeypatch, TWO)
+    for name in ("cublas", "cudnn"):
+        (tmp_path / "nvidia" / name / "lib").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    loaded: list[str] = []
+
+    def preload(directory: str = "") -> None:
+        if directory.startswith(str(tmp_path)):
+            loaded.append(directory.removeprefix(str(tmp_path)))
+        if len(loaded) < 2:
+            print("Failed to load libcudnn.so.9")
+
+    monkeypatch.setattr(onnxruntime, "preload_dlls", preload)
+    choose_device("cuda")
+    assert loaded == ["/nvidia/cublas/lib", "/nvidia/cudnn/lib"]
+    assert caplog.messages == []
+
+
+def test_an_onnx_runtime_that_is_too_old_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, TWO)
+    monkeypatch.delattr(onnxruntime, "preload_dlls")
+    assert choose_device("cuda") == "cuda:0"

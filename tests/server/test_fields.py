@@ -39,7 +39,6 @@ def test_the_documentation_says_what_becomes_of_each() -> None:
 # A configuration that sets each field that is warned of, and one that is not used.
 WARNED = {
     "runtime": 'runtime: "libtriton_onnxruntime.so"',
-    "optimization.priority": "optimization { priority: PRIORITY_MAX }",
     "optimization.cuda.graph_spec.graph_lower_bound": "optimization { cuda { graph_spec { graph_lower_bound { } } } }",
     "optimization.cuda.busy_wait_events": "optimization { cuda { busy_wait_events: true } }",
     "optimization.cuda.output_copy_stream": "optimization { cuda { output_copy_stream: true } }",

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from contextlib import redirect_stdout
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 from tensorferry.server.engine import onnxruntime
@@ -60,9 +64,7 @@ def choose_device(wanted: str) -> str:
         return "cpu"
     missing = _why_no_cuda(gpus_of(wanted))
     if missing is None:
-        # Finds the CUDA and cuDNN libraries that are installed as Python packages; since 1.21.
-        if hasattr(onnxruntime, "preload_dlls"):
-            onnxruntime.preload_dlls()
+        preload_libraries()
         return wanted if wanted.startswith("cuda:") else "cuda:0"
     if wanted == "auto":
         _log.info("running on the CPU: %s", missing)
@@ -70,6 +72,31 @@ def choose_device(wanted: str) -> str:
     raise StartError(
         f"--device is {wanted!r}, but {missing}; use --device cpu, or auto to fall back by itself"
     )
+
+
+def preload_libraries() -> None:
+    """Has ONNX Runtime load the CUDA and cuDNN libraries that are installed as Python packages, since 1.21.
+
+    It looks beside itself and where the system does, and prints what it does not find: here that goes into the log,
+    since stdout is read by whoever started us. Of other folders that Python has packages in it is told then.
+    """
+    if not hasattr(onnxruntime, "preload_dlls"):
+        return
+    if _preloaded():
+        packages = find_spec("nvidia")
+        for place in (packages.submodule_search_locations or ()) if packages is not None else ():
+            for folder in sorted(Path(place).glob("*/lib")):
+                _preloaded(directory=str(folder))
+        for line in _preloaded():
+            _log.warning("ONNX Runtime's CUDA libraries: %s", line)
+
+
+def _preloaded(**options: str) -> list[str]:
+    """What it says of those that it does not find."""
+    said = StringIO()
+    with redirect_stdout(said):
+        onnxruntime.preload_dlls(**options)
+    return said.getvalue().splitlines()
 
 
 def machine_of(wanted: str, device: str) -> Machine:

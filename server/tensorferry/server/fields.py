@@ -93,7 +93,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "batch_output": _refused("outputs are cut up by rows alone; export the model so, and leave it out"),
     "optimization.graph.level": _USED,
-    "optimization.priority": _warned("it changes nothing: the models of a device have no priorities"),
+    "optimization.priority": _USED,
     "optimization.cuda.graphs": _USED,
     "optimization.cuda.graph_spec.batch_size": _USED,
     "optimization.cuda.graph_spec.input": _USED,

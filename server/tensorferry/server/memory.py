@@ -109,6 +109,16 @@ class CudaMemory:
         cuda = self._cuda
         return Block(address, nbytes, lambda: cuda.cudaFree(address))
 
+    def stream(self, *, first: bool) -> Block:
+        """A stream of no bytes whose kernels the device starts before those of others, or else after them."""
+        self._done(self._cuda.cudaSetDevice(self.device_id))
+        # The lower the number the sooner; a device without priorities has 0 for both.
+        last, soonest = self._done(self._cuda.cudaDeviceGetStreamPriorityRange())
+        flags, priority = self._cuda.cudaStreamNonBlocking, soonest if first else last
+        handle = int(self._done(self._cuda.cudaStreamCreateWithPriority(flags, priority)))
+        cuda = self._cuda
+        return Block(handle, 0, lambda: cuda.cudaStreamDestroy(handle))
+
     def load(self, target: int, source: int, nbytes: int) -> None:
         """Copies on the thread's stream."""
         self._copy(target, source, nbytes, self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice)
@@ -139,4 +149,4 @@ class CudaMemory:
         error, *values = result
         if error != self._cuda.cudaError_t.cudaSuccess:
             raise RuntimeError(f"CUDA failure {int(error)}: {error.name}")
-        return values[0] if values else None
+        return values[0] if len(values) == 1 else values

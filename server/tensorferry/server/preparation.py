@@ -123,10 +123,10 @@ def _asked(source: ModelSource) -> ModelConfig | None:
 
 
 def _warn_of_unused_providers(name: str, tuning: SessionOptions, devices: list[str]) -> None:
-    if (tuning.gpu or tuning.cuda or tuning.graphs) and "cpu" in devices:
+    if (tuning.gpu or tuning.cuda or tuning.graphs or tuning.priority) and "cpu" in devices:
         _log.warning(
-            "the configuration of model %r has options of the GPU's execution providers, or CUDA graphs: they change "
-            "nothing of its instances on the CPU",
+            "the configuration of model %r has options of the GPU's execution providers, CUDA graphs or a priority: they "
+            "change nothing of its instances on the CPU",
             name,
         )
     if tuning.cpu and set(devices) != {"cpu"}:

@@ -16,12 +16,14 @@ import numpy.typing as npt
 
 from tensorferry.batcher import StagedModel
 from tensorferry.server import gate
+from tensorferry.server.compute_stream import keep_while, on_stream, stream_of
 from tensorferry.server.engine import onnxruntime
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.ladder import GraphOptions, Ladder
 from tensorferry.server.layout import Shape
 from tensorferry.server.memory import CudaMemory, Memory
 from tensorferry.server.proof import difference_of, random_array
+from tensorferry.server.providers import CUDA, TENSORRT, Providers, capturing, providers_of
 from tensorferry.server.session_options import ARENA_SHRINKAGE, DEVICE_ALLOCATOR, SessionOptions
 from tensorferry.server.signature import Signature, TensorSpec, signature_of
 from tensorferry.server.staging import Batch, CaptureError, Staging, array_of
@@ -34,8 +36,6 @@ Array = npt.NDArray[Any]
 _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
 # Runs of one captured graph at a time, each with memory of its own: the batcher has two batches in flight.
 _SLOTS = 2
-_CUDA = "CUDAExecutionProvider"
-_TENSORRT = "TensorrtExecutionProvider"
 # The number of a captured graph, in the options of a run; -1 for a run that is none.
 _GRAPH_ID = "gpu_graph_id"
 
@@ -45,9 +45,6 @@ _GRAPH_LEVELS = {
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
-
-
-Providers = list[tuple[str, dict[str, Any]]]
 
 
 class Session:
@@ -68,7 +65,7 @@ class Session:
         self._settings = settings
         if not path.is_file():
             raise StartError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
-        providers = _providers(device, settings)
+        providers = providers_of(device, settings)
         self._graphs = settings.graphs if device != "cpu" or memory is not None else None
         for name, _ in providers:
             if name not in onnxruntime.get_available_providers():
@@ -76,7 +73,8 @@ class Session:
                     f"{path}: its configuration asks for {name}, which the installed onnxruntime does not have; it has "
                     f"{', '.join(onnxruntime.get_available_providers())}"
                 )
-        self._providers = providers
+        self._stream = stream_of(device, settings.priority, path)
+        self._providers = providers if self._stream is None else on_stream(providers, self._stream)
         self._memory = memory
         self._start()
 
@@ -84,9 +82,11 @@ class Session:
         """Loads the model, and makes ready for runs."""
         path, device = self.path, self.device
         self._session = self._open(self._providers)
+        if self._stream is not None:
+            keep_while(self._session, self._stream)
         for name, _ in self._providers:
             if name not in self._session.get_providers():
-                what = device if name == "CUDAExecutionProvider" else name
+                what = device if name == CUDA else name
                 raise StartError(
                     f"{path}: ONNX Runtime could not use {what}; its log has the reason. Use --device cpu"
                 )
@@ -125,11 +125,11 @@ class Session:
 
     def _opened(self, providers: Providers) -> Any:
         options = _options(self._settings)
-        if self._graphs is not None and any(name == _TENSORRT for name, _ in providers):
+        if self._graphs is not None and any(name == TENSORRT for name, _ in providers):
             self._without_graphs("TensorRT captures one graph alone, of one batch size")
         if self._graphs is not None:
             try:
-                return _inference_session(self.path, options, _capturing(providers))
+                return _inference_session(self.path, options, capturing(providers))
             except Exception as error:
                 self._without_graphs(_reason(error))
         try:
@@ -338,13 +338,6 @@ def _inference_session(path: Path, options: Any, providers: Providers) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
 
 
-def _capturing(providers: Providers) -> Providers:
-    return [
-        (name, {**options, "enable_cuda_graph": "1"} if name == _CUDA else options)
-        for name, options in providers
-    ]
-
-
 def _options(settings: SessionOptions) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     # Spinning workers take the cores that the transport needs while no batch runs.
@@ -367,16 +360,6 @@ def _options(settings: SessionOptions) -> onnxruntime.SessionOptions:
     if settings.device_allocator:
         options.add_session_config_entry(DEVICE_ALLOCATOR, settings.device_allocator)
     return options
-
-
-def _providers(device: str, settings: SessionOptions) -> list[tuple[str, dict[str, Any]]]:
-    """The execution providers, the first preferred; the CPU's takes what the others cannot."""
-    cpu: list[tuple[str, dict[str, Any]]] = [("CPUExecutionProvider", {})]
-    if device == "cpu":
-        return [(provider.name, dict(provider.options)) for provider in settings.cpu] + cpu
-    here = {"device_id": int(device.partition(":")[2])}
-    gpu = [(provider.name, {**dict(provider.options), **here}) for provider in settings.gpu]
-    return [*gpu, ("CUDAExecutionProvider", {**dict(settings.cuda), **here}), *cpu]
 
 
 def _to_ort(array: Array, spec: TensorSpec) -> Any:

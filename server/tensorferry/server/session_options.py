@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,6 +83,19 @@ _OF_8_BITS = 5e-2
 _GRAPH_OPTIONS = ("enable_cuda_graph", "trt_cuda_graph_enable")
 
 
+class Priority(enum.Enum):
+    """Whose kernels a GPU starts first, of models that it computes at the same time."""
+
+    FIRST = "before those of other models"
+    LAST = "after those of other models"
+
+
+_PRIORITIES = {
+    ModelOptimizationPolicy.PRIORITY_MAX: Priority.FIRST,
+    ModelOptimizationPolicy.PRIORITY_MIN: Priority.LAST,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Provider:
     """An execution provider of ONNX Runtime, by its name there, and its options."""
@@ -107,7 +121,7 @@ class SessionOptions:
 
     `graph` is what the graph optimizer does: all, extended, basic or none. `gpu` are the providers of a session
     on a GPU before the CUDA provider, whose options are `cuda`; `cpu` those of one on the CPU. `graphs` are the
-    CUDA graphs of one on a GPU.
+    CUDA graphs of one on a GPU, whose kernels have a `priority`.
     """
 
     graph: str = "all"
@@ -123,6 +137,7 @@ class SessionOptions:
     cpu: tuple[Provider, ...] = ()
     fp16: Fp16 | None = None
     graphs: GraphOptions | None = None
+    priority: Priority | None = None
 
     def precision(self, device: str) -> float:
         """To how much, relative to its greatest magnitude, a device computes an output that is FP32."""
@@ -231,6 +246,7 @@ def session_options_of(config: ModelConfig) -> SessionOptions:
         ),
         fp16=read.fp16(),
         graphs=_graphs(config),
+        priority=_PRIORITIES.get(config.optimization.priority),
     )
 
 
