@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from server import models
+from server.controlled import World
 from server.device import Device
 from server.rig import Load, Make, made_apps
 from server.scripted import Door, opened
@@ -118,3 +119,12 @@ def regions(tmp_path: Path) -> Regions:
     """Allowed, in a directory with the file `key` of 64 bytes."""
     (tmp_path / "key").write_bytes(bytes(range(64)))
     return Regions(allowed=True, directory=tmp_path)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A repository without models yet, and the control over it."""
+    (tmp_path / "models").mkdir()
+    world = World(tmp_path / "models")
+    yield world
+    world.close()

@@ -42,8 +42,8 @@ class RawClient:
     ) -> None:
         self.leave()
 
-    def begin(self, call: int, path: str) -> None:
-        """A call's metadata."""
+    def begin(self, call: int, path: str, *more: tuple[str, str]) -> None:
+        """A call's metadata: what each call has, and more."""
         fields = [
             (":method", "POST"),
             (":scheme", "http"),
@@ -51,6 +51,7 @@ class RawClient:
             (":authority", "localhost"),
             ("content-type", "application/grpc"),
             ("te", "trailers"),
+            *more,
         ]
         # HPACK: each a literal that is not indexed, without Huffman's code.
         block = b"".join(

@@ -12,6 +12,8 @@ import pytest
 from server.rig import PATIENCE
 
 from tensorferry.batcher import BatchInfo, Cancelled, DeadlineExceeded, QueueFull, Shed
+from tensorferry.batcher.lasting import Pauses
+from tensorferry.batcher.testing import VirtualClock
 from tensorferry.server import logs
 from tensorferry.server.access_log import AccessLog, fields_of
 from tensorferry.server.caller import Caller
@@ -162,6 +164,28 @@ def test_the_writer_goes_on_after_a_fault(lines: Lines, caplog: pytest.LogCaptur
     assert log.stop(PATIENCE)
     assert [vars(record)["request_id"] for record in lines.kept] == ["b"]
     assert "the access log ended unexpectedly" in caplog.text
+
+
+def test_a_fault_that_stays_does_not_keep_the_writer_busy(lines: Lines) -> None:
+    tried = 0
+
+    def room() -> bool:
+        nonlocal tried
+        tried += 1
+        raise SystemExit("a fault")
+
+    log, clock = AccessLog(10, room), VirtualClock()
+    log._pauses = Pauses(clock)
+    log.start()
+    for _ in range(3):
+        ended(log)
+    for count, seconds in enumerate((0.01, 0.02), 1):
+        clock.await_sleepers(until=clock.now() + seconds)
+        assert tried == count
+        clock.advance(seconds)
+    clock.await_sleepers(until=clock.now() + 0.04)
+    assert log.stop(PATIENCE), "it waits for no pause"
+    assert (tried, lines.kept) == (3, [])
 
 
 def test_a_line_that_would_wait_is_left_out(lines: Lines) -> None:

@@ -8,10 +8,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from server.rig import PATIENCE
 
+from tensorferry.batcher.lasting import Pauses
+from tensorferry.batcher.testing import VirtualClock
 from tensorferry.server import trace_file
 from tensorferry.server.errors import StartError
 from tensorferry.server.trace_file import Sheet, TraceFile
@@ -101,6 +104,24 @@ def test_a_disk_that_fails_is_logged_once_and_tried_again(
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert record.getMessage().startswith("traces are lost, and those that follow may be: ")
+
+
+def test_a_fault_that_stays_does_not_keep_the_writer_busy(
+    file: TraceFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(json, "dumps", fails := Mock(side_effect=MemoryError))
+    clock = VirtualClock()
+    file._pauses = Pauses(clock)
+    file.start()
+    for count, seconds in enumerate((0.01, 0.02), 1):
+        file.write(Sheet(None), {})
+        clock.await_sleepers(until=clock.now() + seconds)
+        file.write(Sheet(None), {})
+        assert fails.call_count == count
+        assert caplog.text.count("some are lost") == count
+        clock.advance(seconds)
+    clock.await_sleepers(until=clock.now() + 0.04)
+    assert file.stop(PATIENCE), "it waits for no pause"
 
 
 @pytest.mark.parametrize("name", ["", "folder", "missing/traces.json", "file/traces.json"])

@@ -1,8 +1,7 @@
-"""The batcher: what a caller sees of it, and how its parts are put together."""
+"""The batcher: what a caller sees of it."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
@@ -13,11 +12,8 @@ import numpy.typing as npt
 from tensorferry.batcher.clients import ClientPolicy
 from tensorferry.batcher.clock import Clock, MonotonicClock
 from tensorferry.batcher.collate import request_of
-from tensorferry.batcher.completions import Completions, Together
-from tensorferry.batcher.crew import Crew
-from tensorferry.batcher.entry import Entry
+from tensorferry.batcher.completions import Together
 from tensorferry.batcher.errors import BatcherClosed, QueueFull, RunTimedOut
-from tensorferry.batcher.instance import Instance
 from tensorferry.batcher.options import (
     BatcherSettings,
     check_batching,
@@ -26,16 +22,13 @@ from tensorferry.batcher.options import (
     functions_of,
 )
 from tensorferry.batcher.padding import Padding
-from tensorferry.batcher.policy import Limits, unreachable
-from tensorferry.batcher.queue import RequestQueue
-from tensorferry.batcher.record import BatchRecord, Record
+from tensorferry.batcher.parts import put_together
+from tensorferry.batcher.record import BatchRecord
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.results import deliver_row, deliver_rows, propagate_cancel
-from tensorferry.batcher.statistics import BatcherStatistics, Ledger
+from tensorferry.batcher.statistics import BatcherStatistics
 from tensorferry.batcher.timeouts import QueuePolicy
 from tensorferry.batcher.worker import Health
-
-_log = logging.getLogger("tensorferry.batcher")
 
 DEFAULT_MAX_QUEUE_SIZE = 4096
 DEFAULT_MAX_QUEUE_BYTES = 1 << 30
@@ -168,12 +161,10 @@ class Batcher:
         functions = functions_of(model_fn, workers)
         self._padding = padding
         self._batched = max_batch_size > 0
-        preferred = tuple(sorted(set(preferred_batch_sizes)))
-        limits = Limits(max(1, max_batch_size), max_queue_delay, preferred, merge)
         self._settings = BatcherSettings(
             max_batch_size,
             max_queue_delay,
-            preferred,
+            tuple(sorted(set(preferred_batch_sizes))),
             merge,
             tuple(priority_weights),
             strict_priorities,
@@ -186,42 +177,12 @@ class Batcher:
             steady,
         )
         self._clock = clock or MonotonicClock()
-        self._queue = RequestQueue(
-            limits,
-            max_queue_size,
-            max_queue_bytes,
-            self._clock,
-            devices=len(functions),
-            pipelined=pipelined,
-            weights=priority_weights,
-            strict=strict_priorities,
-            policies=policies,
-            steady=steady,
-            clients=clients,
+        parts = put_together(
+            self._settings, functions, self._clock, name, clients=clients, together=together, health=health
         )
-        self._ledger = Ledger()
-        self._record = Record(self._clock)
-        self._name = name
-        completions = self._completions = Completions(
-            self._ledger, self._clock, name, self._queue.company.last_answer, self._record, together
-        )
-        self._entry = Entry(self._settings, self._queue, completions, self._ledger, self._clock, name)
-        self._warnings = tuple(unreachable(limits, max_queue_size))
-        for warning in self._warnings:
-            _log.warning("%s: %s", name, warning)
-        instances = [
-            Instance(
-                index,
-                function,
-                batched=self._batched,
-                pipelined=pipelined,
-                divisible=self._batched and merge,
-            )
-            for index, function in enumerate(functions)
-        ]
-        self._crew = Crew(
-            instances, self._queue, completions, self._ledger, self._record, self._clock, name, health
-        )
+        self._queue, self._entry, self._completions = parts.queue, parts.entry, parts.completions
+        self._crew, self._ledger, self._record = parts.crew, parts.ledger, parts.record
+        self._warnings, self._name = parts.warnings, name
 
     @property
     def settings(self) -> BatcherSettings:

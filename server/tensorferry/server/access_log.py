@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tensorferry.batcher.lasting import last
+from tensorferry.batcher.lasting import Pauses, last
 from tensorferry.server import logs
 from tensorferry.server.caller import ANYONE
 from tensorferry.server.models import Model
@@ -82,6 +82,7 @@ class AccessLog:
         self._answered, self._others = _Allowance(most), _Allowance(most)
         self._waiting: queue.Queue[tuple[Trace, int] | None] = queue.Queue(2 * most * _WAITING_SECONDS)
         self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
+        self._pauses = Pauses()
 
     def start(self) -> None:
         """Starts the writer."""
@@ -91,6 +92,7 @@ class AccessLog:
         """Whether all lines are written, for which it waits at most so long. Idempotent."""
         if not self._thread.is_alive():
             return True
+        self._pauses.end()
         try:
             self._waiting.put(None, timeout=timeout)
         except queue.Full:
@@ -121,7 +123,7 @@ class AccessLog:
         return self._answered if trace.status is None else self._others
 
     def _run(self) -> None:
-        last(self._write_until_stopped, self._begin_again)
+        last(self._write_until_stopped, self._begin_again, self._pauses)
 
     def _begin_again(self, fault: BaseException) -> None:
         _errors.error("the thread of the access log ended unexpectedly; a line is lost", exc_info=fault)

@@ -22,6 +22,7 @@ from tensorferry.server.condition import Condition
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.configuration import ModelConfiguration
 from tensorferry.server.control import ModelControl
+from tensorferry.server.core_options import core_options
 from tensorferry.server.device_options import cuda_flags
 from tensorferry.server.devices import choose_device
 from tensorferry.server.errors import StartError
@@ -62,9 +63,6 @@ MAX_STREAMS = HANDLER_THREADS // 2
 # In the lane, an open stream costs some kilobytes.
 MAX_STREAMS_OF_LANE = 10_000
 
-_MOST_PENDING = 8192
-
-_NEVER_MS = 2**31 - 1
 
 # Time for the last responses to leave once nothing is in flight any more.
 _GOODBYE_SECONDS = 1.0
@@ -147,32 +145,7 @@ class App:
             else [AccessInterceptor(self._access, exempt_health=config.auth_exempt_health)],
             # Of the methods that are not the lane's; the lane counts its own.
             maximum_concurrent_rpcs=config.max_calls,
-            options=[
-                # Off: with it a second server would share the port in silence.
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", config.max_message_bytes),
-                ("grpc.max_send_message_length", config.max_message_bytes),
-                # Beyond the first, core refuses a part of the calls; beyond the second, every one.
-                ("grpc.max_metadata_size", config.max_metadata_bytes),
-                ("grpc.absolute_max_metadata_size", config.max_metadata_bytes),
-                *(
-                    [("grpc.max_allowed_incoming_connections", config.max_connections)]
-                    if config.max_connections
-                    else []
-                ),
-                # What core counts for its own debugging service, which is not served.
-                ("grpc.enable_channelz", 0),
-                # Calls that wait to be taken in: beyond it core itself ends them, as CANCELLED.
-                ("grpc.server.max_pending_requests", _MOST_PENDING),
-                ("grpc.server.max_pending_requests_hard_limit", 2 * _MOST_PENDING),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-                # Core takes the greatest integer for no limit.
-                (
-                    "grpc.max_connection_age_ms",
-                    min(round(config.max_connection_age * 1e3) or _NEVER_MS, _NEVER_MS),
-                ),
-            ],
+            options=core_options(config),
         )
         self._server.add_generic_rpc_handlers((self._servicer.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from tensorferry.batcher.lasting import last
+from tensorferry.batcher.lasting import Pauses, last
 from tensorferry.server import logs
 from tensorferry.server.app import App
 from tensorferry.server.config import ConfigError, ServerConfig
@@ -142,6 +142,7 @@ def _hear_signals(events: _Events) -> None:
         last(
             read,
             lambda fault: _log.error("hearing of signals ended unexpectedly; it goes on", exc_info=fault),
+            Pauses(),
         )
 
     threading.Thread(target=hear, name="signals", daemon=True).start()

@@ -7,21 +7,16 @@ cannot be loaded leaves what serves alone.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import queue
 import threading
 import time
-import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
 from typing import TypeAlias
 
-from tensorferry.batcher.lasting import last
+from tensorferry.batcher.lasting import Pauses, last
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config import ModelSource
 from tensorferry.server.errors import (
@@ -33,6 +28,8 @@ from tensorferry.server.errors import (
 )
 from tensorferry.server.models import Model, ModelRegistry, ModelState
 from tensorferry.server.repository import Repository, Version
+from tensorferry.server.retiring import Retiring
+from tensorferry.server.sent_files import SentFiles
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -74,11 +71,12 @@ class ModelControl:
         self._broken: dict[str, dict[str, Hashable]] = {}
         # By name, why it is not even known which versions serve. That thread replaces it, and any may read it.
         self._unreadable: Mapping[str, str] = {}
-        # Guards _retiring, _thread and changes of _closed. Nothing is loaded or waited for while it is held.
+        self._retiring = Retiring(registry, changed)
+        # Guards _thread and changes of _closed. Nothing is loaded or waited for while it is held.
         self._lock = threading.Lock()
-        self._retiring: dict[threading.Thread, Model] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._pauses = Pauses()
         # Commands with what they are waited for by; None ends the thread.
         self._commands: queue.SimpleQueue[tuple[_Command, Future[None]] | None] = queue.SimpleQueue()
 
@@ -156,24 +154,21 @@ class ModelControl:
 
     def drain(self, until: float) -> bool:
         """Waits for models that were unloaded or replaced, until a time of `time.monotonic`; whether all have ended."""
-        with self._lock:
-            retiring = list(self._retiring.values())
-        ended = [model.batcher.drain(max(0.0, until - time.monotonic())) for model in retiring]
-        return all(ended)
+        return self._retiring.drain(until)
 
     def close(self, timeout: float) -> bool:
         """Ends the thread and every model that is on its way out; whether that came about in time."""
         with self._lock:
             self._closed = True
-            thread, retiring = self._thread, dict(self._retiring)
+            thread = self._thread
+        self._pauses.end()
         self._commands.put(None)
         until = time.monotonic() + timeout
-        for model in retiring.values():
-            model.batcher.close(drain=False, timeout=0.0)
-        waited = [*retiring] if thread is None else [*retiring, thread]
-        for each in waited:
-            each.join(max(0.0, until - time.monotonic()))
-        return not any(each.is_alive() for each in waited)
+        ended = self._retiring.close(until)
+        if thread is None:
+            return ended
+        thread.join(max(0.0, until - time.monotonic()))
+        return ended and not thread.is_alive()
 
     def _await(self, command: _Command) -> None:
         if self._mode != "explicit":
@@ -191,7 +186,7 @@ class ModelControl:
         done.result()
 
     def _run(self) -> None:
-        last(self._run_until_closed, self._begin_again)
+        last(self._run_until_closed, self._begin_again, self._pauses)
 
     def _begin_again(self, fault: BaseException) -> None:
         _log.error("the thread that loads models ended unexpectedly; it is begun again", exc_info=fault)
@@ -265,7 +260,7 @@ class ModelControl:
         repository, sent = self._repository, None
         if files:
             try:
-                sent = _Sent(name, files)
+                sent = SentFiles(name, files)
             except OSError as error:
                 raise LoadFailedError(
                     f"load failed for model {name!r}: the files that were sent cannot be kept ({error.strerror}): give "
@@ -297,7 +292,7 @@ class ModelControl:
         if name in self._unreadable:
             self._unreadable = {other: why for other, why in self._unreadable.items() if other != name}
 
-    def _load_version(self, version: Version, sent: _Sent | None, again: bool) -> str | None:
+    def _load_version(self, version: Version, sent: SentFiles | None, again: bool) -> str | None:
         """Loads a version if it has changed, or was sent; what is wrong with it, if it cannot be loaded."""
         source, fingerprint = replace(version.source, files=sent), object() if sent else version.fingerprint
         name, number = source.name, source.version
@@ -321,7 +316,7 @@ class ModelControl:
         replaced = self._registry.ready(model)
         self._changed(name)
         if replaced is not None:
-            self._retire(replaced)
+            self._retiring.retire(replaced)
         return None
 
     def _say(self, name: str, version: str, error: StartError) -> None:
@@ -349,48 +344,8 @@ class ModelControl:
                 self._registry.unloading(entry.model)
                 _log.info("model %s version %s is being unloaded", name, entry.version)
                 self._changed(name)
-                self._retire(entry.model)
+                self._retiring.retire(entry.model)
         for version in versions:
             self._loaded[name].pop(version, None)
         if not self._loaded.get(name):
             self._loaded.pop(name, None)
-
-    def _retire(self, model: Model) -> None:
-        """The model takes no more requests: it answers those it has, and ends."""
-
-        # Emptied by the thread, so that nothing holds the model when memory is given back.
-        held = [model]
-        del model
-
-        def end() -> None:
-            model = held.pop()
-            model.batcher.close()
-            self._registry.unloaded(model)
-            self._changed(model.name)
-            with self._lock:
-                model = self._retiring.pop(threading.current_thread())
-            del model
-            _give_memory_back()
-
-        thread = threading.Thread(target=end, name=f"unload-{held[0].name}-{held[0].version}", daemon=True)
-        with self._lock:
-            self._retiring[thread] = held[0]
-        thread.start()
-
-
-def _give_memory_back() -> None:
-    """Has glibc return what a model has left free, which it else keeps: about as much again as the model."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
-
-
-class _Sent:
-    """The files of a model that a client sent, in a folder that goes when nobody has this any more."""
-
-    def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
-        self.directory = Path(mkdtemp(prefix="tensorferry-"))
-        weakref.finalize(self, rmtree, self.directory, ignore_errors=True)
-        for file, content in files.items():
-            path = self.directory / name / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)

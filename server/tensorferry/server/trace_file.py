@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tensorferry.batcher.lasting import last
+from tensorferry.batcher.lasting import Pauses, last
 from tensorferry.server.errors import StartError
 
 _log = logging.getLogger("tensorferry.server")
@@ -48,6 +48,7 @@ class TraceFile:
         self.path = path
         self._waiting: queue.Queue[_Item | None] = queue.Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._run, name="trace-writer", daemon=True)
+        self._pauses = Pauses()
         # Guards _lost. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._lost = 0
@@ -78,6 +79,7 @@ class TraceFile:
         """Whether all is written, for which it waits at most so long. Idempotent; nothing may be written afterwards."""
         if not self._thread.is_alive():
             return True
+        self._pauses.end()
         try:
             self._waiting.put(None, timeout=timeout)
         except queue.Full:
@@ -86,7 +88,7 @@ class TraceFile:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        last(self._write_until_stopped, self._begin_again)
+        last(self._write_until_stopped, self._begin_again, self._pauses)
 
     def _begin_again(self, fault: BaseException) -> None:
         _log.error("the thread that writes traces ended unexpectedly; some are lost", exc_info=fault)

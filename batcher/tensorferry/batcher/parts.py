@@ -1,0 +1,87 @@
+"""How the parts of a batcher are put together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensorferry.batcher.clients import ClientPolicy
+from tensorferry.batcher.clock import Clock
+from tensorferry.batcher.completions import Completions, Together
+from tensorferry.batcher.crew import Crew
+from tensorferry.batcher.entry import Entry
+from tensorferry.batcher.instance import Instance
+from tensorferry.batcher.options import BatcherSettings
+from tensorferry.batcher.policy import Limits, unreachable
+from tensorferry.batcher.queue import RequestQueue
+from tensorferry.batcher.record import Record
+from tensorferry.batcher.statistics import Ledger
+from tensorferry.batcher.worker import Health
+
+_log = logging.getLogger("tensorferry.batcher")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a batcher is made of; its workers run. `warnings` say which of its settings can have no effect."""
+
+    queue: RequestQueue
+    entry: Entry
+    completions: Completions
+    crew: Crew
+    ledger: Ledger
+    record: Record
+    warnings: Sequence[str]
+
+
+def put_together(
+    settings: BatcherSettings,
+    functions: Sequence[Callable[[Any], Any]],
+    clock: Clock,
+    name: str,
+    *,
+    clients: ClientPolicy | None,
+    together: Together | None,
+    health: Health,
+) -> Parts:
+    """The parts of a batcher with these settings and functions."""
+    batched = settings.max_batch_size > 0
+    limits = Limits(
+        max(1, settings.max_batch_size),
+        settings.max_queue_delay,
+        settings.preferred_batch_sizes,
+        settings.merge,
+    )
+    queue = RequestQueue(
+        limits,
+        settings.max_queue_size,
+        settings.max_queue_bytes,
+        clock,
+        devices=len(functions),
+        pipelined=settings.pipelined,
+        weights=settings.priority_weights,
+        strict=settings.strict_priorities,
+        policies=settings.policies,
+        steady=settings.steady,
+        clients=clients,
+    )
+    ledger, record = Ledger(), Record(clock)
+    completions = Completions(ledger, clock, name, queue.company.last_answer, record, together)
+    entry = Entry(settings, queue, completions, ledger, clock, name)
+    warnings = tuple(unreachable(limits, settings.max_queue_size))
+    for warning in warnings:
+        _log.warning("%s: %s", name, warning)
+    instances = [
+        Instance(
+            index,
+            function,
+            batched=batched,
+            pipelined=settings.pipelined,
+            divisible=batched and settings.merge,
+        )
+        for index, function in enumerate(functions)
+    ]
+    crew = Crew(instances, queue, completions, ledger, record, clock, name, health)
+    return Parts(queue, entry, completions, crew, ledger, record, warnings)

@@ -1,0 +1,103 @@
+"""What a client raises: the class of the code, what the server said of it, and when to try again."""
+
+from __future__ import annotations
+
+import pickle
+
+import grpc
+import numpy as np
+import pytest
+from client.scripted import ScriptedServer, ScriptedServicer, echo
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from tensorferry import client as tf
+from tensorferry.client import InferenceClient, aio
+from tensorferry.protos import inference_pb2 as pb
+
+IMAGES = np.arange(128, dtype=np.uint8).reshape(2, 8, 8)
+
+
+@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
+async def test_errors_have_the_class_of_their_code(
+    server: ScriptedServer, aclient: aio.InferenceClient, code: grpc.StatusCode
+) -> None:
+    expected = getattr(tf, code.name.title().replace("_", ""), tf.InferenceError)
+    failures = [code] * (4 if code is grpc.StatusCode.UNAVAILABLE else 1)
+    with InferenceClient(server.target, check=False) as client:
+        server.servicer.failures = list(failures)
+        with pytest.raises(tf.InferenceError) as caught:
+            client.infer("digits", {"image": IMAGES}, request_id="r1")
+        server.servicer.failures = list(failures)
+        with pytest.raises(tf.InferenceError) as caught_aio:
+            await aclient.infer("digits", {"image": IMAGES}, request_id="r1")
+    for error in (caught.value, caught_aio.value):
+        assert type(error) is expected
+        assert (error.code, error.message, error.request_id) == (code, "scripted failure", "r1")
+        assert str(error) == f"{code.name}: scripted failure (request 'r1')"
+
+
+def test_errors_are_timeouts_and_value_errors_where_python_has_them() -> None:
+    assert issubclass(tf.DeadlineExceeded, TimeoutError)
+    assert issubclass(tf.InvalidInput, ValueError)
+
+
+def test_errors_survive_pickling() -> None:
+    for error in (
+        tf.ResourceExhausted(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", "r", 0.5),
+        tf.InvalidInput("input 'x'", "FP32", "FP64", "cast it", "r"),
+    ):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert vars(again) == vars(error)
+
+
+def test_the_hint_when_to_retry_is_read_from_retry_info(
+    servicer: ScriptedServicer, client: InferenceClient
+) -> None:
+    def infer(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
+        help_ = any_pb2.Any()
+        help_.Pack(error_details_pb2.Help())
+        retry = any_pb2.Any()
+        delay = duration_pb2.Duration(nanos=2_500_000)
+        retry.Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+        status = status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message="full", details=[help_, retry])
+        context.abort_with_status(rpc_status.to_status(status))
+
+    servicer.infer = infer
+    with pytest.raises(tf.ResourceExhausted) as caught:
+        client.infer("digits", {"image": IMAGES})
+    assert caught.value.retry_after == 0.0025
+
+
+async def test_the_hint_when_to_retry_is_read_from_milliseconds(
+    servicer: ScriptedServicer, aclient: aio.InferenceClient
+) -> None:
+    def infer(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
+        context.set_trailing_metadata((("retry-after-ms", "40"),))
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+
+    servicer.infer = infer
+    with pytest.raises(tf.ResourceExhausted) as caught:
+        await aclient.infer("digits", {"image": IMAGES})
+    assert caught.value.retry_after == 0.04
+
+
+@pytest.mark.parametrize("break_it", ["count", "size", "datatype"])
+def test_a_malformed_answer_is_an_internal_error(
+    servicer: ScriptedServicer, client: InferenceClient, break_it: str
+) -> None:
+    def infer(request: pb.ModelInferRequest, context: object) -> pb.ModelInferResponse:
+        answer = echo(request)
+        if break_it == "count":
+            answer.raw_output_contents.append(b"")
+        elif break_it == "size":
+            answer.raw_output_contents[0] = b"1"
+        else:
+            answer.outputs[0].datatype = "FP128"
+        return answer
+
+    servicer.infer = infer
+    with pytest.raises(tf.Internal, match="answer"):
+        client.infer("digits", {"image": IMAGES})

@@ -1,0 +1,31 @@
+"""Servers under attack, and the good client beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from fuzz.attacks import MAX_MESSAGE_BYTES
+from fuzz.wire import Wire
+
+
+@pytest.fixture(scope="module")
+def wire(transport: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    """A server that all tests of a transport attack."""
+    made = Wire(tmp_path_factory.mktemp("attacked"), transport)
+    try:
+        yield made
+        # malloc keeps some of what the largest messages took.
+        made.close(more_memory_kb=4 * MAX_MESSAGE_BYTES >> 10)
+    finally:
+        made.server.stop()
+
+
+@pytest.fixture
+def good_client(wire: Wire) -> Iterator[None]:
+    """Is answered before and after each attack."""
+    wire.check_good()
+    yield
+    wire.check_good()
+    assert wire.server.process.poll() is None
+    assert not wire.server.errors()

@@ -1,0 +1,171 @@
+"""Calls that lie about their messages, or whose headers are wrong or too many: a good client is answered meanwhile and after."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from typing import Any
+
+import pytest
+from fuzz.attacks import (
+    DEADLINE_EXCEEDED,
+    GOOD,
+    INTERNAL,
+    INVALID_ARGUMENT,
+    MAX_MESSAGE_BYTES,
+    NOT_FOUND,
+    OK,
+    RESOURCE_EXHAUSTED,
+    UNIMPLEMENTED,
+    connect,
+    sent,
+)
+from fuzz.raw import PREFIX, framed, headers_of
+from fuzz.wire import Wire
+
+pytestmark = pytest.mark.usefixtures("good_client")
+
+
+@pytest.mark.parametrize(
+    ("data", "allowed"),
+    [
+        (framed(GOOD, length=1 << 31), RESOURCE_EXHAUSTED),
+        (framed(GOOD, length=(1 << 32) - 1), RESOURCE_EXHAUSTED),
+        (framed(GOOD, length=MAX_MESSAGE_BYTES + 1), RESOURCE_EXHAUSTED),
+        # A message that does not come is none.
+        (framed(GOOD, length=len(GOOD) + 1), UNIMPLEMENTED),
+        (framed(GOOD)[:3], UNIMPLEMENTED),
+        (b"", UNIMPLEMENTED),
+        (framed(GOOD, length=len(GOOD) - 1), INVALID_ARGUMENT),
+        (framed(b"\xff" * 100), INVALID_ARGUMENT),
+        (framed(GOOD, flag=1), INTERNAL),
+        # Core takes a flag that there is not for an empty message.
+        (framed(GOOD, flag=4), NOT_FOUND),
+    ],
+)
+def test_a_prefix_that_lies(wire: Wire, data: bytes, allowed: int) -> None:
+    status, message = sent(wire, data)
+    assert status == allowed, message
+    assert "internal error" not in message
+
+
+@pytest.mark.parametrize("method", ["ModelStreamInfer", "ServerLive", "ModelMetadata"])
+def test_a_prefix_that_lies_to_other_methods(wire: Wire, method: str) -> None:
+    for data in (
+        framed(GOOD, length=1 << 31),
+        framed(GOOD, flag=1),
+        framed(GOOD, length=len(GOOD) + 9),
+        b"\0\0",
+    ):
+        status, message = sent(wire, data, path=PREFIX + method)
+        # A stream whose last message does not come ends as if it had not been begun.
+        assert status in (OK, RESOURCE_EXHAUSTED, INTERNAL, UNIMPLEMENTED), message
+        assert "internal error" not in message
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_compressed_garbage(wire: Wire, encoding: str) -> None:
+    status, message = sent(wire, framed(b"no zip at all" * 9, flag=1), grpc_encoding=encoding)
+    assert status == INTERNAL, message
+    assert "internal error" not in message
+    good = gzip.compress(GOOD) if encoding == "gzip" else zlib.compress(GOOD)
+    assert sent(wire, framed(good, flag=1), grpc_encoding=encoding)[0] == OK
+    assert sent(wire, framed(good[:-9], flag=1), grpc_encoding=encoding)[0] in (INTERNAL, INVALID_ARGUMENT)
+    # Core's word for an encoding that there is not.
+    assert sent(wire, framed(good, flag=1), grpc_encoding="br")[0] == INTERNAL
+
+
+@pytest.mark.parametrize("wbits", [31, 15], ids=["gzip", "deflate"])
+def test_a_bomb_is_refused_before_it_is_there(wire: Wire, wbits: int) -> None:
+    """Kilobytes that would be a hundred megabytes and more: the limit is of what messages are when they are unpacked."""
+    packed = zlib.compressobj(9, zlib.DEFLATED, wbits)
+    zeros = bytes(1 << 20)
+    bomb = framed(b"".join(packed.compress(zeros) for _ in range(160)) + packed.flush(), flag=1)
+    assert len(bomb) < 170_000
+    before = wire.figures()["memory_kb"]
+    with connect(wire) as connection:
+        call = connection.begin(headers_of(grpc_encoding="gzip" if wbits == 31 else "deflate"))
+        answer = connection.answers[call]
+        at = 0
+        while at < len(bomb) and not answer.ended:
+            room = min(connection.h2.local_flow_control_window(call), connection.h2.max_outbound_frame_size)
+            if room:
+                connection.h2.send_data(call, bomb[at : at + room], end_stream=at + room >= len(bomb))
+                at += room
+                connection.flush()
+            else:
+                connection.read()
+        connection.await_answers([call])
+    assert answer.grpc_status == RESOURCE_EXHAUSTED, answer
+    assert wire.figures()["memory_kb"] - before < (MAX_MESSAGE_BYTES >> 10) + 32 * 1024
+
+
+@pytest.mark.parametrize(("count", "value"), [(10_000, b"value"), (1000, b"v" * 1000)], ids=["many", "long"])
+def test_ten_thousand_headers(wire: Wire, count: int, value: bytes) -> None:
+    """Core takes them in, or refuses them; either way they cost no more than their own size, and only then."""
+    before = wire.figures()["memory_kb"]
+    headers = headers_of() + [(b"x-%d" % number, value) for number in range(count)]
+    with connect(wire) as connection:
+        call = connection.begin(headers)
+        connection.send(call, framed(GOOD), last=True)
+        connection.flush()
+        connection.await_answers([call])
+        answer = connection.answers[call]
+        assert answer.grpc_status in (OK, RESOURCE_EXHAUSTED), answer
+        again = connection.begin(headers_of())
+        connection.send(again, framed(GOOD), last=True)
+        connection.flush()
+        connection.await_answers([again])
+        assert connection.answers[again].grpc_status == OK
+    assert wire.figures()["memory_kb"] - before < 64 * 1024
+
+
+@pytest.mark.parametrize(
+    ("changed", "allowed"),
+    [
+        ({"content_type": None}, {OK, UNIMPLEMENTED, INTERNAL}),
+        ({"content_type": "text/html"}, {OK, UNIMPLEMENTED, INTERNAL}),
+        ({"te": None}, {OK, INTERNAL}),
+        ({"method": "GET"}, {OK, UNIMPLEMENTED, INTERNAL}),
+        ({"method": "DELETE"}, {INTERNAL}),
+        ({"path": "/"}, {UNIMPLEMENTED}),
+        ({"path": None}, {UNIMPLEMENTED, INTERNAL}),
+        ({"path": "/inference.GRPCInferenceService/Nothing"}, {UNIMPLEMENTED}),
+        ({"path": "/" + "x" * 6000}, {UNIMPLEMENTED, RESOURCE_EXHAUSTED}),
+        ({"grpc_timeout": "soon"}, {INTERNAL, OK, DEADLINE_EXCEEDED}),
+        ({"grpc_timeout": "-5S"}, {INTERNAL, OK, DEADLINE_EXCEEDED}),
+        ({"grpc_timeout": "1n"}, {DEADLINE_EXCEEDED}),
+        ({"grpc_timeout": "99999999H"}, {OK}),
+        ({"x_text_bin": "!not base64!"}, {INTERNAL}),
+        ({"tensorferry_stream_order": "x"}, {OK}),
+    ],
+)
+def test_headers_that_are_wrong(wire: Wire, changed: Any, allowed: set[int]) -> None:
+    status, message = sent(wire, framed(GOOD), **changed)
+    # None: core ended the call by a reset.
+    assert status is None or status in allowed, message
+    assert "internal error" not in message
+
+
+def test_bytes_that_are_no_text_in_headers(wire: Wire) -> None:
+    """They are not logged, nor is anything else that is wrong with headers: any client could fill the log."""
+    for name, value in (
+        (b"x-text", b"\xff\xfe"),
+        (b":path", b"/\xff\xfe/\x80"),
+        (b"traceparent", b"\xe9"),
+        (b"grpc-encoding", b"br"),
+        (b"te", b"gzip"),
+        (b"x-data-bin", b"!"),
+    ):
+        with connect(wire) as connection:
+            call = connection.begin(
+                [*(header for header in headers_of() if header[0] != name), (name, value)]
+            )
+            connection.send(call, framed(GOOD), last=True)
+            connection.flush()
+            connection.await_answers([call])
+            answer = connection.answers[call]
+            assert answer.grpc_status in (OK, UNIMPLEMENTED, INTERNAL, None), answer
+            assert "internal error" not in answer.message
+    assert not [line for line in wire.server.log if json.loads(line)["level"] not in ("info", "warning")]
