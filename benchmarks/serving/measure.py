@@ -18,12 +18,12 @@ from serving.load import STREAM_PATH, UNARY_PATH, Load, LoadError, Measured, run
 from serving.plan import ONE_STREAM, OPEN, RAW, RAW_ROWS, STREAMS, UNARY, Cell, Visit
 from serving.probe import check, expected_output
 from serving.processes import Cores, Ports, Running, busy_seconds, cpu_seconds, memory_mib, running
-from serving.servers import LANE, MAX_BATCH_SIZE, OURS, Server, servers
-from serving.workloads import WORKLOADS, Workload
+from serving.servers import MAX_BATCH_SIZE, OURS, Server, servers
+from serving.workloads import Workload
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 _START_SECONDS = 60
-_RAW_SECONDS = 0.6
+_RAW_SECONDS = 1.0
 # Other processes of the machine used so much of a core: measured again, and the quieter counts.
 _NOISY_CORES = 0.3
 _EXPLAIN_SHARE = 0.35
@@ -51,10 +51,7 @@ class Bench:
     def visit(self, visit: Visit, number: int) -> None:
         """Adds rows, or a failure; prints a line for each."""
         try:
-            if visit.server == RAW:
-                self._raw(visit, number)
-            else:
-                self._visit(servers()[visit.server], visit, number)
+            self._visit(servers()[visit.server], visit, number)
         except (VisitError, LoadError) as error:
             self._failed(visit, number, str(error))
 
@@ -74,6 +71,8 @@ class Bench:
                     row["start_seconds"] = round(seconds, 2)
                     self.rows.append(row)
                     print(_line(row), flush=True)
+                    if cell.ceiling:
+                        self._raw(cell.workload, row)
 
     def _failed(self, visit: Visit, number: int, reason: str) -> None:
         self.failures.append(
@@ -260,10 +259,10 @@ class Bench:
         wanted = (number, server, workload)
         return [row for row in self.rows if (row["round"], row["server"], row["workload"]) == wanted]
 
-    def _raw(self, visit: Visit, number: int) -> None:
-        workload = next(w for w in WORKLOADS.values() if w.model == visit.model)
-        told = {round(row["mean_rows"]) for row in self.of(number, LANE, workload.name) if row["mean_rows"]}
-        wanted = sorted({*RAW_ROWS, *told})
+    def _raw(self, workload: Workload, row: Row) -> None:
+        """On the core of the server, which idles: in the batches that it had, first, and in others."""
+        own = round(row["mean_rows"])
+        wanted = [own, *(rows for rows in RAW_ROWS if rows != own)] if own else RAW_ROWS
         words = ["-m", "serving.peers.raw", str(_RAW_SECONDS), *map(str, wanted)]
         done = subprocess.run(
             ["taskset", "-c", str(self.cores.server), sys.executable, *words],
@@ -278,10 +277,10 @@ class Bench:
         if done.returncode != 0:
             raise VisitError(done.stderr.strip()[-500:])
         for line in done.stdout.splitlines():
-            row = {"round": number, "server": RAW, "workload": workload.name, **json.loads(line)}
-            self.rows.append(row)
+            raw = {"round": row["round"], "server": RAW, "workload": workload.name, **json.loads(line)}
+            self.rows.append(raw)
             print(
-                f"{RAW:20s} {workload.name:11s} batches of {row['rows']:3d}: {row['rate']:9.0f}/s", flush=True
+                f"{RAW:20s} {workload.name:11s} batches of {raw['rows']:3d}: {raw['rate']:9.0f}/s", flush=True
             )
 
 

@@ -10,6 +10,7 @@ from serving.servers import (
     ECHO_ASYNCIO,
     ECHO_STREAMS,
     LANE,
+    MAX_BATCH_SIZE,
     MOSEC,
     OURS,
     SLOW_PEERS,
@@ -31,7 +32,8 @@ class Cell:
     """One measurement of a server: seconds of warm-up and of measuring.
 
     `share` of the server's own capacity is what an open loop offers. `explain` asks for a second,
-    short load whose answers tell the mean batch.
+    short load whose answers tell the mean batch. With `ceiling` raw ONNX Runtime is measured next, in the
+    same batches: on a machine whose speed drifts, the two tell only side by side how far apart they are.
     """
 
     workload: Workload
@@ -41,11 +43,12 @@ class Cell:
     warm_up: float
     share: float = 0.0
     explain: bool = False
+    ceiling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A server is started with one model, asked, and stopped. Of RAW, the cells are empty."""
+    """A server is started with one model, asked, and stopped."""
 
     server: str
     model: str
@@ -103,8 +106,7 @@ def _identity() -> Iterator[Visit]:
 def _computing(workload: Workload, in_flight: Sequence[int], peers: Sequence[str]) -> Iterator[Visit]:
     unary = _closed(workload, UNARY, *in_flight)
     streams = [*_closed(workload, ONE_STREAM, 32), *_closed(workload, STREAMS, 32)]
-    yield Visit(LANE, workload.model, [*unary, *streams, *_open(workload)])
-    yield Visit(RAW, workload.model, [])
+    yield Visit(LANE, workload.model, [*_beside_raw(unary), *streams, *_open(workload)])
     yield Visit(MOSEC, workload.model, unary)
     yield Visit(TRITON, workload.model, [*unary, *(_open(workload) if workload is MLP else [])])
     yield Visit(THREADED, workload.model, [*unary, *streams])
@@ -112,6 +114,10 @@ def _computing(workload: Workload, in_flight: Sequence[int], peers: Sequence[str
         yield Visit(TRITON_WINDOW, workload.model, unary)
     for peer in peers:
         yield Visit(peer, workload.model, _closed(workload, UNARY, 32))
+
+
+def _beside_raw(cells: Sequence[Cell]) -> list[Cell]:
+    return [replace(cell, ceiling=cell.in_flight == MAX_BATCH_SIZE) for cell in cells]
 
 
 def full_round(number: int) -> list[Visit]:
@@ -127,18 +133,8 @@ def full_round(number: int) -> list[Visit]:
         list(_computing(TRANSFORMER, (1, 32), slow)),
     ]
     if number % 2:
-        groups = [_turned(group) for group in groups]
+        groups = [group[::-1] for group in groups]
     return [visit for group in groups for visit in group]
-
-
-def _turned(group: Sequence[Visit]) -> list[Visit]:
-    """Backwards, but raw ONNX Runtime stays behind the lane, whose mean batch it must know."""
-    turned = [visit for visit in reversed(group) if visit.server != RAW]
-    for visit in group:
-        if visit.server == RAW:
-            lane = next(at for at, other in enumerate(turned) if other.server == LANE)
-            turned.insert(lane + 1, visit)
-    return turned
 
 
 def quick_round(number: int) -> list[Visit]:
@@ -154,10 +150,7 @@ def quick_round(number: int) -> list[Visit]:
     ]
     for workload in (MLP, TRANSFORMER):
         half = next(cell for cell in _open(workload) if cell.share == 0.5)
-        visits += [
-            Visit(LANE, workload.model, [*_closed(workload, UNARY, 32), half]),
-            Visit(RAW, workload.model, []),
-        ]
+        visits.append(Visit(LANE, workload.model, [*_beside_raw(_closed(workload, UNARY, 32)), half]))
     return [_shortened(visit) for visit in visits]
 
 

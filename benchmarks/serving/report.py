@@ -46,8 +46,11 @@ METHOD = f"""## Method
   size of every answer, matches the messages of a stream by their id, and stops if it ever loses
   count. Before each measurement one answer is compared with ONNX Runtime's own.
 - Closed loop: so many calls in flight, over at most 4 connections (gRPC) or one connection for
-  each (HTTP/1.1). Open loop: Poisson arrivals, latency from the time at which a request was meant
-  to be sent.
+  each (HTTP/1.1). The rate counts of each call the share of its time that is in that of the
+  measurement: whole batches, of which some loads have a dozen, would make steps of a tenth. Open
+  loop: Poisson arrivals, latency from the time at which a request was meant to be sent.
+- Raw ONNX Runtime is measured right after the calls that it is compared with, while the server
+  idles: ten runs of each size at least.
 - The largest batch is {MAX_BATCH_SIZE} everywhere, and ONNX Runtime has one thread. tensorferry has its
   default options. The others wait 2 ms for company unless they are said to have no window;
   MLServer and LitServe have longer windows for the larger models, without which they batch badly.

@@ -115,6 +115,22 @@ def test_the_first_of_many_does_not_wait_for_the_last(served: Served) -> None:
     assert received(served.clients[0]) == SMALL
 
 
+def test_the_last_that_was_announced_is_left_to_the_end(served: Served) -> None:
+    held = Corks()
+    held.serve(served.port)
+    held.begin(32)
+    for _ in range(32):
+        served.servers[0].send(SMALL)
+        held.wrote(len(SMALL))
+    assert received(served.clients[0]) == b""
+    # There are more than was known.
+    served.servers[0].send(SMALL)
+    held.wrote(len(SMALL))
+    assert received(served.clients[0]) == 33 * SMALL
+    held.end()
+    assert not any(map(holds, served.servers))
+
+
 def test_connections_that_come_and_go_are_noticed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corks, "_LOOK_SECONDS", 0.0)
     held = Corks()

@@ -9,7 +9,10 @@ from tensorferry.batcher.device import Device
 # Some models' time depends on their inputs' values. After a batch that kept the device for this long,
 # in seconds, none is expected to be short for a while, whatever is usual.
 _LONG_SECONDS = 0.02
-_UNSTEADY_SECONDS = 60.0
+# For so many seconds at first, since the process may just have been held up; for twice as many whenever that
+# comes again soon, up to the last, which is also what is soon.
+_FIRST_UNSTEADY_SECONDS = 1.0
+_LAST_UNSTEADY_SECONDS = 60.0
 
 
 class Lending:
@@ -19,13 +22,15 @@ class Lending:
     window's end, and that a batch's time depends on its shape alone.
     """
 
-    __slots__ = ("_device", "_possible", "_unsteady_until")
+    __slots__ = ("_device", "_possible", "_unsteady_seconds", "_unsteady_until")
 
     def __init__(self, device: Device, *, possible: bool) -> None:
         self._device = device
         self._possible = possible
         # A batch took much longer than any short one: until then workers run them all.
         self._unsteady_until = -math.inf
+        # How long that is, the last time that it was so.
+        self._unsteady_seconds = 0.0
 
     def possible_now(self, now: float) -> bool:
         """Whether the worker waits for a batch, and another thread may run one in its stead that is known to be short."""
@@ -45,4 +50,7 @@ class Lending:
     def ran(self, seconds: float, now: float) -> None:
         """A batch kept the device for so many seconds."""
         if seconds > _LONG_SECONDS:
-            self._unsteady_until = now + _UNSTEADY_SECONDS
+            again = now < self._unsteady_until + _LAST_UNSTEADY_SECONDS
+            longer = min(2 * self._unsteady_seconds, _LAST_UNSTEADY_SECONDS)
+            self._unsteady_seconds = longer if again else _FIRST_UNSTEADY_SECONDS
+            self._unsteady_until = now + self._unsteady_seconds

@@ -52,7 +52,9 @@ void tally_ended(double began, bool ok, size_t bytes, double rows);
 void tally_message(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void tally_lag(double seconds);
 void tally_measure(double from, double until);
+void tally_over(void);
 uint64_t tally_in_flight(void);
+uint64_t tally_begun(void); /* of those in flight at tally_over, how many still are */
 uint64_t tally_answers(void);
 void tally_print(double cpu_seconds);
 noreturn void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));

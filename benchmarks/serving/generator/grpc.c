@@ -287,6 +287,9 @@ static int on_close(nghttp2_session *session, int32_t stream, uint32_t error, vo
     } else
         unary_ended(call, error);
     if (!stopping && options.rate == 0) {
+        /* Each call would be closed as soon as it is submitted, from here, for ever. */
+        if (!nghttp2_session_check_request_allowed(session))
+            fail("the server takes no more calls on a connection");
         call->began = now();
         submit(call);
     } else {

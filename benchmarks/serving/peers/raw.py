@@ -13,14 +13,17 @@ import numpy as np
 
 from serving.peers.settings import Engine
 
+# However long they take: the mean of two or three says little.
+_LEAST_RUNS = 10
+
 
 def measure(engine: Engine, width: int, rows: int, seconds: float) -> dict[str, float]:
-    """Rows a second in batches of so many rows, and the seconds of a batch."""
+    """Rows a second in batches of so many rows, and the seconds of a batch, over at least so many seconds."""
     batch = np.ones((rows, width), engine.dtype)
     for _ in range(3):
         engine.run(batch)
     runs, began = 0, time.perf_counter()
-    while (took := time.perf_counter() - began) < seconds:
+    while (took := time.perf_counter() - began) < seconds or runs < _LEAST_RUNS:
         engine.run(batch)
         runs += 1
     return {"rows": rows, "rate": runs * rows / took, "batch_seconds": took / runs}

@@ -45,6 +45,8 @@ class Corks:
         self._sockets: Sequence[_Borrowed] = ()
         self.holding: Sequence[_Borrowed] = ()
         self._written = 0
+        # Of the answers that were announced, those to come; fewer than none where nobody knew how many.
+        self._left = 0
 
     def serve(self, port: int) -> None:
         """From now on for the connections to this port."""
@@ -59,7 +61,7 @@ class Corks:
             self._look_at = now + _LOOK_SECONDS
             self._sockets = _connections(self._port)
         if self._sockets and count >= 2 * len(self._sockets):
-            self._written, self.holding = 0, self._sockets
+            self._written, self._left, self.holding = 0, count, self._sockets
             _set(self.holding, 1)
 
     def wrote(self, nbytes: int) -> None:
@@ -67,9 +69,11 @@ class Corks:
         if not self.holding:
             return
         self._written += 1
+        self._left -= 1
         if nbytes > _LARGE_BYTES:
             self.end()
-        elif self._written >= _MOST_ANSWERS:
+        # After the last of them all leaves anyway.
+        elif self._written >= _MOST_ANSWERS and self._left:
             self._written = 0
             _set(self.holding, 0)
             _set(self.holding, 1)

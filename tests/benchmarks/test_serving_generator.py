@@ -1,0 +1,82 @@
+"""The load generator itself, against a server of a few lines that answers in batches."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+_SOURCES = Path(__file__).resolve().parents[2] / "benchmarks" / "serving" / "generator"
+_CALLERS = 4
+_BATCH_SECONDS = 0.4
+_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+_WAIT_SECONDS = 10
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    looked = subprocess.run(
+        [compiler, "-E", "-x", "c", "-"], input=b"#include <nghttp2/nghttp2.h>", capture_output=True
+    )
+    if looked.returncode:
+        pytest.skip("needs the headers of nghttp2")
+    built = tmp_path_factory.mktemp("generator") / "load"
+    command = [compiler, "-std=gnu11", "-o", str(built), *map(str, sorted(_SOURCES.glob("*.c")))]
+    subprocess.run([*command, "-lnghttp2", "-lm"], check=True)
+    return built
+
+
+@contextmanager
+def answering_in_batches() -> Iterator[int]:
+    """The port of a server that waits for a request on each connection, computes, and answers all."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connections = [listener.accept()[0] for _ in range(_CALLERS)]
+            try:
+                while all(connection.recv(1 << 16) for connection in connections):
+                    time.sleep(_BATCH_SECONDS)
+                    for connection in connections:
+                        connection.sendall(_ANSWER)
+            except ConnectionError:
+                # The program has ended.
+                pass
+            finally:
+                for connection in connections:
+                    connection.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(_WAIT_SECONDS)
+
+
+def test_of_a_batch_that_is_partly_in_the_time_measured_a_part_is_counted(
+    program: Path, tmp_path: Path
+) -> None:
+    body = tmp_path / "body"
+    body.write_bytes(b"{}")
+    with answering_in_batches() as port:
+        # Whole batches would be two or three, a fifth too few or too many.
+        words = [f"--port={port}", f"--body={body}", f"--connections={_CALLERS}", "--seconds=1.0"]
+        done = subprocess.run(
+            [program, "--mode=http1", *words, "--warm-up=0.2"],
+            capture_output=True,
+            text=True,
+            timeout=_WAIT_SECONDS,
+        )
+    measured = json.loads(done.stdout.splitlines()[-1])
+    assert measured["answers"] % _CALLERS == measured["errors"] == 0
+    # Each caller has one request in flight, always.
+    assert measured["rate"] * measured["mean_ms"] / 1e3 == pytest.approx(_CALLERS, rel=0.1)
