@@ -41,12 +41,12 @@ def test_a_batch_is_full_where_more_comes_than_short_ones_keep_up_with() -> None
 def test_a_batch_is_full_where_short_ones_cost_much() -> None:
     door = Door()
     for rows in (1, MOST):
-        # Now mostly fixed.
+        # Now a third of it is fixed.
         for _ in range(200):
-            door.queue.anchor(rows, 0.08 + 0.002 * rows)
-    assert door.offer(1.2 * FULL)
+            door.queue.anchor(rows, 0.3 * FULL + 0.7 * FULL * rows / MOST)
+    assert door.offer(IMPATIENT)
     door.run()
-    queue_up(door, 0.9)
+    queue_up(door, 0.5)
     assert door.start() == MOST
 
 
