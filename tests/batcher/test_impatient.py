@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from batcher.test_standing import FULL, MOST, Door
 
+from tensorferry.batcher.policy import Limits
+from tensorferry.batcher.queue import RequestQueue
+
 # Less than a full batch takes and its own row.
 IMPATIENT = 1.05 * FULL
 
@@ -40,12 +43,11 @@ def test_a_batch_is_full_where_more_comes_than_short_ones_keep_up_with() -> None
 
 def test_a_batch_is_full_where_short_ones_cost_much() -> None:
     door = Door()
+    door.queue = RequestQueue(Limits(MOST, 0.0), 4096, 1 << 30, door.clock)
     for rows in (1, MOST):
-        # Now a third of it is fixed.
-        for _ in range(200):
-            door.queue.anchor(rows, 0.3 * FULL + 0.7 * FULL * rows / MOST)
+        # Here a third of it is fixed.
+        door.queue.anchor(rows, 0.3 * FULL + 0.7 * FULL * rows / MOST)
     assert door.offer(IMPATIENT)
-    door.run()
     queue_up(door, 0.5)
     assert door.start() == MOST
 
