@@ -134,6 +134,22 @@ def test_sizes_that_never_ran_are_tried() -> None:
     assert model.fit(staircase(64) * 1.1) > 55
 
 
+def test_one_batch_beyond_a_step_is_enough_to_know_of_it() -> None:
+    """The next of that size would be late as well."""
+    model = LatencyModel(128)
+    for rows in (1, 32, 128):
+        model.anchor(rows, staircase(rows))
+    for _ in range(100):
+        for rows in (32, 48, 64):
+            model.observe(rows, staircase(rows))
+    for rows in (66, 99):
+        assert model.statistics().stairs
+        assert model.upper(rows) < staircase(rows), "of this step nothing is known yet"
+        model.observe(rows, staircase(rows))
+        assert model.mean(rows) == pytest.approx(staircase(rows), rel=0.02)
+        assert model.fit(staircase(rows) * 0.95) < rows
+
+
 def test_sizes_that_have_not_run_for_long_stay_known() -> None:
     """Overload runs two sizes only: the line through these is no reason to forget the others."""
     draw = random.Random(7)

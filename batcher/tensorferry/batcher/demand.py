@@ -16,7 +16,7 @@ _INF = math.inf
 class DemandMeter:
     """Running means over about the last 64 arrivals. Guarded by the lock of the queue that owns it."""
 
-    __slots__ = ("_gap", "_last", "_patience", "_rows")
+    __slots__ = ("_gap", "_last", "_least", "_patience", "_rows")
 
     def __init__(self) -> None:
         # inf: not known yet.
@@ -24,6 +24,7 @@ class DemandMeter:
         self._gap = math.inf
         self._rows = 1.0
         self._patience = math.inf
+        self._least = math.inf
 
     def arrived(self, now: float, rows: int, patience: float) -> None:
         """A request of `rows` rows came, whose deadline is `patience` seconds away (inf for none)."""
@@ -33,8 +34,19 @@ class DemandMeter:
         self._gap = gap if self._gap == _INF else self._gap + _WEIGHT * (gap - self._gap)
         self._last = now
         if patience < _INF:
-            known = self._patience < _INF
-            self._patience = self._patience + _WEIGHT * (patience - self._patience) if known else patience
+            usual = self._patience
+            if patience <= usual and patience < self._least:
+                self._least = patience
+            self._patience = usual + _WEIGHT * (patience - usual) if usual < _INF else patience
+
+    @property
+    def least_patience(self) -> float:
+        """How long the least patient have from arrival to deadline, inf when that is not known. To be asked once a batch.
+
+        When none such has come for long it is forgotten.
+        """
+        self._least *= 1 + _WEIGHT
+        return self._least
 
     def demand(self, now: float, workers: float) -> Demand:
         """One worker's share of the demand now; the rate falls as time passes without an arrival."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -11,12 +12,19 @@ from tensorferry.batcher.device import Device, Devices
 from tensorferry.batcher.fair_backlog import FairBacklog
 from tensorferry.batcher.memory import RowLimits
 from tensorferry.batcher.policy import Close
+from tensorferry.batcher.profile import Profile
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.riding import Demand, Formed, form_batch
 from tensorferry.batcher.shares import Ranks, Shares
 from tensorferry.batcher.slower import LeftBucket, Paced
 from tensorferry.batcher.standing import StandingQueue
 from tensorferry.batcher.views import BatchTimes, LaneView
+
+# Batches are kept short for the impatient where that costs at most this part of what full ones get done ...
+_WORTH = 0.05
+# ... and as long as no more than so many times as much seems to arrive as the short ones get done: that is known to
+# within a tenth, and the longest queue grows while it is wrong.
+_SURELY = 1.25
 
 
 class Departure:
@@ -73,6 +81,8 @@ class Departure:
         if limits.needed:
             index = self._devices.each.index(device)
             most = limits.allowed(index, close.key, most, now)
+        if len(backlog.buckets) == 1 and not self._devices.unequal:
+            most = self._short(bucket.profile, most, lead, now)
         allotted = [most]
         lanes: Sequence[LaneView[Request]] = bucket.lanes
         times: BatchTimes = bucket.profile
@@ -110,6 +120,28 @@ class Departure:
         if limits.needed:
             limits.left(index, close.key, sum(riding), now)
         return formed
+
+    def _short(self, profile: Profile, most: int, lead: int, now: float) -> int:
+        """The most rows of a batch behind which also the least patient that come while it runs have time to ride.
+
+        A full one where they have that anyway, or where shorter ones could not keep up. Two of the short ones are within
+        their patience: one that runs as they come, and theirs.
+        """
+        meters = self.demand[: lead + 1]
+        least = min([meter.least_patience for meter in meters])
+        if least == math.inf:
+            return most
+        devices = len(self._devices.work)
+        if profile.longest / devices + profile.upper(1) <= least:
+            return most
+        short = profile.fit(least / (1 + 1 / devices))
+        if not 1 <= short < most:
+            return most
+        rate, full = short / profile.mean(short), most / profile.mean(most)
+        if rate < (1 - _WORTH) * full:
+            return most
+        demanded = sum([meter.demand(now, devices).rate for meter in meters])
+        return short if demanded <= _SURELY * rate else most
 
     def _demanded(self, lead: int, now: float, device: Device) -> Demand:
         """A device's share of what a class and those above it ask for.

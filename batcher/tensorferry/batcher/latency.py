@@ -33,7 +33,8 @@ _TABLE_BETTER = 0.8
 _LINE_BETTER, _LINE_NEAR = 0.95, 2.0
 # Each size of the table is a mean over about so many of its latest batches.
 _MEAN_OF = 16
-# The table is made anew after so many batches, and has at most so many sizes, the others rounded up.
+# The table is made anew after so many batches, or at once when one took longer than was allowed for: on a staircase the
+# next may be beyond the same step. It has at most so many sizes, the others rounded up.
 _TABLE_EVERY = 16
 _TABLE_SIZES = 128
 # By how much a size fades each time, and no further: an old mean is better than none, and yields to
@@ -187,7 +188,7 @@ class LatencyModel:
             s1y * _DECAY + rows * seconds,
         )
         self._learn_size(rows, by_size)
-        self._table_in -= 1
+        self._table_in = 0 if seconds > curve.upper(rows) else self._table_in - 1
         self._redraw(new_table=self._table_in <= 0 or self._observations <= _TABLE_EVERY)
 
     def _judge(self, seconds: float, line: float, table: float) -> None:
