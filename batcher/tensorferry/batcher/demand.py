@@ -39,7 +39,6 @@ class DemandMeter:
                 self._least = patience
             self._patience = usual + _WEIGHT * (patience - usual) if usual < _INF else patience
 
-    @property
     def least_patience(self) -> float:
         """How long the least patient have from arrival to deadline, inf when that is not known. To be asked once a batch.
 

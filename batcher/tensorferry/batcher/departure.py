@@ -128,7 +128,7 @@ class Departure:
         their patience: one that runs as they come, and theirs.
         """
         meters = self.demand[: lead + 1]
-        least = min([meter.least_patience for meter in meters])
+        least = min([meter.least_patience() for meter in meters])
         if least == math.inf:
             return most
         devices = len(self._devices.work)
