@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 from server.rig import PATIENCE
@@ -211,27 +212,36 @@ def test_a_thread_that_polls_late_sends_nothing_twice(
     assert numbers == [1, 2]
 
 
-def test_a_rest_ends_when_answers_are_handed_over(outbox: Outbox) -> None:
-    """Else a worker would wait for as long, and the device with it."""
+def test_what_is_handed_over_in_a_rest_is_sent_in_it(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a worker would wait for as long, and the device with it; and the rest goes on."""
+    now = 100.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     outbox.polled()
     numbers: list[int] = []
+    worked = threading.Event()
 
     def work() -> None:
-        outbox.begin(2)
-        for number in (1, 2):
-            outbox.give(lambda number=number: numbers.append(number))  # type: ignore[misc]
-        outbox.end()
+        nonlocal now
+        for number in (0, 2):
+            outbox.begin(2)
+            for each in (number, number + 1):
+                outbox.give(lambda each=each: numbers.append(each))  # type: ignore[misc]
+            outbox.end()
+        worked.set()
+        now += 1000.0
+        # Whoever waits looks at the clock then.
+        outbox._bell.set()
 
     worker = threading.Thread(target=work)
     worker.start()
-    outbox.rest(threading.TIMEOUT_MAX)
-    outbox.empty()
+    outbox.rest(999.0)
+    assert worked.is_set()
     worker.join(PATIENCE)
-    assert not worker.is_alive()
-    assert numbers == [1, 2]
+    assert numbers == [0, 1, 2, 3]
 
 
 def test_a_rest_ends_by_itself(outbox: Outbox) -> None:
     outbox.polled()
     outbox.rest(0.001)
+    outbox.rest(-0.001)
     assert outbox.is_polling

@@ -137,6 +137,9 @@ class Lane:
             except BaseException:
                 self._owed.append((UNARY, self._unary_arrived))
                 raise
+            if self.outbox.handed:
+                # In an overload many come at once, and the device stands still until these are sent.
+                self.outbox.empty()
             # As `deadline_of`, without a call where there is none.
             deadline = math.inf if event.call_details.deadline > NEVER else deadline_of(event)
             caller = self._door.caller_of(event, deadline, self.calls)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -61,11 +62,14 @@ class Outbox:
         self._corks.begin(_MANY)
 
     def rest(self, seconds: float) -> None:
-        """Waits for so long, or until a worker hands answers over. On the thread that polls."""
+        """Waits for so long, and sends meanwhile what workers hand over. On the thread that polls."""
         self._corks.end()
-        self._bell.clear()
-        if not self.handed:
-            self._bell.wait(seconds)
+        until = time.monotonic() + seconds
+        while True:
+            self._bell.clear()
+            self.empty()
+            if not self._bell.wait(until - time.monotonic()):
+                return
 
     def begin(self, count: int) -> None:
         """So many answers follow on this thread."""
