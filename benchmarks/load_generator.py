@@ -182,16 +182,21 @@ class OpenSummary:
 
 
 def summarize(answers: Sequence[Answer], begin: float, end: float) -> OpenSummary:
-    """Counts the requests that were meant to be sent from `begin` to `end`, seconds after the first."""
+    """Counts the requests that were meant to be sent from `begin` to `end`, seconds after the first.
+
+    What is answered in a second is counted in that time, whenever it was sent: of those who are sent in it more or fewer
+    are answered if the queue is longer or shorter at its end than at its beginning.
+    """
     first = answers[0].intended
     counted = [answer for answer in answers if begin <= answer.intended - first < end]
+    given = Counter(answer.fate for answer in answers if begin <= answer.ended - first < end)
     fates = Counter(answer.fate for answer in counted)
     latencies = [answer.ended - answer.intended for answer in counted if answer.fate in (ON_TIME, LATE)]
     seconds = end - begin
     return OpenSummary(
         offered=len(counted) / seconds,
-        answered=len(latencies) / seconds,
-        on_time=fates[ON_TIME] / seconds,
+        answered=(given[ON_TIME] + given[LATE]) / seconds,
+        on_time=given[ON_TIME] / seconds,
         shares={fate: number / len(counted) for fate, number in fates.items()},
         p50=percentile(latencies, 50),
         p99=percentile(latencies, 99),

@@ -60,15 +60,17 @@ def test_arrivals_are_the_same_for_the_same_seed() -> None:
 def test_a_summary_counts_from_the_intended_time_and_without_the_lead_in() -> None:
     answers = [
         Answer(10.0, 10.0, 10.5, ON_TIME),  # in the lead-in
+        Answer(10.8, 10.8, 11.1, ON_TIME),  # sent in it
         Answer(11.0, 11.1, 11.2, ON_TIME),
         Answer(11.5, 11.5, 12.5, LATE),
         Answer(12.0, 12.0, 12.0, REFUSED),
         Answer(12.5, 12.5, 12.6, BY_SERVER),
+        Answer(12.9, 12.9, 13.1, ON_TIME),  # answered after the end
         Answer(13.0, 13.0, 13.1, ON_TIME),  # after the end
     ]
     got = summarize(answers, 1.0, 3.0)
-    assert (got.offered, got.answered, got.on_time) == (2.0, 1.0, 0.5)
-    assert got.shares == {ON_TIME: 0.25, LATE: 0.25, REFUSED: 0.25, BY_SERVER: 0.25}
+    assert (got.offered, got.answered, got.on_time) == (2.5, 1.5, 1.0)
+    assert got.shares == pytest.approx({ON_TIME: 0.4, LATE: 0.2, REFUSED: 0.2, BY_SERVER: 0.2})
     assert (got.p50, got.p99) == pytest.approx((0.2, 1.0))
     assert got.lag_p99 == pytest.approx(0.1)
 
