@@ -13,7 +13,9 @@ On one core every call, refused or answered, takes from the model the time that 
 needs for it. If that is a share u of the core at capacity, no more than (1 - k·u) / (1 - u) of the
 capacity can be answered at k times the capacity: the column "bound", from an estimate of u. And
 where others use the core too, "of core" shows it: the server's processor time, as a share of the
-time. "per core second" is on time/capacity with both divided by it.
+time. "per core second" is on time/capacity with both divided by it. With `--spare-core` the server may
+use the load's core, too, once it has started: its model has one thread, which keeps one core busy, and calls
+are taken in and refused on the other.
 """
 
 from __future__ import annotations
@@ -236,6 +238,9 @@ def main() -> None:
         metavar="FIXED,PER_ROW",
         help="a small model on a device of its own, whose batches take so many milliseconds, as on a GPU",
     )
+    parser.add_argument(
+        "--spare-core", action="store_true", help="the transport need not share the model's core"
+    )
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="multiples of the capacity")
     parser.add_argument("--quick", action="store_true", help="one short round, about 20 s")
     arguments = parser.parse_args()
@@ -257,6 +262,9 @@ def main() -> None:
             serving(model, cores.server, batch, program=program) as server,
             serving(model, cores.server, batch, program=program) as contrast,
         ):
+            if arguments.spare_core:
+                for each in (server, contrast):
+                    pin(each.process.pid, cores.server, cores.load)
             asyncio.run(run(arguments, server, contrast, expected))
 
 

@@ -109,12 +109,12 @@ class Cores:
         return f"server on core {self.server}, load on core {self.load}"
 
 
-def pin(pid: int, core: int | None) -> None:
-    """Moves every thread of a process to a core: ONNX Runtime places its threads itself."""
-    if core is not None:
+def pin(pid: int, *cores: int | None) -> None:
+    """Moves every thread of a process to these cores: ONNX Runtime places its threads itself."""
+    if wanted := {core for core in cores if core is not None}:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(ProcessLookupError):  # it has ended meanwhile
-                os.sched_setaffinity(int(thread), {core})
+                os.sched_setaffinity(int(thread), wanted)
 
 
 @dataclass(frozen=True, slots=True)
