@@ -57,7 +57,7 @@ class Core:
         self.calls: list[WireCall] = []
         for module in (lane, lane_stream):
             monkeypatch.setattr(module, "threading", SimpleNamespace(Lock=lambda: Lock(loom)))
-        queue = SimpleNamespace(due=0.0, prepare=lambda *callbacks: None)
+        queue = SimpleNamespace(due=0.0, idle=True, prepare=lambda *callbacks: None)
         server = SimpleNamespace(queue=queue, register=lambda method: None, request=lambda method, tag: None)
         monkeypatch.setattr(grpc_core, "Server", lambda public: server)
         for name, kind in (("ReceiveMessage", "receive"), ("ReceiveCloseOnServer", "close")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,10 @@ from server.rig import PATIENCE
 from server.scripted import Door, failure, opened, success
 
 from tensorferry.batcher import QueueFull
+from tensorferry.server import grpc_core
+from tensorferry.server.arrival import NEVER
 from tensorferry.server.foresight import Foresight
+from tensorferry.server.lane import Lane
 
 FULL = QueueFull("overload: come back later; retry in 0.25 s", 0.25, 0.001)
 
@@ -160,3 +164,49 @@ def test_the_thread_rests_only_where_no_other_model_serves(
     door.service.answer_at_once = success
     assert door.infer("a").result(PATIENCE).id == "a"
     assert bool(rests) is not others
+
+
+def test_what_a_call_waited_for_a_rest_to_end_is_taken_off_its_time() -> None:
+    """Its client counts from when it sent the call: else it would be answered in time by the server's clock alone."""
+    now = time.time()
+    rests: list[float] = []
+    deadlines: list[float] = []
+
+    def caller_of(event: Any, deadline: float, calls: int) -> grpc_core.Ending:
+        deadlines.append(deadline - time.monotonic())
+        return grpc_core.Ending((), 8, b"")
+
+    lane = Lane.__new__(Lane)
+    parts = SimpleNamespace(
+        _polls=True,
+        outbox=SimpleNamespace(handed=(), rest=rests.append),
+        _core=SimpleNamespace(request=lambda *call: None, queue=SimpleNamespace(idle=True)),
+        _door=SimpleNamespace(caller_of=caller_of),
+        calls=0,
+        _owed=[],
+        _again={},
+        _unattended=set(),
+        _listen_at=math.inf,
+        _rest=0.5,
+        _rested=0.0,
+    )
+    vars(lane).update(vars(parts))
+    call = SimpleNamespace(start_server_batch=lambda operations, tag: None)
+
+    def arrives(deadline: float) -> float:
+        details = SimpleNamespace(deadline=deadline)
+        lane._unary_arrived(SimpleNamespace(success=True, call=call, call_details=details))
+        return deadlines[-1]
+
+    assert arrives(now + 60) == pytest.approx(60, abs=1)
+    assert lane._overdue(now) == 0.0, "it is to be looked again once what came is handled"
+    assert rests == [0.5]
+    lane._rested = 30.0
+    assert arrives(now + 60) == pytest.approx(30, abs=1)
+    assert arrives(NEVER * 2) == math.inf
+    lane._core.queue.idle = False
+    lane._overdue(now)
+    assert arrives(now + 60) == pytest.approx(30, abs=1), "more of them are there"
+    lane._core.queue.idle = True
+    assert lane._overdue(now) == math.inf
+    assert arrives(now + 60) == pytest.approx(60, abs=1)

@@ -108,8 +108,9 @@ class Lane:
         # those that wait for callers to come back (seconds since the epoch).
         self._unattended: set[Batcher] = set()
         self._again: dict[Batcher, float] = {}
-        # For how long to rest once nothing more is there, in seconds.
-        self._rest = 0.0
+        # For how long to rest once nothing more is there, in seconds; and for how long the calls that come may have waited
+        # for a rest to end.
+        self._rest = self._rested = 0.0
         # Calls that could not be asked for.
         self._owed: list[tuple[str, Callable[[Any], None]]] = []
 
@@ -140,8 +141,10 @@ class Lane:
             if self.outbox.handed:
                 # In an overload many come at once, and the device stands still until these are sent.
                 self.outbox.empty()
-            # As `deadline_of`, without a call where there is none.
-            deadline = math.inf if event.call_details.deadline > NEVER else deadline_of(event)
+            deadline = math.inf
+            if event.call_details.deadline <= NEVER:
+                # A call says how long it has, and core counts from when it is taken in: its client, from when it was sent.
+                deadline = deadline_of(event) - self._rested
             caller = self._door.caller_of(event, deadline, self.calls)
             if isinstance(caller, grpc_core.Ending):
                 # The message is not even read, and core keeps nothing of ours but what keeps the call.
@@ -267,13 +270,17 @@ class Lane:
                     call.listen()
             self._waiting_long, self._waiting = self._waiting, []
             self._listen_at = now + _LISTEN_SECONDS if self._waiting_long else math.inf
+        if self._core.queue.idle:
+            self._rested = 0.0
         if self._rest:
             if not self._core.queue.idle:
                 return 0.0
             # All that is there has been handled. Each call that comes alone wakes the thread, which then finds the caches
             # full of the model's: several at once cost a fraction of that, and there is nothing that could leave meanwhile.
-            seconds, self._rest = self._rest, 0.0
-            self.outbox.rest(seconds)
+            self._rested, self._rest = self._rest, 0.0
+            self.outbox.rest(self._rested)
+            # Again as soon as what came meanwhile is handled.
+            return 0.0
         return min([self._listen_at, *self._again.values()])
 
     def _unforeseen(self, tag: Any) -> None:
