@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,10 @@ from costs import Noise
 from scenarios import Scenario
 from traces import Trace
 
-WARMUP_RUNS = 5
+from tensorferry.batcher.calibration import calibrate
+
+# As the server warms up.
+WARMUP_RUNS = 2
 
 
 class Step(NamedTuple):
@@ -267,10 +269,11 @@ def _drop(step: Step, now: float, dropped: list[float]) -> None:
 def _warm_up(scenario: Scenario, scheduler: Scheduler, noise: Noise) -> None:
     most = scenario.max_batch_size
     for key in range(len(scenario.cost.scales)):
-        for rows in (1, max(2, most // 4), most):
-            seconds = statistics.median(
-                scenario.cost(rows, key) * scenario.slowness[0] * noise() for _ in range(WARMUP_RUNS)
-            )
+
+        def timed(rows: int, key: int = key) -> float:
+            return min(scenario.cost(rows, key) * scenario.slowness[0] * noise() for _ in range(WARMUP_RUNS))
+
+        for rows, seconds in sorted(calibrate(timed, most)):
             scheduler.anchor(key, rows, seconds)
     first, *others = scenario.slowness
     for device, slowness in enumerate(others, 1):

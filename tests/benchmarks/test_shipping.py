@@ -37,8 +37,16 @@ def test_works_at_nearly_the_offline_rate_in_overload(scenario: Scenario, load: 
 @pytest.mark.parametrize("scenario", [s for s in BEYOND if s.cost.step > 1], ids=lambda s: s.name)
 def test_learns_staircases_while_it_sheds(scenario: Scenario) -> None:
     got = play(scenario, 1.2, 8000)
-    assert got.goodput > 0.85 * scenario.capacity
-    assert got.late < 0.015
+    assert got.goodput > 0.87 * scenario.capacity
+    assert got.late < 0.005
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_several_devices_do_no_less_in_overload_than_as_many_single_ones(number: int) -> None:
+    several = replace(GPU, slowness=(1.0,) * number)
+    alone, got = play(GPU, 1.2, 8000), play(several, 1.2, 8000 * number)
+    assert got.goodput / several.capacity > 1.02 * alone.goodput / GPU.capacity
+    assert got.late < 0.005
 
 
 def test_is_greedy_where_there_are_no_deadlines() -> None:
@@ -113,9 +121,9 @@ class Stall:
 
 def test_a_stalled_batch_makes_nobody_late_but_its_own_requests() -> None:
     """The next has left just in time when its device stands still; it is not run, and those after it are fresh."""
-    # Of each batch the host's time is drawn, then the device's; of the warm-up three times five.
+    # Of each batch the host's time is drawn, then the device's; of the warm-up two of each of 13 sizes.
     trace = PIPELINE.trace(1.2, 6000, 2)
-    record = run(trace, PIPELINE, Shipping(PIPELINE, trace), Stall(15 + 2 * 20, 2.0))
+    record = run(trace, PIPELINE, Shipping(PIPELINE, trace), Stall(2 * 13 + 2 * 20, 2.0))
     late = sum(
         answered > deadline for answered, deadline in zip(record.answered, trace.deadlines, strict=True)
     )
@@ -133,15 +141,15 @@ def test_a_stalled_batch_makes_nobody_late_but_its_own_requests() -> None:
 def test_two_batches_in_flight_on_unequal_devices_make_few_late(
     slowness: tuple[float, ...], load: float
 ) -> None:
-    """Once it is known how fast they are. The loads are of the fast ones' capacity."""
+    """Once it is known how fast they are. The loads are of the fast ones' capacity. A single stall makes up to 0.9 % late."""
     scenario = replace(PIPELINE, slowness=slowness)
     fast = PIPELINE.capacity * slowness.count(1.0)
-    trace = scenario.trace(load * fast / scenario.capacity, 16_000, 2)
-    record = run(trace, scenario, Shipping(scenario, trace), costs.noise(2))
-    late = [
-        answered > deadline
-        for answered, arrival, deadline in zip(record.answered, trace.arrivals, trace.deadlines, strict=True)
-        if arrival > 0.1
-    ]
-    assert sum(late) < 0.004 * len(late)
-    assert summarize(trace, record).goodput > 1.04 * fast
+    late, done = [], []
+    for seed in (2, 3, 4):
+        trace = scenario.trace(load * fast / scenario.capacity, 16_000, seed)
+        record = run(trace, scenario, Shipping(scenario, trace), costs.noise(seed))
+        times = zip(record.answered, trace.arrivals, trace.deadlines, strict=True)
+        late += [answered > deadline for answered, arrival, deadline in times if arrival > 0.1]
+        done.append(summarize(trace, record).goodput)
+    assert sum(late) < 0.005 * len(late)
+    assert min(done) > 1.04 * fast

@@ -6,7 +6,7 @@ import gc
 import logging
 import queue
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from server.rig import PATIENCE, Array, Load, fp32
 
 from tensorferry.batcher import Outcome, RequestTooLarge
 from tensorferry.batcher.collate import request_of
-from tensorferry.server import loading
+from tensorferry.server import blueprint, loading
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.session import Session
@@ -118,13 +118,37 @@ def test_trust_in_a_model_that_takes_one_row_alone_ends_the_warm_up_not_the_serv
     [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8]), (33, [1, 2, 4, 8, 16, 32, 33]), (0, [1])],
 )
 def test_each_power_of_two_and_the_most_are_warmed_up(
-    most: int, warmed: list[int], load: Load, runs: list[int], caplog: pytest.LogCaptureFixture
+    most: int,
+    warmed: list[int],
+    load: Load,
+    runs: list[int],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """And no more, where they take the same."""
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(blueprint, "_timed", lambda run, inputs: len(run(inputs)) * 1e-3)
     load(models.twice, max_batch_size=most)
     # Each size once for itself, and twice to be timed.
     assert runs[-3 * len(warmed) :] == [rows for rows in warmed for _ in range(3)]
     assert f"warmed at batches of {', '.join(map(str, warmed))}" in caplog.text
+
+
+def test_where_steps_end_is_found_out_before_the_first_request(
+    load: Load, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stairs(run: Callable[[Mapping[str, Array]], object], inputs: Mapping[str, Array]) -> float:
+        run(inputs)
+        return 1e-3 * -(-len(inputs["x"]) // 4)
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(blueprint, "_timed", stairs)
+    model = load(models.twice, max_batch_size=16)
+    assert "warmed at batches of 1, 2, 4, 5, 8, 9, 12, 13, 16" in caplog.text
+    assert model.batcher.submit_rows({"x": fp32(2, 3)}).result(30)
+    (bucket,) = model.batcher.statistics().buckets.values()
+    assert bucket.device is not None
+    assert bucket.device.stairs
 
 
 def test_a_model_that_runs_on_no_random_input_is_served_cold_and_unbatched(

@@ -31,6 +31,8 @@ _TABLE_BETTER = 0.8
 # ... and gives way when it is no more, and the line is near all of it: where only some sizes run
 # for a while, a line through these may be far off the others.
 _LINE_BETTER, _LINE_NEAR = 0.95, 2.0
+# Of so many sizes the warm-up tells whether they are on a line.
+_TABLE_KNOWN = 4
 # Each size of the table is a mean over about so many of its latest batches.
 _MEAN_OF = 16
 # The table is made anew after so many batches, or at once when one took longer than was allowed for: on a staircase the
@@ -161,6 +163,9 @@ class LatencyModel:
         self._anchors = _plus(self._anchors, _ANCHOR_WEIGHT, terms)
         self._learn_size(rows, seconds)
         self._redraw(new_table=True)
+        if not self._observations and len(self._seen) >= _TABLE_KNOWN:
+            self._stairs = self._line_is_far()
+            self._redraw(new_table=False)
 
     def observe(self, rows: int, seconds: float) -> None:
         """A batch that ran. A single slow one changes little, a lasting change is followed."""
@@ -201,13 +206,17 @@ class LatencyModel:
         if not self._stairs:
             self._stairs = self._table_error < _TABLE_BETTER * self._line_error
         elif self._table_error >= _LINE_BETTER * self._line_error:
-            curve = self.curve
-            apart = [
-                abs((curve.alpha + curve.beta * size) / mean - 1)
-                for size, mean in zip(curve.sizes, curve.means, strict=True)
-                if mean > 0
-            ]
-            self._stairs = sum(apart) > _LINE_NEAR * self._table_error * len(apart)
+            self._stairs = self._line_is_far()
+
+    def _line_is_far(self) -> bool:
+        """Whether the line is off the table by much more, all in all, than what ran is."""
+        curve = self.curve
+        apart = [
+            abs((curve.alpha + curve.beta * size) / mean - 1)
+            for size, mean in zip(curve.sizes, curve.means, strict=True)
+            if mean > 0
+        ]
+        return sum(apart) > _LINE_NEAR * self._table_error * len(apart)
 
     def _clip(self, rows: int, seconds: float, expected: float) -> float:
         """What one is taken for that is far off what was expected."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from tensorferry.batcher.calibration import calibrate
 from tensorferry.server.config import ModelSource
 from tensorferry.server.contract import Contract
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.fp16 import file_of
-from tensorferry.server.ladder import powers_of_two
 from tensorferry.server.proof import Array, sample
 from tensorferry.server.rungs import rungs_of
 from tensorferry.server.session import Session
@@ -86,25 +86,30 @@ class Blueprint:
                     ) from error
 
     def _run_sizes(self, run: _Run, sizes: Mapping[str, int]) -> dict[int, float]:
-        """Runs each power of two of rows, and the most, and times it: the first run of a size is slow.
+        """Runs batches of the sizes that `calibrate` wants, and times them.
 
-        `sizes` are of the other dimensions that vary, as in `sample`. Returns the seconds of a run after the first by
-        the rows; it ends at one that fails, as random rows may, or too many for the memory.
+        `sizes` are of the other dimensions that vary, as in `sample`. Returns the seconds by the rows, ascending; it
+        ends at a batch that fails, as random rows may, or too many for the memory.
         """
         if self.size is None:
             return {}
-        seconds: dict[int, float] = {}
-        for rows in powers_of_two(max(1, self.settings.max_batch_size)):
-            inputs: Mapping[str, Any] = sample(self.contract.signature, rows, self.size, sizes=sizes)
+        size, seconds = self.size, dict[int, float]()
+
+        def timed(rows: int) -> float:
+            inputs = sample(self.contract.signature, rows, size, sizes=sizes)
             try:
+                # The first run of a size is slow.
                 run(inputs)
-                seconds[rows] = min(_timed(run, inputs) for _ in range(2))
+                return min(_timed(run, inputs) for _ in range(2))
             except ModelFailedError as error:
-                _log.warning(
-                    "model %s: warm-up ended at a batch of %d rows: %s", self.source.name, rows, error
-                )
-                break
-        return seconds
+                name = self.source.name
+                _log.warning("model %s: warm-up ended at a batch of %d rows: %s", name, rows, error)
+                raise
+
+        with suppress(ModelFailedError):
+            for rows, took in calibrate(timed, max(1, self.settings.max_batch_size)):
+                seconds[rows] = took
+        return dict(sorted(seconds.items()))
 
 
 def _timed(run: _Run, inputs: Mapping[str, Any]) -> float:

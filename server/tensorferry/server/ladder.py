@@ -31,11 +31,6 @@ class GraphOptions:
     required: bool = False
 
 
-def powers_of_two(most: int) -> tuple[int, ...]:
-    """The batch sizes 1, 2, 4, ... and `most`."""
-    return tuple(sorted({min(1 << power, most) for power in range(most.bit_length() + 1)}))
-
-
 class Ladder:
     """Rungs by the inputs' shapes. With `pads`, a batch goes up to the next one that has enough rows."""
 

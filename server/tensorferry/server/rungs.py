@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tensorferry.batcher.calibration import powers_of_two
 from tensorferry.server.errors import StartError
-from tensorferry.server.ladder import GraphOptions, GraphSpec, powers_of_two
+from tensorferry.server.ladder import GraphOptions, GraphSpec
 from tensorferry.server.layout import Shape
 from tensorferry.server.signature import Signature
 
