@@ -237,6 +237,18 @@ def test_sheds_nobody_when_a_small_batch_keeps_up_with_few_arrivals() -> None:
     assert (ride, shed) == (queue[:1], [])
 
 
+@pytest.mark.parametrize(
+    ("rate", "devices", "gone"),
+    [(0.6, 1, 0), (0.6, 8, 1), (0.4, 1, 0), (0.4, 8, 0)],
+    ids=lambda value: f"{value:g}",
+)
+def test_more_is_shed_where_other_devices_share_an_overload(rate: float, devices: int, gone: int) -> None:
+    """What came for them fills the batch; but nobody is shed for it where full ones, 8 rows in 18 s, keep up."""
+    queue = dated(14.5, *[16.5] * 8)
+    ride, shed = form(queue, demand=Demand(rate, 22.0, devices))
+    assert (shed, len(ride)) == (queue[:gone], 6 if gone else 4)
+
+
 @pytest.mark.parametrize("slowdown", [1.2, 1.3, 1.5, 1.75, 2.0])
 def test_a_slow_spell_that_is_over_is_forgotten_though_only_small_batches_keep_the_deadlines(
     slowdown: float,

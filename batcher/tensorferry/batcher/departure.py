@@ -153,4 +153,4 @@ class Departure:
         rate, patience = sum([demand.rate for demand in demands]), demands[lead].patience
         if patience:
             rate = max(rate, self._backlog.dated(lead) / devices / patience)
-        return Demand(rate, patience)
+        return Demand(rate, patience, devices)
