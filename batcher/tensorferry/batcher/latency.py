@@ -24,7 +24,8 @@ _SIDE_RUN = 8
 _NEW, _NEW_SIDE_RUN = 16, 1
 # A step of a staircase is no outlier.
 _TABLE_CLIP = 1.5
-_ANCHOR_WEIGHT = 0.5
+# Each warm-up run is so much of an observation, and all together are no more than so many.
+_ANCHOR_WEIGHT, _ANCHORS_WEIGHT = 0.5, 2.0
 _DEVIATION_WEIGHT = 0.05
 # The table replaces the line when its error is so much smaller ...
 _TABLE_BETTER = 0.8
@@ -157,10 +158,10 @@ class LatencyModel:
         self._frozen = False
 
     def anchor(self, rows: int, seconds: float) -> None:
-        """A warm-up run: half an observation that never fades."""
+        """A warm-up run: what it teaches never fades."""
         _check(rows, seconds)
         terms = (1.0, rows, rows * rows, seconds, rows * seconds)
-        self._anchors = _plus(self._anchors, _ANCHOR_WEIGHT, terms)
+        self._anchors = _plus(self._anchors, 1.0, terms)
         self._learn_size(rows, seconds)
         self._redraw(new_table=True)
         if not self._observations and len(self._seen) >= _TABLE_KNOWN:
@@ -255,7 +256,9 @@ class LatencyModel:
 
     def _redraw(self, *, new_table: bool) -> None:
         """Makes the curve of what was learned; the table only if asked to, which takes longer."""
-        alpha, beta = _line(_plus(self._anchors, 1.0, self._sums))
+        anchors = self._anchors
+        weight = min(_ANCHOR_WEIGHT, _ANCHORS_WEIGHT / max(anchors[0], 1.0))
+        alpha, beta = _line(_plus(self._sums, weight, anchors))
         sizes, means = self.curve.sizes, self.curve.means
         if new_table:
             sizes, means = self._fit_table(alpha, beta)
