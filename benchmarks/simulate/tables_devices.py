@@ -99,7 +99,7 @@ class Unequal:
             row = [f"{device}, {1e3 * scenario.tightest:.0f} ms", words, name]
             for cell in cells:
                 got = results.summary(cell)
-                row.append(f"{got.goodput / fast:.3f} ({100 * got.late:.1f})")
+                row.append(f"{got.goodput / fast:.3f} ({100 * got.late:.2f})")
             rows.append(row)
         return markdown(["device, timeout", "devices", "policy", *(f"{x:g}x" for x in UNEQUAL_LOADS)], rows)
 
