@@ -47,7 +47,7 @@ def calibrate(timed: Callable[[int], float], most: int) -> Iterator[tuple[int, f
     gaps = list(pairwise(sizes))
     while gaps and len(took) < len(sizes) + _MOST_PROBES:
         low, high = gaps.pop()
-        if high - low < _NARROW or took[high] < _LONGER * took[low]:
+        if high - low < _NARROW or took[high] <= _LONGER * took[low]:
             continue
         edge, middle = low + 1, (low + high) // 2
         yield from run(edge)
