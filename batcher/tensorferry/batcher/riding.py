@@ -22,7 +22,7 @@ from tensorferry.batcher.views import BatchTimes, LaneView, R, Waiting
 _UNBOUNDED = 1 << 62
 # A batch finds more than its device's part of what comes for all of them: that, times this power of their number, as did
 # best in simulation for two, three, four and eight.
-_SHARED = 1 / 3
+_SHARED = 0.4
 
 
 class Demand(NamedTuple):
@@ -263,15 +263,22 @@ def _sustainable_rate(room: int, times: BatchTimes, demand: Demand) -> float:
     By the line from one row to a full batch, though the times may be a staircase: whether a size
     is just before a step or just beyond it says nothing of what can be kept up.
     """
-    alone, full = times.mean(1), times.mean(room)
-    slope = max((full - alone) / max(room - 1, 1), 1e-12)
-    fixed = max(alone - slope, 0.0)
-    arriving = demand.rate
-    if arriving * full > room:
+    fixed, slope = _line(times.mean, room)
+    arriving, first, more = demand.rate, fixed, slope
+    if demand.devices > 1:
         # What came for the other devices waits here, too. Of all of it there is enough if they start evenly spaced,
         # which they do not; where full batches keep up anyway, to drop anybody for it costs more than it brings.
-        arriving *= demand.devices**_SHARED
+        first, more = _line(times.upper, room)
+        if arriving * times.mean(room) > room:
+            arriving *= demand.devices**_SHARED
     # As many as come while the first can wait for a batch of them: n = arriving · (patience - time of n).
-    steady = arriving * (demand.patience - fixed) / (1 + arriving * slope)
+    steady = arriving * (demand.patience - first) / (1 + arriving * more)
     size = min(max(round(steady), 1), room)
     return min(demand.rate, size / max(fixed + slope * size, 1e-9))
+
+
+def _line(seconds: Callable[[int], float], room: int) -> tuple[float, float]:
+    """From one row to `room`: what is fixed, and what each row costs."""
+    alone, full = seconds(1), seconds(room)
+    slope = max((full - alone) / max(room - 1, 1), 1e-12)
+    return max(alone - slope, 0.0), slope
