@@ -17,7 +17,7 @@ _LONGER = 1.1
 # One row more is a step where it takes at least this share of what the whole gap does, and more than so many times the
 # part of a row of it.
 _STEP = 0.2
-_LINES = 2
+_STEEP = 2
 # Where times are all noise, everything may look like steps.
 _MOST_PROBES = 16
 
@@ -32,7 +32,7 @@ def calibrate(timed: Callable[[int], float], most: int) -> Iterator[tuple[int, f
 
     First the powers of two and `most`, ascending; then, from the largest down, one row more than those after which
     batches take longer, and where that is a step also the middle of what lies beyond, and so on, until all of it is
-    known or 16 such sizes ran. What `timed` raises ends it.
+    known or some 16 such sizes ran. What `timed` raises ends it.
     """
     took: dict[int, float] = {}
 
@@ -52,6 +52,6 @@ def calibrate(timed: Callable[[int], float], most: int) -> Iterator[tuple[int, f
         edge, middle = low + 1, (low + high) // 2
         yield from run(edge)
         share = (took[edge] - took[low]) / (took[high] - took[low])
-        if share >= max(_STEP, _LINES / (high - low)) and took[high] >= _LONGER * took[edge]:
+        if share >= max(_STEP, _STEEP / (high - low)) and took[high] >= _LONGER * took[edge]:
             yield from run(middle)
             gaps += [(low, middle), (middle, high)]

@@ -28,7 +28,7 @@ _SHARED = 0.4
 class Demand(NamedTuple):
     """What arrives for a device: `rate` in rows a second, `patience` the usual time from arrival to deadline.
 
-    `devices` is how many share what arrives.
+    `devices` is how many, of its pace, share what arrives.
     """
 
     rate: float
