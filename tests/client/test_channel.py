@@ -3,47 +3,33 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 from client.scripted import ScriptedServer
+from server.certificates import Issued
 
 from tensorferry import client as tf
 from tensorferry.client import InferenceClient, Tls, aio, channel, cli
 
 
 @pytest.fixture(scope="module")
-def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1, and its key."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs openssl")
-    directory = tmp_path_factory.mktemp("pem")
-    cert, key = directory / "cert.pem", directory / "key.pem"
-    command = (
-        f"{openssl} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
-    )
-    command += f" -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {cert}"
-    subprocess.run(command.split(), check=True, capture_output=True)
-    return cert, key
+def issued(tmp_path_factory: pytest.TempPathFactory) -> Issued:
+    """An authority, a server's certificate for 127.0.0.1, and a client's."""
+    return Issued.in_folder(tmp_path_factory.mktemp("issued"))
 
 
 @pytest.fixture(params=[False, True])
-def secure(request: pytest.FixtureRequest, pem: tuple[Path, Path]) -> Iterator[tuple[str, Tls]]:
+def secure(request: pytest.FixtureRequest, issued: Issued) -> Iterator[tuple[str, Tls]]:
     """The target of a server with TLS, mutual or not, and what a client needs for it."""
-    cert, key = pem
     mutual: bool = request.param
-    credentials = grpc.ssl_server_credentials(
-        [(key.read_bytes(), cert.read_bytes())], cert.read_bytes() if mutual else None, mutual
-    )
-    scripted = ScriptedServer.make(credentials)
+    certificate, key = (path.read_bytes() for path in issued.server)
+    clients = issued.ca.read_bytes() if mutual else None
+    scripted = ScriptedServer.make(grpc.ssl_server_credentials([(key, certificate)], clients, mutual))
     scripted.server.start()
-    yield scripted.target, Tls(cert, cert, str(key)) if mutual else Tls(cert)
+    yield scripted.target, Tls(issued.ca, *map(str, issued.client)) if mutual else Tls(issued.ca)
     scripted.server.stop(None).wait()
 
 

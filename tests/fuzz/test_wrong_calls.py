@@ -135,7 +135,8 @@ def test_ten_thousand_headers(wire: Wire, count: int, value: bytes) -> None:
         ({"path": "/" + "x" * 6000}, {UNIMPLEMENTED, RESOURCE_EXHAUSTED}),
         ({"grpc_timeout": "soon"}, {INTERNAL, OK, DEADLINE_EXCEEDED}),
         ({"grpc_timeout": "-5S"}, {INTERNAL, OK, DEADLINE_EXCEEDED}),
-        ({"grpc_timeout": "1n"}, {DEADLINE_EXCEEDED}),
+        # Core rounds up to a millisecond, in which a fast server answers.
+        ({"grpc_timeout": "1n"}, {OK, DEADLINE_EXCEEDED}),
         ({"grpc_timeout": "99999999H"}, {OK}),
         ({"x_text_bin": "!not base64!"}, {INTERNAL}),
         ({"tensorferry_stream_order": "x"}, {OK}),
@@ -146,6 +147,17 @@ def test_headers_that_are_wrong(wire: Wire, changed: Any, allowed: set[int]) -> 
     # None: core ended the call by a reset.
     assert status is None or status in allowed, message
     assert "internal error" not in message
+
+
+def test_a_deadline_that_passes_before_the_message_is_complete(wire: Wire) -> None:
+    with connect(wire) as connection:
+        call = connection.begin(headers_of(grpc_timeout="1n"))
+        connection.send(call, framed(GOOD)[:-1])
+        connection.flush()
+        connection.await_answers([call])
+        answer = connection.answers[call]
+        # None: core ended the call by a reset.
+        assert answer.grpc_status in (DEADLINE_EXCEEDED, None), answer
 
 
 def test_bytes_that_are_no_text_in_headers(wire: Wire) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from polling import until
+from server.certificates import Issued
 from server.raw_h2 import UNARY, RawClient, message
 from server.rig import PATIENCE, has_ipv6
 from server.scripted import Door, OpenStream, calls_of, opened, success
@@ -59,23 +57,14 @@ def test_over_a_unix_socket(open_door: OpenDoor, tmp_path: Path) -> None:
 
 
 def test_over_tls(open_door: OpenDoor, tmp_path: Path) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None and not os.environ.get("CI"):
-        pytest.skip("openssl, which makes the certificate, is not installed")
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
-    names = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
-    subprocess.run(
-        [str(openssl), "req", "-x509", *curve, "-nodes", *names, "-keyout", key, "-out", certificate],
-        check=True,
-        capture_output=True,
-    )
-    trusted = certificate.read_bytes()
-    credentials = grpc.ssl_server_credentials([(key.read_bytes(), trusted)])
+    issued = Issued.in_folder(tmp_path)
+    certificate, key = (path.read_bytes() for path in issued.server)
+    credentials = grpc.ssl_server_credentials([(key, certificate)])
+    trusted = grpc.ssl_channel_credentials(issued.ca.read_bytes())
     works(
         open_door(
             listen=lambda server: f"localhost:{server.add_secure_port('localhost:0', credentials)}",
-            dial=lambda address: grpc.secure_channel(address, grpc.ssl_channel_credentials(trusted)),
+            dial=lambda address: grpc.secure_channel(address, trusted),
         )
     )
 
