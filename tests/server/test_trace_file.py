@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,34 @@ def test_a_disk_that_fails_is_logged_once_and_tried_again(
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert record.getMessage().startswith("traces are lost, and those that follow may be: ")
+
+
+@pytest.mark.parametrize("already", [0, 2])
+def test_traces_are_written_again_once_the_disk_has_room(file: TraceFile, already: int) -> None:
+    sheet = Sheet(None)
+    for number in range(already):
+        written(file, (sheet, number))
+    full = (file.path.stat().st_size if already else 0) + 8
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (full, before[1]))
+    try:
+        for number in range(10, 13):
+            written(file, (sheet, number))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    if already:
+        assert ids(file.path) == list(range(already)), "the array is whole while the disk is full"
+    written(file, (sheet, 20))
+    written(file, (sheet, 21))
+    assert ids(file.path) == [*range(already), 20, 21]
+
+
+def test_a_file_that_was_truncated_is_begun_again(file: TraceFile) -> None:
+    sheet = Sheet(None)
+    written(file, (sheet, 1))
+    file.path.write_bytes(b"")
+    written(file, (sheet, 2))
+    assert ids(file.path) == [2]
 
 
 def test_a_fault_that_stays_does_not_keep_the_writer_busy(

@@ -8,6 +8,7 @@ import os
 import queue
 import threading
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -53,7 +54,8 @@ class TraceFile:
         self._lock = threading.Lock()
         self._lost = 0
         # The rest is the writer's alone.
-        self._begun: set[Path] = set()
+        # By file, the bytes of the whole array that was last written to it.
+        self._sizes: dict[Path, int] = {}
         self._next_number = 0
         self._failing = False
 
@@ -138,14 +140,27 @@ class TraceFile:
         return sheet.path
 
     def _append(self, path: Path, lines: bytes) -> None:
-        if path in self._begun:
+        """Add traces to the array in a file. OSError leaves the array as it was, or the file to be begun again."""
+        size = self._sizes.pop(path, 0)
+        if not size or not path.exists() or path.stat().st_size < size:
+            # Log rotation may move a file away or truncate it.
+            self._sizes[path] = path.write_bytes(b"[\n" + lines + _END)
+            return
+        with path.open("r+b", buffering=0) as file:
             try:
-                with path.open("r+b") as file:
-                    file.seek(-len(_END), os.SEEK_END)
-                    file.write(b",\n" + lines + _END)
-                return
-            except FileNotFoundError:
-                # Somebody took it away, as who rotates files does.
-                pass
-        path.write_bytes(b"[\n" + lines + _END)
-        self._begun.add(path)
+                _write_at(file, size - len(_END), b",\n" + lines + _END)
+            except OSError:
+                # The disk may be full: the array ends again where it ended, so that later traces can follow it.
+                _write_at(file, size - len(_END), _END)
+                self._sizes[path] = size
+                raise
+            self._sizes[path] = file.tell()
+
+
+def _write_at(file: FileIO, position: int, data: bytes) -> None:
+    """Make `data` the end of an unbuffered file, from `position` on."""
+    file.truncate(position)
+    file.seek(position)
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
