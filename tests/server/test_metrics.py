@@ -392,28 +392,6 @@ def test_one_that_leaves_amid_an_answer_is_no_traceback(
     assert capfd.readouterr().err == ""
 
 
-def test_more_connections_than_there_is_room_for_are_closed(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tensorferry.server.metrics_server._MOST_CONNECTIONS", 1)
-    held, go_on = threading.Event(), threading.Event()
-
-    def held_up(accept: str) -> tuple[bytes, str]:
-        held.set()
-        assert go_on.wait(PATIENCE)
-        return b"page\n", CONTENT_TYPE
-
-    server = serve(held_up)
-    parts = urlsplit(server.url)
-    first = socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE)
-    with first, socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE) as second:
-        first.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        assert second.recv(1) == b""
-        assert held.wait(PATIENCE)
-        go_on.set()
-        assert first.makefile("rb").read().endswith(b"page\n")
-
-
 def test_one_that_says_nothing_for_long_is_let_go(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < _Handler.timeout <= 60
     monkeypatch.setattr(_Handler, "timeout", 0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import ipaddress
 import logging
 import socket
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 
 from tensorferry.batcher.lasting import last
 from tensorferry.server.errors import StartError
+from tensorferry.server.monitoring.http_connections import Connections, TimedReader
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -26,10 +28,11 @@ TEXT = "text/plain; charset=utf-8"
 # Of the header Accept: a page and its content type.
 Page: TypeAlias = Callable[[str], tuple[bytes, str]]
 
-# Who connects and then says nothing does not keep a thread for longer.
+# Within so many seconds a request must have arrived, and its answer been taken.
 _REQUEST_SECONDS = 10.0
-# Each has a thread; of more, those that come are closed.
+# Each connection has a thread.
 _MOST_CONNECTIONS = 256
+_MOST_PER_ADDRESS = 64
 # After a failure, so many seconds until it goes on.
 _AGAIN_SECONDS = 0.1
 
@@ -55,13 +58,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Makes the answer anew each time, of the header Accept.
-
-    One that is `private` is for a browser on this machine, if only this can connect.
-    """
+    """Makes the answer of each request from its header Accept."""
 
     answer: Callable[[str], Answer]
-    private: bool = False
 
 
 class MetricsServer:
@@ -100,7 +99,7 @@ class _Server(ThreadingHTTPServer):
         self.address_family = family
         self.routes = routes
         self._ended = threading.Event()
-        self._room = threading.Semaphore(_MOST_CONNECTIONS)
+        self._connections = Connections(_MOST_CONNECTIONS, _MOST_PER_ADDRESS)
         super().__init__(address, _Handler)
         # Whether nobody else can connect.
         self.local = ipaddress.ip_address(str(self.server_address[0])).is_loopback
@@ -131,14 +130,12 @@ class _Server(ThreadingHTTPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """A connection gets a thread, if there is room for one."""
-        if not self._room.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+        """Give a connection a thread."""
+        self._connections.admit(request, client_address[0])
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._room.release()
+            self._connections.ended(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -146,7 +143,7 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            self._connections.ended(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """That of the base class writes tracebacks to stderr, past the log, of whoever leaves amid an answer."""
@@ -172,14 +169,21 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "tensorferry"
     sys_version = ""
 
+    def setup(self) -> None:
+        """Bound the time of the whole request."""
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(TimedReader(self.connection, self.timeout))
+
     def do_GET(self) -> None:
         """What is at the path; 404 where nothing is."""
         routes = self.server.routes
         route = routes.get(self.path.partition("?")[0])
         if route is None:
             self.send_error(404, explain=f"there are {', '.join(routes)}")
-        elif route.private and self.server.local and not _is_local(self.headers.get("Host", "localhost")):
-            # The name of a site elsewhere may lead here, and a browser would let that site read the answer.
+        elif self.server.local and not _is_local(self.headers.get("Host", "localhost")):
+            # DNS rebinding: a web site may have its name resolve to this machine, and a browser here would then let
+            # that site read the answer.
             self.send_error(403, explain="ask for localhost or 127.0.0.1, or serve others by --metrics-host")
         else:
             try:
@@ -207,6 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(Answer(text.encode(errors="backslashreplace"), TEXT, code))
 
     def _send(self, answer: Answer) -> None:
+        self.connection.settimeout(self.timeout)
         self.send_response(answer.status)
         headers = {"Content-Type": answer.content_type, "Content-Length": str(len(answer.body))}
         for name, value in {**_SAFETY, **answer.headers, **headers}.items():

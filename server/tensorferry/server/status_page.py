@@ -24,8 +24,8 @@ def routes_of(report: StatusReport) -> Mapping[str, Route]:
         page.encode(), "text/html; charset=utf-8", headers={"Content-Security-Policy": policy_of(page)}
     )
     return {
-        "/": Route(lambda accept: shown, private=True),
-        "/status.json": Route(partial(_status, report), private=True),
+        "/": Route(lambda accept: shown),
+        "/status.json": Route(partial(_status, report)),
         "/healthz": Route(lambda accept: Answer(b"alive\n", TEXT)),
         "/readyz": Route(partial(_readiness, report)),
     }

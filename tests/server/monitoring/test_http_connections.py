@@ -1,0 +1,114 @@
+"""Connections to the metrics port: bounded in all, for each address, and in the time of a request."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+import pytest
+from server.rig import PATIENCE
+
+from tensorferry.batcher.testing import VirtualClock
+from tensorferry.server import metrics_server
+from tensorferry.server.metrics_server import MetricsServer
+from tensorferry.server.monitoring.http_connections import Connections, TimedReader
+
+
+@pytest.fixture
+def pairs() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
+    with ExitStack() as stack:
+        made = [socket.socketpair() for _ in range(6)]
+        for pair in made:
+            for end in pair:
+                stack.enter_context(end)
+        yield made
+
+
+def is_open(end: socket.socket) -> bool:
+    end.setblocking(False)
+    try:
+        return end.recv(1) != b""
+    except BlockingIOError:
+        return True
+
+
+def test_the_oldest_of_an_address_makes_room(pairs: list[tuple[socket.socket, socket.socket]]) -> None:
+    connections = Connections(most=6, most_per_address=2)
+    for ours, _ in pairs[:3]:
+        connections.admit(ours, "10.0.0.1")
+    connections.admit(pairs[3][0], "10.0.0.2")
+    assert [is_open(theirs) for _, theirs in pairs[:4]] == [False, True, True, True]
+    assert len(connections) == 3
+
+
+def test_where_all_are_taken_the_address_that_has_most_makes_room(
+    pairs: list[tuple[socket.socket, socket.socket]],
+) -> None:
+    connections = Connections(most=4, most_per_address=3)
+    for (ours, _), address in zip(pairs, ["a", "b", "b", "b", "c"], strict=False):
+        connections.admit(ours, address)
+    assert [is_open(theirs) for _, theirs in pairs[:5]] == [True, False, True, True, True]
+
+
+def test_one_that_has_ended_counts_no_more(pairs: list[tuple[socket.socket, socket.socket]]) -> None:
+    connections = Connections(most=2, most_per_address=2)
+    for ours, _ in pairs:
+        connections.admit(ours, "a")
+        connections.ended(ours)
+        connections.ended(ours)
+    assert len(connections) == 0
+    assert all(is_open(theirs) for _, theirs in pairs)
+
+
+def test_a_request_that_comes_byte_by_byte_has_no_more_time(
+    pairs: list[tuple[socket.socket, socket.socket]],
+) -> None:
+    clock = VirtualClock()
+    ours, theirs = pairs[0]
+    reader = TimedReader(ours, 10.0, clock.now)
+    read = []
+    for _ in range(3):
+        theirs.send(b"x")
+        read.append(reader.read(1))
+        clock.advance(4.0)
+    theirs.send(b"x")
+    with pytest.raises(TimeoutError):
+        reader.read(1)
+    assert read == [b"x"] * 3
+
+
+def test_slow_clients_do_not_shut_out_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "_MOST_CONNECTIONS", 8)
+    monkeypatch.setattr(metrics_server, "_MOST_PER_ADDRESS", 4)
+    server = MetricsServer("127.0.0.1", 0, lambda accept: (b"page\n", "text/plain"))
+    parts = urlsplit(server.url)
+    address = (parts.hostname, parts.port)
+    with ExitStack() as slow:
+        for _ in range(12):
+            connection = slow.enter_context(socket.create_connection(address, timeout=PATIENCE))
+            connection.sendall(b"GET /metr")
+        with socket.create_connection(address, timeout=PATIENCE) as probe:
+            probe.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert probe.makefile("rb").read().endswith(b"page\n")
+    server.close()
+
+
+def test_the_threads_of_closed_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "_MOST_PER_ADDRESS", 1)
+    server = MetricsServer("127.0.0.1", 0, lambda accept: (b"page\n", "text/plain"))
+    parts = urlsplit(server.url)
+    with ExitStack() as stack:
+        connections = [
+            stack.enter_context(socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE))
+            for _ in range(5)
+        ]
+        for connection in connections[:-1]:
+            assert connection.recv(1) == b""
+    server.close()
+    handlers = [one for one in threading.enumerate() if "process_request_thread" in one.name]
+    for handler in handlers:
+        handler.join(PATIENCE)
+    assert not any(handler.is_alive() for handler in handlers)
