@@ -101,9 +101,9 @@ gpu-bench: $(VENV)/.bench-gpu ## on a GPU: BERT-base and ResNet-50 beside a bare
 	@$(BIN)/python benchmarks/gpu/run.py $(if $(QUICK),--quick,--docs) $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(RESULTS),--results $(RESULTS))
 
 protos: $(PROTOC_VENV)/.done ## regenerate the code from the .proto files
-	$(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos $(PROTOS)/*.proto
+	$(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos $(PROTOS)/*.proto $(PROTOS)/standard/*.proto
 	$(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iprotos --grpc_python_out=protos $(PROTOS)/inference.proto
-	sed -i 's/^from google.protobuf import descriptor_pool as _descriptor_pool$$/from tensorferry.protos import pool as _descriptor_pool/' $(PROTOS)/*_pb2.py
+	sed -i 's/^from google.protobuf import descriptor_pool as _descriptor_pool$$/from tensorferry.protos import pool as _descriptor_pool/' $(PROTOS)/*_pb2.py $(PROTOS)/standard/*_pb2.py
 
 protos-check: protos ## fail if the checked-in code is not what `make protos` makes
 	git diff --exit-code -- protos

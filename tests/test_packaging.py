@@ -51,6 +51,19 @@ def test_client_and_batcher_need_no_server_package(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0
 
 
+@pytest.mark.parametrize(
+    "module", ["tensorferry.server.app", "tensorferry.server.lane", "tensorferry.client"]
+)
+def test_nothing_is_imported_whose_generated_code_wants_a_protobuf_of_its_own(module: str) -> None:
+    """Such a package, beside one that holds protobuf back, would keep the server from starting."""
+    script = (
+        f"import sys\n"
+        f"for name in ('grpc_health', 'grpc_reflection', 'grpc_status', 'google.rpc'): sys.modules[name] = None\n"
+        f"import {module}"
+    )
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0
+
+
 def test_no_lock_file_names_an_index() -> None:
     for lock in (ROOT / "requirements").glob("*.lock"):
         assert "://" not in lock.read_text()

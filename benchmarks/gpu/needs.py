@@ -24,9 +24,6 @@ MODULES = {
     "numpy": "numpy",
     "grpc": "grpcio",
     "google.protobuf": "protobuf",
-    "grpc_health": "grpcio-health-checking",
-    "grpc_reflection": "grpcio-reflection",
-    "grpc_status": "grpcio-status",
     "prometheus_client": "prometheus-client",
 }
 _VERSIONS = ("mlcommons-loadgen", "onnx", "grpcio", "protobuf", "numpy")

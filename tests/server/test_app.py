@@ -9,16 +9,19 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from server.rig import PATIENCE, Make, fp32, request
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
+from tensorferry.protos.standard import reflection_pb2 as standard
 from tensorferry.server.app import App
 from tensorferry.server.config import ModelSource
 from tensorferry.server.corks import Corks
 from tensorferry.server.errors import StartError
+from tensorferry.server.methods.reflection import REFLECTION_SERVICES
 
 
 def dial(app: App) -> grpc.Channel:
@@ -101,19 +104,59 @@ def test_messages_are_bounded_in_size(make: Make) -> None:
 def test_reflection_knows_our_service_and_those_beside_it(make: Make) -> None:
     app = make()
     app.start()
-    asked = [
-        reflection_pb2.ServerReflectionRequest(list_services=""),
-        *(
-            reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol)
-            for symbol in ("inference.GRPCInferenceService", "grpc.health.v1.Health")
-        ),
-    ]
+    services = {
+        "inference.GRPCInferenceService",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+    request = reflection_pb2.ServerReflectionRequest
+    asked = [request(list_services=""), *(request(file_containing_symbol=symbol) for symbol in services)]
     with dial(app) as channel:
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
         listed, *files = stub.ServerReflectionInfo(iter(asked), timeout=PATIENCE)
-    names = {service.name for service in listed.list_services_response.service}
-    assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= names
-    assert all(file.file_descriptor_response.file_descriptor_proto for file in files)
+    assert {service.name for service in listed.list_services_response.service} == services
+    # A client puts what it got into a pool of its own, imports first.
+    for file in files:
+        pool = DescriptorPool()
+        for part in reversed(file.file_descriptor_response.file_descriptor_proto):
+            pool.AddSerializedFile(part)
+        assert pool.FindServiceByName(file.original_request.file_containing_symbol).methods
+
+
+@pytest.mark.parametrize("service", REFLECTION_SERVICES)
+def test_both_versions_of_reflection_answer_all_that_can_be_asked(make: Make, service: str) -> None:
+    app = make()
+    app.start()
+    request = standard.ServerReflectionRequest
+    extension = standard.ExtensionRequest(
+        containing_type="inference.ModelInferRequest", extension_number=1000
+    )
+    asked = [
+        request(file_by_filename="tensorferry/protos/inference.proto"),
+        request(file_by_filename="other.proto"),
+        request(file_containing_symbol="other.Name"),
+        request(file_containing_extension=extension),
+        request(all_extension_numbers_of_type="inference.ModelInferRequest"),
+        request(all_extension_numbers_of_type="other.Name"),
+        request(),
+    ]
+    with dial(app) as channel:
+        ask = channel.stream_stream(
+            f"/{service}/ServerReflectionInfo",
+            request_serializer=request.SerializeToString,
+            response_deserializer=standard.ServerReflectionResponse.FromString,
+        )
+        answers = list(ask(iter(asked), timeout=PATIENCE))
+    assert [answer.original_request for answer in answers] == asked
+    assert len(answers[0].file_descriptor_response.file_descriptor_proto) == 2
+    assert answers[4].all_extension_numbers_response.base_type_name == "inference.ModelInferRequest"
+    codes = [answers[number].error_response.error_code for number in (1, 2, 3, 5, 6)]
+    not_found, invalid = (
+        code.value[0] for code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)
+    )
+    assert codes == [not_found] * 4 + [invalid]
+    assert "file_containing_symbol" in answers[6].error_response.error_message
 
 
 def test_the_answers_of_one_batch_to_one_client_leave_together(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 from server.raw_h2 import RawClient, message
 from server.rig import PATIENCE
 
+from tensorferry.protos.standard import health_pb2
 from tensorferry.server import health as module
 from tensorferry.server.health import Health
 
@@ -31,7 +32,7 @@ class Caller:
         self.sending = threading.Event()
         self.left: Callable[[], None] = lambda: None
         self.here = here
-        health.Watch(health_pb2.HealthCheckRequest(service=service), self, self.send)  # type: ignore[arg-type]
+        health.watch(health_pb2.HealthCheckRequest(service=service), self, self.send)  # type: ignore[arg-type]
 
     def add_callback(self, left: Callable[[], None]) -> bool:
         self.left = left
@@ -61,7 +62,7 @@ def health() -> Iterator[Health]:
     made.close()
 
 
-def statuses_of(health: Health) -> dict[str, int]:
+def statuses_of(health: Health) -> Mapping[str, int]:
     return health._statuses
 
 
@@ -94,7 +95,7 @@ def test_while_one_does_not_read_nobody_waits_for_it(health: Health) -> None:
         health.set("m", serving=False)
         hearing.await_statuses(STATUS.SERVING, STATUS.NOT_SERVING)
         request = health_pb2.HealthCheckRequest(service="m")
-        assert health.Check(request, None).status == STATUS.NOT_SERVING  # type: ignore[arg-type]
+        assert health.check(request, None).status == STATUS.NOT_SERVING  # type: ignore[arg-type]
         hearing.left()
         deaf.left()
         health.set("m", serving=True)
@@ -161,7 +162,7 @@ def test_after_the_shutdown_nothing_serves_again(health: Health) -> None:
 def test_a_client_that_never_reads_does_not_stop_the_server(health: Health) -> None:
     """grpcio's own servicer is stopped for good by these two clients, and the server with it."""
     server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    server.add_generic_rpc_handlers((health.handler(),))
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     asked = message(health_pb2.HealthCheckRequest(service="m").SerializeToString())
@@ -185,3 +186,23 @@ def test_a_client_that_never_reads_does_not_stop_the_server(health: Health) -> N
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         assert "'other'" in str(caught.value.details())
         assert server.stop(0).wait(PATIENCE)
+
+
+def test_all_statuses_are_listed(health: Health) -> None:
+    health.set("", serving=False)
+    server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
+    server.add_generic_rpc_handlers((health.handler(),))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    with grpc.insecure_channel(address) as channel:
+        # grpcio-health-checking has this method in newer versions only.
+        listed = channel.unary_unary(
+            "/grpc.health.v1.Health/List",
+            request_serializer=health_pb2.HealthListRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthListResponse.FromString,
+        )(health_pb2.HealthListRequest(), timeout=PATIENCE)
+    assert {service: answer.status for service, answer in listed.statuses.items()} == {
+        "": STATUS.NOT_SERVING,
+        "m": STATUS.SERVING,
+    }
+    assert server.stop(0).wait(PATIENCE)

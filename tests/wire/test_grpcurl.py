@@ -52,6 +52,7 @@ def test_list(server: ServerProcess) -> None:
     services = grpcurl(server, "list").stdout.split()
     assert services == [
         "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
         "grpc.reflection.v1alpha.ServerReflection",
         "inference.GRPCInferenceService",
     ]

@@ -10,9 +10,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import grpc
-from google.protobuf import descriptor_pool
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from tensorferry.protos import POOL, SERVICE_NAME
 from tensorferry.server.access import access_of
@@ -33,6 +30,7 @@ from tensorferry.server.limit_options import limits_of
 from tensorferry.server.loading import load_model
 from tensorferry.server.log_settings import LogSettings
 from tensorferry.server.logs import LogOutput
+from tensorferry.server.methods.reflection import REFLECTION_SERVICES, Reflection
 from tensorferry.server.models import Model, ModelRegistry
 from tensorferry.server.outbox import Outbox
 from tensorferry.server.recovery import REBUILD_SECONDS
@@ -147,12 +145,10 @@ class App:
             maximum_concurrent_rpcs=config.max_calls,
             options=core_options(config),
         )
-        self._server.add_generic_rpc_handlers((self._servicer.handler(),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._server.add_generic_rpc_handlers((self._servicer.handler(), self._health.handler()))
         if config.reflection:
-            reflection.enable_server_reflection(
-                (SERVICE_NAME, HEALTH_SERVICE, reflection.SERVICE_NAME), self._server, pool=_reflected()
-            )
+            services = (SERVICE_NAME, HEALTH_SERVICE, *REFLECTION_SERVICES)
+            self._server.add_generic_rpc_handlers(Reflection(services, POOL).handlers())
         self._health.set("", serving=False)
         # Whether the process answers at all, for those who end one that does not; as the method ServerLive.
         self._health.set(HEALTH_SERVICE, serving=True)
@@ -359,10 +355,3 @@ class App:
                 self._health.set(name, serving=self.registry.serves(name))
             for name in ("", SERVICE_NAME):
                 self._health.set(name, serving=self.registry.serving)
-
-
-def _reflected() -> descriptor_pool.DescriptorPool:
-    """Our descriptors, with those of the services beside ours, for grpcurl and the like."""
-    for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
-        POOL.AddSerializedFile(file.serialized_pb)
-    return POOL

@@ -1,8 +1,8 @@
 """grpc.health.v1: what probes, balancers and the channels of clients are told.
 
-grpcio-health-checking has a servicer, which sends while it holds its lock. The thread that polls for the whole
-server waits for that lock when a watcher leaves: one that leaves amid a change, or does not read, would stop the
-server. Here nothing is sent under a lock, and who does not read keeps a thread of its own alone.
+grpcio-health-checking has a servicer too, but it cannot be used here. It sends while it holds its lock, and the
+thread that polls for the whole server waits for that lock when a watcher leaves: a watcher that does not read stops
+the server. And its generated code refuses the older protobuf that other packages, such as tritonclient, require.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tensorferry.protos.standard import health_pb2
 from tensorferry.server.threads import HandlerThreads
 
 _log = logging.getLogger("tensorferry.server")
@@ -27,6 +27,7 @@ HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 # Calls of which the message is awaited, or that are answered at the same time.
 _CALLS = 64
 
+_Status = health_pb2.HealthCheckResponse.ServingStatus
 _Send = Callable[[health_pb2.HealthCheckResponse], object]
 
 # Watchers that are told something at the same time; it takes some 100 microseconds for one that reads.
@@ -37,13 +38,13 @@ _STUCK_SECONDS = 1.0
 _MOST_UNSENT = 16
 
 
-class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+class Health:
     """The status of every service. Thread-safe; `close` ends its threads once the calls have ended."""
 
     def __init__(self) -> None:
         # Guards every field below, and those of the watchers. Nothing is sent or called while it is held.
         self._lock = threading.Lock()
-        self._statuses: dict[str, int] = {}
+        self._statuses: dict[str, _Status] = {}
         self._watchers: dict[str, set[_Watcher]] = {}
         # Whom something is being sent to, the longest first, and since when.
         self._sending: dict[_Watcher, float] = {}
@@ -52,8 +53,6 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         # Those of the other methods may all be taken, for as long as clients want: whoever starts and ends servers by
         # their health would end one that is well.
         self._calls = HandlerThreads(_CALLS, "health-call")
-        self.Check = _on_threads(self._calls, self.Check)  # type: ignore[method-assign]
-        self.Watch = _on_threads(self._calls, self.Watch)  # type: ignore[method-assign]
 
     @property
     def threads(self) -> int:
@@ -83,7 +82,28 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._calls.shutdown(wait=False)
 
-    def Check(  # noqa: N802
+    def handler(self) -> grpc.GenericRpcHandler:
+        """All methods of the service, to be added to a grpc server."""
+        request = health_pb2.HealthCheckRequest.FromString
+        response = health_pb2.HealthCheckResponse.SerializeToString
+        return grpc.method_handlers_generic_handler(
+            HEALTH_SERVICE,
+            {
+                "Check": grpc.unary_unary_rpc_method_handler(
+                    _on_threads(self._calls, self.check), request, response
+                ),
+                "List": grpc.unary_unary_rpc_method_handler(
+                    _on_threads(self._calls, self.list_all),
+                    health_pb2.HealthListRequest.FromString,
+                    health_pb2.HealthListResponse.SerializeToString,
+                ),
+                "Watch": grpc.unary_stream_rpc_method_handler(
+                    _on_threads(self._calls, self.watch), request, response
+                ),
+            },
+        )
+
+    def check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
         """The status of a service now; NOT_FOUND for one that has none."""
@@ -97,7 +117,19 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             )
         return health_pb2.HealthCheckResponse(status=status)
 
-    def Watch(  # noqa: N802
+    def list_all(
+        self, request: health_pb2.HealthListRequest, context: grpc.ServicerContext
+    ) -> health_pb2.HealthListResponse:
+        """The status of every service now."""
+        with self._lock:
+            statuses = dict(self._statuses)
+        return health_pb2.HealthListResponse(
+            statuses={
+                service: health_pb2.HealthCheckResponse(status=status) for service, status in statuses.items()
+            }
+        )
+
+    def watch(
         self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext, send: _Send
     ) -> None:
         """The status of a service now, and each change until the caller leaves; no thread waits meanwhile."""
@@ -113,9 +145,9 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             self._left(watcher)
 
     # grpcio then gives it `send`, and keeps the call open when it returns.
-    Watch.experimental_non_blocking = True  # type: ignore[attr-defined]
+    watch.experimental_non_blocking = True  # type: ignore[attr-defined]
 
-    def _change_locked(self, service: str, status: int) -> list[_Watcher]:
+    def _change_locked(self, service: str, status: _Status) -> list[_Watcher]:
         """The watchers for whom somebody has to be found who tells them."""
         if self._statuses.get(service) == status:
             return []
@@ -189,11 +221,11 @@ class _Watcher:
         self.service = service
         self.end = end
         self.send = send
-        self.unsent: deque[int] = deque(maxlen=_MOST_UNSENT)
+        self.unsent: deque[_Status] = deque(maxlen=_MOST_UNSENT)
         # Whether nobody is at work, or about to be, on what is unsent.
         self.told = True
 
-    def tell(self, status: int) -> bool:
+    def tell(self, status: _Status) -> bool:
         """It is to hear of this; whether somebody has to be found who tells it. Under the lock."""
         self.unsent.append(status)
         found, self.told = self.told, False

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from grpc_health.v1 import health
-from grpc_reflection.v1alpha import reflection
-
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.caller import CONTROL, INFER
+from tensorferry.server.health import HEALTH_SERVICE
+from tensorferry.server.methods.reflection import REFLECTION_SERVICES
 
 # All of the service's. Those that read and change by the same message want what a change does.
 ROLE_OF_METHOD: Mapping[str, str] = {
@@ -38,11 +37,11 @@ _OURS = f"/{SERVICE_NAME}/"
 
 _ROLES: Mapping[str, str] = {
     **{f"{_OURS}{name}": role for name, role in ROLE_OF_METHOD.items()},
-    f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": INFER,
-    f"/{health.SERVICE_NAME}/Check": INFER,
-    f"/{health.SERVICE_NAME}/Watch": INFER,
+    **{f"/{service}/ServerReflectionInfo": INFER for service in REFLECTION_SERVICES},
+    f"/{HEALTH_SERVICE}/Check": INFER,
+    f"/{HEALTH_SERVICE}/Watch": INFER,
     # Which names every model.
-    f"/{health.SERVICE_NAME}/List": INFER,
+    f"/{HEALTH_SERVICE}/List": INFER,
 }
 
 # What load balancers and orchestrators ask, who have no token: nothing but whether a name serves.
@@ -50,8 +49,8 @@ HEALTH = frozenset(
     {
         f"{_OURS}ServerLive",
         f"{_OURS}ServerReady",
-        f"/{health.SERVICE_NAME}/Check",
-        f"/{health.SERVICE_NAME}/Watch",
+        f"/{HEALTH_SERVICE}/Check",
+        f"/{HEALTH_SERVICE}/Watch",
     }
 )
 

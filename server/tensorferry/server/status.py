@@ -12,8 +12,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
-from google.rpc import error_details_pb2, status_pb2
 
 from tensorferry.batcher import (
     BatcherClosed,
@@ -28,6 +26,7 @@ from tensorferry.batcher import (
     RunTimedOut,
     Shed,
 )
+from tensorferry.protos.standard import status_pb2
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server.errors import (
     AlreadyExistsError,
@@ -49,7 +48,7 @@ _log = logging.getLogger("tensorferry.server")
 # it is there a second time, in base64. It may quote what the client sent.
 _MAX_MESSAGE_BYTES = 1500
 
-# As grpc_status has them, which takes four times as long.
+# Where clients look for google.rpc.Status, and how its details name their type.
 _DETAILS = "grpc-status-details-bin"
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 
@@ -177,11 +176,10 @@ def _retry_metadata(
     code: grpc.StatusCode, message: str, retry_after: float
 ) -> tuple[tuple[str, str | bytes], ...]:
     seconds, nanoseconds = divmod(round(retry_after * 1e9), 1_000_000_000)
-    delay = duration_pb2.Duration(seconds=seconds, nanos=nanoseconds)
-    info = error_details_pb2.RetryInfo(retry_delay=delay).SerializeToString()
-    rich = status_pb2.Status(
-        code=code.value[0], message=message, details=(any_pb2.Any(type_url=_RETRY_INFO, value=info),)
-    )
+    info = status_pb2.RetryInfo()
+    info.retry_delay.seconds, info.retry_delay.nanos = seconds, nanoseconds
+    rich = status_pb2.Status(code=code.value[0], message=message)
+    rich.details.add(type_url=_RETRY_INFO, value=info.SerializeToString())
     pushback = str(max(1, round(retry_after * 1e3)))
     return (_DETAILS, rich.SerializeToString()), ("grpc-retry-pushback-ms", pushback)
 

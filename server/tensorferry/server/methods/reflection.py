@@ -1,0 +1,115 @@
+"""Server reflection (grpc.reflection.v1 and v1alpha): descriptors for clients without .proto files, such as grpcurl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor_pool import DescriptorPool
+
+from tensorferry.protos.standard import reflection_pb2 as pb
+from tensorferry.protos.standard import reflection_v1alpha_pb2
+
+REFLECTION_SERVICES: tuple[str, ...] = tuple(
+    file.DESCRIPTOR.services_by_name["ServerReflection"].full_name for file in (pb, reflection_v1alpha_pb2)
+)
+
+_Request = pb.ServerReflectionRequest
+_Response = pb.ServerReflectionResponse
+
+
+class Reflection:
+    """Answers about the services named and everything in one descriptor pool. Thread-safe.
+
+    A call keeps its thread until the client ends it.
+    """
+
+    def __init__(self, services: Iterable[str], pool: DescriptorPool) -> None:
+        self._services = sorted(services)
+        self._pool = pool
+        self._answers: dict[str, Callable[[_Request], _Response]] = {
+            "file_by_filename": self._file_by_filename,
+            "file_containing_symbol": self._file_containing_symbol,
+            "file_containing_extension": self._file_containing_extension,
+            "all_extension_numbers_of_type": self._all_extension_numbers_of_type,
+            "list_services": self._list_services,
+        }
+
+    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        """The method of both versions, to be added to a grpc server."""
+        # The messages of both versions are the same on the wire.
+        method = grpc.stream_stream_rpc_method_handler(
+            self.server_reflection_info,
+            request_deserializer=_Request.FromString,
+            response_serializer=_Response.SerializeToString,
+        )
+        return tuple(
+            grpc.method_handlers_generic_handler(service, {"ServerReflectionInfo": method})
+            for service in REFLECTION_SERVICES
+        )
+
+    def server_reflection_info(
+        self, requests: Iterator[_Request], context: grpc.ServicerContext
+    ) -> Iterator[_Response]:
+        """One response for each request; an unknown name is an error inside its response."""
+        for request in requests:
+            yield self._answer(request)
+
+    def _answer(self, request: _Request) -> _Response:
+        asked = request.WhichOneof("message_request")
+        if asked is None:
+            expected = ", ".join(self._answers)
+            response = _error(
+                grpc.StatusCode.INVALID_ARGUMENT, f"the request is empty; set one of {expected}"
+            )
+        else:
+            try:
+                response = self._answers[asked](request)
+            except KeyError:
+                response = _error(
+                    grpc.StatusCode.NOT_FOUND, f"{asked}: not found in this server's descriptors"
+                )
+        response.original_request.CopyFrom(request)
+        return response
+
+    def _file_by_filename(self, request: _Request) -> _Response:
+        return _files(self._pool.FindFileByName(request.file_by_filename))
+
+    def _file_containing_symbol(self, request: _Request) -> _Response:
+        return _files(self._pool.FindFileContainingSymbol(request.file_containing_symbol))
+
+    def _file_containing_extension(self, request: _Request) -> _Response:
+        asked = request.file_containing_extension
+        extended = self._pool.FindMessageTypeByName(asked.containing_type)
+        extension = self._pool.FindExtensionByNumber(extended, asked.extension_number)
+        return _files(self._pool.FindFileContainingSymbol(extension.full_name))
+
+    def _all_extension_numbers_of_type(self, request: _Request) -> _Response:
+        extended = self._pool.FindMessageTypeByName(request.all_extension_numbers_of_type)
+        numbers = sorted(extension.number for extension in self._pool.FindAllExtensions(extended))
+        return _Response(
+            all_extension_numbers_response=pb.ExtensionNumberResponse(
+                base_type_name=extended.full_name, extension_number=numbers
+            )
+        )
+
+    def _list_services(self, request: _Request) -> _Response:
+        named = [pb.ServiceResponse(name=name) for name in self._services]
+        return _Response(list_services_response=pb.ListServiceResponse(service=named))
+
+
+def _files(asked: Any) -> _Response:
+    """The file and everything that it imports."""
+    found = {asked.name: asked.serialized_pb}
+    unseen = [asked]
+    while unseen:
+        for imported in unseen.pop().dependencies:
+            if imported.name not in found:
+                found[imported.name] = imported.serialized_pb
+                unseen.append(imported)
+    return _Response(file_descriptor_response=pb.FileDescriptorResponse(file_descriptor_proto=found.values()))
+
+
+def _error(code: grpc.StatusCode, message: str) -> _Response:
+    return _Response(error_response=pb.ErrorResponse(error_code=code.value[0], error_message=message))

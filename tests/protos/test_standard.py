@@ -1,0 +1,52 @@
+"""The standard services' messages are those of grpcio's own packages, and both sides read each other's bytes."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf import descriptor_pool, duration_pb2
+from google.rpc import error_details_pb2
+from google.rpc import status_pb2 as google_status
+from grpc_health.v1 import health_pb2 as grpc_health
+from grpc_reflection.v1alpha import reflection_pb2 as grpc_reflection
+from protos.test_descriptors import described
+
+from tensorferry.protos import POOL
+from tensorferry.protos.standard import health_pb2, reflection_pb2, reflection_v1alpha_pb2, status_pb2
+
+
+def test_health_is_that_of_grpcio() -> None:
+    ours, theirs = described(health_pb2.DESCRIPTOR), described(grpc_health.DESCRIPTOR)
+    # Older versions have no method List.
+    assert all("List" in "".join(key) for key in ours.keys() - theirs.keys())
+    assert {key: ours[key] for key in theirs} == theirs
+
+
+def test_reflection_is_that_of_grpcio_in_both_versions() -> None:
+    assert described(reflection_v1alpha_pb2.DESCRIPTOR) == described(grpc_reflection.DESCRIPTOR)
+    renamed = repr(described(reflection_pb2.DESCRIPTOR)).replace("reflection.v1.", "reflection.v1alpha.")
+    assert renamed == repr(described(reflection_v1alpha_pb2.DESCRIPTOR))
+
+
+def test_what_we_use_of_the_errors_with_details_is_google_s() -> None:
+    theirs = described(google_status.DESCRIPTOR) | described(error_details_pb2.DESCRIPTOR)
+    for key, fact in described(status_pb2.DESCRIPTOR).items():
+        assert theirs[key] == fact, key
+
+
+def test_google_s_classes_read_our_error() -> None:
+    info = status_pb2.RetryInfo()
+    info.retry_delay.seconds, info.retry_delay.nanos = 1, 5
+    ours = status_pb2.Status(code=8, message="full")
+    ours.details.add(type_url="type.googleapis.com/google.rpc.RetryInfo", value=info.SerializeToString())
+    theirs = google_status.Status.FromString(ours.SerializeToString())
+    read = error_details_pb2.RetryInfo()
+    assert theirs.details[0].Unpack(read)
+    assert read.retry_delay == duration_pb2.Duration(seconds=1, nanos=5)
+
+
+@pytest.mark.parametrize("name", ["grpc.health.v1.Health", "google.rpc.Status"])
+def test_ours_stay_out_of_the_process_wide_pool(name: str) -> None:
+    ours, theirs = (
+        pool.FindFileContainingSymbol(name).serialized_pb for pool in (POOL, descriptor_pool.Default())
+    )
+    assert ours != theirs
