@@ -79,13 +79,21 @@ class Admission:
         """
         _check_deadline(first, now)
         self.check_size(rows, nbytes)
+        self._check_open()
+        if self._policies:
+            self._check_policy(self._policies[first.priority - 1], first)
+        return self._make_room(first, rows, nbytes)
+
+    def check_empty(self, request: Request, now: float) -> None:
+        """Raises as `admit` does for a request that needs no room, since nothing is run for it."""
+        _check_deadline(request, now)
+        self._check_open()
+
+    def _check_open(self) -> None:
         if self.closed:
             raise BatcherClosed("the batcher is draining or closed and accepts no new requests")
         if self.broken is not None:
             raise InstanceFailed(str(self.broken), self.broken.retry_after)
-        if self._policies:
-            self._check_policy(self._policies[first.priority - 1], first)
-        return self._make_room(first, rows, nbytes)
 
     def _check_policy(self, policy: QueuePolicy, request: Request) -> None:
         """QueueFull when as many requests of its class are queued as may be."""

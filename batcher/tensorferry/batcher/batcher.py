@@ -288,6 +288,14 @@ class Batcher:
         """
         return self._entry.accept(request, quietly=True)
 
+    def answer_empty(self, request: Request, outputs: Any) -> None:
+        """Answers a request of no rows with these outputs, without running the model; it counts as any other.
+
+        `request.complete` is called before this returns. Raises BatcherClosed, InstanceFailed or
+        DeadlineExceeded as `enqueue` does, and `complete` is then never called. Thread-safe; never blocks.
+        """
+        self._entry.answer_empty(request, outputs)
+
     def attend(self, most_seconds: float) -> float:
         """Sees to it that batches leave whose requests were enqueued quietly.
 

@@ -161,6 +161,11 @@ class Completions:
         delay = request.started - request.arrival
         self._complete(request, Outcome(error=error, queue_delay=delay if delay > 0 else 0.0))
 
+    def answer_empty(self, request: Request, outcome: Outcome) -> None:
+        """A request of no rows is answered at once, from no batch."""
+        self._ledger.answered_empty()
+        self._complete(request, outcome)
+
     def count_whole(self, whole: Request, outcome: Outcome) -> None:
         """Counts what became of a request that was split: its parts are none by themselves."""
         total = self._clock.now() - whole.parts[0].arrival

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.completions import Completions, completed_twice
@@ -82,6 +83,20 @@ class Entry:
                 why = "clients that hold less than their share find room in the queue"
             self._completions.shed(displaced, why, self._queue.drain_time())
         return wake
+
+    def answer_empty(self, request: Request, outputs: Any) -> None:
+        """Answers a request of no rows at once; see `Batcher.answer_empty`."""
+        if request.rows:
+            raise ValueError(
+                f"the request has {request.rows} rows; only one of none is answered without a run"
+            )
+        try:
+            self._queue.pass_by(request)
+        except BatcherError as error:
+            self._refused(request, error)
+            raise
+        priority = request.priority or self._default_priority
+        self._completions.answer_empty(request, Outcome(outputs, priority=priority))
 
     def foreseen(self, deadline: float) -> QueueFull | None:
         """Why a request that is yet to be read is refused, and counted; see `Batcher.foreseen`."""

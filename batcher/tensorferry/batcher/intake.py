@@ -133,6 +133,11 @@ class Intake:
             expiry.queued(requests)
         return displaced, wake
 
+    def pass_by(self, request: Request) -> None:
+        """Counts a request that is answered without being queued. Raises as `RequestQueue.put` does."""
+        self._admission.check_empty(request, self._now())
+        self.accepted += 1
+
     def foreseen(self, deadline: float) -> QueueFull | None:
         """Why a request with this deadline would be turned away; None where that is not certain."""
         now = self._now()

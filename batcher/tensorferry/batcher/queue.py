@@ -30,7 +30,7 @@ from tensorferry.batcher.lending import Lending
 from tensorferry.batcher.lessons import Lessons
 from tensorferry.batcher.outages import Outages
 from tensorferry.batcher.policy import Limits, Wait
-from tensorferry.batcher.request import QUEUED, RUNNING, Request
+from tensorferry.batcher.request import DONE, QUEUED, RUNNING, Request
 from tensorferry.batcher.returners import Returners
 from tensorferry.batcher.statistics import QueueSizes
 from tensorferry.batcher.timeouts import QueuePolicy
@@ -152,6 +152,15 @@ class RequestQueue:
             answer = self._intake.put(requests)
             self.company.quiet = True
             return answer
+
+    def pass_by(self, request: Request) -> None:
+        """Counts a request that is answered without being queued.
+
+        BatcherClosed, InstanceFailed and DeadlineExceeded as `put` raises them.
+        """
+        with self._lock:
+            self._intake.pass_by(request)
+            request.state = DONE
 
     def foreseen(self, deadline: float) -> QueueFull | None:
         """Why a request with this deadline would be turned away; None where that is not certain."""

@@ -304,6 +304,14 @@ class Ledger:
             self._compute_sum += last.compute_time
             self._output_sum += last.output_time
 
+    def answered_empty(self) -> None:
+        """A request of no rows is answered at once, from no batch."""
+        with self._lock:
+            self._answered += 1
+            self._latencies[0] += 1
+            self._queue_delays[0] += 1
+            self._compute_times[0] += 1
+
     def failed(self, error: BaseException, rows: int, total: float) -> None:
         """An accepted request of so many rows ended with this error, after `total` seconds."""
         end = _name_of(error, _ENDS, "failed")

@@ -39,6 +39,7 @@ from tensorferry.server.limits import DEFAULT, RequestLimits
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.reply import OVER, Call, Metadata, Reply, failed
 from tensorferry.server.responses import Piece, id_field_of
+from tensorferry.server.shapes.no_rows import outputs_without_rows
 from tensorferry.server.shared_memory import Lease, Regions
 from tensorferry.server.status import INTERNAL, Status, code_of, known_status_of, status_of
 from tensorferry.server.trace_context import TRACEPARENT
@@ -78,6 +79,17 @@ class _Queued(Call, Reply):
                 batcher.enqueue(self._request)
             elif batcher.enqueue_quietly(self._request):
                 unattended.add(batcher)
+        except BaseException:
+            # Refused: they would keep each other, and the call, alive.
+            del self._request
+            raise
+
+    def answer_empty(self, tensors: tuple[Tensor, ...], deadline: float, outputs: Mapping[str, Any]) -> None:
+        """Answers a request of no rows at once, unless the model's batcher refuses it by an error."""
+        form = self._form
+        self._request = form.request(tensors, self.completed, deadline, "", self.request_id)
+        try:
+            form.model.batcher.answer_empty(self._request, outputs)
         except BaseException:
             # Refused: they would keep each other, and the call, alive.
             del self._request
@@ -311,7 +323,7 @@ class InferenceService:
             request_id = ""
             lease: Lease | None = None
             addressed = ("", "")
-            found = None
+            found = empty = None
             try:
                 found = self._forms.find(data, generation)
                 if found is not None:
@@ -330,7 +342,11 @@ class InferenceService:
                     lease = Lease(self._regions)
                     decoded = decode(request, model.name, model.signature, model.batched, lease, self._limits)
                     tensors = decoded.tensors
-                    if lease:
+                    if model.batched and not decoded.rows:
+                        empty = outputs_without_rows(
+                            model.name, model.signature, decoded.wanted.outputs, tensors
+                        )
+                    if lease or empty is not None:
                         form = unremembered(model, decoded)
                     else:
                         form = self._forms.add(data, request, model, decoded, generation)
@@ -345,7 +361,10 @@ class InferenceService:
                     )
                 else:
                     queued = _Queued(form, request_id, id_field, metadata, answer)
-                queued.enqueue(tensors, min(deadline, now + form.timeout), unattended, caller.name)
+                if empty is not None:
+                    queued.answer_empty(tensors, min(deadline, now + form.timeout), empty)
+                else:
+                    queued.enqueue(tensors, min(deadline, now + form.timeout), unattended, caller.name)
             except Exception as error:
                 if lease is not None:
                     lease.release()

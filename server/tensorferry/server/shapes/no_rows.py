@@ -1,0 +1,50 @@
+"""Requests of zero rows: their answer follows from the model's signature, so the model is not run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensorferry.batcher import Tensor
+from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.signature import Signature, TensorSpec
+
+
+def outputs_without_rows(
+    model: str, signature: Signature, outputs: Sequence[TensorSpec], tensors: Sequence[Tensor]
+) -> dict[str, npt.NDArray[Any]]:
+    """The outputs that a batched model gives for no rows; `tensors` are the request's, in the signature's order.
+
+    A dimension of an output is known if it is fixed, or has the name of an input's dimension. InvalidRequestError
+    names the output whose shape is not known.
+    """
+    sizes = _sizes(signature, tensors)
+    return {spec.name: np.empty((0, *_known(model, spec, sizes)), spec.datatype.storage) for spec in outputs}
+
+
+def _sizes(signature: Signature, tensors: Sequence[Tensor]) -> Mapping[str, int | None]:
+    """The sizes of the inputs' dimensions by name; None for a name that stands for two sizes."""
+    sizes: dict[str, int | None] = {}
+    for spec, tensor in zip(signature.inputs, tensors, strict=True):
+        for dim, size in zip(spec.dims, tensor.shape, strict=True):
+            if isinstance(dim, str) and dim:
+                sizes[dim] = size if sizes.get(dim, size) == size else None
+    return sizes
+
+
+def _known(model: str, spec: TensorSpec, sizes: Mapping[str, int | None]) -> list[int]:
+    shape = []
+    for axis, dim in enumerate(spec.dims[1:], 1):
+        size = dim if isinstance(dim, int) else sizes.get(dim)
+        if size is None:
+            named = f" ({dim!r})" if dim else ""
+            raise InvalidRequestError(
+                f"the request has no rows, so model {model!r} is not run, and the length of axis {axis}{named} of its "
+                f"output {spec.name!r} {list(spec.shape)} does not follow from the inputs: send at least one row, or "
+                "request other outputs"
+            )
+        shape.append(size)
+    return shape
