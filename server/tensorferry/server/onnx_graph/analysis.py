@@ -1,0 +1,122 @@
+"""Whether a model keeps the rows of a batch apart, by its graph."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from tensorferry.server.onnx_graph import elementwise  # noqa: F401  (it fills the table of operators)
+from tensorferry.server.onnx_graph.graph import Walk
+from tensorferry.server.onnx_graph.reading import UnreadableModel, read_model
+from tensorferry.server.onnx_graph.sizes import NUMBER_OF_ROWS, Size, Symbol, of_symbol
+from tensorferry.server.onnx_graph.values import Rows, Trouble, Value, joined
+
+
+class RowMixing(enum.Enum):
+    """What the graph says of the rows of a batch."""
+
+    SEPARATE = "separate"
+    """Each row of every output is computed from the same row of the inputs alone."""
+    MIXES = "mixes"
+    """A row's answer depends on other rows, or an output does not have one row for each of the inputs."""
+    UNKNOWN = "unknown"
+    """Some of the graph could not be analysed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAnalysis:
+    """What was found, and why: the nodes that mix rows, or what could not be analysed; empty for SEPARATE."""
+
+    finding: RowMixing
+    reasons: tuple[str, ...] = ()
+
+
+def analyse_batching(path: Path, batched_inputs: Collection[str]) -> BatchAnalysis:
+    """Follow the rows of the inputs named, which have them on axis 0, through the graph of a model.
+
+    A file that cannot be read is UNKNOWN, with the reason. Large weights are never loaded.
+    """
+    try:
+        model = read_model(path)
+        return _analyse(model, batched_inputs)
+    except UnreadableModel as error:
+        return BatchAnalysis(RowMixing.UNKNOWN, (f"the file {error}",))
+    except Exception as error:  # the files are of all makers, and to refuse one is worse than to test it
+        return BatchAnalysis(
+            RowMixing.UNKNOWN, (f"the graph could not be analysed ({type(error).__name__}: {error})",)
+        )
+
+
+def _analyse(model: onnx.ModelProto, batched: Collection[str]) -> BatchAnalysis:
+    scope = Walk(model).through(model.graph, {}, _inputs(model, batched))
+    troubles = []
+    for output in model.graph.output:
+        value = scope.get(output.name)
+        troubles.append(_trouble_of(output.name, value))
+    trouble = joined(troubles)
+    if trouble.mixes:
+        return BatchAnalysis(RowMixing.MIXES, trouble.mixes)
+    if trouble.unknown:
+        return BatchAnalysis(RowMixing.UNKNOWN, trouble.unknown)
+    return BatchAnalysis(RowMixing.SEPARATE)
+
+
+def _inputs(model: onnx.ModelProto, batched: Collection[str]) -> dict[str, Value]:
+    # Before version 4 of the format every initialiser is listed among the inputs, and none can be given.
+    constants = {one.name for one in model.graph.initializer}
+    inputs = {}
+    for declared in model.graph.input:
+        if declared.name in constants and model.ir_version < 4:
+            continue
+        if declared.name in constants and declared.name in batched:
+            why = f"input {declared.name} has a default, which has no rows of a batch"
+            inputs[declared.name] = Value(trouble=Trouble(unknown=(why,)), by_values=True)
+        else:
+            inputs[declared.name] = _input(declared, declared.name in batched)
+    return inputs
+
+
+def _input(declared: onnx.ValueInfoProto, batched: bool) -> Value:
+    if not declared.type.HasField("tensor_type"):
+        if not batched:
+            return Value(by_values=True)
+        return Value(trouble=Trouble(unknown=(f"input {declared.name} is no tensor",)), by_values=True)
+    tensor = declared.type.tensor_type
+    if not tensor.HasField("shape") or (batched and not tensor.shape.dim):
+        if not batched:
+            return Value(by_values=True)
+        why = f"input {declared.name} is declared without a shape"
+        return Value(trouble=Trouble(unknown=(why,)), by_values=True)
+    shape: list[Size] = []
+    for axis, dim in enumerate(tensor.shape.dim):
+        if dim.HasField("dim_value") and dim.dim_value >= 0:
+            shape.append(dim.dim_value)
+        else:
+            # Axes of one name have one length, as the server requires of requests.
+            shape.append(of_symbol(Symbol(dim.dim_param or f"{declared.name}[{axis}]")))
+    if not batched:
+        return Value(tuple(shape), by_values=True)
+    return Value((NUMBER_OF_ROWS, *shape[1:]), Rows(0), by_values=True)
+
+
+def _trouble_of(name: str, value: Value | None) -> Trouble | None:
+    """Why an output is not one row for each row of the inputs; None when it is."""
+    if value is None:
+        return Trouble(unknown=(f"output {name} is made by no node",))
+    if value.trouble is not None:
+        return value.trouble
+    rows = value.rows
+    if rows is None:
+        return Trouble(mixes=(f"output {name} does not follow the batch axis: it is the same for all rows",))
+    if rows.axis:
+        return Trouble(
+            mixes=(f"output {name} does not follow the batch axis: the rows are on its axis {rows.axis}",)
+        )
+    if rows.outer == rows.inner == 1:
+        return None
+    why = f"output {name} does not follow the batch axis: its axis 0 has the size {rows.size}"
+    return Trouble(mixes=(why,))

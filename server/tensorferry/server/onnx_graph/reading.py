@@ -1,0 +1,109 @@
+"""ONNX files, read without their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import external_data_helper, numpy_helper
+
+from tensorferry.server.onnx_graph.values import Content, Value, of_content
+
+# Numbers that a constant may have to be kept: axes, shapes, pads and the like have few.
+_SMALL = 256
+
+
+class UnreadableModel(ValueError):
+    """A file that is no ONNX model."""
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """The model in a file, with large weights left empty; UnreadableModel when there is none.
+
+    The last one is kept, because a model's load needs it more than once. Callers must not change it.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise UnreadableModel(f"cannot be read: {error.strerror}") from error
+    return _read(path, status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, _inode: int, _modified: int, size: int) -> onnx.ModelProto:
+    if not size:
+        raise UnreadableModel("is empty")
+    if path.suffix == ".ort":
+        raise UnreadableModel("is in the format of ONNX Runtime, of which the graph cannot be read")
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # protobuf's own errors differ between its versions
+        raise UnreadableModel("is no ONNX model") from error
+    if not model.graph.node and not model.graph.output:
+        raise UnreadableModel("has no graph")
+    for tensor in _tensors(model):
+        _lighten(tensor, path.parent)
+    return model
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    yield from _tensors_of(model.graph)
+    for function in model.functions:
+        yield from _tensors_of_nodes(function.node)
+
+
+def _tensors_of(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    yield from _tensors_of_nodes(graph.node)
+
+
+def _tensors_of_nodes(nodes: object) -> Iterator[onnx.TensorProto]:
+    for node in nodes:  # type: ignore[attr-defined]
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            if attribute.HasField("g"):
+                yield from _tensors_of(attribute.g)
+
+
+def _lighten(tensor: onnx.TensorProto, folder: Path) -> None:
+    """Drop the numbers of a large tensor, and read those of a small one that lies in another file."""
+    elements = int(np.prod(tensor.dims, dtype=np.int64))
+    if elements > _SMALL:
+        for field in (
+            "raw_data",
+            "float_data",
+            "int32_data",
+            "int64_data",
+            "double_data",
+            "uint64_data",
+            "string_data",
+        ):
+            tensor.ClearField(field)
+    elif external_data_helper.uses_external_data(tensor):
+        try:
+            external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        except Exception:  # it is then unknown, and what needs it says so
+            tensor.ClearField("raw_data")
+
+
+def constant(tensor: onnx.TensorProto) -> Value:
+    """A tensor of the file, with its numbers where they are few."""
+    shape = tuple(tensor.dims)
+    return _content(tensor, shape) or Value(shape)
+
+
+def _content(tensor: onnx.TensorProto, shape: tuple[int, ...]) -> Value | None:
+    if int(np.prod(shape, dtype=np.int64)) > _SMALL or tensor.data_type == onnx.TensorProto.STRING:
+        return None
+    try:
+        array = numpy_helper.to_array(tensor)
+    except Exception:  # of a datatype that this version of onnx does not have, or data in another file
+        return None
+    if array.dtype.kind not in "biuf" or array.shape != shape:
+        return None
+    content: Content = array.astype(object)
+    return of_content(content)

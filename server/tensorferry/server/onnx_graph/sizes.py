@@ -1,0 +1,100 @@
+"""Sizes of axes as products of an integer and symbols, such as 4 × rows × seq."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Symbol:
+    """A size or number that is not known before the model runs.
+
+    `counts_rows` is true when it depends on how many rows a batch has. `is_size` is true when it
+    is the length of an axis, and so never negative.
+    """
+
+    name: str
+    counts_rows: bool = False
+    is_size: bool = True
+
+
+ROWS = Symbol("rows", counts_rows=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """An integer times symbols, which are sorted and of which there is at least one."""
+
+    factor: int
+    symbols: tuple[Symbol, ...]
+
+    def __str__(self) -> str:
+        parts = [] if self.factor == 1 else [str(self.factor)]
+        return "*".join([*parts, *(symbol.name for symbol in self.symbols)])
+
+
+# An integer where all of it is known.
+Size = int | Product
+
+
+def of_symbol(symbol: Symbol) -> Product:
+    """The symbol as a size."""
+    return Product(1, (symbol,))
+
+
+NUMBER_OF_ROWS = of_symbol(ROWS)
+
+
+def unknown(name: str, *origins: object, is_size: bool = True) -> Product:
+    """A new symbol that stands for a function of `origins`; equal names stand for equal numbers."""
+    return of_symbol(Symbol(name, any(counts_rows(origin) for origin in origins), is_size))
+
+
+def counts_rows(size: object) -> bool:
+    """Whether the size depends on how many rows a batch has."""
+    return isinstance(size, Product) and any(symbol.counts_rows for symbol in size.symbols)
+
+
+def is_size(size: object) -> bool:
+    """Whether the number is known to be zero or more."""
+    if isinstance(size, Product):
+        return size.factor >= 0 and all(symbol.is_size for symbol in size.symbols)
+    return isinstance(size, int) and size >= 0
+
+
+def product(*sizes: Size) -> Size:
+    """The sizes multiplied."""
+    factor = math.prod(size.factor if isinstance(size, Product) else int(size) for size in sizes)
+    symbols = [symbol for size in sizes if isinstance(size, Product) for symbol in size.symbols]
+    if not symbols or not factor:
+        return factor
+    return Product(factor, tuple(sorted(symbols)))
+
+
+def quotient(size: Size, divisor: Size) -> Size | None:
+    """`size` divided by `divisor`, where the division is exact for all values of the symbols; else None."""
+    above = size if isinstance(size, Product) else Product(int(size), ())
+    below = divisor if isinstance(divisor, Product) else Product(int(divisor), ())
+    if not below.factor or above.factor % below.factor:
+        return None
+    left = Counter(above.symbols)
+    left.subtract(below.symbols)
+    if any(count < 0 for count in left.values()):
+        return None
+    factor = above.factor // below.factor
+    symbols = tuple(sorted(left.elements()))
+    return Product(factor, symbols) if symbols and factor else factor
+
+
+def total(one: Size, other: Size) -> Size:
+    """The sizes added."""
+    if isinstance(one, Product) and isinstance(other, Product) and one.symbols == other.symbols:
+        factor = one.factor + other.factor
+        return Product(factor, one.symbols) if factor else 0
+    if isinstance(one, Product) or isinstance(other, Product):
+        if one == 0 or other == 0:
+            return other if one == 0 else one
+        return unknown(f"({one}+{other})", one, other, is_size=is_size(one) and is_size(other))
+    return one + other
