@@ -36,6 +36,7 @@ from tensorferry.server.outbox import Outbox
 from tensorferry.server.recovery import REBUILD_SECONDS
 from tensorferry.server.repository import Repository
 from tensorferry.server.repository_methods import RepositoryMethods
+from tensorferry.server.runtime.scratch_directory import remove_abandoned
 from tensorferry.server.server_statistics import ServerStatistics
 from tensorferry.server.servicer import Servicer
 from tensorferry.server.shared_memory import Regions
@@ -271,6 +272,7 @@ class App:
     def load(self) -> None:
         """Loads every model; afterwards the server is ready. StartError names the first that fails."""
         config = self.config
+        remove_abandoned()
         self._device = choose_device(config.device)
         if self._device == "cpu":
             for given in cuda_flags(config):

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.proof import Array, as_float64, sample
+from tensorferry.server.runtime.scratch_directory import ScratchDirectory
 from tensorferry.server.session import Session
 from tensorferry.server.session_options import Fp16, SessionOptions
 from tensorferry.server.signature import Signature, TensorSpec
@@ -56,8 +56,9 @@ def file_of(source: Path, fp16: Fp16 | None, scratch: ExitStack) -> ModelFile:
     """What sessions are made from until `scratch` is closed: a model's own file, or where it is to be, it in FP16."""
     if fp16 is None:
         return ModelFile(source, source)
-    folder = scratch.enter_context(TemporaryDirectory(prefix="tensorferry-fp16-"))
-    return convert(source, fp16, Path(folder))
+    folder = ScratchDirectory()
+    scratch.callback(folder.remove)
+    return convert(source, fp16, folder.path)
 
 
 def convert(source: Path, fp16: Fp16, folder: Path) -> ModelFile:
