@@ -14,6 +14,7 @@ from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.model_config import ModelConfigError, parse_config
 from tensorferry.server.session import Session
 from tensorferry.server.session_options import (
+    _MOST_THREADS,
     Fp16,
     Provider,
     SessionOptions,
@@ -126,7 +127,7 @@ def test_what_is_asked_for(text: str, options: SessionOptions) -> None:
             "least 0",
         ),
         *(
-            (parameter("inter_op_thread_count", wrong), "an integer of at least 0, at most 4096")
+            (parameter("inter_op_thread_count", wrong), f"an integer of at least 0, at most {_MOST_THREADS}")
             for wrong in ("4097", "9" * 5000, "٣")
         ),
         (parameter("execution_mode", "2"), "expected values for execution_mode are 0 or 1"),

@@ -145,3 +145,20 @@ def test_more_rows_than_a_batch_has() -> None:
 def test_without_a_directory_there_are_no_files() -> None:
     with pytest.raises(ModelConfigError, match="comes from the file 'x', but the model has no directory"):
         samples(f"model_warmup {{ batch_size: 1 {x(file('x'))} {S} }}")
+
+
+def test_runs_are_bounded_over_all_samples() -> None:
+    one = f"batch_size: 1 {x('zero_data: true')} {S}"
+    text = f"model_warmup {{ count: 600 {one} }} model_warmup {{ count: 401 {one} }}"
+    with pytest.raises(ModelConfigError, match=r"asks for 1001 runs; at most 1000 .*lower 'count'"):
+        samples(text)
+    with pytest.raises(ModelConfigError, match="asks for 2147483647 runs"):
+        samples(f"model_warmup {{ count: 2147483647 {one} }}")
+
+
+def test_a_sample_larger_than_the_memory_is_refused_before_it_is_made() -> None:
+    text = f"model_warmup {{ batch_size: 8 {x('zero_data: true')} {S.replace('dims: 3', 'dims: 4611686018427387904')} }}"
+    with pytest.raises(
+        ModelConfigError, match=r"input 's' with dims .* GiB of memory are available; lower them"
+    ):
+        samples(text)

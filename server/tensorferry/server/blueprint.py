@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -16,8 +17,10 @@ from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.fp16 import file_of
 from tensorferry.server.proof import Array, sample
 from tensorferry.server.rungs import rungs_of
+from tensorferry.server.runtime.host_memory import GrowthCheck, check_fits
 from tensorferry.server.session import Session
 from tensorferry.server.settings import ModelSettings
+from tensorferry.server.signature import TensorSpec
 from tensorferry.server.warmup import WarmUpSample
 
 _log = logging.getLogger("tensorferry.server")
@@ -29,7 +32,8 @@ _Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 class Blueprint:
     """It lives as long as the model, and so holds none of its sessions.
 
-    `size` is as in `Prepared`, `lengths` has the sizes that are padded to, or nothing but an empty one.
+    `size` is as in `Prepared`, `lengths` has the sizes that are padded to, or nothing but an empty one. No batch has
+    more than `most_rows`, whatever `max_batch_size` allows: the queue holds no more.
     """
 
     source: ModelSource
@@ -38,6 +42,7 @@ class Blueprint:
     size: int | None
     samples: Sequence[WarmUpSample]
     lengths: Sequence[Mapping[str, int]]
+    most_rows: int
 
     def capture(self, session: Session) -> list[int]:
         """Captures the CUDA graphs that are wanted of a session; the rows of their batches, if that could be done."""
@@ -89,13 +94,21 @@ class Blueprint:
         """Runs batches of the sizes that `calibrate` wants, and times them.
 
         `sizes` are of the other dimensions that vary, as in `sample`. Returns the seconds by the rows, ascending; it
-        ends at a batch that fails, as random rows may, or too many for the memory.
+        ends at a batch that fails, as random rows may. StartError where the memory for a batch is not there.
         """
         if self.size is None:
             return {}
         size, seconds = self.size, dict[int, float]()
+        most = min(max(1, self.settings.max_batch_size), self.most_rows)
+        memory = GrowthCheck()
+        cure = f"lower max_batch_size, which is {self.settings.max_batch_size}"
+        known = sum(map(_known_bytes, self.contract.signature.inputs + self.contract.signature.outputs))
+        check_fits(
+            f"model {self.source.name!r}: input and output of a batch of {most} rows", known * most, cure
+        )
 
         def timed(rows: int) -> float:
+            memory.check(f"model {self.source.name!r}: a batch of {rows} rows", cure)
             inputs = sample(self.contract.signature, rows, size, sizes=sizes)
             try:
                 # The first run of a size is slow.
@@ -107,9 +120,14 @@ class Blueprint:
                 raise
 
         with suppress(ModelFailedError):
-            for rows, took in calibrate(timed, max(1, self.settings.max_batch_size)):
+            for rows, took in calibrate(timed, most):
                 seconds[rows] = took
         return dict(sorted(seconds.items()))
+
+
+def _known_bytes(spec: TensorSpec) -> int:
+    """Bytes of a row, where each dimension that varies has one element."""
+    return math.prod(dim for dim in spec.dims[1:] if isinstance(dim, int)) * spec.datatype.size
 
 
 def _timed(run: _Run, inputs: Mapping[str, Any]) -> float:

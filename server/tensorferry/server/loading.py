@@ -29,6 +29,7 @@ from tensorferry.server.padding import padding_of, prove_padding
 from tensorferry.server.preparation import Prepared, prepare
 from tensorferry.server.proof import Array, sample, varies, working_size
 from tensorferry.server.recovery import Survivor
+from tensorferry.server.runtime.host_memory import GrowthCheck
 from tensorferry.server.session import Session
 from tensorferry.server.session_options import Fp16
 from tensorferry.server.settings import ModelSettings
@@ -133,7 +134,16 @@ def _load(source: ModelSource, config: ServerConfig, prepared: Prepared) -> _Loa
     declared = _declared_padding(prepared, config)
     # Each instance has the model's weights of its own.
     sessions = [prepared.session]
-    sessions += [prepared.file.session(place, settings.session) for place in settings.devices[1:]]
+    memory = GrowthCheck()
+    for place in settings.devices[1:]:
+        if place == "cpu":
+            # The memory of GPUs is ONNX Runtime's to check.
+            memory.check(
+                f"model {source.name!r}: instance {len(sessions) + 1} of {len(settings.devices)}",
+                "lower the count of its instance_group",
+                steps=len(sessions) - 1,
+            )
+        sessions.append(prepared.file.session(place, settings.session))
     run_first = prepared.contract.runner(prepared.session.run)
     padding = _decide_padding(source.name, prepared, run_first, config, declared)
     words = prepared.batching.words
@@ -145,7 +155,9 @@ def _load(source: ModelSource, config: ServerConfig, prepared: Prepared) -> _Loa
     if prepared.file.path != source.path and settings.session.fp16 is not None:
         given = [one.inputs for one in samples]
         _check_fp16(source.name, prepared, run_first, ladder[-1], given, settings.session.fp16)
-    blueprint = Blueprint(source, prepared.contract, settings, prepared.size, samples, ladder)
+    blueprint = Blueprint(
+        source, prepared.contract, settings, prepared.size, samples, ladder, config.max_queue_size
+    )
     captured = [blueprint.capture(session) for session in sessions]
     each = [blueprint.warm_up(session) for session in sessions]
     for rungs in captured[:1]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,8 +44,9 @@ _REFUSED = {
         "it is of programs that hand over addresses in their own memory",
     ),
 }
-# Of a session: far more than any machine has cores for, and no more than ONNX Runtime's type of it.
-_MOST_THREADS = 4096
+# Of a session. ONNX Runtime's threads wait by spinning: to make 512 on two cores takes ten seconds, in which little else
+# runs.
+_MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))
 _FP16_PARAMETERS = ("fp16", "fp16_tolerance", "fp16_except")
 _PARAMETERS = (
     "intra_op_thread_count",

@@ -13,12 +13,16 @@ import numpy.typing as npt
 
 from tensorferry.protos.model_config_pb2 import DataType, ModelConfig, ModelWarmup
 from tensorferry.protos.tensors import TensorError, decode_raw
+from tensorferry.server.errors import StartError
 from tensorferry.server.model_config import ModelConfigError, type_name
 from tensorferry.server.proof import random_array
+from tensorferry.server.runtime.host_memory import check_fits
 from tensorferry.server.signature import Signature, TensorSpec
 
 Array = npt.NDArray[Any]
 
+# Runs of all samples together: other models wait to be loaded meanwhile.
+_MOST_RUNS = 1000
 # Below the model's directory.
 _DIRECTORY = "warmup"
 
@@ -41,6 +45,11 @@ def warm_up_samples(
     does not fit.
     """
     samples, warnings = [], []
+    runs = sum(max(1, given.count) for given in config.model_warmup)
+    if runs > _MOST_RUNS:
+        raise ModelConfigError(
+            f"model_warmup of model {config.name!r} asks for {runs} runs; at most {_MOST_RUNS} are made in all: lower 'count'"
+        )
     for index, given in enumerate(config.model_warmup):
         name = given.name or f"number {index + 1}"
         if given.batch_size == 0:
@@ -51,7 +60,7 @@ def warm_up_samples(
             continue
         try:
             inputs = _inputs(given, signature, config.max_batch_size, directory)
-        except ModelConfigError as error:
+        except StartError as error:
             raise ModelConfigError(f"model_warmup {name!r} of model {config.name!r}: {error}") from None
         samples.append(WarmUpSample(name, max(1, given.count), inputs))
     return samples, warnings
@@ -93,6 +102,9 @@ def _array(given: ModelWarmup.Input, spec: TensorSpec, rows: int, directory: Pat
             f"input {spec.name!r} has dims {list(dims)}; the model takes {list(wanted)}"
             + (" (without the batch axis)" if rows else "")
         )
+    # A reference to a string takes as much as a float64.
+    size = math.prod(dims) * max(1, rows) * (spec.datatype.size or 8)
+    check_fits(f"input {spec.name!r} with dims {list(dims)} and batch_size {rows}", size, "lower them")
     kind = given.WhichOneof("input_data_type")
     if kind is None:
         raise ModelConfigError(

@@ -1,0 +1,102 @@
+"""What a configuration asks for is held against the memory that is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from server import models
+from server.models import node, value
+
+from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.loading import load_model
+from tensorferry.server.model_config import parse_config
+from tensorferry.server.runtime.host_memory import (
+    GrowthCheck,
+    available_bytes,
+    check_fits,
+    resident_bytes,
+)
+
+GIB = 1 << 30
+
+
+def files(folder: Path, limit: str, used: int, cache: int) -> tuple[Path, Path]:
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {cache}\n")
+    meminfo = folder / "meminfo"
+    meminfo.write_text(f"MemTotal: {8 * GIB // 1024} kB\nMemAvailable:    {4 * GIB // 1024} kB\n")
+    return meminfo, folder
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "cache", "expected"),
+    [
+        ("max", GIB, 0, 4 * GIB),
+        (str(2 * GIB), GIB, 0, GIB),
+        (str(2 * GIB), 2 * GIB, GIB // 2, GIB // 2),
+        (str(2 * GIB), 3 * GIB, 0, 0),
+        (str(64 * GIB), GIB, 0, 4 * GIB),
+    ],
+)
+def test_the_lesser_of_machine_and_container(
+    tmp_path: Path, limit: str, used: int, cache: int, expected: int
+) -> None:
+    assert available_bytes(*files(tmp_path, limit, used, cache)) == expected
+
+
+def test_without_a_cgroup_the_machine_counts(tmp_path: Path) -> None:
+    meminfo, _ = files(tmp_path, "max", 0, 0)
+    assert available_bytes(meminfo, tmp_path / "none") == 4 * GIB
+
+
+def test_this_machine() -> None:
+    assert available_bytes() > 0
+    assert resident_bytes() > 1 << 20
+
+
+def test_what_does_not_fit_is_said_in_numbers() -> None:
+    check_fits("it", GIB, "lower it", lambda: GIB)
+    with pytest.raises(StartError) as caught:
+        check_fits("it", 3 * GIB, "lower it", lambda: GIB)
+    assert str(caught.value) == ("it takes at least 3.00 GiB, and 1.00 GiB of memory are available; lower it")
+
+
+def test_the_next_step_takes_as_much_as_those_before() -> None:
+    resident = iter([GIB, 3 * GIB, 5 * GIB, 5 * GIB])
+    growth = GrowthCheck(lambda: 3 * GIB, lambda: next(resident))
+    growth.check("a batch of 2 rows", "")
+    with pytest.raises(StartError, match=r"a batch of 4 rows takes at least 4\.00 GiB"):
+        growth.check("a batch of 4 rows", "")
+    growth.check("instance 4", "", steps=2)
+
+
+def test_a_batch_larger_than_the_memory_is_refused_at_load(tmp_path: Path) -> None:
+    path = models.save(
+        tmp_path / "m.onnx",
+        [node("Relu", "x", "y")],
+        [value("x", "FP32", ("batch", 1 << 20))],
+        [value("y", "FP32", ("batch", 1 << 20))],
+    )
+    config = parse_config("max_batch_size: 2147483647 dynamic_batching { }", "test")
+    source = ModelSource("m", path, "1", config)
+    with pytest.raises(
+        StartError, match=r"of a batch of 2147483647 rows takes .* lower max_batch_size, which is 2147483647"
+    ):
+        load_model(source, ServerConfig(models=(source,), max_queue_size=1 << 31), "cpu")
+
+
+def test_no_batch_is_warmed_up_that_the_queue_cannot_hold(tmp_path: Path) -> None:
+    path = models.save(
+        tmp_path / "m.onnx",
+        [node("Relu", "x", "y")],
+        [value("x", "FP32", ("batch", 3))],
+        [value("y", "FP32", ("batch", 3))],
+    )
+    config = parse_config("max_batch_size: 2147483647 dynamic_batching { }", "test")
+    source = ModelSource("m", path, "1", config)
+    model = load_model(source, ServerConfig(models=(source,), max_queue_size=64), "cpu")
+    assert model.max_batch_size == 2147483647
+    model.batcher.close()
