@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from chaos.content import write_model
+from chaos.content import request, write_model
 from chaos.proxy import FAIR, FaultProxy, Weather
 from chaos.servers import MOST_FILES, Busy, CallerProcesses, Server, exhaust_files
+from hostile.leaver import STEPS, Leaver, RefusedError
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 
 # Between one fault and the next, in seconds; each lasts for some, so that several are there at once.
 _PAUSE = (0.3, 2.0)
+# Clients that reset their connection, of each step of a call, each time.
+_RESETS = 10
+_RESET_ROWS = 1000
 _CLOCK_JUMPS = (-7200.0, -5.0, 5.0, 3600.0)
 
 
@@ -59,6 +63,7 @@ class Faults:
                 self.half_close,
                 self.delay,
                 self.throttle,
+                self.reset,
             ),
             *(self.silence, self.starve, self.freeze, self.take_files, self.reload, self.reload, self.unload),
             *([self.clock] if clocks else []),
@@ -132,6 +137,20 @@ class Faults:
     def half_close(self, chance: random.Random) -> None:
         """Every connection is closed in one direction."""
         self._proxy.half_close()
+
+    def reset(self, chance: random.Random) -> None:
+        """Clients reset their connections at every step of a call."""
+        # Sender 0 has no ledger: no answer is awaited.
+        message = request("affine", 0, 0, _RESET_ROWS).SerializeToString()
+        leaver = Leaver(self._steady.address, message)
+        for step in chance.sample(STEPS * _RESETS, len(STEPS) * _RESETS):
+            if self._healed.is_set():
+                return
+            try:
+                leaver.leave(step)
+            except (OSError, RefusedError):
+                # The server has no file left for it, or stands still.
+                continue
 
     def _weather(self, weather: Weather, seconds: float) -> None:
         self._proxy.weather = weather

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -47,6 +48,7 @@ from tensorferry.server.threads import HandlerThreads
 from tensorferry.server.tls import TlsFiles
 from tensorferry.server.trace_file import TraceFile
 from tensorferry.server.trace_settings import TraceSettings
+from tensorferry.server.transport.leaks import warning_of as leak_warning
 from tensorferry.server.triton_tracing import TritonTracing
 from tensorferry.server.watchdog import Watchdog
 
@@ -193,6 +195,8 @@ class App:
         if self._access is not None:
             self._access.open()
         self._telemetry.start()
+        if warning := leak_warning(grpc.__version__, os.environ.get("GRPC_EXPERIMENTS", "")):
+            _log.warning("%s", warning)
         self._lane = self._attach_lane()
         self.port = self.config.port
         secured = self._secured()

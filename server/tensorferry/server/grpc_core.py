@@ -45,9 +45,6 @@ IGNORE_CLOSE = ReceiveCloseOnServerOperation(0)
 
 # How many events are handled in a row before it is looked what else is due.
 _MOST_EVENTS = 128
-# Core looks at one connection in each poll, and may find there what is no event: only after several in a
-# row without one is nothing there.
-_EMPTY_POLLS = 3
 _AFTER_A_BUG_SECONDS = 1.0
 # Neither what is due nor grpcio's deadline is further away than a second.
 _FURTHEST_SECONDS = 5.0
@@ -113,7 +110,7 @@ class _Queue(CompletionQueue):  # type: ignore[misc]
     def poll(self, deadline: float | None = None) -> Any:
         """The next event that is grpcio's own, or the time-out."""
         poll = super().poll
-        handled = empty = 0
+        handled = 0
         event = tag = None
         while True:
             # Let go first: an event may be the last that holds a call that has ended.
@@ -124,13 +121,9 @@ class _Queue(CompletionQueue):  # type: ignore[misc]
                 if type(tag) is MethodType:
                     tag(event)
                     handled += 1
-                    empty = 0
                     if handled < _MOST_EVENTS:
                         continue
-                elif tag is None and handled and empty < _EMPTY_POLLS:
-                    empty += 1
-                    continue
-                handled = empty = 0
+                handled = 0
                 now = time.time()
                 # Nothing is ever due so late, unless the clock was put back since.
                 if now >= self.due or now + _FURTHEST_SECONDS < self.due < math.inf:

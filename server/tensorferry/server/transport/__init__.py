@@ -1,0 +1,1 @@
+"""Protection of the transports against clients that leave, do not read or do not finish sending."""
