@@ -24,6 +24,7 @@ from tensorferry.server.layout import Shape
 from tensorferry.server.memory import CudaMemory, Memory
 from tensorferry.server.proof import difference_of, random_array
 from tensorferry.server.providers import CUDA, TENSORRT, Providers, capturing, providers_of
+from tensorferry.server.runtime.arena_shrinkage import ArenaShrinkage
 from tensorferry.server.session_options import ARENA_SHRINKAGE, DEVICE_ALLOCATOR, SessionOptions
 from tensorferry.server.signature import Signature, TensorSpec, signature_of
 from tensorferry.server.staging import Batch, CaptureError, Staging, array_of
@@ -91,6 +92,13 @@ class Session:
                     f"{path}: ONNX Runtime could not use {what}; its log has the reason. Use --device cpu"
                 )
         self._run_options = self._options_of_runs(-1)
+        # On the CPU, with an arena that is not shrunk after each run anyway.
+        self._shrinking_options: Any = None
+        self._shrinkage: ArenaShrinkage | None = None
+        if device == "cpu" and self._settings.memory_arena and not self._settings.arena_shrinkage:
+            self._shrinking_options = self._options_of_runs(-1)
+            self._shrinking_options.add_run_config_entry(ARENA_SHRINKAGE, "cpu:0")
+            self._shrinkage = ArenaShrinkage(self._run_options, self._shrinking_options)
         try:
             self.signature: Signature = signature_of(self._session.get_inputs(), self._session.get_outputs())
         except StartError as error:
@@ -269,16 +277,18 @@ class Session:
         self._terminate(False)
 
     def _terminate(self, value: bool) -> None:
-        for options in (self._run_options, *self._graph_options.values()):
-            options.terminate = value
+        for options in (self._run_options, self._shrinking_options, *self._graph_options.values()):
+            if options is not None:
+                options.terminate = value
 
     def _run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        options = self._run_options if self._shrinkage is None else self._shrinkage.options()
         if self._direct is not None:
-            outputs = self._direct(self._outputs, inputs, self._run_options)
+            outputs = self._direct(self._outputs, inputs, options)
             return dict(zip(self._outputs, outputs, strict=True))
         if self._plain:
             with self._using():
-                outputs = self._session.run(self._outputs, inputs, self._run_options)
+                outputs = self._session.run(self._outputs, inputs, options)
             return dict(zip(self._outputs, outputs, strict=True))
         return self._run_in_callers_memory(inputs)
 

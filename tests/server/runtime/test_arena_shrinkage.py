@@ -1,0 +1,54 @@
+"""The memory of a large batch goes back to the system after a while."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from server import models
+from server.models import node, value
+
+from tensorferry.batcher.testing import VirtualClock
+from tensorferry.server.runtime.arena_shrinkage import ArenaShrinkage
+from tensorferry.server.runtime.host_memory import resident_bytes
+from tensorferry.server.session import Session
+
+MIB = 1 << 20
+
+
+def test_one_run_a_minute_shrinks_the_arena() -> None:
+    clock = VirtualClock()
+    shrinkage = ArenaShrinkage("usual", "shrinking", clock.now)
+    seen = []
+    for seconds in (0, 59, 1, 1, 59, 600, 0):
+        clock.advance(seconds)
+        seen.append(shrinkage.options())
+    assert seen == ["usual", "usual", "shrinking", "usual", "shrinking", "shrinking", "usual"]
+
+
+def test_memory_of_a_large_batch_is_given_back(tmp_path: Path) -> None:
+    path = models.save(
+        tmp_path / "m.onnx",
+        [node("Exp", "x", "a"), node("Concat", "x a", "b", axis=1), node("ReduceMax", "b", "y", axes=[1])],
+        [value("x", "FP32", ("batch", 256))],
+        [value("y", "FP32", ("batch", 1))],
+    )
+    session = Session(path)
+    clock = VirtualClock()
+    session._shrinkage = ArenaShrinkage(session._run_options, session._shrinking_options, clock.now)
+    session.run({"x": np.zeros((1, 256), np.float32)})
+    before = resident_bytes()
+    session.run({"x": np.zeros((100_000, 256), np.float32)})
+    assert resident_bytes() - before > 200 * MIB
+    clock.advance(60)
+    session.run({"x": np.zeros((1, 256), np.float32)})
+    assert resident_bytes() - before < 50 * MIB
+
+
+def test_a_run_that_shrinks_can_be_ended_too(tmp_path: Path) -> None:
+    session = Session(models.twice(tmp_path / "m.onnx"))
+    session.end_runs()
+    assert session._run_options.terminate
+    assert session._shrinking_options.terminate
+    session.allow_runs()
+    assert not session._shrinking_options.terminate

@@ -1,0 +1,71 @@
+"""Many distinct shapes through a model with free axes leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+from server import models
+from server.models import value
+from server.rig import PATIENCE
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.inference import InferenceService
+from tensorferry.server.loading import load_model
+from tensorferry.server.models import ModelRegistry
+from tensorferry.server.reply import Reply
+
+_MIB = 1 << 20
+# Distinct shapes of one half; the bounds of all caches are below.
+_SHAPES = 2_000
+
+
+def _message(index: int) -> bytes:
+    shape = (1, 1 + index % 100, 1 + index // 100)
+    tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=shape)
+    raw = np.zeros(shape, np.float32).tobytes()
+    return pb.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[raw]).SerializeToString()
+
+
+def test_memory_does_not_grow_with_the_shapes_seen(tmp_path: Path) -> None:
+    path = models.identity(tmp_path / "m.onnx", value("x", "FP32", ("batch", "height", "width")))
+    source = ModelSource("m", path, "1", None)
+    model = load_model(source, ServerConfig(models=(source,)), "cpu")
+    registry = ModelRegistry()
+    registry.loading("m", "1")
+    registry.ready(model)
+    service = InferenceService(registry)
+    failed: list[BaseException] = []
+
+    def run(indices: range) -> int:
+        """Answer a request of each shape; the bytes that Python then has."""
+        for index in indices:
+            answered = threading.Event()
+
+            def complete(reply: Reply, answered: threading.Event = answered) -> None:
+                try:
+                    reply.message()
+                except Exception as error:
+                    failed.append(error)
+                answered.set()
+
+            service.infer(_message(index), math.inf, complete)
+            assert answered.wait(PATIENCE)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    try:
+        run(range(100))
+        tracemalloc.start()
+        half = run(range(100, _SHAPES))
+        whole = run(range(_SHAPES, 2 * _SHAPES))
+    finally:
+        tracemalloc.stop()
+        model.batcher.close()
+    assert failed == []
+    assert whole - half < _MIB / 2
