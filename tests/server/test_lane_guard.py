@@ -327,6 +327,22 @@ def test_calls_that_could_not_be_asked_for_are_asked_for_again(
     assert not door.lane._owed
 
 
+@pytest.mark.parametrize("transport", ["lane"], scope="module")
+def test_calls_that_cannot_be_started_do_not_count(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each would shrink `--max-calls` or `--max-streams` for ever."""
+    door.service.answer_at_once = success
+    assert door.lane is not None
+    monkeypatch.setattr(lane._log, "exception", lambda message: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(grpc_core, "ReceiveMessageOperation", _raise)
+        patch.setattr(grpc_core, "ReceiveCloseOnServerOperation", _raise)
+        for number in range(3):
+            assert door.infer(str(number)).exception(PATIENCE).code() is grpc.StatusCode.CANCELLED
+            assert door.stream().end().code() is grpc.StatusCode.CANCELLED
+    assert (door.lane.calls, door.lane.open_streams) == (0, 0)
+    assert door.infer("later").result(PATIENCE).id == "later"
+
+
 class _Clock:
     """Stands in for `time`, in a queue whose events are scripted."""
 

@@ -180,7 +180,12 @@ class Lane:
                 self._streams.add(stream)
         if refusal is None and full:
             self._service.count_refused(TOO_MANY)
-        stream.start(refusal, self._max_streams if full else None)
+        try:
+            stream.start(refusal, self._max_streams if full else None)
+        except BaseException:
+            # `closed`, which forgets the stream, may never be called.
+            self.forget(stream)
+            raise
         if self._service.draining:
             # It came too late for `begin_drain` to find it.
             stream.drain()
@@ -324,8 +329,9 @@ class UnaryCall:
         self._handle: Call | None = None
         self._reply: Reply | None = None
         self.replied = self.listening = False
-        lane.calls += 1
         self._call.start_server_batch((grpc_core.ReceiveMessageOperation(0),), self.received)
+        # Last, because `ended` is called only for a call that was started.
+        lane.calls += 1
 
     def received(self, event: Any) -> None:
         """The message is there; or there will be none."""
