@@ -133,19 +133,42 @@ def test_while_the_worker_runs_a_batch_the_next_is_its_own(
     assert threading.current_thread() not in model.threads
 
 
-def test_after_a_batch_that_took_very_long_workers_run_all(
-    batcher: Batcher, model: Model, clock: VirtualClock
+@pytest.mark.parametrize("what", ["the run", "a run that fails", "an answer"])
+def test_after_a_batch_that_took_very_long_workers_run_all_for_a_second(
+    batcher: Batcher, model: Model, clock: VirtualClock, what: str
 ) -> None:
-    model.script = [lambda: clock.advance(0.1)]
-    quietly(batcher, [1.0])
+    def long() -> None:
+        clock.advance(0.1)
+
+    def fail() -> None:
+        long()
+        model._running -= 1
+        raise ValueError
+
+    def take_long(outcome: Outcome) -> None:
+        long()
+
+    def serve() -> bool:
+        """Serves a request; whether on this thread."""
+        for rows in (1, 4):
+            batcher.anchor(rows, 0.0)
+        await_worker(clock)
+        model.threads.clear()
+        _, recorder, _ = quietly(batcher, [2.0])
+        assert batcher.attend(10.0) == math.inf
+        assert recorder.await_outcome().error is None
+        return model.here
+
+    model.script = [{"the run": long, "a run that fails": fail}.get(what, lambda: None)]
+    complete = take_long if what == "an answer" else Recorder()
+    batcher.enqueue_quietly(request_of([1.0], complete, one_row=False))
     batcher.attend(MOST)
     assert model.here
-    for rows in (1, 4):
-        batcher.anchor(rows, 0.0)
-    _, recorder, _ = quietly(batcher, [2.0])
-    assert batcher.attend(10.0) == math.inf
-    recorder.await_outcome()
-    assert not model.here
+    assert not serve()
+    clock.advance(0.8)
+    assert not serve()
+    clock.advance(0.2)
+    assert serve()
 
 
 @pytest.mark.parametrize("ended", ["by itself", "not at all"])

@@ -1,4 +1,4 @@
-"""Lending: when a thread that brings requests may run their batch itself, in the stead of the device's worker."""
+"""Lending: when a thread that brings requests may run their batch itself, instead of the device's worker."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 
 from tensorferry.batcher.device import Device
 
-# Some models' time depends on their inputs' values. After a batch that kept the device for this long,
-# in seconds, none is expected to be short for a while, whatever is usual.
+# Some models' time depends on their inputs' values. A batch that took longer than this, in seconds, is followed by
+# a time in which workers run every batch, however short the batches usually are. It is a hundred times what a
+# short batch takes, because a busy machine suspends any thread for a few milliseconds.
 _LONG_SECONDS = 0.02
-# For so many seconds at first, since the process may just have been held up; for twice as many whenever that
-# comes again soon, up to the last, which is also what is soon.
+# That time, in seconds: at first, because the process may only have been suspended. It doubles with each long batch
+# that follows within the last value, and that value is also the most.
 _FIRST_UNSTEADY_SECONDS = 1.0
 _LAST_UNSTEADY_SECONDS = 60.0
 
@@ -48,7 +49,7 @@ class Lending:
         self._possible = False
 
     def ran(self, seconds: float, now: float) -> None:
-        """A batch kept the device for so many seconds."""
+        """A batch took so many seconds, whether it succeeded or failed."""
         if seconds > _LONG_SECONDS:
             again = now < self._unsteady_until + _LAST_UNSTEADY_SECONDS
             longer = min(2 * self._unsteady_seconds, _LAST_UNSTEADY_SECONDS)

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from tensorferry.batcher.backlog import Backlog
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.device import Devices
-from tensorferry.batcher.lending import Lending
 from tensorferry.batcher.memory import RowLimits
 from tensorferry.batcher.profile import BucketStatistics, Lesson, Profile
 from tensorferry.batcher.request import Request
@@ -53,7 +52,6 @@ class Lessons:
         devices: Devices,
         row_limits: RowLimits,
         returners: Returners,
-        lending: Lending,
     ) -> None:
         self._lock = lock
         # Held by who works out what batches teach. Taken before the other, never while that is held.
@@ -63,7 +61,6 @@ class Lessons:
         self._devices = devices
         self._row_limits = row_limits
         self._returners = returners
-        self._lending = lending
 
     def anchor(self, rows: int, seconds: float, key: Hashable = None) -> None:
         """A warm-up run of so many rows: what the latency model of the key's bucket starts from.
@@ -91,7 +88,6 @@ class Lessons:
         """What there is to be learned when a batch has run; mostly nothing. `seconds` as in `RequestQueue.ran`."""
         taught: Profile | None = None
         if seconds is not None:
-            self._lending.ran(seconds, now)
             if self._row_limits.needed:
                 self._row_limits.fitted(device, batch[0].key, rows)
             profile = self._backlog.profile(batch[0].key)

@@ -116,7 +116,7 @@ class RequestQueue:
             and limits.merges
             and not (limits.preferred or policies or isinstance(backlog, FairBacklog)),
         )
-        self.lessons = Lessons(lock, clock, backlog, each, departure.row_limits, company.returners, lending)
+        self.lessons = Lessons(lock, clock, backlog, each, departure.row_limits, company.returners)
         self.outages = Outages(lock, clock, backlog, each, admission, expiry, waking, lending, dispatch, ends)
 
     def check_size(self, rows: int, nbytes: int) -> None:
@@ -273,7 +273,8 @@ class RequestQueue:
 
         `before` it the host spent so many seconds on the batch, and so many `after` it until all
         was completed. `seconds` is None when the times say nothing of how long such a batch takes:
-        it failed, or there was none. Returns whether anything is queued.
+        it failed, and then `before` is all the time that it took, or there was none. Returns whether
+        anything is queued.
         """
         lessons = self.lessons
         try:
@@ -283,7 +284,13 @@ class RequestQueue:
             with self._lock:
                 now = self._clock.now()
                 if batch:
-                    self._answered_locked(self._devices.each[device], now)
+                    mine = self._devices.each[device]
+                    # A thread that attends is kept by all that is done for a batch, not by the run alone.
+                    if mine.borrowed or seconds is None:
+                        self._lending.ran(before + (seconds or 0.0) + after, now)
+                    else:
+                        self._lending.ran(seconds, now)
+                    self._answered_locked(mine, now)
                 due = lessons.due_locked(batch, rows, seconds, before, after, device, now)
                 if due is None:
                     return self._ends.rest()

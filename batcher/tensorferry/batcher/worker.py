@@ -169,7 +169,7 @@ class Worker:
             self._let_fall(work, back)
             raise
         if times is None:
-            return self._queue.ran(batch, None, device=device)
+            return self._queue.ran(batch, None, self._clock.now() - taken, device=device)
         return self._queue.ran(batch, seconds, before, after, device=device)
 
     def _let_fall(self, work: Work, back: Sequence[Request]) -> None:
