@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorferry.batcher.policy import Close, Limits, decide
-from tensorferry.batcher.riding import Formed, form_batch
+from tensorferry.batcher.riding import Beside, Formed, form_batch
 from tensorferry.batcher.shares import Shares
 from tensorferry.batcher.views import BatchTimes, BucketView
 
@@ -42,6 +42,16 @@ def test_who_leads_rides_first_and_gets_what_is_allotted_to_it() -> None:
     formed = form([lane(high), lane(low)], 1, [6, 2])
     assert formed.rows == [6, 2]
     assert formed.batch == low[:2] + high[:6]
+
+
+def test_rows_beside_others_take_as_long_as_all_together() -> None:
+    times = Affine()
+    beside = Beside(times, 3)
+    for rows in (1, 2, 5):
+        assert beside.mean(rows) == times.mean(rows + 3)
+        assert beside.upper(rows) == times.upper(rows + 3)
+        assert beside.fit(times.upper(rows + 3)) == times.fit(times.upper(rows + 3)) - 3
+    assert beside.stale == times.stale
 
 
 def test_room_that_who_leads_cannot_use_goes_to_others_by_rank() -> None:

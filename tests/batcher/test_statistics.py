@@ -54,6 +54,32 @@ def test_an_outcome_tells_of_its_batch_and_its_time_in_the_queue(make: Make, clo
     assert batcher.statistics().compute_time_sum == (3.0 + 2.0) + 2.0
 
 
+def test_the_prediction_error_is_the_sum_of_the_differences_whatever_their_sign(
+    make: Make, clock: VirtualClock
+) -> None:
+    took = iter((2.0, 3.0, 1.0))
+
+    def model_fn(x: Any) -> Any:
+        clock.advance(next(took))
+        return x
+
+    batcher = make(model_fn, 4, clock=clock)
+    recorders = []
+    for _ in range(3):
+        recorders.append(enqueue(batcher, [1.0])[1])
+        recorders[-1].await_outcome()
+    assert batcher.drain()
+    first, *later = [recorder.only.batch for recorder in recorders]
+    assert first is not None
+    assert not first.predicted, "nothing is known before it"
+    errors = [info.compute_time - info.predicted for info in later if info is not None]
+    assert errors[0] > 0 > errors[1]
+    statistics = batcher.statistics()
+    assert statistics.predictions == 2
+    assert statistics.prediction_error_sum == pytest.approx(errors[0] - errors[1])
+    assert statistics.actual_time_sum - statistics.predicted_time_sum == pytest.approx(sum(errors))
+
+
 def test_a_request_that_never_ran_has_no_batch(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner)
     occupy(batcher, runner)

@@ -333,6 +333,28 @@ def test_who_waits_since_all_is_left_to_the_fast_one_hears_that_it_is_out(statio
     assert work.expired == (urgent,)
 
 
+@pytest.mark.parametrize("end", ["finished", "abandoned"])
+def test_a_slow_device_that_left_the_last_request_to_a_faster_one_ends_with_the_queue(
+    station: Station, end: str
+) -> None:
+    station.put(1.0)
+    running = station.poll(FAST)
+    urgent = station.put(0.35)
+    station.clock.advance(0.1)
+    station.queue.close()
+    taken: list[Work | None] = []
+    slow = threading.Thread(target=lambda: taken.append(station.queue.take(SLOW)))
+    slow.start()
+    station.clock.await_sleepers()
+    station.end(FAST, running)
+    if end == "finished":
+        assert station.run(FAST) == (urgent,)
+    else:
+        assert station.queue.abandon() == [urgent]
+    slow.join(PATIENCE)
+    assert taken == [None]
+
+
 def test_a_device_is_brought_back_once_what_left_for_it_is_out_of_hand() -> None:
     """What is loaded for it keeps its memory, without which there may be none for a new session."""
     station = Station({0: 0.1}, pipelined=True)

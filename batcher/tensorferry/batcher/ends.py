@@ -131,11 +131,13 @@ class Ends:
         self._expiry_due.notify()
 
     def abandon(self) -> list[Request]:
-        """Ends all that is queued, and lets nothing back in; the caller completes them."""
+        """Ends all that is queued, and lets nothing back in; the caller completes them. After `close`.
+
+        Workers need no other notice: `close` woke them all, and the end of the last request wakes those that
+        have waited since.
+        """
         self.abandoned = True
-        queued = self.end_all_queued()
-        self._devices.notify_all()
-        return queued
+        return self.end_all_queued()
 
     def wait_done(self, clock: Clock, until: float) -> bool:
         """Waits until nothing is queued and nobody busy, at most to `until`; whether that came about."""
