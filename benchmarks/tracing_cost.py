@@ -86,7 +86,10 @@ def main() -> None:
     """Prints a table."""
     logging.getLogger("tensorferry.access").setLevel(logging.INFO)
     kept = Kept()
-    log = AccessLog(100, lambda: False)
+    # Lines are made and go nowhere.
+    logging.getLogger("tensorferry.access").propagate = False
+    logging.getLogger("tensorferry.access").addHandler(logging.NullHandler())
+    log = AccessLog(100)
     log.start()
     loop = microseconds(requests(Tracing()))
     rows = {

@@ -12,8 +12,6 @@ import pytest
 from server.rig import PATIENCE
 
 from tensorferry.batcher import BatchInfo, Cancelled, DeadlineExceeded, QueueFull, Shed
-from tensorferry.batcher.lasting import Pauses
-from tensorferry.batcher.testing import VirtualClock
 from tensorferry.server import logs
 from tensorferry.server.access_log import AccessLog, fields_of
 from tensorferry.server.caller import Caller
@@ -109,7 +107,7 @@ def test_a_line_says_whose_request_it_was_and_where_it_rode() -> None:
 
 
 def test_so_many_lines_a_second_and_as_many_of_errors(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = AccessLog(2, lambda: True)
+    log = AccessLog(2)
     log.start()
     now = [100.0]
     monkeypatch.setattr("tensorferry.server.access_log.time.monotonic", lambda: now[0])
@@ -128,11 +126,12 @@ def test_nobody_waits_while_nobody_reads(lines: Lines, monkeypatch: pytest.Monke
     """The writer is stuck: lines that are too many to wait are left out, and told of later."""
     asked, go_on = threading.Event(), threading.Event()
 
-    def room() -> bool:
+    def stuck(record: logging.LogRecord) -> bool:
         asked.set()
         return go_on.wait(PATIENCE)
 
-    log = AccessLog(1, room)
+    lines.addFilter(stuck)
+    log = AccessLog(1)
     log.start()
     now = [100.0]
     monkeypatch.setattr("tensorferry.server.access_log.time.monotonic", lambda: now[0])
@@ -142,7 +141,7 @@ def test_nobody_waits_while_nobody_reads(lines: Lines, monkeypatch: pytest.Monke
         now[0] += 1
         ended(log)
     go_on.set()
-    log._waiting.join()
+    assert log._writer.flush(PATIENCE)
     now[0] += 1
     ended(log)
     assert log.stop(PATIENCE)
@@ -152,52 +151,24 @@ def test_nobody_waits_while_nobody_reads(lines: Lines, monkeypatch: pytest.Monke
 def test_the_writer_goes_on_after_a_fault(lines: Lines, caplog: pytest.LogCaptureFixture) -> None:
     faults = iter([SystemExit("a fault")])
 
-    def room() -> bool:
+    def fails(record: logging.LogRecord) -> bool:
         for fault in faults:
             raise fault
         return True
 
-    log = AccessLog(10, room)
+    lines.addFilter(fails)
+    log = AccessLog(10)
     log.start()
-    for request_id in "ab":
-        ended(log, request_id=request_id)
+    ended(log, request_id="a")
+    assert log._writer.flush(PATIENCE)
+    ended(log, request_id="b")
     assert log.stop(PATIENCE)
     assert [vars(record)["request_id"] for record in lines.kept] == ["b"]
     assert "the access log ended unexpectedly" in caplog.text
 
 
-def test_a_fault_that_stays_does_not_keep_the_writer_busy(lines: Lines) -> None:
-    tried = 0
-
-    def room() -> bool:
-        nonlocal tried
-        tried += 1
-        raise SystemExit("a fault")
-
-    log, clock = AccessLog(10, room), VirtualClock()
-    log._pauses = Pauses(clock)
-    log.start()
-    for _ in range(3):
-        ended(log)
-    for count, seconds in enumerate((0.01, 0.02), 1):
-        clock.await_sleepers(until=clock.now() + seconds)
-        assert tried == count
-        clock.advance(seconds)
-    clock.await_sleepers(until=clock.now() + 0.04)
-    assert log.stop(PATIENCE), "it waits for no pause"
-    assert (tried, lines.kept) == (3, [])
-
-
-def test_a_line_that_would_wait_is_left_out(lines: Lines) -> None:
-    log = AccessLog(9, lambda: False)
-    log.start()
-    ended(log)
-    assert log.stop(PATIENCE)
-    assert lines.kept == []
-
-
 def test_text_is_one_line_whatever_a_client_says(lines: Lines) -> None:
-    log = AccessLog(9, lambda: True)
+    log = AccessLog(9)
     log.start()
     trace = ended(log, request_id="a\r\n\x1b[31mERROR b=1 " + "x" * 1000)
     trace.caller = Caller("o\nther", frozenset())

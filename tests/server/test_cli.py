@@ -137,7 +137,7 @@ def test_who_is_stopped_while_models_load_does_not_wait_for_them(monkeypatch: py
 
         threading.Thread(target=term, daemon=True).start()
 
-    def leave(code: int) -> NoReturn:
+    def leave(code: int, output: Any) -> NoReturn:
         raise _Left(code)
 
     monkeypatch.setattr(cli, "App", _LoadsForLong)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from server import log_lines
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server import logs
@@ -59,12 +60,12 @@ def asked(settings: LogSettings, **changes: Any) -> dict[str, Any]:
     return values(settings.log_settings(request(**changes)))
 
 
-def written(capsys: pytest.CaptureFixture[str]) -> set[str]:
+def written(capfd: pytest.CaptureFixture[str]) -> set[str]:
     """The levels of which a line is written now."""
-    capsys.readouterr()
+    log_lines.written(capfd)
     for name, level in LEVELS.items():
         logging.getLogger("tensorferry.server").log(level, "line of %s", name)
-    text = capsys.readouterr().err
+    text = log_lines.written(capfd)
     return {name for name in LEVELS if f"line of {name}" in text}
 
 
@@ -78,11 +79,11 @@ def written(capsys: pytest.CaptureFixture[str]) -> set[str]:
     ],
 )
 def test_they_begin_as_the_command_line_says(
-    level: str, differs: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    level: str, differs: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = made(level=level)
     assert asked(settings) == DEFAULTS | differs
-    assert written(capsys) == {name for name in LEVELS if LEVELS[name] >= LEVELS[level]}
+    assert written(capfd) == {name for name in LEVELS if LEVELS[name] >= LEVELS[level]}
 
 
 @pytest.mark.parametrize(
@@ -98,34 +99,34 @@ def test_they_begin_as_the_command_line_says(
     ],
 )
 def test_each_severity_is_switched_by_itself(
-    changes: dict[str, Any], shown: str, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, Any], shown: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = made()
     assert asked(settings, **changes) == DEFAULTS | changes
-    assert written(capsys) == set(shown.split())
+    assert written(capfd) == set(shown.split())
     assert asked(settings) == DEFAULTS | changes
     assert (
         asked(settings, **{name: value for name, value in DEFAULTS.items() if name != "log_file"}) == DEFAULTS
     )
-    assert written(capsys) == {"info", "warning", "error", "critical"}
+    assert written(capfd) == {"info", "warning", "error", "critical"}
 
 
-def test_times_of_text_as_iso_8601_and_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_times_of_text_as_iso_8601_and_back(capfd: pytest.CaptureFixture[str]) -> None:
     settings = made()
     record = logging.makeLogRecord(
         {"levelno": 20, "levelname": "INFO", "msg": "line", "created": 1_700_000_000.0}
     )
     assert asked(settings, log_format="ISO8601")["log_format"] == "ISO8601"
-    capsys.readouterr()
+    log_lines.written(capfd)
     logging.getLogger("some").handle(record)
-    assert capsys.readouterr().err == "2023-11-14T22:13:20Z INFO    line\n"
+    assert log_lines.written(capfd) == "2023-11-14T22:13:20Z INFO    line\n"
     assert asked(settings, log_format="default")["log_format"] == "default"
-    capsys.readouterr()
+    log_lines.written(capfd)
     logging.getLogger("some").handle(record)
-    assert capsys.readouterr().err.endswith(":13:20 INFO    line\n")
+    assert log_lines.written(capfd).endswith(":13:20 INFO    line\n")
 
 
-def test_json_has_iso_times_and_stays_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_iso_times_and_stays_json(capfd: pytest.CaptureFixture[str]) -> None:
     settings = made("json")
     assert asked(settings, log_format="ISO8601") == DEFAULTS | {"log_format": "ISO8601"}
     with pytest.raises(
@@ -133,20 +134,20 @@ def test_json_has_iso_times_and_stays_json(capsys: pytest.CaptureFixture[str]) -
     ):
         asked(settings, log_format="default")
     asked(settings, log_info=False)
-    capsys.readouterr()
+    log_lines.written(capfd)
     logging.getLogger("some").warning("still")
-    assert json.loads(capsys.readouterr().err)["message"] == "still"
+    assert json.loads(log_lines.written(capfd))["message"] == "still"
 
 
-def test_a_change_is_logged_before_it_takes_effect(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_change_is_logged_before_it_takes_effect(capfd: pytest.CaptureFixture[str]) -> None:
     settings = made()
     asked(settings, log_warning=False, log_verbose_level=2, log_info=True)
-    assert capsys.readouterr().err.endswith(
+    assert log_lines.written(capfd).endswith(
         "WARNING a client changes what is logged: log_warning from True to False, log_verbose_level from 0 to 2\n"
     )
     asked(settings)
     asked(settings, log_info=True)
-    assert capsys.readouterr().err == ""
+    assert log_lines.written(capfd) == ""
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_a_fault_that_stays_does_not_keep_the_writer_busy(
 ) -> None:
     monkeypatch.setattr(json, "dumps", fails := Mock(side_effect=MemoryError))
     clock = VirtualClock()
-    file._pauses = Pauses(clock)
+    file = TraceFile(file.path, Pauses(clock))
     file.start()
     for count, seconds in enumerate((0.01, 0.02), 1):
         file.write(Sheet(None), {})

@@ -1,23 +1,21 @@
 """The access log: a line for each request, as many a second as are allowed, written by a thread of its own.
 
-It must not be what ends a server: a line costs as much as a small request, and whoever reads the log may stop to.
-So the lines are counted out before they are made, and none is written where writing would wait.
+A line costs as much as a small request, and the reader of the log may stop reading. So lines are counted before they
+are made, and no request waits for one.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
-import select
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
-from tensorferry.batcher.lasting import Pauses, last
+from tensorferry.batcher.lasting import Pauses
 from tensorferry.server import logs
 from tensorferry.server.caller import ANYONE
+from tensorferry.server.log.writer import Writer
 from tensorferry.server.models import Model
 from tensorferry.server.trace_context import TraceContext
 from tensorferry.server.tracing import Trace
@@ -68,37 +66,27 @@ class _Allowance:
 class AccessLog:
     """Writes at most `most` lines a second about requests that were answered, and as many about others.
 
-    Implements `Source`, and `Sink` for all requests alike. `room` tells whether a line can be written without
-    waiting. Thread-safe.
+    Implements `Source`, and `Sink` for all requests alike. Thread-safe.
     """
 
     # What is logged is no span.
     context = None
 
-    def __init__(self, most: int, room: Callable[[], bool] | None = None) -> None:
-        self._room = room or _stderr_has_room
+    def __init__(self, most: int, pauses: Pauses | None = None) -> None:
         # Guards both. Nothing is called while it is held, but for the queue, which has room or refuses.
         self._lock = threading.Lock()
         self._answered, self._others = _Allowance(most), _Allowance(most)
-        self._waiting: queue.Queue[tuple[Trace, int] | None] = queue.Queue(2 * most * _WAITING_SECONDS)
-        self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
-        self._pauses = Pauses()
+        self._writer: Writer[tuple[Trace, int]] = Writer(
+            "access-log", self._write, _failed, most=2 * most * _WAITING_SECONDS, pauses=pauses
+        )
 
     def start(self) -> None:
         """Starts the writer."""
-        self._thread.start()
+        self._writer.start()
 
     def stop(self, timeout: float) -> bool:
         """Whether all lines are written, for which it waits at most so long. Idempotent."""
-        if not self._thread.is_alive():
-            return True
-        self._pauses.end()
-        try:
-            self._waiting.put(None, timeout=timeout)
-        except queue.Full:
-            return False
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        return self._writer.stop(timeout)
 
     def sample(self, model: Model | None, parent: TraceContext | None) -> AccessLog | None:
         """Every request, since nobody knows yet what becomes of it; where lines of this level are written."""
@@ -114,36 +102,22 @@ class AccessLog:
             left_out = allowance.take(time.monotonic())
             if left_out is None:
                 return
-            try:
-                self._waiting.put_nowait((trace, left_out))
-            except queue.Full:
+            if not self._writer.put((trace, left_out)):
                 allowance.left_out(left_out + 1)
 
     def _allowance(self, trace: Trace) -> _Allowance:
         return self._answered if trace.status is None else self._others
 
-    def _run(self) -> None:
-        last(self._write_until_stopped, self._begin_again, self._pauses)
+    def _write(self, items: Sequence[tuple[Trace, int]]) -> None:
+        for trace, left_out in items:
+            fields = fields_of(trace)
+            if left_out:
+                fields["left_out"] = left_out
+            _log.info("%s", _text(fields), extra=fields)
 
-    def _begin_again(self, fault: BaseException) -> None:
-        _errors.error("the thread of the access log ended unexpectedly; a line is lost", exc_info=fault)
 
-    def _write_until_stopped(self) -> None:
-        while (item := self._waiting.get()) is not None:
-            try:
-                self._write(*item)
-            finally:
-                self._waiting.task_done()
-
-    def _write(self, trace: Trace, left_out: int) -> None:
-        if not self._room():
-            with self._lock:
-                self._allowance(trace).left_out(left_out + 1)
-            return
-        fields = fields_of(trace)
-        if left_out:
-            fields["left_out"] = left_out
-        _log.info("%s", _text(fields), extra=fields)
+def _failed(fault: BaseException) -> None:
+    _errors.error("the thread of the access log ended unexpectedly; lines are lost", exc_info=fault)
 
 
 def fields_of(trace: Trace) -> dict[str, Any]:
@@ -179,12 +153,3 @@ def _text(fields: dict[str, Any]) -> str:
 
 # What clients, or who names them, have chosen.
 _CHOSEN = frozenset({"request_id", "model", "model_version", "caller"})
-
-
-def _stderr_has_room() -> bool:
-    """A pipe says so only while it takes a line as a whole."""
-    try:
-        return bool(select.select([], [sys.stderr], [], 0)[1])
-    except (OSError, ValueError):
-        # Closed, or no file at all.
-        return True

@@ -83,7 +83,7 @@ def _serve(config: ServerConfig, output: logs.LogOutput) -> int:
             started = True
         if isinstance(event, _Dead):
             _log.critical("%s: ending at once, to be started anew", event)
-            _leave(1)
+            _leave(1, output)
         if isinstance(event, _Lost):
             code = 1
             if not draining:
@@ -102,18 +102,18 @@ def _serve(config: ServerConfig, output: logs.LogOutput) -> int:
                 signal.signal(number, signal.SIG_IGN)
             # A thread that comes back from ONNX Runtime into an interpreter that is being taken
             # down would abort the process: a worker's, or the one that still loads models.
-            return code if event == "drained" and started else _leave(code)
+            return code if event == "drained" and started else _leave(code, output)
         if isinstance(event, StartError):
-            print(f"tensorferry serve: {event}", file=sys.stderr)
-            _leave(1)
+            output.put(f"tensorferry serve: {event}")
+            _leave(1, output)
         if isinstance(event, BaseException):
             _log.error("the server failed to %s", "drain" if draining else "start", exc_info=event)
-            _leave(1)
+            _leave(1, output)
         if isinstance(event, int):
             name = signal.Signals(event).name
             if draining:
                 _log.warning("%s received again: stopping at once", name)
-                _leave(128 + event)
+                _leave(128 + event, output)
             draining = True
             if config.drain_delay:
                 _log.info("%s received: requests are accepted for %g s more", name, config.drain_delay)
@@ -175,10 +175,9 @@ def _in_thread(name: str, work: Callable[[App, _Events], None], app: App, events
     threading.Thread(target=run, name=name, daemon=True).start()
 
 
-def _leave(code: int) -> NoReturn:
+def _leave(code: int, output: logs.LogOutput) -> NoReturn:
     """Ends the process without waiting for calls, models being loaded, or a device that hangs."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    output.flush()
     os._exit(code)
 
 

@@ -1,16 +1,25 @@
-"""Log lines, as text for a person or as one JSON object each for a machine."""
+"""Log lines, as text for a person or as one JSON object each for a machine.
+
+No thread that logs waits for the reader of stderr: lines go through a bounded queue to a thread that writes them.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
+import os
+import select
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tensorferry.server.log.repeats import Repeats
+from tensorferry.server.log.writer import Writer
 from tensorferry.server.trace_context import TraceContext
+
+_log = logging.getLogger("tensorferry.server")
 
 # Here grpcio tells, with a traceback, of every header that is no text: by which any client could fill the log.
 _GRPC = "grpc._cython.cygrpc"
@@ -86,8 +95,19 @@ class Shown:
         return next((level for level in levels if self.shows(level)), logging.CRITICAL + 1)
 
 
+# Lines that wait for the reader of stderr; more are dropped and counted.
+_MOST_WAITING = 10_000
+_MOST_WAITING_BYTES = 4 << 20
+# How long the end of the process waits for that reader.
+_LAST_LINES_SECONDS = 1.0
+_STDERR = 2
+
+
 class LogOutput:
-    """The program's log lines on stderr, and which of them are written. Thread-safe."""
+    """The program's log lines on stderr, and which of them are written. Thread-safe.
+
+    Lines are dropped, and counted in a later line, while more than 10,000 or 4 MiB of them wait to be written.
+    """
 
     def __init__(self, log_format: str, level: str) -> None:
         self.json = log_format == "json"
@@ -100,8 +120,21 @@ class LogOutput:
             verbose_level=1 if least <= logging.DEBUG else 0,
             iso_times=self.json,
         )
-        self._handler = logging.StreamHandler(sys.stderr)
+        self._repeats = Repeats()
+        # Counts lines that were dropped. Guarded by _lost_lock, under which nothing is called.
+        self._lost_lock = threading.Lock()
+        self._lost = 0
+        self._writer: Writer[bytes] = Writer(
+            "log-writer",
+            self._write,
+            lambda fault: _log.error("the thread that writes the log failed; it goes on", exc_info=fault),
+            most=_MOST_WAITING,
+            most_bytes=_MOST_WAITING_BYTES,
+        )
+        self._writer.start()
+        self._handler = _QueueHandler(self)
         self._handler.addFilter(lambda record: self._shown.shows(record.levelno))
+        self._handler.addFilter(self._repeats)
         logging.basicConfig(handlers=[self._handler], force=True)
         logging.getLogger(_GRPC).addFilter(_of_the_server)
         self._follow_locked()
@@ -120,11 +153,77 @@ class LogOutput:
             self._follow_locked()
         return True
 
+    def put(self, line: str) -> None:
+        """Writes a line as it is, soon. Never waits."""
+        data = (line + "\n").encode(errors="backslashreplace")
+        if not self._writer.put(data, len(data)):
+            with self._lost_lock:
+                self._lost += 1
+
+    def flush(self, timeout: float = _LAST_LINES_SECONDS) -> bool:
+        """Whether every line so far is written, after waiting for it for at most `timeout` seconds."""
+        if left_out := self._repeats.take_left_out():
+            _log.warning("%d warnings or errors that repeat others were left out of the log", left_out)
+        return self._writer.flush(timeout)
+
+    def close(self) -> None:
+        """End the thread once what is waiting is written. Lines that follow are lost."""
+        self._writer.stop(0)
+
+    def _write(self, lines: Sequence[bytes]) -> None:
+        """On the writer's thread."""
+        _write_all(b"".join(lines))
+        with self._lost_lock:
+            lost, self._lost = self._lost, 0
+        if lost:
+            record = _log.makeRecord(_log.name, logging.WARNING, "", 0, _LOST, (lost,), None)
+            _write_all(f"{self._handler.format(record)}\n".encode())
+
     def _follow_locked(self) -> None:
         shown = self._shown
         self._handler.setFormatter(JsonFormatter() if self.json else _text_formatter(shown.iso_times))
         # Lines that nobody sees are then not made.
         logging.getLogger().setLevel(shown.least_level)
+
+
+_LOST = "%d log lines are lost: stderr was not read fast enough"
+
+
+class _QueueHandler(logging.Handler):
+    """Handler that formats a record where it is logged, since its arguments may change later."""
+
+    def __init__(self, output: LogOutput) -> None:
+        super().__init__()
+        self._output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue one line."""
+        try:
+            self._output.put(self.format(record))
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait a moment for all lines to be written, as `logging.shutdown` asks at the end of the process."""
+        self._output.flush()
+
+    def close(self) -> None:
+        """Write no more than what is waiting."""
+        self._output.close()
+        super().close()
+
+
+def _write_all(data: bytes) -> None:
+    """Write to stderr; lines are lost where that is closed, full, or was never open."""
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(_STDERR, rest) :]
+        except BlockingIOError:
+            # A pipe that another process has set to be non-blocking.
+            select.select([], [_STDERR], [])
+        except OSError:
+            return
 
 
 class _TextFormatter(logging.Formatter):
@@ -133,6 +232,8 @@ class _TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the name is logging's)
         """The line, its control characters as escapes."""
         line = super().formatMessage(record)
+        if left_out := getattr(record, "repeats_left_out", 0):
+            line += f" ({left_out} more like this were left out)"
         return line if line.isprintable() else "".join(map(_visible, line))
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import os
-import queue
 import threading
 from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tensorferry.batcher.lasting import Pauses, last
+from tensorferry.batcher.lasting import Pauses
 from tensorferry.server.errors import StartError
+from tensorferry.server.log.writer import Writer
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -45,11 +45,11 @@ class TraceFile:
     A file is emptied when the first trace is written to it, and is a whole JSON array after each.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, pauses: Pauses | None = None) -> None:
         self.path = path
-        self._waiting: queue.Queue[_Item | None] = queue.Queue(_MOST_WAITING)
-        self._thread = threading.Thread(target=self._run, name="trace-writer", daemon=True)
-        self._pauses = Pauses()
+        self._writer: Writer[_Item] = Writer(
+            "trace-writer", self._write, _failed, most=_MOST_WAITING, pauses=pauses
+        )
         # Guards _lost. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._lost = 0
@@ -67,50 +67,17 @@ class TraceFile:
                 f"--trace-file is {str(self.path)!r}; it must name a file in a directory that is there and can be "
                 "written to"
             )
-        self._thread.start()
+        self._writer.start()
 
     def write(self, sheet: Sheet, trace: Mapping[str, Any]) -> None:
         """Has a trace written soon; never waits. One that comes while too many wait is lost, which is logged."""
-        try:
-            self._waiting.put_nowait((sheet, trace))
-        except queue.Full:
+        if not self._writer.put((sheet, trace)):
             with self._lock:
                 self._lost += 1
 
     def stop(self, timeout: float) -> bool:
         """Whether all is written, for which it waits at most so long. Idempotent; nothing may be written afterwards."""
-        if not self._thread.is_alive():
-            return True
-        self._pauses.end()
-        try:
-            self._waiting.put(None, timeout=timeout)
-        except queue.Full:
-            return False
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        last(self._write_until_stopped, self._begin_again, self._pauses)
-
-    def _begin_again(self, fault: BaseException) -> None:
-        _log.error("the thread that writes traces ended unexpectedly; some are lost", exc_info=fault)
-
-    def _write_until_stopped(self) -> None:
-        ended = False
-        while not ended:
-            items: list[_Item | None] = [self._waiting.get()]
-            try:
-                while True:
-                    items.append(self._waiting.get_nowait())
-            except queue.Empty:
-                pass
-            ended = None in items
-            try:
-                self._write([item for item in items if item is not None])
-            except BaseException as error:
-                if not ended:
-                    raise
-                self._begin_again(error)
+        return self._writer.stop(timeout)
 
     def _write(self, items: Sequence[_Item]) -> None:
         texts: dict[Path, list[str]] = {}
@@ -155,6 +122,10 @@ class TraceFile:
                 self._sizes[path] = size
                 raise
             self._sizes[path] = file.tell()
+
+
+def _failed(fault: BaseException) -> None:
+    _log.error("the thread that writes traces ended unexpectedly; some are lost", exc_info=fault)
 
 
 def _write_at(file: FileIO, position: int, data: bytes) -> None:
