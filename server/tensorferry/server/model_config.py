@@ -35,12 +35,13 @@ class Batching:
     """How a model is batched: decided once it is known what the ONNX file allows.
 
     With a `max_batch_size` above 0, axis 0 counts rows; whether requests then share a batch is
-    `merges`. `words` say it to people.
+    `merges`. `words` say it to people, `verdict` to programs: proved, tested, trusted, refused or off.
     """
 
     max_batch_size: int
     merges: bool
     words: str
+    verdict: str = "off"
 
 
 def read_config(path: Path) -> ModelConfig:

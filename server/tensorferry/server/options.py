@@ -70,6 +70,11 @@ def _pad_values(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, _, value in pairs)
 
 
+def _batching(text: str) -> str:
+    policy = one_of("proved", "tested", "trust", "prove")(text)
+    return "tested" if policy == "prove" else policy
+
+
 def _interval(text: str) -> float:
     positive(text)
     return seconds(text)
@@ -177,9 +182,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "batching",
         "batching",
-        one_of("prove", "trust"),
-        "prove or trust",
-        "prove at load that rows of a batch do not affect each other, or trust that they do not",
+        _batching,
+        "proved, tested or trust",
+        "which models are batched: those whose graph proves that rows of a batch do not affect each other, also those "
+        "that only running shows it of (prove is the same), or all, unchecked",
     ),
     Option(
         "pad-lengths",

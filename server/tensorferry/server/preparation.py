@@ -1,18 +1,13 @@
-"""What becomes of a model's file and configuration: how it is batched, what clients see, where it runs.
-
-The rule where a configuration leaves max_batch_size open: a model that is proved batchable is batched, by the
-options. Where it gives one, that holds, and the proof only says whether requests may share a batch.
-"""
+"""What becomes of a model's file and configuration: how it is batched, what clients see, where it runs."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.batching_check.decision import Candidate, as_asked, by_options
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.contract import Contract, contract_of
 from tensorferry.server.devices import machine_of
@@ -20,7 +15,6 @@ from tensorferry.server.fields import check_fields
 from tensorferry.server.fp16 import ModelFile, file_of
 from tensorferry.server.instances import instance_groups
 from tensorferry.server.model_config import Batching, complete, is_complete
-from tensorferry.server.proof import Array, prove, working_size
 from tensorferry.server.session import Session
 from tensorferry.server.session_options import (
     SessionOptions,
@@ -30,11 +24,8 @@ from tensorferry.server.session_options import (
 )
 from tensorferry.server.settings import ModelSettings, check_dynamic_batching, settings_of
 from tensorferry.server.tuning import tuned
-from tensorferry.server.words import words_of
 
 _log = logging.getLogger("tensorferry.server")
-
-_Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +81,16 @@ def prepare(source: ModelSource, options: ServerConfig, device: str, scratch: Ex
         return with_flags(config, options, devices)
 
     if asked is None or (asked.max_batch_size == 0 and not is_complete(asked)):
-        batching, size = _own_rule(source.name, session, asked, options, precision)
+        batching, size = by_options(
+            Candidate(source.name, session, session.signature, session.run, asked, options, precision)
+        )
     else:
         # How requests are batched changes nothing of what they look like.
         contract = contract_of(completed(Batching(asked.max_batch_size, False, "")), session.signature)
         run = contract.runner(session.run)
-        batching, size = _as_asked(asked, contract, run, options, precision, source.path)
+        batching, size = as_asked(
+            Candidate(source.name, session, contract.signature, run, asked, options, precision), asked
+        )
     config = completed(batching)
     own_batching = asked is None or not asked.HasField("dynamic_batching")
     settings = settings_of(config, batching, groups, options, own=own_batching)
@@ -135,84 +130,3 @@ def _warn_of_unused_providers(name: str, tuning: SessionOptions, devices: list[s
             "GPUs",
             name,
         )
-
-
-def _own_rule(
-    name: str, session: Session, asked: ModelConfig | None, options: ServerConfig, precision: float
-) -> tuple[Batching, int | None]:
-    """As the options say, if it is safe; and a size that warms the model up."""
-    signature = session.signature
-    if options.max_batch_size == 0:
-        size, _ = working_size(signature, session.run)
-        return Batching(0, False, "unbatched (--max-batch-size 0)"), size
-    lacking = signature.lacks_batch_axis()
-    if lacking is not None:
-        _log.warning("model %s is served unbatched: %s", name, lacking)
-        return Batching(0, False, f"unbatched ({lacking})"), working_size(signature, session.run)[0]
-    window = options.max_queue_delay
-    if asked is not None and asked.HasField("dynamic_batching"):
-        window = asked.dynamic_batching.max_queue_delay_microseconds / 1e6
-    if options.batching == "trust":
-        _log.warning("model %s is batched without proof (--batching trust)", name)
-        words = _words(options.max_batch_size, window, "trusted")
-        return Batching(options.max_batch_size, True, words), working_size(signature, session.run)[0]
-    verdict = prove(signature, session.run, words_of(session.path), precision)
-    if not verdict.batchable:
-        _log.warning(
-            "model %s is served unbatched: %s (--batching trust batches it all the same)",
-            name,
-            verdict.reason,
-        )
-        return Batching(0, False, f"unbatched ({verdict.reason})"), verdict.size
-    words = _words(options.max_batch_size, window, "proved")
-    return Batching(options.max_batch_size, True, words), verdict.size
-
-
-def _as_asked(
-    asked: ModelConfig,
-    contract: Contract,
-    run: _Run,
-    options: ServerConfig,
-    precision: float,
-    path: Path,
-) -> tuple[Batching, int | None]:
-    """As the configuration says, but that requests share no batch where that is shown to change answers."""
-    name, most = asked.name, asked.max_batch_size
-    explicit = asked.HasField("dynamic_batching")
-    if most == 0:
-        words = "unbatched (max_batch_size is 0 in its configuration)"
-        return Batching(0, False, words), working_size(contract.signature, run)[0]
-    if not explicit and (is_complete(asked) or most == 1):
-        if most > 1:
-            _log.info(
-                "model %s: each request runs alone, as its configuration has no dynamic_batching; add "
-                "'dynamic_batching { }' to it to have requests share batches",
-                name,
-            )
-        words = f"requests of up to {most} rows, each alone (its configuration has no dynamic_batching)"
-        return Batching(most, False, words), working_size(contract.signature, run)[0]
-    window = (
-        asked.dynamic_batching.max_queue_delay_microseconds / 1e6 if explicit else options.max_queue_delay
-    )
-    if options.batching == "trust":
-        _log.warning("model %s is batched without proof (--batching trust)", name)
-        return Batching(most, True, _words(most, window, "trusted")), working_size(contract.signature, run)[0]
-    verdict = prove(contract.signature, run, words_of(path), precision)
-    if verdict.batchable:
-        return Batching(most, True, _words(most, window, "proved")), verdict.size
-    if explicit and verdict.size is None:
-        _log.warning("model %s is batched without proof, as its configuration says: %s", name, verdict.reason)
-        return Batching(most, True, _words(most, window, "as its configuration says")), None
-    _log.warning(
-        "model %s: each request runs alone: %s (--batching trust has them share batches all the same)",
-        name,
-        verdict.reason,
-    )
-    return Batching(
-        most, False, f"requests of up to {most} rows, each alone ({verdict.reason})"
-    ), verdict.size
-
-
-def _words(most: int, window: float, how: str) -> str:
-    after = f" after at most {window * 1e3:g} ms" if window else ""
-    return f"batches of up to {most} rows{after} ({how})"

@@ -17,6 +17,8 @@ from tensorferry.server.model_config import ModelConfigError
 _GRAPH_LEVELS = {-1: "basic", 0: "all", 1: "extended", 2: "none"}
 _BOOLEANS = {"0": False, "false": False, "1": True, "true": True}
 
+# How a model is batched, in place of --batching: `batching_check` reads it.
+BATCHING = "batching"
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
 # Options of the CUDA provider that may stand among the parameters, the older way.
@@ -56,6 +58,7 @@ _PARAMETERS = (
     "enable_mem_pattern",
     ARENA_SHRINKAGE,
     DEVICE_ALLOCATOR,
+    BATCHING,
     *_CUDA_PARAMETERS,
     *_FP16_PARAMETERS,
 )

@@ -1,0 +1,1 @@
+"""Whether requests may share a batch: what running a model shows, and what follows together with its graph."""

@@ -1,0 +1,26 @@
+"""A limit on runs with values that a model may not be made for: a loop may never end on NaN."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from tensorferry.server.proof import Array, Run
+from tensorferry.server.session import Session
+
+
+def limited(run: Run, session: Session, seconds: float) -> Run:
+    """Runs as `run` does, by way of the session; a run that takes longer is ended and fails."""
+
+    def limited_run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        timer = threading.Timer(seconds, session.end_runs)
+        timer.name = "tensorferry-batching-check"
+        timer.start()
+        try:
+            return run(inputs)
+        finally:
+            timer.cancel()
+            timer.join()
+            session.allow_runs()
+
+    return limited_run

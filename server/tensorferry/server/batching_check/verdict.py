@@ -1,0 +1,116 @@
+"""The verdict on a model: proved, tested or refused, by its graph and by running it."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tensorferry.server.batching_check import quantisation
+from tensorferry.server.batching_check.rows import batched
+from tensorferry.server.batching_check.trial import Conditions, Outcome, Trial, try_rows
+from tensorferry.server.onnx_graph import BatchAnalysis, RowMixing, analyse_batching
+from tensorferry.server.proof import Run, working_size
+from tensorferry.server.signature import Signature
+
+_log = logging.getLogger("tensorferry.server")
+
+# How long a model is run beyond the least: little where running only confirms what the graph proves.
+_SECONDS_TO_CONFIRM = 0.25
+_SECONDS_TO_TEST = 2.0
+# Reasons that are named; of a large graph there may be hundreds.
+_MOST_REASONS = 3
+
+
+class Verdict(enum.Enum):
+    """Why requests share batches, or that they must not. The values are what clients read."""
+
+    PROVED = "proved"
+    """The model's graph keeps rows apart, and running it agrees."""
+    TESTED = "tested"
+    """Running shows no mixing; the graph could not be analysed wholly."""
+    TRUSTED = "trusted"
+    """The operator says so."""
+    REFUSED = "refused"
+    """The graph or running shows that rows mix, or nothing shows that they do not."""
+    OFF = "off"
+    """Batching is not asked for, or the model has no batch axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A verdict, why, and the size that the other varying dimensions were given.
+
+    `size` is None when the model ran with none of the sizes tried. `shown` is false where nothing is known either way.
+    """
+
+    verdict: Verdict
+    reason: str
+    size: int | None
+    shown: bool = True
+
+
+def judge(
+    name: str,
+    path: Path,
+    signature: Signature,
+    run: Run,
+    conditions: Conditions,
+    first_run: Run | None = None,
+) -> Finding:
+    """The verdict on a model whose signature has a batch axis, with a line in the log on what it rests."""
+    analysis = analyse_batching(path, [spec.name for spec in signature.inputs if batched(spec)])
+    if analysis.finding is RowMixing.MIXES:
+        # Running may miss it, so that running is not asked.
+        return _refused(_listed(analysis), path, working_size(signature, run)[0])
+    proved = analysis.finding is RowMixing.SEPARATE
+    if quantisation.is_quantised(path):
+        conditions = replace(conditions, precision=max(conditions.precision, quantisation.PRECISION))
+    seconds = _SECONDS_TO_CONFIRM if proved else _SECONDS_TO_TEST
+    trial = try_rows(signature, run, replace(conditions, seconds=seconds, thorough=not proved), first_run)
+    return _weighed(name, path, analysis, trial)
+
+
+def _weighed(name: str, path: Path, analysis: BatchAnalysis, trial: Trial) -> Finding:
+    proved = analysis.finding is RowMixing.SEPARATE
+    if trial.outcome is Outcome.APART:
+        if proved:
+            _log.info(
+                "model %s: rows are kept apart, proved by its graph; running agrees: %s", name, trial.extent
+            )
+            return Finding(Verdict.PROVED, "", trial.size)
+        unknown = _listed(analysis)
+        _log.info(
+            "model %s: rows are kept apart, tested by running: %s; its graph could not be analysed wholly: %s",
+            name,
+            trial.extent,
+            unknown,
+        )
+        return Finding(Verdict.TESTED, unknown, trial.size)
+    if trial.outcome is Outcome.DOES_NOT_RUN:
+        if proved:
+            _log.info("model %s: rows are kept apart, proved by its graph alone: %s", name, trial.reason)
+            return Finding(Verdict.PROVED, "", None)
+        reason = f"{trial.reason}, and its graph could not be analysed wholly: {_listed(analysis)}"
+        return Finding(Verdict.REFUSED, reason, None, shown=False)
+    if proved and trial.outcome is Outcome.MIXES:
+        _log.warning(
+            "model %s: its graph keeps rows apart, but running it does not: %s; an operator computes otherwise than "
+            "its definition, or this is a bug of the analysis",
+            name,
+            trial.reason,
+        )
+    return _refused(trial.reason, path, trial.size)
+
+
+def _refused(reason: str, path: Path, size: int | None) -> Finding:
+    if quantisation.is_quantised_dynamically(path):
+        reason = f"{reason}; {quantisation.CURE}"
+    return Finding(Verdict.REFUSED, reason, size)
+
+
+def _listed(analysis: BatchAnalysis) -> str:
+    named = "; ".join(analysis.reasons[:_MOST_REASONS])
+    more = len(analysis.reasons) - _MOST_REASONS
+    return f"{named}; and {more} more" if more > 0 else named

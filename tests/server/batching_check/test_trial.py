@@ -1,0 +1,383 @@
+"""Running models: those that keep rows apart pass, those that mix them are refused with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from server import models
+from server.rig import Array, signature, spec
+
+from tensorferry.protos.tensors import DATATYPES
+from tensorferry.server.batching_check.trial import Conditions, Outcome, Trial, try_rows
+from tensorferry.server.proof import sample
+from tensorferry.server.session import Session
+from tensorferry.server.words import words_of
+
+Build = Callable[[Path], Path]
+
+
+def standing() -> float:
+    """A clock that stands: all that can be run is run."""
+    return 0.0
+
+
+def tried(build: Build, directory: Path) -> Trial:
+    session = Session(build(directory / "m.onnx"))
+    return try_rows(session.signature, session.run, Conditions(words=words_of(session.path), clock=standing))
+
+
+@pytest.mark.parametrize(
+    ("build", "size"),
+    [
+        (models.twice, 4),
+        (models.mlp, 4),
+        (lambda path: models.mlp(path, np.float16), 4),
+        (lambda path: models.mlp(path, np.float64), 4),
+        (models.conv, 16),
+        (models.lookup, 4),
+        (lambda path: models.multiples_only(path, 7), 224),
+        (lambda path: models.multiples_only(path, 1), 4),
+    ],
+    ids=[
+        "elementwise",
+        "layers and a softmax of each row",
+        "FP16",
+        "FP64",
+        "convolution of at least 5 × 5, argmax",
+        "lookup",
+        "multiples of 7",
+        "any size",
+    ],
+)
+def test_models_with_independent_rows_pass(build: Build, size: int, tmp_path: Path) -> None:
+    found = tried(build, tmp_path)
+    assert (found.outcome, found.size) == (Outcome.APART, size), found.reason
+
+
+@pytest.mark.parametrize("name", DATATYPES)
+def test_every_datatype_passes(name: str, tmp_path: Path) -> None:
+    assert tried(lambda path: models.echo(path, name), tmp_path).outcome is Outcome.APART
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (models.softmax_over_rows, "output 'share' of a row changes with its neighbours: by "),
+        (models.centred, "output 'y' of a row changes with its neighbours: by "),
+        (models.running_sum, "output 'y' of a row changes with its neighbours: by "),
+        (models.total, "output 'y' has shape [1, 3] for 5 rows: it does not follow the batch axis"),
+        (models.noisy, "output 'y' of one row differs from run to run: by "),
+        (models.one_row_only, "it runs one row, but not several together (the model failed on this request"),
+    ],
+    ids=["softmax over rows", "mean over rows", "running sum", "sum over rows", "noise", "one row only"],
+)
+def test_models_that_mix_rows_are_found_out(build: Build, reason: str, tmp_path: Path) -> None:
+    found = tried(build, tmp_path)
+    assert found.outcome is not Outcome.APART
+    assert found.reason.startswith(reason)
+    assert found.size == 4
+
+
+def test_rows_that_are_alike_by_chance_prove_nothing() -> None:
+    made = signature(
+        spec("x", "BOOL", "batch", 2),
+        spec("axes", "INT64", "batch"),
+        outputs=(spec("y", "BOOL", "batch", 2),),
+    )
+    # The first draw is such a chance.
+    assert set(sample(made, 5, 4)["axes"]) == {1}
+
+    def run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        if len(set(inputs["axes"])) > 1:
+            raise ValueError("all axes must be the same")
+        return {"y": inputs["x"]}
+
+    found = try_rows(made, run, Conditions(clock=standing))
+    assert (found.outcome, found.reason) == (
+        Outcome.MIXES,
+        "it runs one row, but not several together (all axes must be the same)",
+    )
+
+
+def test_a_model_that_drops_words_is_found_out_by_its_own_words(tmp_path: Path) -> None:
+    found = tried(models.without_stop_words, tmp_path)
+    assert (found.outcome, found.reason) == (
+        Outcome.MIXES,
+        "output 'y' has shape [2] for 5 rows: it does not follow the batch axis",
+    )
+    assert tried(lambda path: models.without_stop_words(path, ()), tmp_path).outcome is Outcome.APART
+
+
+def test_words_that_are_not_for_the_input_prove_nothing(tmp_path: Path) -> None:
+    assert list(words_of(models.spelt(tmp_path / "spelt.onnx"))) == [("one", "two")]
+    assert tried(models.spelt, tmp_path).outcome is Outcome.APART
+
+
+def test_what_runs_on_no_random_input_is_not_proved(tmp_path: Path) -> None:
+    found = tried(lambda path: models.multiples_only(path, 11), tmp_path)
+    assert (found.outcome, found.size) == (Outcome.DOES_NOT_RUN, None)
+    assert found.reason.startswith("it does not run on random input (the model failed on this request")
+    assert found.reason.endswith("so running it shows nothing")
+
+
+# From here on a Python function stands for the model: x [batch, 8] of any datatype → y.
+Model = Callable[[Array], Array]
+
+
+def proved(model: Model, datatype: str = "FP32", precision: float = 0.0) -> Trial:
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        with np.errstate(all="ignore"):
+            return {"y": model(inputs["x"])}
+
+    made = signature(spec("x", datatype, "batch", 8), outputs=(spec("y", datatype, "batch", 8),))
+    return try_rows(made, run, Conditions(precision=precision, clock=standing))
+
+
+def off(by: float) -> Model:
+    """Gives a row of a batch of several a little more, relative to its greatest value, than one alone."""
+
+    def model(x: Array) -> Array:
+        y = x.astype(np.float64)
+        return (y + (by * np.abs(y).max(1, keepdims=True) if len(x) > 1 else 0)).astype(x.dtype)
+
+    return model
+
+
+def bf16(model: Model) -> Model:
+    return lambda bits: model(bits.view(ml_dtypes.bfloat16)).view(np.uint16)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "allowed", "refused"),
+    [("FP16", 4e-3, 5e-2), ("FP32", 3e-5, 1e-3), ("FP64", 3e-10, 1e-8)],
+)
+def test_rounding_is_allowed_and_another_answer_is_not(datatype: str, allowed: float, refused: float) -> None:
+    assert proved(off(0), datatype).outcome is Outcome.APART
+    assert proved(off(allowed), datatype).outcome is Outcome.APART
+    found = proved(off(refused), datatype)
+    assert found.outcome is not Outcome.APART
+    assert "its values reach" in found.reason
+
+
+def test_a_device_may_compute_to_less_than_its_outputs_show() -> None:
+    assert proved(off(3e-3), precision=1e-3).outcome is not Outcome.APART
+    assert proved(off(3e-3), precision=1e-2).outcome is Outcome.APART
+    assert proved(off(5e-2), precision=1e-2).outcome is not Outcome.APART
+    # It makes nothing stricter.
+    assert proved(off(4e-3), "FP16", precision=1e-4).outcome is Outcome.APART
+
+
+def test_rounding_of_bf16() -> None:
+    assert proved(bf16(off(0.01)), "BF16").outcome is Outcome.APART
+    assert proved(bf16(off(0.2)), "BF16").outcome is not Outcome.APART
+
+
+@pytest.mark.parametrize("datatype", ["INT64", "BOOL", "UINT8", "BYTES"])
+def test_nothing_is_allowed_where_values_are_exact(datatype: str) -> None:
+    def first_row_differs(x: Array) -> Array:
+        y = x.copy()
+        y[0, 0] = {"BYTES": "other", "BOOL": not y[0, 0]}.get(datatype, 7)
+        return y
+
+    assert proved(lambda x: x, datatype).outcome is Outcome.APART
+    found = proved(first_row_differs, datatype)
+    assert found.reason.startswith(
+        "output 'y' of a row changes with its neighbours: 1 of 8 values are others"
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "batchable"),
+    [
+        (lambda x: x[::-1].copy(), False),
+        (lambda x: np.sort(x, axis=0), False),
+        (lambda x: x * len(x), False),
+        (lambda x: x * (2 if len(x) == 2 else 1), False),
+        (lambda x: x * (2 if len(x) == 3 else 1), False),
+        (lambda x: x + x[:1], False),
+        (lambda x: x - x.max(), False),
+        (lambda x: np.where(x > 0, x, np.inf), True),
+        (lambda x: np.where(x > 0, x, np.nan), True),
+        (lambda x: np.full_like(x, np.nan), True),
+        (lambda x: np.where(x == x.max(), np.nan, x), False),
+        (lambda x: np.where(x == x[0], np.inf, x), False),
+        (lambda x: np.zeros_like(x), True),
+        (lambda x: x[:, :0], True),
+        (lambda x: x[:, : len(x)], False),
+        (lambda x: x.reshape(-1), False),
+        (lambda x: x.sum(), False),
+        (lambda x: x[x[:, 0] > 0], False),
+    ],
+)
+def test_what_else_may_become_of_rows(model: Model, batchable: bool) -> None:
+    found = proved(lambda x: np.asarray(model(x)))
+    assert (found.outcome is Outcome.APART) is batchable, found.reason
+    assert batchable or "output 'y'" in found.reason or "not several together" in found.reason
+
+
+@pytest.mark.parametrize("fails", [lambda x: len(x) > 1, lambda x: True])
+def test_the_proof_never_raises(fails: Callable[[Array], bool]) -> None:
+    def model(x: Array) -> Array:
+        if fails(x):
+            raise ValueError("why")
+        return x
+
+    found = proved(model)
+    assert found.outcome is not Outcome.APART
+    assert "(why)" in found.reason
+
+
+# Rows that interact only for some values.
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda x: np.maximum(np.log(np.abs(x) + 1e-10), np.log(np.abs(x) + 1e-10).max() - 8),
+        lambda x: x / max(100, x.max()),
+        lambda x: x / max(1, np.abs(x).max() / 1e5),
+        lambda x: x * (1 if np.all(x) else 2),
+        lambda x: x - (x.min() < -100),
+        lambda x: x + 1e-30 * x.sum(),
+        lambda x: x * (2 if np.abs(x).max(1).min() < 1e-4 else 1),
+        lambda x: x * (2 if len(np.unique(x, axis=0)) < len(x) else 1),
+        lambda x: x * (2 if (x == np.inf).any() else 1),
+        lambda x: x * (2 if (x == -np.inf).any() else 1),
+        lambda x: x * (2 if (np.count_nonzero(x, axis=1) == 1).any() else 1),
+        lambda x: x * (2 if (np.ptp(x, axis=1) == 0).any() else 1),
+    ],
+)
+def test_rows_that_interact_only_for_some_values_are_found_out(model: Model) -> None:
+    found = proved(model)
+    assert found.outcome is Outcome.MIXES
+    assert "changes with its neighbours" in found.reason
+    assert "(beside " in found.reason
+
+
+def test_one_largest_batch_of_all_kinds_finds_them_where_time_is_short() -> None:
+    made = signature(spec("x", "FP32", "batch", 8), outputs=(spec("y", "FP32", "batch", 8),))
+    sizes: list[int] = []
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        x = inputs["x"]
+        sizes.append(len(x))
+        return {"y": x if len(x) < 6 else x / max(100, x.max())}
+
+    seconds = iter(range(10**6))
+    slow = Conditions(most=32, seconds=5, thorough=False, clock=lambda: float(next(seconds)))
+    with np.errstate(all="ignore"):
+        found = try_rows(made, run, slow)
+    assert found.outcome is Outcome.MIXES
+    assert max(sizes) == 8
+
+
+def test_a_quiet_row_is_held_against_its_own_magnitude() -> None:
+    def shifted(x: Array) -> Array:
+        return np.asarray(x + np.float32(1e-9) * (np.abs(x).max() > 10))
+
+    assert "beside" in proved(shifted).reason
+
+
+def test_the_largest_batch_is_tried_and_one_that_fails_is_halved() -> None:
+    made = signature(spec("x", "FP32", "batch", 8), outputs=(spec("y", "FP32", "batch", 8),))
+    sizes: list[int] = []
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        sizes.append(len(inputs["x"]))
+        if len(inputs["x"]) > 20:
+            raise MemoryError
+        return {"y": inputs["x"]}
+
+    found = try_rows(made, run, Conditions(most=64, clock=standing))
+    assert found.outcome is Outcome.APART
+    assert {64, 32, 16} <= set(sizes)
+    assert 16 in found.batches
+    assert 32 not in found.batches
+
+
+def test_kinds_of_rows_on_which_the_model_fails_are_left_out_and_named() -> None:
+    def finite_only(x: Array) -> Array:
+        if not np.isfinite(x).all():
+            raise ValueError("not finite")
+        return np.asarray(x / max(100, np.max(x)))
+
+    def checked(x: Array) -> Array:
+        if not np.isfinite(x).all():
+            raise ValueError("not finite")
+        return x
+
+    assert proved(finite_only).outcome is Outcome.MIXES
+    found = proved(checked)
+    assert (found.outcome, found.left_out) == (Outcome.APART, ("NaN", "+inf", "-inf"))
+    assert found.extent.endswith("; left out, as the model fails on them: rows of NaN, +inf, -inf")
+
+
+@pytest.mark.parametrize(("rows", "batchable"), [(2, True), (10, False), (1000, False), (10**6, False)])
+def test_integers_are_tried_as_far_as_the_model_accepts_them(rows: int, batchable: bool) -> None:
+    """It mixes rows where an index above 1 is among them."""
+
+    def model(index: Array) -> Array:
+        if index.min() < 0 or index.max() >= rows:
+            raise IndexError
+        return index * (2 if index.max() > 1 else 1)
+
+    found = proved(model, "INT64")
+    assert (found.outcome is Outcome.APART) is batchable, found.reason
+
+
+def test_negative_integers_are_tried_where_the_model_accepts_them() -> None:
+    assert proved(lambda x: x - (x.min() < 0), "INT32").outcome is Outcome.MIXES
+
+
+def test_integers_that_are_sizes_do_not_grow_without_end() -> None:
+    made = signature(spec("n", "INT64", "batch"), outputs=(spec("y", "INT64", "batch", "n"),))
+    seen: list[int] = []
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        seen.append(int(inputs["n"].max()))
+        return {"y": np.zeros((len(inputs["n"]), max(1, seen[-1])), np.int64)}
+
+    try_rows(made, run, Conditions(clock=standing))
+    assert max(seen) == 8
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda x: np.char.add(x.astype(str), "!" if (x == "").any() else "").astype(object),
+        lambda x: np.char.add(
+            x.astype(str), "!" if (np.char.str_len(x.astype(str)) > 99).any() else ""
+        ).astype(object),
+    ],
+    ids=["empty", "long"],
+)
+def test_empty_and_long_strings_are_tried(model: Model) -> None:
+    assert proved(model, "BYTES").outcome is Outcome.MIXES
+
+
+def test_inputs_of_different_kinds_stand_side_by_side() -> None:
+    made = signature(
+        spec("a", "FP32", "batch", 4), spec("b", "FP32", "batch", 4), outputs=(spec("y", "FP32", "batch", 4),)
+    )
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        a, b = inputs["a"], inputs["b"]
+        loud_beside_zero = ((np.abs(a).max(1) > 1e3) & (b == 0).all(1)).any()
+        return {"y": a * (2 if loud_beside_zero else 1)}
+
+    with np.errstate(all="ignore"):
+        assert try_rows(made, run, Conditions(clock=standing)).outcome is Outcome.MIXES
+
+
+def test_numbers_that_vary_from_run_to_run_are_no_mixing() -> None:
+    generator = np.random.default_rng(0)
+
+    def model(x: Array) -> Array:
+        noise = generator.standard_normal(x.shape) * 3e-5 * np.abs(x).max(1, keepdims=True)
+        return np.where(np.isfinite(x), x + noise, x).astype(np.float32)
+
+    assert proved(model).outcome is Outcome.APART
