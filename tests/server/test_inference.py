@@ -27,6 +27,7 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, ModelFailedError, NotFoundError, NotReadyError
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.models import Model, ModelRegistry
+from tensorferry.server.shapes.empty_axes import EmptyAxes
 from tensorferry.server.status import status_of
 
 SIGNATURE = signature(spec("x", "FP32", "batch", "n"), outputs=(spec("y", "FP32", "batch", "n"),))
@@ -49,7 +50,8 @@ def serve() -> Iterator[Serve]:
         batcher = Batcher(runner, max_batch_size, **options)
         made.append((runner, batcher))
         registry = ModelRegistry()
-        registry.ready(Model("m", "1", SIGNATURE, max_batch_size, "", batcher, slo))
+        bears = EmptyAxes({frozenset({("x", 1)}): ""})
+        registry.ready(Model("m", "1", SIGNATURE, max_batch_size, "", batcher, slo, empty_axes=bears))
         return InferenceService(registry)
 
     yield make

@@ -346,6 +346,8 @@ class InferenceService:
                         empty = outputs_without_rows(
                             model.name, model.signature, decoded.wanted.outputs, tensors
                         )
+                    else:
+                        model.empty_axes.check(model.name, model.signature, tensors)
                     if lease or empty is not None:
                         form = unremembered(model, decoded)
                     else:

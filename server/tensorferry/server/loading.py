@@ -30,6 +30,7 @@ from tensorferry.server.padding import padding_of, prove_padding
 from tensorferry.server.preparation import Prepared, prepare
 from tensorferry.server.proof import Array, sample, varies, working_size
 from tensorferry.server.recovery import Survivor
+from tensorferry.server.runtime.empty_axes_probe import EmptyAxesProbe, Subject
 from tensorferry.server.runtime.host_memory import GrowthCheck
 from tensorferry.server.session import Session
 from tensorferry.server.session_options import Fp16
@@ -65,8 +66,11 @@ def load_model(
     started = time.monotonic()
     with ExitStack() as scratch:
         prepared = prepare(source, config, device, scratch)
-        loaded = _load(source, config, prepared)
-    settings, contract = prepared.settings, prepared.contract
+        settings, contract = prepared.settings, prepared.contract
+        # Beside the warm-up.
+        with EmptyAxesProbe(_subject(source, prepared)) as probe:
+            loaded = _load(source, config, prepared)
+            empty_axes = probe.result()
     took = time.monotonic() - started
     _log.info(
         "model %s loaded from %s on %s in %.2f s, warmed at batches of %s",
@@ -113,6 +117,20 @@ def load_model(
         settings.devices,
         condition,
         Exemplars() if config.metrics_port is not None else None,
+        empty_axes,
+    )
+
+
+def _subject(source: ModelSource, prepared: Prepared) -> Subject:
+    settings, file = prepared.settings, prepared.file
+    return Subject(
+        source.name,
+        file.source,
+        file.path,
+        settings.session,
+        prepared.contract,
+        settings.max_batch_size,
+        prepared.size,
     )
 
 

@@ -14,6 +14,7 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.condition import Condition
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
 from tensorferry.server.exemplars import Exemplars
+from tensorferry.server.shapes.empty_axes import EmptyAxes
 from tensorferry.server.signature import Signature
 
 _UNLOADED = "unloaded"
@@ -40,7 +41,8 @@ class Model:
     `padding` says how requests of different lengths share a batch; None when they do not. `config` is
     the completed configuration, which says what is really used. `labels` are the names of the
     classes, by output, `devices` where its instances run, and `condition` says whether they work.
-    `exemplars` keeps traced requests that were answered; None where nobody asks for them.
+    `exemplars` keeps traced requests that were answered; None where nobody asks for them. `empty_axes` says which
+    axes of a request may have length zero.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Model:
     devices: tuple[str, ...] = ()
     condition: Condition = field(default_factory=Condition, compare=False)
     exemplars: Exemplars | None = field(default=None, compare=False)
+    empty_axes: EmptyAxes = field(default_factory=EmptyAxes)
 
     @property
     def batched(self) -> bool:

@@ -1,0 +1,87 @@
+"""Axes of length zero on a real server: accepted where the model bears them, refused where they would end it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from e2e import models
+from e2e.server import ServerProcess, running
+from server.rig import request
+from server.shapes import recurrent
+from tritonclient.utils import InferenceServerException
+from wire.inputs import tensor
+from wire.rig import Stream
+
+from tensorferry.protos.inference_pb2_grpc import GRPCInferenceServiceStub
+
+WORDS = np.ones((1, 3), np.int64)
+NO_WORDS = np.zeros((1, 0), np.int64)
+MESSAGE = r"axis 1 of input 'ids' \(shape \[1, 0\]\) has length zero, which model 'gru' is not known to bear"
+
+
+@pytest.fixture(scope="module", params=["prove", "trust", "unbatched"])
+def server(
+    request: pytest.FixtureRequest, transport: str, model_dir: Path, mixing_model: Path
+) -> Iterator[ServerProcess]:
+    served: list[str | Path] = [
+        recurrent.gru(model_dir / "gru.onnx"),
+        recurrent.lstm(model_dir / "lstm.onnx"),
+        models.echo(model_dir / "echo.onnx"),
+        mixing_model,
+    ]
+    options = ["--max-batch-size", "0"] if request.param == "unbatched" else ["--batching", request.param]
+    with running(*served, *options, transport=transport) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(server.address) as client:
+        yield client
+
+
+def test_what_would_end_the_server_is_refused(client: triton.InferenceServerClient) -> None:
+    for _ in range(2):
+        with pytest.raises(InferenceServerException, match=MESSAGE) as caught:
+            client.infer("gru", [tensor("ids", NO_WORDS, "INT64")])
+        assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+        assert client.infer("gru", [tensor("ids", WORDS, "INT64")]).as_numpy("y").shape == (1, 4)
+
+
+def test_in_a_stream_and_in_typed_contents(
+    server: ServerProcess, client: triton.InferenceServerClient
+) -> None:
+    with Stream(client) as stream:
+        for ids in (NO_WORDS, WORDS):
+            client.async_stream_infer("gru", [tensor("ids", ids, "INT64")])
+        results = [stream.next() for _ in range(2)]
+    assert sorted(error is None for _, error in results) == [False, True]
+    with (
+        grpc.insecure_channel(server.address) as channel,
+        pytest.raises(grpc.RpcError, match=MESSAGE) as caught,
+    ):
+        GRPCInferenceServiceStub(channel).ModelInfer(request({"ids": NO_WORDS}, typed=True, model="gru"))
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_what_the_model_bears_is_computed(client: triton.InferenceServerClient) -> None:
+    result = client.infer("lstm", [tensor("x", np.zeros((2, 0, 3), np.float32), "FP32")])
+    assert result.as_numpy("states").shape == (2, 0, 4)
+    np.testing.assert_array_equal(result.as_numpy("y"), np.zeros((2, 4)))
+    assert client.infer("echo", [tensor("x", np.zeros((3, 0), np.float32), "FP32")]).as_numpy("y").shape == (
+        3,
+        0,
+    )
+
+
+def test_no_rows_where_rows_are_not_counted(client: triton.InferenceServerClient) -> None:
+    """Of a model that mixes its rows, axis 0 is one as any other."""
+    x = tensor("x", np.zeros((0, 3), np.float32), "FP32")
+    assert client.infer("mixing", [x]).as_numpy("share").shape == (0, 3)
