@@ -142,6 +142,18 @@ class Connection:
         except (h2.exceptions.StreamClosedError, h2.exceptions.ProtocolError):
             pass
 
+    def send_all(self, call: int, data: bytes) -> None:
+        """The call's last bytes, as the server makes room for them, unless it has ended the call."""
+        answer, at = self.answers[call], 0
+        while at < len(data) and not (answer.ended or self.closed):
+            room = min(self.h2.local_flow_control_window(call), self.h2.max_outbound_frame_size)
+            if room:
+                self.h2.send_data(call, data[at : at + room], end_stream=at + room >= len(data))
+                at += room
+                self.flush()
+            else:
+                self.read()
+
     def reset(self, call: int) -> None:
         """The call is over, as the client has it."""
         try:

@@ -107,10 +107,11 @@ def _good(number: int) -> pb.ModelInferRequest:
 class Wire:
     """A server, one good client of it, and what it had when it was started."""
 
-    def __init__(self, directory: Path, transport: str) -> None:
+    def __init__(self, directory: Path, transport: str, *options: str | Path, token: str = "") -> None:
         self.server = ServerProcess.start(
-            models.echo(directory / "m.onnx", dims=("batch", 3)), transport=transport
+            models.echo(directory / "m.onnx", dims=("batch", 3)), *options, transport=transport
         )
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._channel = grpc.insecure_channel(self.server.address)
         self._infer: Callable[..., bytes] = self._channel.unary_unary(PREFIX + "ModelInfer")
         self._number = 0
@@ -125,7 +126,7 @@ class Wire:
         good = _good(self._number)
         began = time.monotonic()
         answer = pb.ModelInferResponse.FromString(
-            self._infer(good.SerializeToString(), timeout=BOUND_SECONDS)
+            self._infer(good.SerializeToString(), timeout=BOUND_SECONDS, metadata=self._metadata)
         )
         self.slowest = max(self.slowest, time.monotonic() - began)
         if (answer.id, list(answer.raw_output_contents)) != (good.id, list(good.raw_input_contents)):

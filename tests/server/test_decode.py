@@ -11,10 +11,11 @@ from server.rig import fp32, request, signature, spec
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import TensorError
-from tensorferry.server.codec import Decoded, decode, parse
+from tensorferry.server.codec import Decoded, decode
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.shared_memory import Lease, Regions
 from tensorferry.server.signature import Signature
+from tensorferry.server.wire.receiving import parsed
 
 X, N, S = spec("x", "FP32", "batch", 3), spec("n", "INT64", "batch"), spec("s", "BYTES", "batch", "k")
 MODEL = signature(X, N, outputs=(spec("y", "FP32", "batch", 3), spec("z", "INT64", "batch")))
@@ -355,10 +356,10 @@ def test_other_parameters_are_no_concern() -> None:
 @pytest.mark.parametrize("kind", [pb.ModelInferRequest, pb.ModelReadyRequest])
 def test_bytes_that_are_no_message(data: bytes, kind: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        parse(data, kind)
+        parsed(data, kind)
     assert str(caught.value) == f"the message of {len(data)} bytes is not a {kind.__name__}"
 
 
 def test_fields_of_a_newer_protocol_are_no_concern() -> None:
     unknown = b"\xfa\x7f\x03new"
-    assert parse(good().SerializeToString() + unknown, pb.ModelInferRequest).model_name == "m"
+    assert parsed(good().SerializeToString() + unknown, pb.ModelInferRequest).model_name == "m"

@@ -16,11 +16,12 @@ from server.rig import PATIENCE, fp32, reproducible, request, signature, spec
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server import forms
-from tensorferry.server.codec import decode, parse
+from tensorferry.server.codec import decode
 from tensorferry.server.forms import Form, FormCache
 from tensorferry.server.models import Model
-from tensorferry.server.responses import varint
 from tensorferry.server.shared_memory import Lease, Regions
+from tensorferry.server.wire.fields import encoded_varint
+from tensorferry.server.wire.receiving import parsed
 
 PRIORITIES = 2
 
@@ -57,7 +58,7 @@ def joined(parts: Sequence[Part]) -> bytes:
 
 def field(number: int, value: bytes, *, padded: bool = False) -> bytes:
     """The tag and the length of a field; `padded` as no library writes them, though all can read them."""
-    tag, length = varint(number << 3 | 2), varint(len(value))
+    tag, length = encoded_varint(number << 3 | 2), encoded_varint(len(value))
     if not padded:
         return tag + length
     return tag[:-1] + bytes([tag[-1] | 128, 0]) + length[:-1] + bytes([length[-1] | 128, 0])
@@ -148,7 +149,7 @@ def pairs(draw: Any) -> tuple[bytes, bytes, bool]:
 
 def remember(cache: FormCache, data: bytes, generation: int = 0, of: Model = MODEL) -> Form:
     """As the service does with a message of a form that is not known. Raises for what is none."""
-    message = parse(data, pb.ModelInferRequest)
+    message = parsed(data, pb.ModelInferRequest)
     assert (message.model_name, message.model_version) in ((of.name, ""), (of.name, "1"))
     decoded = decode(message, of.name, of.signature, of.batched, Lease(Regions()))
     return cache.add(data, message, of, decoded, generation)
@@ -176,7 +177,7 @@ def check(cache: FormCache, data: bytes) -> bool:
     if found is None:
         return False
     form, request_id, id_field, tensors = found
-    message = parse(data, pb.ModelInferRequest)
+    message = parsed(data, pb.ModelInferRequest)
     decoded = decode(message, "m", MODEL.signature, MODEL.batched, Lease(Regions()))
     assert told(form) == told(remember(FormCache(), data))
     assert request_id == message.id
@@ -198,7 +199,7 @@ def test_what_is_found_is_what_would_be_read(pair: tuple[bytes, bytes, bool]) ->
     found = check(cache, data)
     if same and not found and not _twice(known):
         with pytest.raises(Exception, match="is not a ModelInferRequest"):  # its id is no UTF-8
-            parse(data, pb.ModelInferRequest)
+            parsed(data, pb.ModelInferRequest)
 
 
 def _twice(data: bytes) -> bool:

@@ -13,7 +13,8 @@ from tensorferry.batcher import Outcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.codec import Wanted, encode
-from tensorferry.server.responses import ResponseForm, id_field_of, stream_response, varint
+from tensorferry.server.responses import ResponseForm, id_field_of, stream_response
+from tensorferry.server.wire.fields import encoded_varint
 
 RAW = [name for name, datatype in DATATYPES.items() if datatype.size]
 
@@ -81,7 +82,7 @@ def test_shapes_that_are_remembered_are_bounded() -> None:
 @reproducible
 def test_a_number_is_written_as_protobuf_writes_it(value: int) -> None:
     written = pb.InferParameter(uint64_param=value).SerializeToString()
-    assert written.endswith(varint(value))
+    assert written.endswith(encoded_varint(value))
 
 
 @given(st.text(max_size=500))

@@ -6,17 +6,16 @@ import hashlib
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2
 from server.rig import PATIENCE
 
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.standard import health_pb2
 
 METHODS = {
     method.name: f"/{SERVICE_NAME}/{method.name}"
     for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
 }
-# Newer releases of the package have List too.
 HEALTH = {
     method.name: f"/grpc.health.v1.Health/{method.name}"
     for method in health_pb2.DESCRIPTOR.services_by_name["Health"].methods

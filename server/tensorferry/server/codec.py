@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.message import Message
 
 from tensorferry.batcher import BatchInfo, Outcome, Tensor
 from tensorferry.protos import inference_pb2 as pb
@@ -26,12 +25,11 @@ from tensorferry.protos.tensors import (
 )
 from tensorferry.server.classification import BYTES, PLAIN, Classifier, class_count
 from tensorferry.server.errors import InvalidRequestError
-from tensorferry.server.limits import DEFAULT, RequestLimits, check_lengths, check_message
+from tensorferry.server.limits import DEFAULT, RequestLimits, check_claims, check_lengths
 from tensorferry.server.parameters import read_parameters
 from tensorferry.server.shared_memory import Lease, Span
 from tensorferry.server.signature import Signature, TensorSpec
 
-_Message = TypeVar("_Message", bound=Message)
 _Wire = pb.ModelInferRequest.InferInputTensor
 
 
@@ -67,16 +65,6 @@ class Decoded:
     wanted: Wanted
 
 
-def parse(data: bytes, kind: type[_Message]) -> _Message:
-    """The message of this kind in these bytes; InvalidRequestError when they are none."""
-    try:
-        return kind.FromString(data)
-    except Exception:
-        raise InvalidRequestError(
-            f"the message of {len(data)} bytes is not a {kind.DESCRIPTOR.name}"
-        ) from None
-
-
 def decode(
     request: pb.ModelInferRequest,
     model: str,
@@ -91,7 +79,7 @@ def decode(
     the tensors refer to the request's own bytes. What is in shared memory is copied, and its regions are
     the lease's, which is the caller's to release.
     """
-    check_message(request, limits)
+    check_claims(request, limits)
     parameters = read_parameters(request)
     given = _inputs_by_name(request, model, signature)
     outputs = _requested_outputs(request, model, signature)

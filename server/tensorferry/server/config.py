@@ -94,7 +94,7 @@ class ServerConfig:
     auth_over_plaintext: bool = False
     reflection: bool = True
     max_request_rows: int = 0
-    max_strings: int = 1 << 20
+    max_strings: int = 1 << 16
     max_string_bytes: int = 16 << 20
     max_calls: int = 16384
     max_streams: int | None = None

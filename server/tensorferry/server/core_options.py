@@ -19,6 +19,8 @@ def core_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
+        # Messages are unpacked by `wire.compression`, which bounds what they may become.
+        ("grpc.per_message_decompression", 0),
         # Beyond the first, core refuses a part of the calls; beyond the second, every one.
         ("grpc.max_metadata_size", config.max_metadata_bytes),
         ("grpc.absolute_max_metadata_size", config.max_metadata_bytes),

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,6 +24,7 @@ from tensorferry.server.classification import Classifier
 from tensorferry.server.codec import Decoded, Wanted
 from tensorferry.server.models import Model
 from tensorferry.server.responses import ResponseForm
+from tensorferry.server.wire.fields import DELIMITED, MalformedError, fields
 
 # Bounds on what is remembered, and on the fields of a message that is looked into: a message of
 # very many fields is not worth it, and would keep the thread that reads for long.
@@ -248,38 +250,26 @@ def layout_of(data: bytes) -> Layout | None:
     raws: list[tuple[int, int]] = []
     fixed: list[tuple[int, bytes]] = []
     position = since = 0
-    for _ in range(_MOST_FIELDS):
-        if position >= len(data):
-            fixed.append((since, data[since:]))
-            return Layout(tuple(fixed), id_field, identity, tuple(raws))
-        start = position
-        tag, position = _varint(data, position)
-        length, after = _varint(data, position)
-        # Every field of the message is length-delimited.
-        if tag & 7 != 2 or after + length > len(data):
-            return None
-        position = after + length
-        if tag >> 3 == _ID_FIELD:
-            if identity != (0, 0):
+    try:
+        for field in islice(fields(data, 0, len(data)), _MOST_FIELDS):
+            number, kind, value, stop = field
+            start, position = position, stop
+            # Every field of the message is length-delimited.
+            if kind != DELIMITED:
                 return None
-            id_field, identity = (start, position), (after, position)
-        elif tag >> 3 == _RAW_FIELD:
-            raws.append((after, position))
-        else:
-            continue
-        fixed.append((since, data[since:after]))
-        since = position
-    return None
-
-
-def _varint(data: Sequence[int], position: int) -> tuple[int, int]:
-    """The number that begins here, and where it ends; beyond the end of the data when that does."""
-    value = shift = 0
-    while position < len(data) and shift < 64:
-        byte = data[position]
-        position += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, position
-        shift += 7
-    return 0, len(data) + 1
+            if number == _ID_FIELD:
+                if identity != (0, 0):
+                    return None
+                id_field, identity = (start, stop), (value, stop)
+            elif number == _RAW_FIELD:
+                raws.append((value, stop))
+            else:
+                continue
+            fixed.append((since, data[since:value]))
+            since = position
+    except MalformedError:
+        return None
+    if position < len(data):
+        return None
+    fixed.append((since, data[since:]))
+    return Layout(tuple(fixed), id_field, identity, tuple(raws))

@@ -18,7 +18,10 @@ from typing import Any
 import grpc
 
 from tensorferry.protos.standard import health_pb2
+from tensorferry.server.logs import quoted
+from tensorferry.server.status import status_of
 from tensorferry.server.threads import HandlerThreads
+from tensorferry.server.wire.receiving import received
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -84,21 +87,21 @@ class Health:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """All methods of the service, to be added to a grpc server."""
-        request = health_pb2.HealthCheckRequest.FromString
         response = health_pb2.HealthCheckResponse.SerializeToString
         return grpc.method_handlers_generic_handler(
             HEALTH_SERVICE,
             {
                 "Check": grpc.unary_unary_rpc_method_handler(
-                    _on_threads(self._calls, self.check), request, response
+                    _on_threads(self._calls, self.check, health_pb2.HealthCheckRequest),
+                    response_serializer=response,
                 ),
                 "List": grpc.unary_unary_rpc_method_handler(
-                    _on_threads(self._calls, self.list_all),
-                    health_pb2.HealthListRequest.FromString,
-                    health_pb2.HealthListResponse.SerializeToString,
+                    _on_threads(self._calls, self.list_all, health_pb2.HealthListRequest),
+                    response_serializer=health_pb2.HealthListResponse.SerializeToString,
                 ),
                 "Watch": grpc.unary_stream_rpc_method_handler(
-                    _on_threads(self._calls, self.watch), request, response
+                    _on_threads(self._calls, self.watch, health_pb2.HealthCheckRequest),
+                    response_serializer=response,
                 ),
             },
         )
@@ -112,7 +115,7 @@ class Health:
         if status is None:
             context.abort(
                 grpc.StatusCode.NOT_FOUND,
-                f"no health is known of {request.service!r}; a model has its own once the server knows of it, "
+                f"no health is known of {quoted(request.service)}; a model has its own once the server knows of it, "
                 "'' stands for the server",
             )
         return health_pb2.HealthCheckResponse(status=status)
@@ -200,13 +203,20 @@ class Health:
                 self._sending.pop(watcher, None)
 
 
-def _on_threads(threads: HandlerThreads, behaviour: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for grpcio, which calls it on one of these threads."""
+def _on_threads(
+    threads: HandlerThreads, behaviour: Callable[..., Any], kind: type[Any]
+) -> Callable[..., Any]:
+    """The same for grpcio, which calls it with a message's bytes on one of these threads."""
 
     # With what grpcio is told by attributes of a function.
     @functools.wraps(behaviour)
-    def called(*arguments: Any) -> Any:
-        return behaviour(*arguments)
+    def called(data: bytes, context: grpc.ServicerContext, *more: Any) -> Any:
+        try:
+            request = received(data, kind)
+        except Exception as error:
+            status = status_of(error)
+            context.abort(status.code, status.message)
+        return behaviour(request, context, *more)
 
     called.experimental_thread_pool = threads  # type: ignore[attr-defined]
     return called

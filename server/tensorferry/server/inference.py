@@ -25,7 +25,7 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server import logs
 from tensorferry.server.caller import ANYONE, Caller
-from tensorferry.server.codec import Wanted, decode, parse, place
+from tensorferry.server.codec import Wanted, decode, place
 from tensorferry.server.errors import (
     ModelFailedError,
     NotReadyError,
@@ -44,6 +44,9 @@ from tensorferry.server.shared_memory import Lease, Regions
 from tensorferry.server.status import INTERNAL, Status, code_of, known_status_of, status_of
 from tensorferry.server.trace_context import TRACEPARENT
 from tensorferry.server.tracing import Trace, Tracing
+from tensorferry.server.wire import structure
+from tensorferry.server.wire.compression import is_packed, unpacked
+from tensorferry.server.wire.receiving import parsed
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -233,7 +236,7 @@ class InferenceService:
         triton_status_codes: bool = False,
         limits: RequestLimits = DEFAULT,
     ) -> None:
-        self._limits = limits
+        self.limits = limits
         self._registry = registry
         self._regions = regions or Regions()
         self._tracing = tracing or Tracing()
@@ -326,10 +329,14 @@ class InferenceService:
             found = empty = None
             try:
                 found = self._forms.find(data, generation)
+                if found is None and is_packed(data):
+                    data = unpacked(data, self.limits.message_bytes)
+                    found = self._forms.find(data, generation)
                 if found is not None:
                     form, request_id, id_field, tensors = found
                 else:
-                    request = parse(data, pb.ModelInferRequest)
+                    structure.check(data, pb.ModelInferRequest, most_strings=self.limits.strings)
+                    request = parsed(data, pb.ModelInferRequest)
                     request_id, id_field = request.id, id_field_of(request.id)
                     addressed = request.model_name, request.model_version
                 if self._draining:
@@ -340,7 +347,7 @@ class InferenceService:
                     model = self._registry.get(*addressed)
                     addressed = model.name, model.version
                     lease = Lease(self._regions)
-                    decoded = decode(request, model.name, model.signature, model.batched, lease, self._limits)
+                    decoded = decode(request, model.name, model.signature, model.batched, lease, self.limits)
                     tensors = decoded.tensors
                     if model.batched and not decoded.rows:
                         empty = outputs_without_rows(

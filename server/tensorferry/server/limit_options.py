@@ -156,4 +156,6 @@ def clients_of(config: ServerConfig) -> ClientPolicy | None:
 
 def limits_of(config: ServerConfig) -> RequestLimits:
     """What one request may hold."""
-    return RequestLimits(config.max_request_rows, config.max_strings, config.max_string_bytes)
+    return RequestLimits(
+        config.max_request_rows, config.max_strings, config.max_string_bytes, config.max_message_bytes
+    )

@@ -20,7 +20,6 @@ from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server import logs
 from tensorferry.server.app import App
-from tensorferry.server.codec import parse
 from tensorferry.server.config import ConfigError, ServerConfig
 from tensorferry.server.configuration import ModelConfiguration
 from tensorferry.server.configure import load_config
@@ -29,6 +28,7 @@ from tensorferry.server.ray_deadline import deadline_of
 from tensorferry.server.ray_stream import RayStream
 from tensorferry.server.reply import Call, Reply
 from tensorferry.server.status import Status, status_of, trailing_metadata
+from tensorferry.server.wire.receiving import received
 
 # Options of what a replica has not: a door of its own, and thus limits at it; clients that it could tell apart, since
 # each would have as much again in every other replica; what leaves by other ways than a response.
@@ -237,7 +237,7 @@ class Replica:
         context: RayServegRPCContext,
     ) -> Answer:
         try:
-            return Answer(method(parse(request, kind)).SerializeToString())
+            return Answer(method(received(request, kind)).SerializeToString())
         except Exception as error:
             return self._refuse(status_of(error), context)
 

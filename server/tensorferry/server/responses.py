@@ -13,6 +13,7 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.classification import PLAIN, Classifier
 from tensorferry.server.codec import Wanted, encode
 from tensorferry.server.status import Status
+from tensorferry.server.wire.fields import encoded_varint
 
 # A piece of a serialised message: bytes, or an array in row-major order whose bytes are meant.
 Piece = Any
@@ -88,7 +89,7 @@ class ResponseForm:
         described = pb.ModelInferResponse()
         for spec, shape in zip(self._wanted.outputs, shapes, strict=True):
             described.outputs.add(name=spec.name, datatype=spec.datatype.name, shape=shape)
-        starts = [bytes([_RAW_TAG]) + varint(array.nbytes) for array in arrays]
+        starts = [bytes([_RAW_TAG]) + encoded_varint(array.nbytes) for array in arrays]
         fixed = (described.SerializeToString() + starts[0], *starts[1:]) if starts else ()
         if len(self._fixed) >= _MOST_SHAPES:
             self._fixed.clear()
@@ -106,7 +107,7 @@ def stream_response(pieces: Sequence[Piece]) -> Sequence[Piece]:
 # A model's responses have few sizes, mostly one.
 @lru_cache(maxsize=256)
 def _stream_head(size: int) -> bytes:
-    return bytes([_RESPONSE_TAG]) + varint(size + len(_FINAL)) + _FINAL
+    return bytes([_RESPONSE_TAG]) + encoded_varint(size + len(_FINAL)) + _FINAL
 
 
 def stream_error(request_id: str, addressed: tuple[str, str], status: Status) -> bytes:
@@ -125,14 +126,4 @@ def stream_error(request_id: str, addressed: tuple[str, str], status: Status) ->
 def id_field_of(request_id: str) -> bytes:
     """The serialised field of an id; b"" for none."""
     text = request_id.encode()
-    return bytes([_ID_TAG]) + varint(len(text)) + text if text else b""
-
-
-def varint(value: int) -> bytes:
-    """A number of at least 0 as protobuf writes it."""
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    return bytes([_ID_TAG]) + encoded_varint(len(text)) + text if text else b""

@@ -18,7 +18,6 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.access import Access, Standing
 from tensorferry.server.access_interceptor import certificate_of
 from tensorferry.server.caller import ANYONE, INFER, Caller
-from tensorferry.server.codec import parse
 from tensorferry.server.errors import InvalidRequestError, ServerError, UnsupportedError
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.model_config import PLATFORM
@@ -26,6 +25,8 @@ from tensorferry.server.models import ModelRegistry, ModelState
 from tensorferry.server.reply import Reply
 from tensorferry.server.status import Status, status_of, trailing_metadata
 from tensorferry.server.stream import TOO_MANY, ResponseStream, terms_of, too_many_streams
+from tensorferry.server.wire import bounds
+from tensorferry.server.wire.receiving import received
 
 # A deadline that is farther away than a year is none.
 _LONGEST_SECONDS = 365 * 86400.0
@@ -94,8 +95,11 @@ class Servicer:
             if method.name in methods:
                 continue
             answer = answered.get(method.name, _not_implemented(method.name))
+            # Files of a model are in the message that has it loaded.
+            uploads = method.name == "RepositoryModelLoad"
+            most = self._service.limits.message_bytes if uploads else bounds.MOST_BYTES
             methods[method.name] = grpc.unary_unary_rpc_method_handler(
-                _guarded(answer, getattr(pb, method.input_type.name)),
+                _guarded(answer, getattr(pb, method.input_type.name), most),
                 response_serializer=getattr(pb, method.output_type.name).SerializeToString,
             )
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
@@ -258,11 +262,11 @@ def _deadline_of(context: grpc.ServicerContext) -> float:
 
 
 def _guarded(
-    answer: Callable[[Any], _Message], kind: Any
+    answer: Callable[[Any], _Message], kind: Any, most: int
 ) -> Callable[[bytes, grpc.ServicerContext], _Message]:
     def method(data: bytes, context: grpc.ServicerContext) -> _Message:
         try:
-            return answer(parse(data, kind))
+            return answer(received(data, kind, most))
         except Exception as error:
             _abort(context, status_of(error))
 

@@ -9,6 +9,8 @@ import mmap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tensorferry.server.wire.fields import DELIMITED, MalformedError, fields
+
 # What of a message is looked into, by its field's number; "word" is a string.
 _FIELDS: dict[str, dict[int, str]] = {
     "model": {7: "graph", 25: "function"},
@@ -22,8 +24,6 @@ _FIELDS: dict[str, dict[int, str]] = {
 _MOST_LISTS = 16
 _MOST_WORDS = 64
 _LONGEST_WORD = 256
-
-_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 
 def words_of(path: Path) -> Sequence[Sequence[str]]:
@@ -41,7 +41,7 @@ def words_of(path: Path) -> Sequence[Sequence[str]]:
                     found.append(words)
                 if len(found) == _MOST_LISTS:
                     break
-        except (IndexError, ValueError, RecursionError):
+        except (MalformedError, RecursionError):
             # Cut off, nested too deep, or no protobuf: what came before are words all the same.
             pass
     return found
@@ -49,8 +49,8 @@ def words_of(path: Path) -> Sequence[Sequence[str]]:
 
 def _lists(data: mmap.mmap, start: int, end: int, message: str) -> Iterator[Sequence[str]]:
     words: list[str] = []
-    for field, at, stop in _delimited(data, start, end):
-        inside = _FIELDS[message].get(field)
+    for number, kind, at, stop in fields(data, start, end):
+        inside = _FIELDS[message].get(number) if kind == DELIMITED else None
         if inside == "word":
             if stop - at <= _LONGEST_WORD and len(words) < _MOST_WORDS:
                 words.append(data[at:stop].decode(errors="replace"))
@@ -58,34 +58,3 @@ def _lists(data: mmap.mmap, start: int, end: int, message: str) -> Iterator[Sequ
             yield from _lists(data, at, stop, inside)
     if words:
         yield tuple(words)
-
-
-def _delimited(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The strings and messages of a message: field, and where its content begins and ends."""
-    while at < end:
-        tag, at = _varint(data, at)
-        kind = tag & 7
-        if kind == _VARINT:
-            _, at = _varint(data, at)
-        elif kind == _DELIMITED:
-            size, at = _varint(data, at)
-            if at + size > end:
-                raise ValueError
-            yield tag >> 3, at, at + size
-            at += size
-        elif kind in (_FIXED64, _FIXED32):
-            at += 8 if kind == _FIXED64 else 4
-        else:
-            raise ValueError
-
-
-def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < 64:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-    raise ValueError

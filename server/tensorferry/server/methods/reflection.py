@@ -10,6 +10,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 
 from tensorferry.protos.standard import reflection_pb2 as pb
 from tensorferry.protos.standard import reflection_v1alpha_pb2
+from tensorferry.server.status import status_of
+from tensorferry.server.wire.receiving import received
 
 REFLECTION_SERVICES: tuple[str, ...] = tuple(
     file.DESCRIPTOR.services_by_name["ServerReflection"].full_name for file in (pb, reflection_v1alpha_pb2)
@@ -39,9 +41,8 @@ class Reflection:
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         """The method of both versions, to be added to a grpc server."""
         # The messages of both versions are the same on the wire.
-        method = grpc.stream_stream_rpc_method_handler(
+        method: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
             self.server_reflection_info,
-            request_deserializer=_Request.FromString,
             response_serializer=_Response.SerializeToString,
         )
         return tuple(
@@ -50,10 +51,15 @@ class Reflection:
         )
 
     def server_reflection_info(
-        self, requests: Iterator[_Request], context: grpc.ServicerContext
+        self, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[_Response]:
         """One response for each request; an unknown name is an error inside its response."""
-        for request in requests:
+        for data in messages:
+            try:
+                request = received(data, _Request)
+            except Exception as error:
+                status = status_of(error)
+                context.abort(status.code, status.message)
             yield self._answer(request)
 
     def _answer(self, request: _Request) -> _Response:

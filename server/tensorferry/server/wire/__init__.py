@@ -1,0 +1,1 @@
+"""Protobuf messages as bytes: unpacked, bounded and checked before they are parsed."""

@@ -1,0 +1,75 @@
+"""Protobuf's wire format: the fields of a serialised message, found without parsing it."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from typing import TypeAlias
+
+Data: TypeAlias = bytes | bytearray | mmap.mmap
+# A field's number and wire type, and where its value begins and ends.
+Field: TypeAlias = tuple[int, int, int, int]
+
+VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
+
+_LONGEST_VARINT = 10
+
+
+class MalformedError(ValueError):
+    """The bytes are no protobuf message, or one with groups, which no message of ours has."""
+
+
+def fields(data: Data, at: int, end: int) -> Iterator[Field]:
+    """The fields of the message between two places, in order. MalformedError where that is none.
+
+    Each step costs the same however large the value is, so a caller bounds the cost by the steps that it takes.
+    """
+    try:
+        while at < end:
+            tag = data[at]
+            at += 1
+            if tag > 127:
+                tag, at = varint(data, at - 1)
+            kind = tag & 7
+            start = at
+            if kind == DELIMITED:
+                size = data[at]
+                start = at + 1
+                if size > 127:
+                    size, start = varint(data, at)
+                at = start + size
+            elif kind == VARINT:
+                _, at = varint(data, at)
+            elif kind == FIXED64:
+                at += 8
+            elif kind == FIXED32:
+                at += 4
+            else:
+                raise MalformedError(f"wire type {kind}")
+            if at > end:
+                raise MalformedError("a field goes on beyond the end of its message")
+            yield tag >> 3, kind, start, at
+    except IndexError:
+        raise MalformedError("the message ends within a field") from None
+
+
+def varint(data: Data, at: int) -> tuple[int, int]:
+    """The number that begins here, and where it ends; IndexError where the data ends before."""
+    value = 0
+    for shift in range(0, 7 * _LONGEST_VARINT, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise MalformedError("a number of more than 10 bytes")
+
+
+def encoded_varint(value: int) -> bytes:
+    """A number of at least 0 as protobuf writes it."""
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -1,0 +1,123 @@
+"""Bombs against a server: refused without being parsed, and without being looked at where the caller may not call."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from fuzz.bombs import Bomb, bombs, field
+from fuzz.raw import Connection, framed, headers_of
+from server.rig import PATIENCE, Make
+from server.tokens import EVERY, TOKENS, bearer, outcome
+
+from tensorferry.server import inference
+from tensorferry.server.wire import bounds, receiving, structure
+
+# More than the most fields of a message, and fewer integers than it may have.
+BOMBS = [bomb for bomb in bombs(200_000) if bomb.name != "packed int64_contents"]
+LARGE = b"\x68\x01" * bounds.MOST_BYTES
+INVALID = grpc.StatusCode.INVALID_ARGUMENT.value[0]
+
+
+@pytest.fixture
+def parsed_kinds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kinds of the messages that were parsed."""
+    kinds: list[str] = []
+    parse = receiving.parsed
+
+    def counted(data: bytes, kind: Any) -> Any:
+        kinds.append(kind.DESCRIPTOR.name)
+        return parse(data, kind)
+
+    monkeypatch.setattr(receiving, "parsed", counted)
+    monkeypatch.setattr(inference, "parsed", counted)
+    return kinds
+
+
+def answer_of(address: str, method: str, data: bytes, *, packed: bool) -> Any:
+    with Connection(address, PATIENCE) as connection:
+        headers = headers_of(path=EVERY[method], grpc_encoding="gzip" if packed else None)
+        call = connection.begin(headers)
+        connection.send_all(call, framed(gzip.compress(data) if packed else data, flag=int(packed)))
+        connection.await_answers([call])
+        return connection.answers[call]
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_bombs_are_refused_and_not_parsed(start: Make, parsed_kinds: list[str], packed: bool) -> None:
+    app = start()
+    for bomb in BOMBS:
+        answer = answer_of(app.address, bomb.method, bomb.data, packed=packed)
+        if bomb.method == "ModelStreamInfer":
+            assert (answer.grpc_status, len(answer.messages)) == (0, 1), bomb.name
+            assert b"INVALID_ARGUMENT" in answer.messages[0], bomb.name
+        else:
+            assert answer.grpc_status == INVALID, (bomb.method, bomb.name, answer)
+            assert "this server takes" in answer.message or "is not a" in answer.message
+            assert len(answer.message) < 500
+    assert not parsed_kinds
+    # And what is no bomb is parsed.
+    assert answer_of(app.address, "ModelReady", field(1, b"m"), packed=packed).grpc_status == 0
+    assert parsed_kinds == ["ModelReadyRequest"]
+
+
+def test_a_message_that_unpacks_to_too_much_is_refused(start: Make, parsed_kinds: list[str]) -> None:
+    answer = answer_of(start().address, "ModelInfer", field(7, bytes(60_000_000)), packed=True)
+    assert answer.grpc_status == INVALID
+    assert "unpacks to more than" in answer.message
+    assert not parsed_kinds
+
+
+def test_methods_that_infer_nothing_take_small_messages_only(start: Make, parsed_kinds: list[str]) -> None:
+    app = start()
+    with grpc.insecure_channel(app.address) as channel:
+        for method in EVERY:
+            if method in ("ModelInfer", "ModelStreamInfer"):
+                continue
+            code, message = outcome(channel, EVERY[method], data=LARGE)
+            if method == "RepositoryModelLoad":
+                # It may bring a model's files.
+                assert (code, "fields" in message) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+            else:
+                assert code is grpc.StatusCode.RESOURCE_EXHAUSTED, method
+                assert (
+                    message == f"the message has {len(LARGE)} bytes; this method takes at most 1048576 bytes"
+                )
+    assert not parsed_kinds
+
+
+def test_nothing_is_looked_at_before_it_is_known_who_calls(
+    start: Make, tokens: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither unpacked nor walked nor parsed."""
+
+    def looked(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("it was looked at")
+
+    app = start(auth_tokens=tokens, auth_exempt_health=False)
+    for module, name in ((receiving, "unpacked"), (receiving, "parsed"), (structure, "check")):
+        monkeypatch.setattr(module, name, looked)
+    monkeypatch.setattr(inference, "unpacked", looked)
+    with grpc.insecure_channel(app.address) as channel:
+        for method, path in EVERY.items():
+            for metadata in ((), bearer("wrong")):
+                code, _ = outcome(channel, path, metadata, gzip.compress(field(1, b"m")))
+                assert code is grpc.StatusCode.UNAUTHENTICATED, method
+        # It would be seen.
+        code, _ = outcome(channel, EVERY["ServerLive"], bearer(TOKENS["infer"]))
+        assert code is grpc.StatusCode.INTERNAL
+
+
+def test_small_messages_are_no_bombs(start: Make) -> None:
+    """Each bomb with one entry in it is refused for another reason, or not at all."""
+    app = start()
+    with grpc.insecure_channel(app.address) as channel:
+        small: list[Bomb] = [bomb for bomb in bombs(10) if bomb.name in ("inputs", "a long name", "entries")]
+        assert len(small) > 10
+        for bomb in small:
+            code, message = outcome(channel, EVERY[bomb.method], data=bomb.data)
+            assert "this server takes" not in message
+            assert code is not grpc.StatusCode.INTERNAL

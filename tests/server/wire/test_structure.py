@@ -1,0 +1,190 @@
+"""The structure of messages, checked before they are parsed: the table of bounds, and how far the walk goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fuzz.bombs import Bomb, bombs, field
+from google.protobuf.descriptor import FieldDescriptor
+from hypothesis import given
+from hypothesis import strategies as st
+from server.rig import fp32, reproducible, request
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.standard import health_pb2, reflection_pb2
+from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.wire import bounds, structure
+from tensorferry.server.wire.fields import (
+    DELIMITED,
+    VARINT,
+    Field,
+    MalformedError,
+    encoded_varint,
+    fields,
+    varint,
+)
+
+SERVICES = (
+    pb.DESCRIPTOR.services_by_name["GRPCInferenceService"],
+    health_pb2.DESCRIPTOR.services_by_name["Health"],
+    reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
+)
+KINDS = {
+    method.input_type.full_name: getattr(module, method.input_type.name)
+    for service, module in zip(SERVICES, (pb, health_pb2, reflection_pb2), strict=True)
+    for method in service.methods
+}
+BY_METHOD: dict[str, Any] = {
+    method.name: KINDS[method.input_type.full_name] for service in SERVICES for method in service.methods
+}
+# More than the most fields of a message; of integers there may be more.
+BOMBS = [
+    bomb
+    for size, is_packed in ((150_000, False), (3 << 20, True))
+    for bomb in bombs(size)
+    if (bomb.name == "packed int64_contents") is is_packed
+]
+
+
+def messages_in(message: Any, seen: set[str]) -> Iterator[Any]:
+    """The descriptors of a message and of all that is in it."""
+    if message.full_name in seen:
+        return
+    seen.add(message.full_name)
+    yield message
+    for each in message.fields:
+        if each.message_type is not None:
+            yield from messages_in(each.message_type, seen)
+
+
+def test_the_table_bounds_every_text_and_every_list_that_a_client_sends() -> None:
+    seen: set[str] = set()
+    for kind in KINDS.values():
+        for message in messages_in(kind.DESCRIPTOR, seen):
+            if message.full_name == "inference.InferTensorContents":
+                # Counted by the walk itself.
+                continue
+            bounded = bounds.BOUNDS.get(message.full_name, {})
+            expected = {
+                each.name
+                for each in message.fields
+                if each.cpp_type == FieldDescriptor.CPPTYPE_STRING or each.is_repeated
+            }
+            assert set(bounded) == expected, message.full_name
+    assert set(bounds.BOUNDS) <= seen
+
+
+@pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: f"{bomb.method}, {bomb.name}")
+def test_a_bomb_is_refused_within_a_bounded_number_of_steps(
+    bomb: Bomb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 0
+
+    def counted(*arguments: Any) -> Iterator[Field]:
+        nonlocal steps
+        for each in fields(*arguments):
+            steps += 1
+            yield each
+
+    monkeypatch.setattr(structure, "fields", counted)
+    with pytest.raises(InvalidRequestError) as caught:
+        structure.check(bomb.data, BY_METHOD[bomb.method], most_strings=10_000)
+    assert steps <= bounds.MOST_FIELDS + 10_000 + 1
+    assert len(str(caught.value)) < 400
+
+
+def test_what_a_message_may_hold_at_most_is_taken() -> None:
+    message = request({"x": fp32(1, 3)}, id="i" * bounds.REQUEST_ID)
+    tensor = message.inputs[0]
+    tensor.name = "n" * bounds.TENSOR_NAME
+    del tensor.shape[:]
+    tensor.shape.extend([1 << 62] * bounds.MOST_DIMENSIONS)
+    for number in range(bounds.MOST_PARAMETERS):
+        message.parameters[f"{number}"].bool_param = True
+        tensor.parameters[f"{number}"].string_param = "v"
+    for number in range(bounds.MOST_TENSORS - 1):
+        message.inputs.add(name=f"{number}", datatype="FP32", shape=[1])
+    structure.check(message.SerializeToString(), pb.ModelInferRequest)
+    strings = request({"s": np.array([b"text"] * 10_000, dtype=object)}, typed=True)
+    structure.check(strings.SerializeToString(), pb.ModelInferRequest, most_strings=10_000)
+    numbers = request({"n": np.full(bounds.MOST_INTEGERS, -1, np.int64)}, typed=True)
+    structure.check(numbers.SerializeToString(), pb.ModelInferRequest)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (
+            pb.ModelInferRequest(model_name="m" * 129),
+            "model_name has 129 bytes; this server takes at most 128",
+        ),
+        (pb.ModelInferRequest(id="é" * 2049), "id has 4098 bytes; this server takes at most 4096"),
+        (
+            pb.ModelInferRequest(inputs=[pb.ModelInferRequest.InferInputTensor(datatype="D" * 65)]),
+            "inputs.datatype has 65 bytes; this server takes at most 64",
+        ),
+        (
+            pb.ModelInferRequest(inputs=[pb.ModelInferRequest.InferInputTensor(shape=[300] * 65)]),
+            "more than 64 entries in inputs.shape",
+        ),
+        (
+            pb.ModelInferRequest(raw_input_contents=[b""] * 4097),
+            "more than 4096 entries in raw_input_contents",
+        ),
+        (
+            pb.TraceSettingRequest(settings={"s": pb.TraceSettingRequest.SettingValue(value=["v"] * 65)}),
+            "more than 64 entries in settings.value.value",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
+)
+def test_one_more_is_refused_with_the_bound_and_the_place(message: Any, words: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        structure.check(message.SerializeToString(), type(message))
+    assert words in str(caught.value)
+
+
+def test_contents_of_many_inputs_count_together() -> None:
+    one = field(5, field(5, field(8, b"") * 1000))
+    structure.check(one * 50, pb.ModelInferRequest, most_strings=50_000)
+    with pytest.raises(InvalidRequestError, match="more than 20000 strings"):
+        structure.check(one * 50, pb.ModelInferRequest, most_strings=20_000)
+
+
+@reproducible
+@given(st.binary(max_size=64))
+def test_any_bytes_are_walked_or_refused(data: bytes) -> None:
+    """What protobuf parses is walked to its end, but for groups; what is walked need not be parsed."""
+    try:
+        found = list(fields(data, 0, len(data)))
+    except MalformedError:
+        return
+    stops = [stop for _, _, _, stop in found]
+    assert stops == sorted(stops)
+    assert stops[-1:] in ([], [len(data)])
+
+
+@reproducible
+@given(st.lists(st.tuples(st.integers(1, 1 << 20), st.integers(0, (1 << 64) - 1) | st.binary(max_size=200))))
+def test_fields_are_found_where_they_were_written(written: list[tuple[int, int | bytes]]) -> None:
+    data = b""
+    for number, value in written:
+        if isinstance(value, bytes):
+            data += field(number, value)
+        else:
+            data += encoded_varint(number << 3 | VARINT) + encoded_varint(value)
+    found: list[tuple[int, int | bytes]] = []
+    for number, kind, start, stop in fields(data, 0, len(data)):
+        found.append((number, data[start:stop] if kind == DELIMITED else varint(data, start)[0]))
+    assert found == written
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x0a", b"\x0a\x05abc", b"\x0d\x01", b"\x08" + b"\x80" * 11, b"\x0b", b"\x80"]
+)
+def test_what_is_cut_off_is_no_message(data: bytes) -> None:
+    with pytest.raises(MalformedError):
+        list(fields(data, 0, len(data)))
