@@ -157,6 +157,9 @@ def _dims(
 
 def _check_dims(spec: TensorSpec, dims: Sequence[int], model: str, batched: bool, *, exact: bool) -> None:
     shape = spec.shape
+    if spec.counts_rows and not batched and dims[:1] == (1,):
+        # As the file has it.
+        shape = (1, *shape[1:])
     if batched and shape[:1] != (_VARIES,):
         raise ModelConfigError(
             f"model {model!r}, tensor {spec.name!r}: for the model to support batching the shape should have at least "

@@ -25,6 +25,7 @@ from tensorferry.server.memory import CudaMemory, Memory
 from tensorferry.server.proof import difference_of, random_array
 from tensorferry.server.providers import CUDA, TENSORRT, Providers, capturing, providers_of
 from tensorferry.server.runtime.arena_shrinkage import ArenaShrinkage
+from tensorferry.server.runtime.output_rows import with_output_rows
 from tensorferry.server.session_options import ARENA_SHRINKAGE, DEVICE_ALLOCATOR, SessionOptions
 from tensorferry.server.signature import Signature, TensorSpec, signature_of
 from tensorferry.server.staging import Batch, CaptureError, Staging, array_of
@@ -120,6 +121,7 @@ class Session:
         self._graph_options: dict[int, Any] = {}
         # The numbers of graphs that have run once.
         self._captured: set[int] = set()
+        self.signature = with_output_rows(self.signature, self._run)
         self._staging: Staging | None = None
         if not self._plain and self._memory is None and device != "cpu":
             self._memory = _cuda_memory(device)

@@ -29,11 +29,15 @@ _DATATYPE_OF_ONNX_TYPE = {
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input or output. A dimension is its size, or the name of what varies ('' if it has none)."""
+    """One input or output. A dimension is its size, or the name of what varies ('' if it has none).
+
+    `counts_rows` says of an output that its first dimension was seen to vary with the rows, though the file fixes it to 1.
+    """
 
     name: str
     datatype: Datatype
     dims: tuple[int | str, ...]
+    counts_rows: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,0 +1,53 @@
+"""Signatures that say less, or something else, than what the model does: served as it does, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from e2e.server import ServerProcess, running
+from server.shapes.classifiers import trees
+from wire.inputs import tensor
+from wire.rig import Stream
+
+
+@pytest.fixture(scope="module")
+def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
+    served: list[str | Path] = [trees(model_dir / "trees.onnx")]
+    # A batch leaves when it is full, and at no other time: that requests are answered shows that they shared one.
+    options = ("--max-batch-size", "4", "--max-queue-delay-ms", "600000")
+    with running(*served, *options, transport=transport) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(server.address) as client:
+        yield client
+
+
+def together(
+    client: triton.InferenceServerClient, model: str, requests: Sequence[list[triton.InferInput]]
+) -> list[triton.InferResult]:
+    """The answers to requests that are in progress at the same time."""
+    with Stream(client) as stream:
+        for number, inputs in enumerate(requests):
+            client.async_stream_infer(model, inputs, request_id=str(number))
+        results = [stream.result() for _ in requests]
+    return sorted(results, key=lambda result: int(result.get_response().id))
+
+
+def test_a_label_whose_first_dimension_is_fixed(client: triton.InferenceServerClient) -> None:
+    metadata = client.get_model_metadata("trees")
+    assert [(output.name, list(output.shape)) for output in metadata.outputs] == [
+        ("label", [-1]),
+        ("probabilities", [-1, 3]),
+    ]
+    inputs = [np.array(rows, np.float32) for rows in ([[1, 0]], [[-1, 0], [1, 0]], [[-1, 0]])]
+    answers = together(client, "trees", [[tensor("x", x, "FP32")] for x in inputs])
+    assert [answer.as_numpy("label").tolist() for answer in answers] == [[2], [1, 2], [1]]
+    (one,) = client.get_inference_statistics("trees").model_stats
+    assert (one.inference_count, one.execution_count) == (4, 1)
