@@ -138,6 +138,7 @@ def test_the_shell(server: ServerProcess, tmp_path: Path) -> None:
     described = shell("describe", "digits").stdout
     assert "image" in described
     assert "UINT8" in described
+    assert "\nbatching: batches of up to " in described
     heldout = np.load(Path(__file__).resolve().parents[2] / "examples" / "digits" / "heldout.npz")
     np.save(tmp_path / "images.npy", heldout["images"][:3])
     asked = ("infer", "digits", "--input", f"image={tmp_path / 'images.npy'}")

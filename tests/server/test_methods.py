@@ -32,7 +32,9 @@ def model(name: str = "m", version: str = "1") -> Model:
     made = signature(
         spec("x", "FP32", "batch", 3), spec("s", "BYTES", ""), outputs=(spec("y", "INT64", "batch"),)
     )
-    return Model(name, version, made, 8, "batches of up to 8 rows (proved)", cast(Any, None))
+    return Model(
+        name, version, made, 8, "batches of up to 8 rows (proved)", cast(Any, None), verdict="proved"
+    )
 
 
 def refused(door: Door, method: str, message: Any) -> grpc.RpcError:
@@ -130,7 +132,7 @@ def test_model_metadata(door: Door, version: str) -> None:
             tensor(name="s", datatype="BYTES", shape=[-1]),
         ],
         outputs=[tensor(name="y", datatype="INT64", shape=[-1])],
-        properties={"batching": "batches of up to 8 rows (proved)"},
+        properties={"batching": "batches of up to 8 rows (proved)", "batching_verdict": "proved"},
     )
 
 

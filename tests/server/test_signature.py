@@ -41,6 +41,12 @@ def test_every_type_that_the_protocol_has(kind: str, datatype: str) -> None:
     assert made.inputs[0].datatype.name == datatype
 
 
+def test_of_a_zipmap_the_cure_is_named() -> None:
+    nodes = [described("output_probability", "seq(map(int64,tensor(float)))", [])]
+    with pytest.raises(StartError, match="'zipmap': False"):
+        signature_of([], nodes)
+
+
 @pytest.mark.parametrize(
     "kind", ["tensor(complex64)", "tensor(float8e4m3fn)", "seq(tensor(float))", "map(int64,tensor(float))"]
 )

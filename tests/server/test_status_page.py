@@ -91,6 +91,7 @@ def model(registry: ModelRegistry, runner: ScriptedRunner) -> Iterator[Model]:
         batcher,
         slo=0.5,
         devices=("cuda:1",),
+        verdict="proved",
     )
     registry.ready(model)
     registry.complete = True
@@ -169,6 +170,7 @@ def test_what_is_told_of_a_model(door: Door, model: Model, runner: ScriptedRunne
     assert told["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4], "axes": ["batch", 4]}]
     assert told["outputs"] == [{"name": "y", "datatype": "INT64", "shape": [-1], "axes": ["batch"]}]
     assert told["batching"] == "batches of up to 6 rows (proved)"
+    assert told["batching_verdict"] == "proved"
     assert told["settings"] == {
         "max_batch_size": 6,
         "max_queue_delay_seconds": 0.0,

@@ -122,6 +122,8 @@ def describe(argv: Sequence[str]) -> int:
         rows += [("input", t.name, t.datatype, str(list(t.shape))) for t in model.inputs]
         rows += [("output", t.name, t.datatype, str(list(t.shape))) for t in model.outputs]
         _print_table(rows)
+        if "batching" in model.properties:
+            print(f"batching: {model.properties['batching']}")
 
     return _run(parser, arguments, run)
 

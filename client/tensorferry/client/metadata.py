@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tensorferry.protos import inference_pb2 as pb
 
@@ -21,13 +22,14 @@ class TensorMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """One model: the versions that are there, and its inputs and outputs."""
+    """One model: the versions that are there, its inputs and outputs, and what else the server says of it."""
 
     name: str
     versions: tuple[str, ...]
     platform: str
     inputs: tuple[TensorMetadata, ...]
     outputs: tuple[TensorMetadata, ...]
+    properties: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_message(cls, message: pb.ModelMetadataResponse) -> ModelMetadata:
@@ -38,6 +40,7 @@ class ModelMetadata:
             platform=message.platform,
             inputs=tuple(TensorMetadata(t.name, t.datatype, tuple(t.shape)) for t in message.inputs),
             outputs=tuple(TensorMetadata(t.name, t.datatype, tuple(t.shape)) for t in message.outputs),
+            properties=dict(message.properties),
         )
 
 

@@ -39,7 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tensorferry config",
         description="Prints a model's completed configuration, as ModelConfig answers with it: what its config.pbtxt "
-        "says, if it has one, and what the ONNX file and the options add. Nothing is served.",
+        "says, if it has one, and what the ONNX file and the options add. The first line, a comment, says how it is "
+        "batched and whether that is proved, tested or trusted. Nothing is served.",
         epilog="The options are those of tensorferry serve, and may come from the environment, too.",
         allow_abbrev=False,
     )
@@ -72,6 +73,8 @@ def main(argv: Sequence[str]) -> int:
     except StartError as error:
         print(f"tensorferry config: {error}", file=sys.stderr)
         return 1
+    # As a comment, so that the whole is still a config.pbtxt.
+    print(f"# {prepared.batching.words}")
     print(config_text(prepared.config), end="")
     return 0
 

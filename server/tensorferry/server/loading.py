@@ -118,6 +118,7 @@ def load_model(
         condition,
         Exemplars() if config.metrics_port is not None else None,
         empty_axes,
+        prepared.batching.verdict,
     )
 
 

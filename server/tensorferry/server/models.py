@@ -42,7 +42,8 @@ class Model:
     the completed configuration, which says what is really used. `labels` are the names of the
     classes, by output, `devices` where its instances run, and `condition` says whether they work.
     `exemplars` keeps traced requests that were answered; None where nobody asks for them. `empty_axes` says which
-    axes of a request may have length zero.
+    axes of a request may have length zero. `verdict` is as in
+    `Batching`.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Model:
     condition: Condition = field(default_factory=Condition, compare=False)
     exemplars: Exemplars | None = field(default=None, compare=False)
     empty_axes: EmptyAxes = field(default_factory=EmptyAxes)
+    verdict: str = "off"
 
     @property
     def batched(self) -> bool:

@@ -146,7 +146,7 @@ class Servicer:
             outputs=[
                 tensor(name=s.name, datatype=s.datatype.name, shape=s.shape) for s in model.signature.outputs
             ],
-            properties={"batching": model.batching},
+            properties={"batching": model.batching, "batching_verdict": model.verdict},
         )
 
     def model_infer(self, data: bytes, context: grpc.ServicerContext) -> bytes:

@@ -84,8 +84,16 @@ def _spec_of(node: Any, kind: str) -> TensorSpec:
     name = _DATATYPE_OF_ONNX_TYPE.get(node.type)
     if name is None:
         raise StartError(
-            f"{kind} {node.name!r} is of type {node.type}, which the protocol cannot carry; "
-            f"export the model with tensors of {', '.join(_DATATYPE_OF_ONNX_TYPE)} only"
+            f"{kind} {node.name!r} is of type {node.type}, which the protocol cannot carry; {_cure(node.type)}"
         )
     dims = tuple(dim if isinstance(dim, int) and dim >= 0 else str(dim or "") for dim in node.shape)
     return TensorSpec(node.name, DATATYPES[name], dims)
+
+
+def _cure(kind: str) -> str:
+    if kind.startswith("seq(map("):
+        return (
+            "a ZipMap makes it of the probabilities of a classifier: export the model without (in skl2onnx "
+            "options={'zipmap': False}, in onnxmltools zipmap=False)"
+        )
+    return f"export the model with tensors of {', '.join(_DATATYPE_OF_ONNX_TYPE)} only"

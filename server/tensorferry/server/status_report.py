@@ -94,6 +94,7 @@ class StatusReport:
                 "inputs": [_tensor(spec) for spec in model.signature.inputs],
                 "outputs": [_tensor(spec) for spec in model.signature.outputs],
                 "batching": model.batching,
+                "batching_verdict": model.verdict,
                 "settings": self._settings(model),
                 **_counts(model.batcher.statistics()),
                 "last_batches": [_batch(record) for record in model.batcher.last_batches()[-_BATCHES:]],
