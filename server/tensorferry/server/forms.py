@@ -49,6 +49,7 @@ class Form:
 
     model: Model
     names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
     rows: int
     nbytes: int
     key: Hashable
@@ -213,6 +214,7 @@ def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:
     return Form(
         model,
         names,
+        tuple([tensor.shape for tensor in decoded.tensors]),
         rows=decoded.rows,
         nbytes=decoded.nbytes if plan is None else decoded.nbytes + plan.added_bytes,
         key=decoded.key if plan is None else plan.shapes,

@@ -40,6 +40,7 @@ from tensorferry.server.models import ModelRegistry
 from tensorferry.server.reply import OVER, Call, Metadata, Reply, failed
 from tensorferry.server.responses import Piece, id_field_of
 from tensorferry.server.shapes.no_rows import outputs_without_rows
+from tensorferry.server.shapes.shared_axes import explained
 from tensorferry.server.shared_memory import Lease, Regions
 from tensorferry.server.status import INTERNAL, Status, code_of, known_status_of, status_of
 from tensorferry.server.trace_context import TRACEPARENT
@@ -112,6 +113,10 @@ class _Queued(Call, Reply):
 
     def completed(self, outcome: Outcome) -> None:
         """What the batcher calls, once."""
+        if isinstance(outcome.error, (ModelFailedError, ModelRowsError)):
+            form = self._form
+            error = explained(outcome.error, form.model.signature, form.shapes)
+            outcome = outcome._replace(error=error)
         self._outcome = outcome
         if isinstance(outcome.error, (ModelFailedError, ModelRowsError)):
             about = self.about()

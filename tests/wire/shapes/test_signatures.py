@@ -9,14 +9,24 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from e2e.server import ServerProcess, running
+from server.models import node, save, value
 from server.shapes.classifiers import trees
+from tritonclient.utils import InferenceServerException
 from wire.inputs import tensor
 from wire.rig import Stream
 
 
 @pytest.fixture(scope="module")
 def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
-    served: list[str | Path] = [trees(model_dir / "trees.onnx")]
+    served: list[str | Path] = [
+        trees(model_dir / "trees.onnx"),
+        save(
+            model_dir / "sum.onnx",
+            [node("Add", "a b", "y")],
+            [value("a", dims=["n", "length"]), value("b", dims=["n", "length"])],
+            [value("y", dims=["n", None])],
+        ),
+    ]
     # A batch leaves when it is full, and at no other time: that requests are answered shows that they shared one.
     options = ("--max-batch-size", "4", "--max-queue-delay-ms", "600000")
     with running(*served, *options, transport=transport) as server:
@@ -51,3 +61,21 @@ def test_a_label_whose_first_dimension_is_fixed(client: triton.InferenceServerCl
     assert [answer.as_numpy("label").tolist() for answer in answers] == [[2], [1, 2], [1]]
     (one,) = client.get_inference_statistics("trees").model_stats
     assert (one.inference_count, one.execution_count) == (4, 1)
+
+
+def test_axes_of_one_name_that_differ_in_length(client: triton.InferenceServerClient) -> None:
+    def added(a: int, b: int) -> triton.InferResult:
+        lengths = {"a": a, "b": b}
+        inputs = [tensor(name, np.ones((4, length), np.float32), "FP32") for name, length in lengths.items()]
+        return client.infer("sum", inputs)
+
+    assert added(2, 2).as_numpy("y").tolist() == [[2, 2]] * 4
+    with pytest.raises(InferenceServerException) as caught:
+        added(2, 3)
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+    assert (
+        "axis 'length' has the lengths 2 (axis 1 of input 'a'), 3 (axis 1 of input 'b'): "
+        "send one length for all axes of a name"
+    ) in caught.value.message()
+    # Where the model answers, the name was but a hint.
+    assert added(2, 1).as_numpy("y").tolist() == [[2, 2]] * 4
