@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from batcher.rig import reproducible
 from hypothesis import given
@@ -110,12 +108,10 @@ def test_a_class_whose_requests_are_larger_than_its_round_still_gets_its_share()
 
 
 def test_weights_far_apart_cost_no_time() -> None:
-    """Rounds are not counted one by one while the queue's lock is held."""
+    """Rounds are not counted one by one while the queue's lock is held: a billion of them would never end."""
     shares = Shares((10**9, 1), MOST)
-    started = time.perf_counter()
     for _ in range(100):
         assert turn(shares, [0, 32]) == (1, [0, 32])
-    assert time.perf_counter() - started < 5.0
 
 
 def test_classes_that_share_no_bucket_get_rows_by_weight_too() -> None:

@@ -87,6 +87,15 @@ class ServerProcess:
         """Sends a signal."""
         self.process.send_signal(number)
 
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """The process is stopped, as by a debugger: it answers nothing until the end of the `with`."""
+        self.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.signal(signal.SIGCONT)
+
     def wait(self) -> int:
         """Waits for the end; the exit code. One that does not end is aborted, and its log is in the error."""
         try:

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from e2e.faulty import HANG
 from e2e.fixtures import Serve
+from e2e.test_metrics import scrape_until
+from polling import until
 
 from tensorferry.client import InferenceClient, InferenceResult, ResourceExhausted, Retry, aio
 
@@ -18,12 +21,12 @@ PATIENCE = 120
 RETRY = Retry(attempts=40, budget=10_000)
 
 
-def inputs(tag: int, work: int = 20) -> dict[str, np.ndarray]:
+def inputs(tag: int) -> dict[str, np.ndarray]:
     """Some tenths of a millisecond for each product that the model makes of it."""
     return {
         "x": np.full((1, 4), tag, np.float32),
         "index": np.zeros(1, np.int64),
-        "work": np.full(1, work, np.int64),
+        "work": np.full(1, 20, np.int64),
     }
 
 
@@ -36,27 +39,35 @@ def options(client: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("client", ["", "fair"])
-def test_threads(serve: Serve, probe_model: Path, client: str) -> None:
-    """Each caller is a client of its own; without retries most are refused, with them none."""
-    server = serve(probe_model, *options(client))
+def test_threads(serve_faulty: Serve, client: str, tmp_path: Path) -> None:
+    """Each caller is a client of its own; without retries they are refused while the queue is full, with them none."""
+    release = tmp_path / "release"
+    server = serve_faulty(*options(client), "--metrics-port", "0", FAULTY_RELEASE=str(release))
+    refused: list[float | None] = []
 
-    def call(number: int, retry: Retry | None) -> int:
-        refusals = 0
+    def call(number: int, retry: Retry | None) -> None:
         with InferenceClient(server.address, retry=retry) as one:
             for turn in range(EACH):
                 tag = number * EACH + turn
                 try:
-                    # Without retries they come but once: none is to be too late to meet a full queue.
-                    work = 20 if retry else 200
-                    check(one.infer("probe", inputs(tag, work), timeout=PATIENCE), tag)
+                    check(one.infer("probe", inputs(tag), timeout=PATIENCE), tag)
                 except ResourceExhausted as error:
-                    refusals += 1 if error.retry_after is not None else CALLERS * EACH * 2
-        return refusals
+                    refused.append(error.retry_after)
 
-    with ThreadPoolExecutor(CALLERS) as threads:
-        refusals = sum(threads.map(call, range(CALLERS), [None] * CALLERS))
-        assert 0 < refusals <= CALLERS * EACH, "it is overloaded, and says when to come back"
-        assert sum(threads.map(call, range(CALLERS), [RETRY] * CALLERS)) == 0
+    with ThreadPoolExecutor(CALLERS) as threads, InferenceClient(server.address) as holder:
+        # Nothing else runs until it is released.
+        held = holder.submit("probe", inputs(int(HANG)), timeout=PATIENCE)
+        scrape_until(server, lambda found: found["tensorferry_running_requests"] == 1)
+        running = [threads.submit(call, number, None) for number in range(CALLERS)]
+        until(lambda: refused, seconds=PATIENCE)
+        release.touch()
+        held.result(PATIENCE)
+        for future in running:
+            future.result(PATIENCE)
+        assert None not in refused, "each is told when to come back"
+        refused.clear()
+        list(threads.map(call, range(CALLERS), [RETRY] * CALLERS))
+        assert not refused
 
 
 def test_futures_and_streams(serve: Serve, probe_model: Path) -> None:

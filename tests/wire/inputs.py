@@ -26,9 +26,6 @@ DATATYPES: dict[str, Any] = {
     "BYTES": np.object_,
 }
 
-# Work for the probe model that takes it seconds.
-SLOW = 20_000
-
 
 def tensor(name: str, array: Any, datatype: str) -> triton.InferInput:
     """An input with raw contents."""

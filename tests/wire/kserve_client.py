@@ -1,6 +1,6 @@
-"""What test_kserve.py runs in KServe's environment: its client against the server at argv[1], a JSON report.
+"""What test_kserve.py runs in KServe's environment: its client against a server, a JSON report.
 
-stdin has the values of a tensor for each datatype.
+The arguments are the server's address and the number of its process. stdin has the values of a tensor for each datatype.
 """
 
 from __future__ import annotations
@@ -8,7 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -19,7 +23,6 @@ from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceSt
 from kserve.protocol.infer_type import RequestedOutput
 from kserve.utils.numpy_codec import to_np_dtype
 
-SLOW = 8000  # the probe's work: near a second
 CONCURRENT = 50
 
 
@@ -60,11 +63,28 @@ async def failure(call: Any) -> dict[str, Any]:
     return {"code": "OK", "message": ""}
 
 
-async def cancelled(client: InferenceGRPCClient) -> dict[str, Any]:
-    """How a call ends whose task is cancelled while the model runs."""
-    call = asyncio.create_task(client.infer(probe(1, work=SLOW)))
-    asyncio.get_running_loop().call_later(0.05, call.cancel)
-    return await failure(call)
+@contextmanager
+def standing_still(pid: int) -> Iterator[None]:
+    """The server is stopped, as by a debugger."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def late(client: InferenceGRPCClient, pid: int) -> dict[str, Any]:
+    """How a call ends that is not answered in time."""
+    with standing_still(pid):
+        return await failure(client.infer(probe(1), timeout=0.1))
+
+
+async def cancelled(client: InferenceGRPCClient, pid: int) -> dict[str, Any]:
+    """How a call ends whose task is cancelled before it is answered."""
+    with standing_still(pid):
+        call = asyncio.create_task(client.infer(probe(1)))
+        asyncio.get_running_loop().call_later(0.05, call.cancel)
+        return await failure(call)
 
 
 async def stubs(address: str) -> dict[str, Any]:
@@ -80,7 +100,7 @@ async def stubs(address: str) -> dict[str, Any]:
     }
 
 
-async def report(address: str, tensors: dict[str, list[Any]]) -> dict[str, Any]:
+async def report(address: str, pid: int, tensors: dict[str, list[Any]]) -> dict[str, Any]:
     """Everything that the tests look at."""
     async with InferenceGRPCClient(address) as client:
         misshapen = probe(1)
@@ -109,8 +129,8 @@ async def report(address: str, tensors: dict[str, list[Any]]) -> dict[str, Any]:
                 "nobody": await failure(client.infer(probe(1, model_name="nobody"))),
                 "version": await failure(client.infer(probe(1, model_version="7"))),
                 "raised": await failure(client.infer(probe(1, index=99))),
-                "deadline": await failure(client.infer(probe(1, work=SLOW), timeout=0.1)),
-                "cancelled": await cancelled(client),
+                "deadline": await late(client, pid),
+                "cancelled": await cancelled(client, pid),
             },
             "after": (await client.infer(probe(8))).outputs[0].as_numpy().reshape(-1)[0].item(),
             **await stubs(address),
@@ -119,4 +139,4 @@ async def report(address: str, tensors: dict[str, list[Any]]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     logging.disable(logging.ERROR)  # the client logs each error that it raises
-    print(json.dumps(asyncio.run(report(sys.argv[1], json.load(sys.stdin)))))
+    print(json.dumps(asyncio.run(report(sys.argv[1], int(sys.argv[2]), json.load(sys.stdin)))))

@@ -186,7 +186,7 @@ def expired(client: triton.InferenceServerClient) -> str:
     error = None
     while error is None:
         # Requests with a deadline go first, so it overtakes one that has not begun.
-        client.async_infer("probe", probe(2), answers.put, timeout=100_000)
+        client.async_infer("probe", probe(2), answers.put, timeout=10_000)
         _, error = answers.next()
     assert "Request timeout expired" in error.message()
     running.cancel()

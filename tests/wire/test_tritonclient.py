@@ -15,7 +15,7 @@ from e2e import models
 from e2e.probe import TABLE_ERROR
 from e2e.server import ServerProcess, running
 from tritonclient.utils import InferenceServerException
-from wire.inputs import DATATYPES, SLOW, probe, tensor
+from wire.inputs import DATATYPES, probe, tensor
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_errors(
     assert message in caught.value.message()
 
 
-def test_async_infer_and_cancel(client: triton.InferenceServerClient) -> None:
+def test_async_infer_and_cancel(server: ServerProcess, client: triton.InferenceServerClient) -> None:
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     calls = [
         client.async_infer(
@@ -107,11 +107,10 @@ def test_async_infer_and_cancel(client: triton.InferenceServerClient) -> None:
         np.testing.assert_array_equal(
             result.as_numpy("y"), np.full((1, 4), 2 * int(result.get_response().id))
         )
-    call = client.async_infer(
-        "probe", probe(1, work=SLOW), lambda result, error: answers.put((result, error))
-    )
-    call.cancel()
-    _, error = answers.get(timeout=30)
+    with server.standing_still():
+        call = client.async_infer("probe", probe(1), lambda result, error: answers.put((result, error)))
+        call.cancel()
+        _, error = answers.get(timeout=30)
     assert error.status() == "StatusCode.CANCELLED"
 
 
@@ -121,9 +120,9 @@ def test_priority_and_timeout(client: triton.InferenceServerClient, asked: int, 
     assert result.get_response().parameters["priority"].int64_param == got
 
 
-def test_client_timeout(client: triton.InferenceServerClient) -> None:
-    with pytest.raises(InferenceServerException) as caught:
-        client.infer("probe", probe(1, work=SLOW), client_timeout=0.2)
+def test_client_timeout(server: ServerProcess, client: triton.InferenceServerClient) -> None:
+    with server.standing_still(), pytest.raises(InferenceServerException) as caught:
+        client.infer("probe", probe(1), client_timeout=0.2)
     assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
 
 
@@ -143,11 +142,12 @@ def test_stream_answers_in_request_order_and_survives_errors(client: triton.Infe
     client.stop_stream()
 
 
-def test_stop_stream_with_cancel(client: triton.InferenceServerClient) -> None:
+def test_stop_stream_with_cancel(server: ServerProcess, client: triton.InferenceServerClient) -> None:
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
-    client.start_stream(lambda result, error: answers.put((result, error)))
-    client.async_stream_infer("probe", probe(1, work=SLOW))
-    client.stop_stream(cancel_requests=True)
+    with server.standing_still():
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer("probe", probe(1))
+        client.stop_stream(cancel_requests=True)
     _, error = answers.get(timeout=30)
     assert "CANCELLED" in str(error)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
-import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,16 +64,6 @@ def status(error: InferenceServerException) -> str:
 # Time limits. A server that stands still is late whatever the machine does.
 
 
-@contextlib.contextmanager
-def standing_still(server: ServerProcess) -> Iterator[None]:
-    """The process is stopped, as by a debugger, and goes on afterwards."""
-    server.signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        server.signal(signal.SIGCONT)
-
-
 def test_every_call_has_a_time_limit(server: ServerProcess, client: triton.InferenceServerClient) -> None:
     def calls(limit: float) -> list[Callable[[], Any]]:
         return [
@@ -88,7 +76,7 @@ def test_every_call_has_a_time_limit(server: ServerProcess, client: triton.Infer
             lambda: client.infer("probe", probe(1), client_timeout=limit),
         ]
 
-    with standing_still(server):
+    with server.standing_still():
         for call in calls(LATE_SECONDS / 4):
             with pytest.raises(InferenceServerException, match="Deadline Exceeded") as caught:
                 call()
@@ -101,7 +89,7 @@ def test_a_stream_that_is_late_ends_and_another_can_be_started(
     server: ServerProcess, client: triton.InferenceServerClient
 ) -> None:
     answers: Answers = queue.Queue()
-    with standing_still(server):
+    with server.standing_still():
         client.start_stream(into(answers), stream_timeout=LATE_SECONDS)
         client.async_stream_infer("probe", probe(1))
         client.async_infer("probe", probe(1), into(answers), client_timeout=LATE_SECONDS)
@@ -124,7 +112,7 @@ async def test_asyncio_calls_and_streams_that_are_late(
     async def requests() -> AsyncIterator[dict[str, Any]]:
         yield {"model_name": "probe", "inputs": probe(1)}
 
-    with standing_still(server):
+    with server.standing_still():
         with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
             await aio.infer("probe", probe(1), client_timeout=LATE_SECONDS)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
