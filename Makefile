@@ -25,7 +25,7 @@ SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 LOAD := $(VENV)/load
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-ray fuzz soak conformance compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check locks tools train gpu-check clean
+.PHONY: help run demo test test-ray fuzz soak conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -47,6 +47,9 @@ fuzz: $(VENV)/.fuzz ## a million malformed inputs, found by coverage (RUNS=, or 
 
 conformance: $(VENV)/.dev ## every backend test of the onnx package through real servers (minutes; ONLY=reduce_: some of them)
 	PYTHONPATH=tests $(BIN)/python -m conformance $(if $(ONLY),--only $(ONLY))
+
+batching-evidence: $(VENV)/.dev ## what the graph analysis says of models, against what running them shows (a minute; ONLY=reduce_: some of them)
+	PYTHONPATH=tests $(BIN)/python -m conformance.batching $(if $(ONLY),--only $(ONLY))
 
 compat: $(OLDEST)/.done ## the lane's tests with the oldest supported grpcio, protobuf, numpy, onnxruntime (Python 3.11)
 	$(OLDEST)/bin/python tests/compat.py

@@ -9,10 +9,20 @@ from pathlib import Path
 
 import onnx
 
-from tensorferry.server.onnx_graph import elementwise  # noqa: F401  (it fills the table of operators)
+from tensorferry.server.onnx_graph import (  # noqa: F401  (they fill the table of operators)
+    axes,
+    elementwise,
+    images,
+    joining,
+    picking,
+    products,
+    recurrent,
+    shaping,
+    tables,
+)
 from tensorferry.server.onnx_graph.graph import Walk
 from tensorferry.server.onnx_graph.reading import UnreadableModel, read_model
-from tensorferry.server.onnx_graph.sizes import NUMBER_OF_ROWS, Size, Symbol, of_symbol
+from tensorferry.server.onnx_graph.sizes import NUMBER_OF_ROWS, ROWS, Size, Symbol, of_symbol
 from tensorferry.server.onnx_graph.values import Rows, Trouble, Value, joined
 
 
@@ -97,7 +107,9 @@ def _input(declared: onnx.ValueInfoProto, batched: bool) -> Value:
             shape.append(dim.dim_value)
         else:
             # Axes of one name have one length, as the server requires of requests.
-            shape.append(of_symbol(Symbol(dim.dim_param or f"{declared.name}[{axis}]")))
+            name = dim.dim_param or f"{declared.name}[{axis}]"
+            # Quoted where it could be taken for a size that is computed.
+            shape.append(of_symbol(Symbol(name if name.isidentifier() and name != ROWS.name else repr(name))))
     if not batched:
         return Value(tuple(shape), by_values=True)
     return Value((NUMBER_OF_ROWS, *shape[1:]), Rows(0), by_values=True)

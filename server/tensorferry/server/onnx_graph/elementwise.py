@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from onnx import TensorProto
+
 from tensorferry.server.onnx_graph.alignment import broadcast
-from tensorferry.server.onnx_graph.operators import Node, operator
-from tensorferry.server.onnx_graph.values import Value
+from tensorferry.server.onnx_graph.folding import folded
+from tensorferry.server.onnx_graph.operators import MICROSOFT, ML, MixesRows, Node, NotKnown, operator
+from tensorferry.server.onnx_graph.places import keep_apart, only_rows_in, shape_of
+from tensorferry.server.onnx_graph.sizes import Product
+from tensorferry.server.onnx_graph.values import Content, Value, of_content
 
 _OF_ONE = [
     "Abs",
@@ -26,6 +31,7 @@ _OF_ONE = [
     "Gelu",
     "HardSigmoid",
     "HardSwish",
+    "Identity",
     "IsInf",
     "IsNaN",
     "LeakyRelu",
@@ -49,6 +55,10 @@ _OF_ONE = [
     "Tan",
     "Tanh",
     "ThresholdedRelu",
+    "Affine",
+    "ImageScaler",
+    "ParametricSoftplus",
+    "ScaledTanh",
 ]
 
 _OF_SEVERAL = [
@@ -72,14 +82,134 @@ _OF_SEVERAL = [
     "Or",
     "PRelu",
     "Pow",
+    "StringConcat",
     "Sub",
     "Sum",
     "Where",
     "Xor",
 ]
 
+# Before version 7, arithmetic on two tensors had an attribute that says how the second is aligned.
+_ARITHMETIC = ["Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "PRelu", "Pow", "Sub", "Xor"]
 
-@operator(*_OF_ONE, *_OF_SEVERAL)
+
+@operator(*_OF_ONE, *_OF_SEVERAL, "Clip")
+@operator("BiasGelu", "FastGelu", "Gelu", "QuickGelu", domain=MICROSOFT)
 def elementwise(node: Node) -> Value:
     """All inputs broadcast together."""
-    return broadcast(node.given)
+    if node.operator in _ARITHMETIC and node.opset < 7 and node.attribute("broadcast"):
+        raise NotKnown("is aligned by the attributes of an old version")
+    content = folded(node)
+    return of_content(content) if content is not None else broadcast(node.given)
+
+
+@operator("Binarizer", "LabelEncoder", "CategoryMapper", domain=ML)
+@operator("RegexFullMatch")
+def each_element(node: Node) -> Value:
+    """One input, each element by itself."""
+    return broadcast([node.input(0)])
+
+
+@operator("Cast")
+def cast(node: Node) -> Value:
+    """Elementwise; numbers keep their values where the datatype has them."""
+    value = node.input(0)
+    content = None if value.content is None else _converted(value.content, node.attribute("to"))
+    return of_content(content) if content is not None else broadcast([value])
+
+
+_INTEGERS = {
+    TensorProto.INT8,
+    TensorProto.INT16,
+    TensorProto.INT32,
+    TensorProto.INT64,
+    TensorProto.UINT8,
+    TensorProto.UINT16,
+    TensorProto.UINT32,
+    TensorProto.UINT64,
+}
+
+
+def _converted(content: Content, to: object) -> Content | None:
+    """The numbers in another datatype; None where these are not known."""
+    result = content.copy()
+    for at in range(content.size):
+        number = content.flat[at]
+        if isinstance(number, Product):
+            if to == TensorProto.BOOL:
+                return None
+            continue
+        try:
+            if to == TensorProto.BOOL:
+                result.flat[at] = bool(number)
+            elif to in _INTEGERS:
+                result.flat[at] = int(number)
+            else:
+                result.flat[at] = float(number)
+        except (OverflowError, ValueError):
+            return None
+    return result
+
+
+@operator("CastLike", "BitCast")
+def cast_like(node: Node) -> Value:
+    """Elementwise; of the second input only the datatype matters."""
+    return broadcast([node.input(0)])
+
+
+@operator("Dropout")
+def dropout(node: Node) -> list[Value]:
+    """Identity outside of training."""
+    only_rows_in(node, 0)
+    if node.has(2):
+        content = node.content(2)
+        if content is None or any(content.flat):
+            raise NotKnown("is in training mode, where it is random")
+    value = broadcast([node.input(0)])
+    return [value, value]
+
+
+@operator("QuantizeLinear", "DequantizeLinear")
+@operator("QuantizeLinear", "DequantizeLinear", domain=MICROSOFT)
+def quantise(node: Node) -> Value:
+    """Elementwise, with scales along one axis or for blocks along it."""
+    only_rows_in(node, 0)
+    value = node.input(0)
+    scale = node.input(1)
+    if value.rows is not None:
+        scales = shape_of(scale)
+        if len(scales) > 1:
+            raise NotKnown("has scales for blocks")
+        if scales and scales[0] != 1:
+            keep_apart(value, (int(node.attribute("axis", 1)) % len(shape_of(value)),), "has scales along")
+    return broadcast([value])
+
+
+@operator("DynamicQuantizeLinear")
+def quantise_dynamically(node: Node) -> list[Value]:
+    """One scale for all elements, from the least and the greatest."""
+    value = node.input(0)
+    if value.rows is not None:
+        raise MixesRows("takes one scale from the values of all rows (dynamic quantisation)")
+    return [Value(value.shape), Value(()), Value(())]
+
+
+@operator("QLinearSigmoid", "QLinearLeakyRelu", domain=MICROSOFT)
+def quantised_of_one(node: Node) -> Value:
+    """Elementwise on input 0; the others are scales and zero points."""
+    only_rows_in(node, 0)
+    return broadcast([node.input(0)])
+
+
+@operator("QLinearAdd", "QLinearMul", domain=MICROSOFT)
+def quantised_of_two(node: Node) -> Value:
+    """Elementwise on inputs 0 and 3; the others are scales and zero points."""
+    only_rows_in(node, 0, 3)
+    return broadcast([node.input(0), node.input(3)])
+
+
+@operator("QLinearWhere", domain=MICROSOFT)
+def quantised_where(node: Node) -> Value:
+    """Elementwise on inputs 0, 1 and 4; the others are scales and zero points."""
+    only_rows_in(node, 0, 1, 4)
+    return broadcast([node.input(0), node.input(1), node.input(4)])

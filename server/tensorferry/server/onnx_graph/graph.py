@@ -2,73 +2,168 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import onnx
 from onnx import helper
 
-from tensorferry.server.onnx_graph import operators
+from tensorferry.server.onnx_graph import control, operators
 from tensorferry.server.onnx_graph.operators import MixesRows, Node, NotKnown, Operator
 from tensorferry.server.onnx_graph.reading import constant
 from tensorferry.server.onnx_graph.sizes import counts_rows
 from tensorferry.server.onnx_graph.values import Trouble, Value, joined
 
-# Tensors by name, in a graph and those around it.
-Scope = dict[str, Value]
+# Tensors by name, in a graph and those around it; None for an input of a function that a call leaves out.
+Scope = Mapping[str, Value | None]
+# Functions by domain and name; attributes by name.
+_Functions = Mapping[tuple[str, str], onnx.FunctionProto]
+_Attributes = Mapping[str, onnx.AttributeProto]
 
 # Numbers kept of a tensor: more are never axes or shapes.
 _MOST_NUMBERS = 256
+# Functions within functions: the format allows no recursion, a file may have it all the same.
+_DEEPEST = 40
+
+_MISSING = Value(trouble=Trouble(unknown=("the graph uses a tensor that nothing makes",)), by_values=True)
 
 
 class Walk:
-    """One pass through a model. `unsteady` collects nodes that take time that depends on values."""
+    """One pass through a model. `unsteady` collects why its time may depend on values."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self._opsets = {one.domain or operators.DOMAIN: one.version for one in model.opset_import}
         self.unsteady: list[str] = []
+        self._functions: _Functions = {(one.domain, one.name): one for one in model.functions}
+        self._opsets = _opsets(model.opset_import)
+        self._bound: _Attributes = {}
+        self._depth = 0
 
-    def through(self, graph: onnx.GraphProto, outer: Mapping[str, Value], inputs: Scope) -> Scope:
+    def _within(self, function: onnx.FunctionProto, bound: _Attributes) -> Walk:
+        """A walk through a function's body that collects into the same list."""
+        walk = Walk(onnx.ModelProto())
+        walk.unsteady, walk._functions, walk._bound = self.unsteady, self._functions, bound
+        walk._opsets = {**self._opsets, **_opsets(function.opset_import)}
+        walk._depth = self._depth + 1
+        return walk
+
+    def through(self, graph: onnx.GraphProto, outer: Scope, inputs: Scope) -> dict[str, Value | None]:
         """All tensors of the graph by name, given those of its inputs and of the graph around it."""
-        scope = dict(outer)
+        scope: dict[str, Value | None] = dict(outer)
         for tensor in graph.initializer:
             scope[tensor.name] = constant(tensor)
+        for sparse in graph.sparse_initializer:
+            scope[sparse.values.name] = Value(tuple(sparse.dims))
         scope.update(inputs)
-        for node in graph.node:
+        self._run(graph.node, scope)
+        return scope
+
+    def _run(self, nodes: Iterable[onnx.NodeProto], scope: dict[str, Value | None]) -> None:
+        for node in nodes:
             values = self._node(node, scope)
             scope.update((name, value) for name, value in zip(node.output, values, strict=False) if name)
-        return scope
 
     def _node(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value]:
         count = len(node.output)
         inputs = [scope.get(name, _MISSING) if name else None for name in node.input]
         label = label_of(node)
-        found = operators.find(node.domain, node.op_type)
-        given = [value for value in inputs if value is not None]
+        domain = node.domain or operators.DOMAIN
+        function = self._functions.get((node.domain, node.op_type))
+        if function is not None:
+            return self._call(function, node, inputs, {})
+        if domain == operators.DOMAIN and node.op_type in control.OPERATORS:
+            around = [*inputs, *(scope.get(name) for name in control.captured(node))]
+            return self._guarded(
+                label,
+                inputs,
+                around,
+                count,
+                lambda: control.OPERATORS[node.op_type](self, node, label, inputs, scope),
+            )
+        found = operators.find(domain, node.op_type)
         if found is None:
-            self.unsteady.append(f"{label} is of an operator whose time is not known")
-            return _unknown_operator(label, given, count)
+            return self._by_schema(domain, node, label, inputs)
         self._check_steady(label, found, inputs)
-        if not found.shape_only and any(value.trouble for value in given):
-            return [Value(trouble=joined(value.trouble for value in given), by_values=True)] * count
-        view = Node(
-            node.op_type,
-            self._opsets.get(node.domain or operators.DOMAIN, 1),
-            inputs,
-            count,
-            {one.name: _attribute(one) for one in node.attribute},
-            label,
-        )
+        opset = self._opsets.get(domain, 1)
+        view = Node(node.op_type, opset, inputs, count, self.attributes(node), label)
+        values = self._guarded(label, inputs, inputs, count, lambda: _apply(found, view))
+        valued = not found.shape_only and any(value is not None and value.by_values for value in inputs)
+        return [replace(value, by_values=valued or value.trouble is not None) for value in values]
+
+    def _guarded(
+        self,
+        label: str,
+        inputs: Sequence[Value | None],
+        used: Sequence[Value | None],
+        count: int,
+        rule: Callable[[], Sequence[Value]],
+    ) -> Sequence[Value]:
+        """What the rule makes, or why it makes nothing that keeps rows apart; `used` is all that goes into it."""
+        trouble = joined(value.trouble for value in inputs if value is not None)
+        if trouble.mixes or trouble.unknown:
+            return [Value(trouble=trouble, by_values=True)] * count
         try:
-            values = _apply(found, view)
-            sealed = [_sealed(value) for value in values]
+            values: Sequence[Value] = [_sealed(value) for value in rule()]
         except MixesRows as why:
-            sealed = [Value(trouble=Trouble(mixes=(f"{label} {why}",)))] * count
+            return [Value(trouble=Trouble(mixes=(f"{label} {why}",)), by_values=True)] * count
         except NotKnown as why:
-            sealed = _not_known(f"{label} {why}", given, count)
-        valued = not found.shape_only and any(value.by_values for value in given)
-        return [replace(value, by_values=valued) for value in sealed]
+            return _not_known(f"{label} {why}", used, count)
+        return values
+
+    def _by_schema(
+        self, domain: str, node: onnx.NodeProto, label: str, inputs: Sequence[Value | None]
+    ) -> Sequence[Value]:
+        """An operator that the table lacks: by the function that the onnx package has for it, if any."""
+        try:
+            own = "" if domain == operators.DOMAIN else domain
+            schema = onnx.defs.get_schema(node.op_type, self._opsets.get(domain, 1), own)
+            body = schema.function_body if schema.has_function else None  # type: ignore[attr-defined]
+        except Exception:  # onnx has an error of its own for operators that it does not know
+            body = None
+        if body is not None:
+            defaults = {
+                name: one.default_value for name, one in schema.attributes.items() if one.default_value.type
+            }
+            return self._call(body, node, inputs, defaults)
+        self.unsteady.append(f"{label} is of an operator whose time is not known")
+        trouble = joined(value.trouble for value in inputs if value is not None)
+        if trouble.mixes or trouble.unknown:
+            return [Value(trouble=trouble, by_values=True)] * len(node.output)
+        return _not_known(f"{label} is of an operator that is not analysed", inputs, len(node.output))
+
+    def _call(
+        self,
+        function: onnx.FunctionProto,
+        node: onnx.NodeProto,
+        inputs: Sequence[Value | None],
+        defaults: _Attributes,
+    ) -> Sequence[Value]:
+        if self._depth > _DEEPEST:
+            return _not_known(f"{label_of(node)} calls itself", inputs, len(node.output))
+        bound = {**defaults, **{one.name: one for one in function.attribute_proto}}
+        bound.update((one.name, one) for one in self.bound_attributes(node))
+        given = itertools.chain(inputs, itertools.repeat(None))
+        scope: dict[str, Value | None] = dict(zip(function.input, given, strict=False))
+        self._within(function, bound)._run(function.node, scope)
+        return [scope.get(name) or _MISSING for name in function.output]
+
+    def bound_attributes(self, node: onnx.NodeProto) -> list[onnx.AttributeProto]:
+        """The node's attributes; in a function, those that refer to its own have the values of the call."""
+        found = []
+        for attribute in node.attribute:
+            if not attribute.ref_attr_name:
+                found.append(attribute)
+            elif attribute.ref_attr_name in self._bound:
+                value = onnx.AttributeProto()
+                value.CopyFrom(self._bound[attribute.ref_attr_name])
+                value.name = attribute.name
+                found.append(value)
+        return found
+
+    def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
+        """The values of the node's attributes by name."""
+        return {one.name: _attribute(one) for one in self.bound_attributes(node)}
 
     def _check_steady(self, label: str, found: Operator, inputs: Sequence[Value | None]) -> None:
         deciding = range(len(inputs)) if found.by_values else found.sizes
@@ -79,14 +174,15 @@ class Walk:
                 return
 
 
-_MISSING = Value(trouble=Trouble(unknown=("the graph uses a tensor that nothing makes",)), by_values=True)
-
-
 def label_of(node: onnx.NodeProto) -> str:
     """How a node is called in a reason: its operator and its name, or that of its first output."""
     own = f"{node.domain}.{node.op_type}" if node.domain not in ("", operators.DOMAIN) else node.op_type
     name = node.name or next((output for output in node.output if output), "")
     return f"{own} {name}".rstrip()
+
+
+def _opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    return {one.domain or operators.DOMAIN: one.version for one in imports}
 
 
 def _attribute(attribute: onnx.AttributeProto) -> Any:
@@ -96,45 +192,43 @@ def _attribute(attribute: onnx.AttributeProto) -> Any:
 
 def _apply(found: Operator, node: Node) -> Sequence[Value]:
     others = [value for at, value in enumerate(node.inputs) if value is not None and at not in found.sizes]
-    counted = [value for value in others if value.counted]
-    if counted and not found.shape_only and any(value.rows for value in others):
+    counted = [value for value in others if value.counted] if not found.shape_only else []
+    if counted and any(value.rows for value in others):
         raise MixesRows("makes the rows' values depend on how many rows a batch has")
     for index in found.sizes:
         if node.has(index) and node.input(index).rows is not None:
             raise NotKnown("makes a shape that depends on the rows' values")
     made = found.rule(node)
     values = [made] * node.outputs if isinstance(made, Value) else made
-    if counted and not found.shape_only:
+    if counted:
         values = [value if value.content is not None else replace(value, counted=True) for value in values]
     return values
 
 
 def _sealed(value: Value) -> Value:
-    """The value if what it says of the rows holds; a size that counts them may only be that of their own axis."""
+    """The value if what it says of the rows holds: a size that counts them may only be that of their own axis."""
     content = value.content
     if content is not None:
-        if content.size > _MOST_NUMBERS:
-            return replace(value, content=None)
-        return replace(value, counted=any(counts_rows(number) for number in content.flat))
+        counted = any(counts_rows(number) for number in content.flat)
+        known = content if content.size <= _MOST_NUMBERS else None
+        return replace(value, content=known, counted=counted)
     if value.trouble is not None:
         return value
     for axis, size in enumerate(value.shape or ()):
         if counts_rows(size) and (value.rows is None or axis != value.rows.axis):
             raise NotKnown(f"makes an axis of size {size}, which depends on how many rows a batch has")
-    if value.rows is not None and value.counted:
-        raise MixesRows("makes the rows' values depend on how many rows a batch has")
+    if value.rows is not None:
+        if value.shape is None or value.shape[value.rows.axis] != value.rows.size:
+            raise NotKnown("makes a batch axis of another size")
+        if counts_rows(value.rows.outer) or counts_rows(value.rows.inner):
+            raise NotKnown("makes a size that depends on how many rows a batch has")
+        if value.counted:
+            raise MixesRows("makes the rows' values depend on how many rows a batch has")
     return value
 
 
-def _unknown_operator(label: str, given: Sequence[Value], count: int) -> Sequence[Value]:
-    trouble = joined(value.trouble for value in given)
-    if trouble.mixes or trouble.unknown:
-        return [Value(trouble=trouble, by_values=True)] * count
-    return _not_known(f"{label} is of an operator that is not analysed", given, count)
-
-
-def _not_known(reason: str, given: Sequence[Value], count: int) -> list[Value]:
+def _not_known(reason: str, inputs: Sequence[Value | None], count: int) -> list[Value]:
     """Outputs of a node that could not be analysed: that matters only if rows go into it."""
-    if all(value.is_free for value in given):
+    if all(value is None or value.is_free for value in inputs):
         return [Value(by_values=True)] * count
     return [Value(trouble=Trouble(unknown=(reason,)), by_values=True)] * count

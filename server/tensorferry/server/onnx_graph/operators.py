@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tensorferry.server.onnx_graph.sizes import Product, Size, unknown
 from tensorferry.server.onnx_graph.values import Content, Value
+
+# Numbers in the names of sizes that are not known: each is its own.
+_fresh = itertools.count()
 
 DOMAIN = "ai.onnx"
 ML = "ai.onnx.ml"
@@ -43,19 +48,46 @@ class Node:
             raise NotKnown(f"lacks its input {index}")
         return value
 
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute, or what holds where it is left out."""
+        return self.attributes.get(name, default)
+
     @property
     def given(self) -> list[Value]:
         """The inputs that are not left out."""
         return [value for value in self.inputs if value is not None]
 
-    def content(self, index: int, attribute: str = "") -> Content | None:
-        """The numbers of an input, None when it is left out; an unknown one raises `NotKnown`."""
+    def content(self, index: int) -> Content | None:
+        """The numbers of an input, None when it is left out; NotKnown when they are computed as the model runs."""
         if not self.has(index):
             return None
         content = self.input(index).content
         if content is None:
-            raise NotKnown(f"takes {attribute or f'input {index}'} from numbers that are computed as it runs")
+            raise NotKnown(f"takes its input {index} from numbers that are computed as it runs")
         return content
+
+    def sizes(self, name: str, index: int) -> list[Any] | None:
+        """The numbers of an attribute or else of an input, in order; None when neither is given."""
+        if name in self.attributes:
+            given = self.attributes[name]
+            return list(given) if isinstance(given, Sequence) else [given]
+        content = self.content(index)
+        return None if content is None else list(content.flat)
+
+    def integers(self, name: str, index: int) -> list[int] | None:
+        """The same where they are all fixed; NotKnown when one is not."""
+        numbers = self.sizes(name, index)
+        if numbers is not None and not all(isinstance(number, (int, float)) for number in numbers):
+            raise NotKnown(f"takes its {name} from shapes")
+        return None if numbers is None else [int(number) for number in numbers]
+
+    def fresh(self, *origins: object) -> Product:
+        """A size that is not known; `origins` are those that it is computed from."""
+        return unknown(f"?{next(_fresh)}", *origins)
+
+    def fresh_shape(self, rank: int) -> tuple[Size, ...]:
+        """A shape of that rank with sizes that are not known."""
+        return tuple(self.fresh() for _ in range(rank))
 
 
 Rule = Callable[[Node], Value | Sequence[Value]]

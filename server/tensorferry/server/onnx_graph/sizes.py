@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -98,3 +99,8 @@ def total(one: Size, other: Size) -> Size:
             return other if one == 0 else one
         return unknown(f"({one}+{other})", one, other, is_size=is_size(one) and is_size(other))
     return one + other
+
+
+def fixed(sizes: Iterable[object]) -> list[int]:
+    """The sizes that are known, which are all of them in a tensor whose numbers are."""
+    return [size for size in sizes if isinstance(size, int)]

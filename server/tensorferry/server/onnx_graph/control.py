@@ -1,0 +1,212 @@
+"""If, Loop and Scan: graphs within a graph."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import onnx
+
+from tensorferry.server.onnx_graph.operators import MixesRows, NotKnown
+from tensorferry.server.onnx_graph.places import axis_of, moved, placed, shape_of
+from tensorferry.server.onnx_graph.sizes import Product, Size, unknown
+from tensorferry.server.onnx_graph.values import Value, joined
+
+if TYPE_CHECKING:
+    from tensorferry.server.onnx_graph.graph import Walk
+
+# Passes through a loop's body until nothing changes any more.
+_PASSES = 12
+# Numbers in the names of sizes that are not known.
+_count = itertools.count()
+
+_Inputs = Sequence[Value | None]
+
+
+def conditional(
+    walk: Walk, node: onnx.NodeProto, label: str, inputs: _Inputs, scope: Mapping[str, Value | None]
+) -> list[Value]:
+    """One of two graphs, for all rows alike."""
+    condition = _given(inputs, 0)
+    attributes = walk.attributes(node)
+    branches = [attributes["then_branch"], attributes["else_branch"]]
+    known = _number(condition)
+    if known is not None:
+        return _outputs(walk, branches[0 if known else 1], scope, {})
+    _check_shared(condition, "chooses one branch for all rows")
+    if condition.by_values:
+        walk.unsteady.append(f"{label} chooses a branch by values")
+    then, other = (_outputs(walk, branch, scope, {}) for branch in branches)
+    name = f"?if{next(_count)}"
+    made = [_either(f"{name}.{at}", *pair) for at, pair in enumerate(zip(then, other, strict=True))]
+    return [replace(value, by_values=value.by_values or condition.by_values) for value in made]
+
+
+def loop(
+    walk: Walk, node: onnx.NodeProto, label: str, inputs: _Inputs, scope: Mapping[str, Value | None]
+) -> list[Value]:
+    """A graph repeated, with tensors handed on from one time to the next."""
+    body: onnx.GraphProto = walk.attributes(node)["body"]
+    valued = False
+    for value in inputs[:2]:
+        if value is not None:
+            _check_shared(value, "repeats its body equally often for all rows")
+            valued = valued or value.by_values
+    names = [one.name for one in body.input]
+    name = f"?loop{next(_count)}"
+    state = [_carried(value) for value in inputs[2:]]
+    for _ in range(_PASSES):
+        given = dict(zip(names, [Value(()), Value(()), *state], strict=False))
+        outputs = _outputs(walk, body, scope, given)
+        going_on, carried, collected = outputs[0], outputs[1 : 1 + len(state)], outputs[1 + len(state) :]
+        pairs = zip(state, carried, strict=True)
+        new = [_either(f"{name}.{at}", one, _carried(other)) for at, (one, other) in enumerate(pairs)]
+        if new == state:
+            break
+        state = new
+    else:
+        raise NotKnown("hands on tensors that change each time")
+    if going_on.trouble is not None:
+        return [replace(going_on, by_values=True)] * len(node.output)
+    if _number(going_on) is None:
+        _check_shared(going_on, "ends its body's repetition for all rows together")
+        valued = valued or going_on.by_values
+    if valued:
+        walk.unsteady.append(f"{label} repeats its body as often as values say")
+    times = unknown(f"{name}.times")
+    made = [*state, *(_stacked(value, 0, times) for value in collected)]
+    return [replace(value, by_values=value.by_values or valued) for value in made]
+
+
+def scan(
+    walk: Walk, node: onnx.NodeProto, label: str, inputs: _Inputs, scope: Mapping[str, Value | None]
+) -> list[Value]:
+    """A graph repeated for each element along an axis of some inputs."""
+    attributes = walk.attributes(node)
+    body: onnx.GraphProto = attributes["body"]
+    if len(inputs) != len(body.input) or any(value is None for value in inputs):
+        raise NotKnown("is of an old version")
+    count = int(attributes["num_scan_inputs"])
+    state = [_carried(value) for value in inputs[: len(inputs) - count]]
+    axes = attributes.get("scan_input_axes") or [0] * count
+    length: Size = 1
+    elements = []
+    for value, given_axis in zip(inputs[len(state) :], axes, strict=True):
+        element, length = _element(_given([value], 0), given_axis)
+        elements.append(element)
+    names = [one.name for one in body.input]
+    name = f"?scan{next(_count)}"
+    for _ in range(_PASSES):
+        outputs = _outputs(walk, body, scope, dict(zip(names, [*state, *elements], strict=True)))
+        pairs = zip(state, outputs[: len(state)], strict=True)
+        new = [_either(f"{name}.{at}", one, _carried(other)) for at, (one, other) in enumerate(pairs)]
+        if new == state:
+            break
+        state = new
+    else:
+        raise NotKnown("hands on tensors that change each time")
+    collected = outputs[len(state) :]
+    places = attributes.get("scan_output_axes") or [0] * len(collected)
+    return [*state, *(_stacked(value, axis, length) for value, axis in zip(collected, places, strict=True))]
+
+
+OPERATORS: Mapping[
+    str, Callable[[Walk, onnx.NodeProto, str, _Inputs, Mapping[str, Value | None]], list[Value]]
+] = {"If": conditional, "Loop": loop, "Scan": scan}
+
+
+def _outputs(
+    walk: Walk, graph: onnx.GraphProto, scope: Mapping[str, Value | None], inputs: Mapping[str, Value]
+) -> list[Value]:
+    within = walk.through(graph, scope, inputs)
+    return [_given([within[output.name]], 0) for output in graph.output]
+
+
+def captured(node: onnx.NodeProto) -> set[str]:
+    """Names of tensors around the node that its graphs may use."""
+    names = set()
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            names |= {*inner.input, *captured(inner)}
+        names |= {output.name for output in attribute.g.output}
+    return names
+
+
+def _given(values: _Inputs, index: int) -> Value:
+    value = values[index]
+    if value is None:
+        raise NotKnown(f"lacks its input {index}")
+    return value
+
+
+def _number(value: Value) -> int | None:
+    """The number or truth that a tensor has, None when it is not known."""
+    if value.content is None or value.content.size != 1:
+        return None
+    number = value.content.reshape(-1)[0]
+    return None if isinstance(number, Product) else int(number)
+
+
+def _check_shared(value: Value, how: str) -> None:
+    """What decides for all rows together must not depend on them."""
+    if value.rows is not None:
+        raise MixesRows(how)
+    if value.trouble is None and value.counted and _number(value) is None:
+        raise NotKnown(f"{how}, by how many rows a batch has")
+
+
+def _carried(value: Value | None) -> Value:
+    """A tensor without its numbers, which are others each time."""
+    return Value() if value is None else replace(value, content=None)
+
+
+def _either(name: str, one: Value, other: Value) -> Value:
+    """What holds of a tensor that is one of two; sizes that differ get names made from `name`."""
+    valued = one.by_values or other.by_values
+    if one.trouble is not None or other.trouble is not None:
+        return Value(trouble=joined((one.trouble, other.trouble)), by_values=True)
+    if one.rows != other.rows:
+        raise NotKnown("makes a tensor with rows on one axis, or one with none or on another")
+    counted = one.counted or other.counted
+    same = one.content is not None and other.content is not None and one.content.shape == other.content.shape
+    if same and all(a == b for a, b in zip(one.content.flat, other.content.flat, strict=True)):  # type: ignore[union-attr]
+        return replace(one, by_values=valued)
+    if one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
+        if one.rows is not None or counted:
+            raise NotKnown("makes a tensor of one rank or another")
+        return Value(by_values=valued)
+    sizes = tuple(
+        a if a == b else unknown(f"{name}.{axis}", a, b)
+        for axis, (a, b) in enumerate(zip(one.shape, other.shape, strict=True))
+    )
+    return Value(sizes, one.rows, counted=counted, by_values=valued)
+
+
+def _element(value: Value, axis: int) -> tuple[Value, Size]:
+    """What the body gets of a tensor that is scanned along the axis, and how often."""
+    sizes = shape_of(value)
+    axis = axis_of(axis, len(sizes))
+    rows = value.rows
+    if rows is not None and rows.axis == axis:
+        raise MixesRows("runs along the batch axis")
+    left = (*sizes[:axis], *sizes[axis + 1 :])
+    new = placed(left, moved(rows, rows.axis - (rows.axis > axis)) if rows is not None else None)
+    return replace(new, counted=value.counted, by_values=value.by_values), sizes[axis]
+
+
+def _stacked(value: Value, axis: int, length: Size) -> Value:
+    """Tensors of each time, on a new axis."""
+    if value.trouble is not None:
+        return value
+    if value.shape is None:
+        return Value(by_values=value.by_values)
+    sizes = value.shape
+    axis = axis_of(axis, len(sizes) + 1)
+    rows = value.rows
+    new = placed(
+        (*sizes[:axis], length, *sizes[axis:]),
+        moved(rows, rows.axis + (rows.axis >= axis)) if rows is not None else None,
+    )
+    return replace(new, counted=value.counted, by_values=value.by_values)

@@ -1,0 +1,232 @@
+"""Operators that join tensors along an axis, and that take parts of an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorferry.server.onnx_graph.operators import MICROSOFT, ML, MixesRows, Node, NotKnown, operator
+from tensorferry.server.onnx_graph.places import axis_of, only_rows_in, placed, shape_of
+from tensorferry.server.onnx_graph.sizes import NUMBER_OF_ROWS, Product, Size, fixed, product, quotient, total
+from tensorferry.server.onnx_graph.values import Rows, Value, of_content
+
+# An end of a Slice from which on it means the end of the axis.
+_END = 2**31 - 1
+
+
+@operator("Concat")
+def concat(node: Node) -> Value:
+    """Tensors one after the other along an axis."""
+    return joined_along(node.given, int(node.attribute("axis", 1)))
+
+
+@operator("QLinearConcat", domain=MICROSOFT)
+def quantised_concat(node: Node) -> Value:
+    """The tensors are every third input; the others are scales and zero points."""
+    tensors = range(2, len(node.inputs), 3)
+    only_rows_in(node, *tensors)
+    return joined_along([node.input(index) for index in tensors], int(node.attribute("axis", 1)))
+
+
+@operator("FeatureVectorizer", domain=ML)
+def features(node: Node) -> Value:
+    """Features one after the other in each row."""
+    if any(len(shape_of(value)) != 2 for value in node.given):
+        raise NotKnown("joins tensors that are no matrices")
+    return joined_along(node.given, 1)
+
+
+def joined_along(values: Sequence[Value], axis: int) -> Value:
+    """The values one after the other along the axis."""
+    shapes = [shape_of(value) for value in values]
+    rank = len(shapes[0])
+    axis = axis_of(axis, rank)
+    if any(len(one) != rank for one in shapes):
+        raise NotKnown("joins tensors of different ranks")
+    contents = [value.content for value in values]
+    known = [content for content in contents if content is not None]
+    if len(known) == len(contents):
+        return of_content(np.concatenate(known, axis))
+    length: Size = 0
+    for one in shapes:
+        length = total(length, one[axis])
+    sizes = tuple(
+        length if at == axis else next((one[at] for one in shapes if isinstance(one[at], int)), shapes[0][at])
+        for at in range(rank)
+    )
+    with_rows = [value.rows for value in values if value.rows is not None]
+    if not with_rows:
+        return Value(sizes)
+    place = with_rows[0]
+    if any(rows.axis != place.axis for rows in with_rows):
+        raise MixesRows("joins rows along one axis with rows along another")
+    if len(with_rows) != len(values):
+        how = "along the batch axis" if place.axis == axis else "that are not broadcast"
+        raise NotKnown(f"joins rows with other values {how}")
+    if place.axis != axis:
+        if any((rows.outer, rows.inner) != (place.outer, place.inner) for rows in with_rows):
+            raise NotKnown("combines rows that are merged with other axes in different ways")
+        return placed(sizes, place)
+    if any(rows.inner != place.inner for rows in with_rows):
+        raise NotKnown("joins rows of different lengths along the batch axis")
+    outer: Size = 0
+    for rows in with_rows:
+        outer = total(outer, rows.outer)
+    return placed(sizes, Rows(axis, outer, place.inner))
+
+
+@operator("Split", sizes=(1,))
+def split(node: Node) -> list[Value]:
+    """Parts of an axis; along the batch axis, whole copies of the rows."""
+    value = node.input(0)
+    sizes = shape_of(value)
+    axis = axis_of(int(node.attribute("axis", 0)), len(sizes))
+    parts = node.sizes("split", 1)
+    if parts is None:
+        parts = _equal_parts(node, sizes[axis])
+    if len(parts) != node.outputs:
+        raise NotKnown("has another number of outputs than of parts")
+    if value.content is not None and all(isinstance(part, int) for part in parts):
+        ends = np.cumsum(fixed(parts))[:-1]
+        return [of_content(part) for part in np.split(value.content, ends, axis)]
+    made = []
+    for part in parts:
+        new = (*sizes[:axis], part, *sizes[axis + 1 :])
+        rows = value.rows
+        if rows is not None and rows.axis == axis:
+            rows = _whole_copies(rows, part)
+        made.append(placed(new, rows))
+    return made
+
+
+def _equal_parts(node: Node, size: Size) -> list[Size]:
+    count = int(node.attribute("num_outputs", node.outputs))
+    if isinstance(size, int):
+        longest = -(-size // count)
+        return [*[longest] * (count - 1), size - longest * (count - 1)]
+    exact = quotient(size, count)
+    if exact is None:
+        # Two parts of one computed length: all but the last are equal, too.
+        part = node.fresh(size)
+        return [*[part] * (count - 1), node.fresh(size)]
+    return [exact] * count
+
+
+def _whole_copies(rows: Rows, part: Size) -> Rows:
+    outer = quotient(part, product(NUMBER_OF_ROWS, rows.inner))
+    if outer is None:
+        raise MixesRows("takes a part of the batch axis")
+    return Rows(rows.axis, outer, rows.inner)
+
+
+@operator("Slice", sizes=(1, 2, 3, 4))
+def slice_of(node: Node) -> Value:
+    """A part of each of some axes."""
+    value = node.input(0)
+    sizes = list(shape_of(value))
+    starts, ends = _bounds(node, "starts", 1), _bounds(node, "ends", 2)
+    given = node.integers("axes", 3)
+    count = len(starts or ends or given or sizes)
+    axes = [axis_of(axis, len(sizes)) for axis in (range(count) if given is None else given)]
+    steps = _bounds(node, "steps", 4) or [1] * count
+    rows = value.rows
+    if value.content is not None and starts and ends:
+        numbers = (*starts, *ends, *steps)
+        if all(isinstance(number, int) for number in numbers):
+            pick = [slice(None)] * len(sizes)
+            for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+                # numpy has no number for an end before the first element.
+                before = step < 0 and end < -int(value.content.shape[axis])
+                pick[axis] = slice(start, None if before else end, step)
+            return of_content(value.content[tuple(pick)])
+    for at, axis in enumerate(axes):
+        start, end, step = (None if part is None else part[at] for part in (starts, ends, steps))
+        if rows is not None and rows.axis == axis:
+            rows = _rows_of_part(rows, start, end, step)
+        else:
+            sizes[axis] = _length(node, sizes[axis], start, end, step)
+    return placed(tuple(sizes), rows)
+
+
+def _bounds(node: Node, name: str, index: int) -> list[Any] | None:
+    """The numbers; None where they are computed as the model runs or left out."""
+    if index < len(node.inputs) and node.has(index) and node.input(index).content is None:
+        return None
+    return node.sizes(name, index)
+
+
+def _rows_of_part(rows: Rows, start: Any, end: Any, step: Any) -> Rows:
+    if start is None or end is None or step is None:
+        raise NotKnown("takes a part of the batch axis that is computed as it runs")
+    if step == 1 and start == 0 and (end == rows.size or (isinstance(end, int) and end >= _END)):
+        return rows
+    one = product(NUMBER_OF_ROWS, rows.inner)
+    first = 0 if start == 0 else quotient(start, one)
+    last = rows.outer if isinstance(end, int) and end >= _END else quotient(end, one)
+    if step != 1 or not (isinstance(first, int) and isinstance(last, int) and isinstance(rows.outer, int)):
+        if isinstance(start, int) and isinstance(end, int) and isinstance(step, int):
+            raise MixesRows("takes a part of the batch axis")
+        raise NotKnown("may take a part of the batch axis")
+    if not 0 <= first < last <= rows.outer:
+        raise NotKnown("may take a part of the batch axis")
+    return Rows(rows.axis, last - first, rows.inner)
+
+
+def _length(node: Node, size: Size, start: Any, end: Any, step: Any) -> Size:
+    if isinstance(size, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int):
+        # numpy has no number for an end before the first element.
+        before = step < 0 and end < -size
+        return len(range(size)[slice(start, None if before else end, step)])
+    if step == 1 and start == 0:
+        if isinstance(end, int) and end >= _END:
+            return size
+        if end == size:
+            return size
+        if isinstance(end, Product) and isinstance(size, int):
+            # The end may lie beyond the axis, so the length is its own.
+            return node.fresh(end)
+    return node.fresh(size, start, end, step)
+
+
+@operator("Pad", sizes=(1, 3))
+@operator("Pad", domain=MICROSOFT, sizes=(1,))
+def pad(node: Node) -> Value:
+    """More elements at both ends of axes."""
+    only_rows_in(node, 0)
+    value = node.input(0)
+    sizes = list(shape_of(value))
+    name = "pads" if "pads" in node.attributes else "paddings"
+    pads = node.sizes(name, 1)
+    if pads is None:
+        raise NotKnown("has no pads")
+    given = node.integers("axes", 3)
+    axes = [axis_of(axis, len(sizes)) for axis in (range(len(sizes)) if given is None else given)]
+    if len(pads) != 2 * len(axes):
+        raise NotKnown("has no two pads for each axis")
+    for at, axis in enumerate(axes):
+        before, after = pads[at], pads[at + len(axes)]
+        if value.rows is not None and value.rows.axis == axis:
+            if isinstance(before, Product) or isinstance(after, Product):
+                raise NotKnown("may pad the batch axis")
+            if before or after:
+                raise MixesRows("pads the batch axis")
+        else:
+            sizes[axis] = total(total(sizes[axis], before), after)
+    return placed(tuple(sizes), value.rows)
+
+
+@operator("Compress", by_values=True)
+@operator("NonZero", "Unique", by_values=True)
+@operator("Unique", domain=MICROSOFT, by_values=True)
+def as_many_as_there_are(node: Node) -> list[Value]:
+    """The shape depends on values."""
+    if any(value.rows is not None for value in node.given):
+        raise NotKnown("makes a shape that depends on the rows' values")
+    if node.operator == "NonZero":
+        rank = node.input(0).rank
+        return [Value(None if rank is None else (rank, node.fresh()))]
+    if "axis" in node.attributes:
+        return [Value()] * node.outputs
+    return [Value(node.fresh_shape(1)) for _ in range(node.outputs)]

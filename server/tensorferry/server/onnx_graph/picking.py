@@ -1,0 +1,189 @@
+"""Operators that pick elements by indices, or put them in places."""
+
+from __future__ import annotations
+
+from tensorferry.server.onnx_graph.operators import MICROSOFT, ML, MixesRows, Node, NotKnown, operator
+from tensorferry.server.onnx_graph.places import axis_of, keep_apart, moved, only_rows_in, placed, shape_of
+from tensorferry.server.onnx_graph.sizes import Product, Size, fixed, product
+from tensorferry.server.onnx_graph.values import Rows, Value, of_content
+
+
+@operator("Gather")
+def gather(node: Node) -> Value:
+    """Parts of an axis, at indices of any shape."""
+    data, indices = node.input(0), node.input(1)
+    sizes, at = shape_of(data), shape_of(indices)
+    axis = axis_of(int(node.attribute("axis", 0)), len(sizes))
+    if data.content is not None and indices.content is not None:
+        chosen = list(indices.content.flat)
+        if all(isinstance(index, int) for index in chosen):
+            taken = data.content.take(chosen, axis)
+            return of_content(taken.reshape(fixed((*sizes[:axis], *at, *sizes[axis + 1 :]))))
+    keep_apart(data, (axis,), "picks elements along")
+    if data.rows is not None and indices.rows is not None:
+        raise MixesRows("picks for each row from all rows")
+    rows: Rows | None = None
+    if data.rows is not None:
+        shift = len(at) - 1 if data.rows.axis > axis else 0
+        rows = moved(data.rows, data.rows.axis + shift)
+    elif indices.rows is not None:
+        rows = moved(indices.rows, indices.rows.axis + axis)
+    return placed((*sizes[:axis], *at, *sizes[axis + 1 :]), rows)
+
+
+@operator("GatherElements")
+def gather_elements(node: Node) -> Value:
+    """For each element of the indices, the one at the same place but along one axis."""
+    data, indices = node.input(0), node.input(1)
+    sizes = shape_of(indices)
+    axis = axis_of(int(node.attribute("axis", 0)), len(sizes))
+    if data.rows is None:
+        if indices.rows is not None and indices.rows.axis != axis:
+            raise MixesRows("picks by a row's place in the batch")
+        return placed(sizes, indices.rows)
+    keep_apart(data, (axis,), "picks elements along")
+    if indices.rows is None:
+        raise NotKnown("picks elements at fixed places of the batch axis")
+    if indices.rows != data.rows:
+        raise MixesRows("picks rows along one axis by rows along another")
+    return placed(sizes, data.rows)
+
+
+@operator("GatherND")
+def gather_nd(node: Node) -> Value:
+    """Parts at indices of several axes at once."""
+    data, indices = node.input(0), node.input(1)
+    sizes, at = shape_of(data), shape_of(indices)
+    batch = int(node.attribute("batch_dims", 0))
+    width = at[-1] if at else None
+    if not isinstance(width, int):
+        raise NotKnown("takes indices of unknown length")
+    keep_apart(indices, (len(at) - 1,), "takes indices along")
+    new = (*at[:-1], *sizes[batch + width :])
+    if data.rows is None:
+        if indices.rows is not None and indices.rows.axis < batch:
+            raise NotKnown("has a batch axis that its data lacks")
+        return placed(new, indices.rows)
+    axis = data.rows.axis
+    if axis < batch:
+        if indices.rows != data.rows:
+            raise NotKnown("takes indices that have no rows beside data that has")
+        return placed(new, data.rows)
+    keep_apart(data, range(batch, batch + width), "picks elements along")
+    if indices.rows is not None:
+        raise MixesRows("picks for each row from all rows")
+    return placed(new, moved(data.rows, axis - batch - width + len(at) - 1))
+
+
+@operator("ScatterElements", "Scatter")
+def scatter_elements(node: Node) -> Value:
+    """The data with elements put along one axis, at the places of the indices but for it."""
+    values = [node.input(index) for index in range(3)]
+    sizes = shape_of(values[0])
+    axis = axis_of(int(node.attribute("axis", 0)), len(sizes))
+    places = {value.rows for value in values}
+    if places == {None}:
+        return Value(sizes)
+    for value in values:
+        keep_apart(value, (axis,), "puts elements along")
+    if len(places) > 1:
+        raise NotKnown(
+            "puts elements of rows among elements that have none, or rows along one axis along another"
+        )
+    return placed(sizes, values[0].rows)
+
+
+@operator("ScatterND")
+def scatter_nd(node: Node) -> Value:
+    """The data with parts put at indices of several axes at once."""
+    data, indices, updates = (node.input(index) for index in range(3))
+    sizes, at = shape_of(data), shape_of(indices)
+    if data.rows is indices.rows is updates.rows is None:
+        return Value(sizes)
+    width = at[-1] if at else None
+    if data.rows is None or indices.rows is not None or not isinstance(width, int):
+        raise NotKnown("puts rows at places that are computed as it runs, or into a tensor that has none")
+    keep_apart(data, range(width), "puts elements along")
+    expected = moved(data.rows, len(at) - 1 + data.rows.axis - width)
+    if updates.rows != expected:
+        raise NotKnown("puts elements that have no rows, or have them on another axis")
+    return placed(sizes, data.rows)
+
+
+@operator("OneHot", sizes=(1,))
+def one_hot(node: Node) -> Value:
+    """One more axis, for the classes."""
+    only_rows_in(node, 0)
+    value = node.input(0)
+    sizes = shape_of(value)
+    axis = axis_of(int(node.attribute("axis", -1)), len(sizes) + 1)
+    numbers = node.input(1).content
+    depth: Size = node.fresh() if numbers is None else numbers.reshape(-1)[0]
+    depth = depth if isinstance(depth, Product) else int(depth)
+    rows = value.rows
+    if rows is not None and rows.axis >= axis:
+        rows = moved(rows, rows.axis + 1)
+    return placed((*sizes[:axis], depth, *sizes[axis:]), rows)
+
+
+@operator("TopK", sizes=(1,))
+def top_k(node: Node) -> list[Value]:
+    """The greatest along an axis, and their places on it."""
+    value = node.input(0)
+    sizes = shape_of(value)
+    axis = axis_of(int(node.attribute("axis", -1)), len(sizes))
+    keep_apart(value, (axis,), "sorts along")
+    count: Size = node.fresh()
+    if "k" in node.attributes:
+        count = int(node.attributes["k"])
+    elif (content := node.input(1).content) is not None:
+        count = content.reshape(-1)[0]
+    return [placed((*sizes[:axis], count, *sizes[axis + 1 :]), value.rows)] * 2
+
+
+@operator("ArrayFeatureExtractor", domain=ML)
+def array_feature_extractor(node: Node) -> Value:
+    """Parts of the last axis."""
+    data, indices = node.input(0), node.input(1)
+    sizes, at = shape_of(data), shape_of(indices)
+    count = product(*at)
+    if data.rows is not None:
+        if indices.rows is not None:
+            raise MixesRows("picks for each row from all rows")
+        keep_apart(data, (len(sizes) - 1,), "picks elements along")
+    new = (*(sizes[:-1] if len(sizes) > 1 else (1,)), count)
+    rows = data.rows
+    if indices.rows is not None:
+        outer = product(*at[: indices.rows.axis], indices.rows.outer)
+        inner = product(indices.rows.inner, *at[indices.rows.axis + 1 :])
+        rows = Rows(len(new) - 1, outer, inner)
+    return placed(new, rows)
+
+
+@operator("ReverseSequence")
+def reverse_sequence(node: Node) -> Value:
+    """A part of the time axis backwards, of another length for each of the batch axis."""
+    value, lengths = node.input(0), node.input(1)
+    sizes = shape_of(value)
+    batch, time = int(node.attribute("batch_axis", 1)), int(node.attribute("time_axis", 0))
+    if value.rows is None:
+        if lengths.rows is not None:
+            raise NotKnown("takes lengths for rows that its data lacks")
+        return Value(sizes)
+    keep_apart(value, (time,), "turns round")
+    if value.rows.axis == batch and (lengths.rows is None or lengths.rows != moved(value.rows, 0)):
+        raise NotKnown("takes lengths that have no rows")
+    if value.rows.axis != batch and lengths.rows is not None:
+        raise MixesRows("takes lengths for rows along another axis")
+    return placed(sizes, value.rows)
+
+
+@operator("Trilu")
+@operator("Trilu", domain=MICROSOFT)
+def triangle(node: Node) -> Value:
+    """A triangle of the last two axes."""
+    only_rows_in(node, 0)
+    value = node.input(0)
+    sizes = shape_of(value)
+    keep_apart(value, (len(sizes) - 1, len(sizes) - 2), "takes a triangle across")
+    return placed(sizes, value.rows)

@@ -1,0 +1,178 @@
+"""Matrix products and other sums of products over axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tensorferry.server.onnx_graph.alignment import broadcast
+from tensorferry.server.onnx_graph.operators import MICROSOFT, MixesRows, Node, NotKnown, operator
+from tensorferry.server.onnx_graph.places import keep_apart, only_rows_in, placed, shape_of
+from tensorferry.server.onnx_graph.sizes import Size
+from tensorferry.server.onnx_graph.values import Rows, Value
+
+
+@operator("MatMul")
+def matmul(node: Node) -> Value:
+    """As numpy's matmul has it."""
+    return multiplied(node.input(0), node.input(1))
+
+
+@operator("MatMulInteger")
+@operator("MatMulIntegerToFloat", domain=MICROSOFT)
+def integer_matmul(node: Node) -> Value:
+    """The same on integers; the other inputs are scales and zero points."""
+    only_rows_in(node, 0, 1)
+    return multiplied(node.input(0), node.input(1))
+
+
+@operator("DynamicQuantizeMatMul", domain=MICROSOFT)
+def dynamically_quantised_matmul(node: Node) -> Value:
+    """The same, of a tensor that is quantised by one scale for all elements."""
+    if node.input(0).rows is not None:
+        raise MixesRows("takes one scale from the values of all rows (dynamic quantisation)")
+    only_rows_in(node, 0)
+    return multiplied(node.input(0), node.input(1))
+
+
+@operator("QLinearMatMul")
+def quantised_matmul(node: Node) -> Value:
+    """The same on inputs 0 and 3; the others are scales and zero points."""
+    only_rows_in(node, 0, 3)
+    return multiplied(node.input(0), node.input(3))
+
+
+@operator("FusedMatMul", domain=MICROSOFT)
+def fused_matmul(node: Node) -> Value:
+    """The same on matrices that may be transposed first."""
+    if node.attribute("transBatchA", 0) or node.attribute("transBatchB", 0):
+        raise NotKnown("moves the first axis of its inputs")
+    values = []
+    for index, name in enumerate(("transA", "transB")):
+        value = node.input(index)
+        values.append(_turned(value) if node.attribute(name, 0) else value)
+    return multiplied(values[0], values[1])
+
+
+@operator("MatMulNBits", domain=MICROSOFT)
+def matmul_of_few_bits(node: Node) -> Value:
+    """By a matrix of N columns that is stored in few bits."""
+    only_rows_in(node, 0)
+    value = node.input(0)
+    sizes = shape_of(value)
+    keep_apart(value, (len(sizes) - 1,), "adds up over")
+    return placed((*sizes[:-1], int(node.attribute("N"))), value.rows)
+
+
+@operator("Gemm")
+@operator("FusedGemm", domain=MICROSOFT)
+def gemm(node: Node) -> Value:
+    """A product of two matrices, and a third tensor added."""
+    values = []
+    for index, name in enumerate(("transA", "transB")):
+        value = node.input(index)
+        values.append(_turned(value) if node.attribute(name, 0) else value)
+    found = multiplied(values[0], values[1])
+    return broadcast([found, node.input(2)]) if node.has(2) else found
+
+
+@operator("QGemm", domain=MICROSOFT)
+def quantised_gemm(node: Node) -> Value:
+    """The same on inputs 0 and 3, with a bias that has no rows."""
+    only_rows_in(node, 0)
+    value = _turned(node.input(0)) if node.attribute("transA", 0) else node.input(0)
+    weights = _turned(node.input(3)) if node.attribute("transB", 0) else node.input(3)
+    return multiplied(value, weights)
+
+
+def _turned(value: Value) -> Value:
+    sizes = shape_of(value)
+    if len(sizes) < 2:
+        return value
+    last = len(sizes) - 1
+    rows = value.rows
+    if rows is not None and rows.axis >= last - 1:
+        rows = Rows(2 * last - 1 - rows.axis, rows.outer, rows.inner)
+    return placed((*sizes[:-2], sizes[-1], sizes[-2]), rows)
+
+
+def multiplied(one: Value, other: Value) -> Value:
+    """The product of two tensors of matrices."""
+    if one.rows is None and other.rows is None and (one.shape is None or other.shape is None):
+        return Value()
+    left, right = shape_of(one), shape_of(other)
+    if not left or not right:
+        raise NotKnown("multiplies scalars")
+    keep_apart(one, (len(left) - 1,), "adds up over")
+    keep_apart(other, (max(len(right) - 2, 0),), "adds up over")
+    # As einsum: labels are counted from the last axis of the batch of matrices.
+    rank = max(len(left), len(right), 2) - 2
+    batch = [f"b{at}" for at in range(rank)]
+    first = [
+        *(batch[rank - (len(left) - 2) :] if len(left) > 1 else []),
+        *(["m"] if len(left) > 1 else []),
+        "k",
+    ]
+    second = [*(batch[rank - (len(right) - 2) :] if len(right) > 2 else []), "k", "n"][
+        : len(right) if len(right) < 2 else None
+    ]
+    out = [*batch, *(["m"] if len(left) > 1 else []), *(["n"] if len(right) > 1 else [])]
+    return summed([one, other], [first, second], out)
+
+
+def summed(values: Sequence[Value], terms: Sequence[Sequence[str]], out: Sequence[str]) -> Value:
+    """A sum of products over the axes whose labels are not in `out`."""
+    place: tuple[str, Rows] | None = None
+    for value, labels in zip(values, terms, strict=True):
+        if value.rows is None:
+            continue
+        label = labels[value.rows.axis]
+        if labels.count(label) > 1:
+            raise MixesRows("takes a diagonal across the batch axis")
+        if label not in out:
+            raise MixesRows("adds up over the batch axis")
+        if place is not None and place[0] != label:
+            raise MixesRows("multiplies rows along one axis with rows along another")
+        if place is not None and (place[1].outer, place[1].inner) != (value.rows.outer, value.rows.inner):
+            raise NotKnown("combines rows that are merged with other axes in different ways")
+        place = label, value.rows
+    sizes: dict[str, Size] = {}
+    for value, labels in zip(values, terms, strict=True):
+        for label, size in zip(labels, shape_of(value), strict=True):
+            if sizes.get(label, 1) == 1:
+                sizes[label] = size
+            if place is not None and label == place[0] and value.rows is None and size != 1:
+                raise NotKnown(f"multiplies the batch axis with an axis of size {size}")
+    shape = tuple(sizes[label] for label in out)
+    if place is None:
+        return Value(shape)
+    return placed(shape, Rows(list(out).index(place[0]), place[1].outer, place[1].inner))
+
+
+@operator("Einsum")
+def einsum(node: Node) -> Value:
+    """The equation says which axes are summed over."""
+    equation = str(node.attribute("equation", "")).replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(node.inputs):
+        raise NotKnown("has an equation for another number of inputs")
+    values = [node.input(index) for index in range(len(terms))]
+    ranks = [len(shape_of(value)) for value in values]
+    spread = max(rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True))
+    labels = [_labels(term, rank) for term, rank in zip(terms, ranks, strict=True)]
+    if arrow:
+        out = _labels(right, len(right.replace("...", "")) + (spread if "..." in right else 0))
+    else:
+        letters = left.replace("...", "").replace(",", "")
+        single = sorted(letter for letter in set(letters) if letters.count(letter) == 1)
+        dots = [f".{at}" for at in reversed(range(spread))] if "..." in left else []
+        out = [*dots, *single]
+    return summed(values, labels, out)
+
+
+def _labels(term: str, rank: int) -> list[str]:
+    before, dots, after = term.partition("...")
+    count = rank - len(before) - len(after)
+    if count < 0 or (count and not dots):
+        raise NotKnown("has an equation for tensors of another rank")
+    return [*before, *(f".{at}" for at in reversed(range(count))), *after]

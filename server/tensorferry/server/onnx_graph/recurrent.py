@@ -1,0 +1,152 @@
+"""Recurrent layers and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tensorferry.server.onnx_graph.operators import MICROSOFT, MixesRows, Node, NotKnown, operator
+from tensorferry.server.onnx_graph.places import (
+    axis_of,
+    keep_apart,
+    only_first_axis,
+    only_rows_in,
+    placed,
+    shape_of,
+)
+from tensorferry.server.onnx_graph.sizes import Size
+from tensorferry.server.onnx_graph.values import Rows, Value
+
+
+@operator("RNN", "GRU", "LSTM")
+def recurrent(node: Node) -> list[Value]:
+    """One sequence for each row; the rows' axis depends on the layout."""
+    first = bool(node.attribute("layout", 0))
+    in_x, in_state = (0, 0) if first else (1, 1)
+    rows = _rows_on(node, {0: in_x, 4: 0, 5: in_state, 6: in_state})
+    sizes = shape_of(node.input(0))
+    batch = sizes[in_x]
+    length = sizes[1 - in_x]
+    directions = 2 if node.attribute("direction", "forward") == "bidirectional" else 1
+    hidden: Size = int(node.attribute("hidden_size", 0)) or node.fresh()
+    if first:
+        whole = _on((batch, length, directions, hidden), rows, 0)
+        last = _on((batch, directions, hidden), rows, 0)
+    else:
+        whole = _on((length, directions, batch, hidden), rows, 2)
+        last = _on((directions, batch, hidden), rows, 1)
+    return [whole, last, last][: node.outputs]
+
+
+@operator("DynamicQuantizeLSTM", domain=MICROSOFT)
+def dynamically_quantised_lstm(node: Node) -> list[Value]:
+    """Quantised by one scale for all rows."""
+    if any(value.rows is not None for value in node.given):
+        raise MixesRows("takes one scale from the values of all rows (dynamic quantisation)")
+    return [Value()] * node.outputs
+
+
+def _on(sizes: tuple[Size, ...], rows: Rows | None, axis: int) -> Value:
+    return placed(sizes, None if rows is None else Rows(axis, rows.outer, rows.inner))
+
+
+def _rows_on(node: Node, axes: Mapping[int, int], optional: tuple[int, ...] = ()) -> Rows | None:
+    """The rows, which are on these axes of these inputs or of none; those `optional` may have none beside others."""
+    only_rows_in(node, *axes)
+    found: Rows | None = None
+    for index, axis in axes.items():
+        if not node.has(index) or (rows := node.input(index).rows) is None:
+            continue
+        if rows.axis != axis:
+            raise MixesRows("computes across the batch axis")
+        if found is not None and (found.outer, found.inner) != (rows.outer, rows.inner):
+            raise NotKnown("combines rows that are merged with other axes in different ways")
+        found = rows
+    if found is not None:
+        for index in axes:
+            if node.has(index) and node.input(index).rows is None and index not in optional:
+                raise NotKnown(f"takes rows, but none in its input {index}")
+    return found
+
+
+def _check_mask(node: Node, index: int, rank: int) -> None:
+    """A mask that is broadcast to `rank` axes, the first of them the batch's."""
+    if not node.has(index):
+        return
+    mask = node.input(index)
+    sizes = shape_of(mask)
+    if mask.rows is None:
+        if len(sizes) >= rank and sizes[-rank] != 1:
+            raise NotKnown("takes a mask that has no rows")
+    elif len(sizes) - mask.rows.axis != rank:
+        raise MixesRows("applies the mask of one row to another")
+
+
+@operator("Attention")
+def attention(node: Node) -> list[Value]:
+    """Scaled dot products within each row."""
+    rows = _rows_on(node, {0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 5: 0, 6: 0}, optional=(3,))
+    _check_mask(node, 3, 4)
+    sizes = shape_of(node.input(0))
+    found = placed((*sizes[:-1], node.fresh()), rows)
+    cache = placed((sizes[0], *node.fresh_shape(3)), rows)
+    return [found, cache, cache, cache][: node.outputs]
+
+
+@operator("RotaryEmbedding")
+def rotary_embedding(node: Node) -> Value:
+    """Each position turned by its angle."""
+    value = node.input(0)
+    if node.has(3):
+        rows = only_first_axis(node, (0, 3))
+    elif value.rows is not None and all(node.input(index).rows is not None for index in (1, 2)):
+        rows = only_first_axis(node, (0, 1, 2))
+    else:
+        raise NotKnown("takes angles that have no rows")
+    return placed(shape_of(value), rows)
+
+
+@operator("Attention", domain=MICROSOFT)
+def fused_attention(node: Node) -> list[Value]:
+    """Self-attention with its projections: input, weights, bias, mask, past, bias of the scores."""
+    rows = _rows_on(node, {0: 0, 3: 0, 4: 1}, optional=(3,))
+    _check_mask(node, 5, 4)
+    only_rows_in(node, 0, 3, 4, 5)
+    if node.has(3) and node.input(3).rows is None and rows is not None:
+        raise NotKnown("takes a mask that has no rows")
+    sizes = shape_of(node.input(0))
+    found = placed((*sizes[:2], node.fresh()), rows)
+    return [found, _on((2, sizes[0], *node.fresh_shape(3)), rows, 1)][: node.outputs]
+
+
+@operator("MultiHeadAttention", domain=MICROSOFT)
+def multi_head_attention(node: Node) -> list[Value]:
+    """Query, key, value, bias, padding mask, bias of the scores, past key and value."""
+    bias = node.input(5) if node.has(5) else None
+    given = [value if at != 5 else None for at, value in enumerate(node.inputs)]
+    inner = Node(node.operator, node.opset, given, node.outputs, node.attributes, node.label)
+    rows = _rows_on(inner, {0: 0, 1: 0, 2: 0, 4: 0, 6: 0, 7: 0})
+    _check_mask(node, 5, 4)
+    if rows is None and bias is not None and bias.rows is not None:
+        raise NotKnown("has no rows in its query")
+    sizes = shape_of(node.input(0))
+    found = placed((*sizes[:2], node.fresh()), rows)
+    cache = placed((sizes[0], *node.fresh_shape(3)), rows)
+    return [found, cache, cache][: node.outputs]
+
+
+@operator("EmbedLayerNormalization", domain=MICROSOFT)
+def embedding(node: Node) -> list[Value]:
+    """Embeddings of words, positions and segments, added and normalised."""
+    rows = only_first_axis(node, (0, 1, 7, 8))
+    sizes = shape_of(node.input(0))
+    found = placed((*sizes[:2], node.fresh()), rows)
+    return [found, placed((sizes[0],), rows), found][: node.outputs]
+
+
+@operator("TensorScatter")
+def tensor_scatter(node: Node) -> Value:
+    """A cache with a part of each row replaced, from an index of its own on."""
+    rows = only_first_axis(node, (0, 1, 2))
+    sizes = shape_of(node.input(0))
+    keep_apart(node.input(0), (axis_of(int(node.attribute("axis", -2)), len(sizes)),), "writes along")
+    return placed(sizes, rows)

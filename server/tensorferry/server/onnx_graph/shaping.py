@@ -1,0 +1,292 @@
+"""Operators that make shapes, and that give tensors other shapes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import numpy_helper
+
+from tensorferry.server.onnx_graph.operators import MixesRows, Node, NotKnown, operator
+from tensorferry.server.onnx_graph.places import axis_of, moved, placed, shape_of
+from tensorferry.server.onnx_graph.reading import constant
+from tensorferry.server.onnx_graph.sizes import (
+    NUMBER_OF_ROWS,
+    Product,
+    Size,
+    counts_rows,
+    fixed,
+    is_size,
+    product,
+    quotient,
+)
+from tensorferry.server.onnx_graph.values import Rows, Value, integers, of_content
+
+# Numbers of a Range that are kept.
+_MOST = 256
+
+
+@operator("Constant")
+def constant_of(node: Node) -> Value:
+    """The tensor in an attribute."""
+    for name, value in node.attributes.items():
+        if name == "value":
+            return constant(value)
+        if name in ("value_int", "value_float"):
+            return of_content(np.array(value, object))
+        if name in ("value_ints", "value_floats"):
+            return of_content(integers(value))
+        if name in ("value_string", "value_strings"):
+            return Value(() if name == "value_string" else (len(value),))
+    raise NotKnown("has no tensor of the usual kind")
+
+
+@operator("Shape", shape_only=True)
+def shape(node: Node) -> Value:
+    """The sizes of the axes, or of some of them."""
+    sizes = shape_of(node.input(0))
+    return of_content(integers(sizes[slice(node.attribute("start"), node.attribute("end"))]))
+
+
+@operator("Size", shape_only=True)
+def size(node: Node) -> Value:
+    """The number of elements."""
+    content = np.empty((), object)
+    content[()] = product(*shape_of(node.input(0)))
+    return of_content(content)
+
+
+@operator("Transpose")
+def transpose(node: Node) -> Value:
+    """The rows' axis goes where the permutation puts it."""
+    value = node.input(0)
+    sizes = shape_of(value)
+    order = node.attribute("perm") or list(reversed(range(len(sizes))))
+    order = [axis_of(axis, len(sizes)) for axis in order]
+    rows = None if value.rows is None else moved(value.rows, order.index(value.rows.axis))
+    found = placed(tuple(sizes[axis] for axis in order), rows)
+    if value.content is not None:
+        return of_content(value.content.transpose(order))
+    return found
+
+
+@operator("Reshape", sizes=(1,))
+def reshape(node: Node) -> Value:
+    """The rows stay apart where they are a factor of an axis of the new shape."""
+    value = node.input(0)
+    target = node.sizes("shape", 1)
+    if target is None:
+        raise NotKnown("has no shape")
+    old = value.shape
+    if value.rows is None and value.content is None and old is None:
+        return Value(tuple(size if is_size(size) and size != 0 else node.fresh(size) for size in target))
+    old = shape_of(value)
+    sizes: list[Size] = list(target)
+    if not node.attribute("allowzero", 0):
+        sizes = [old[at] if size == 0 and at < len(old) else size for at, size in enumerate(sizes)]
+    if -1 in sizes:
+        at = sizes.index(-1)
+        others = [*sizes[:at], *sizes[at + 1 :]]
+        sizes[at] = _inferred(node, old, others)
+    return _reshaped(value, tuple(sizes))
+
+
+@operator("Flatten")
+def flatten(node: Node) -> Value:
+    """Two axes: those before the axis given, and those from it on."""
+    value = node.input(0)
+    sizes = shape_of(value)
+    axis = int(node.attribute("axis", 1))
+    at = axis + len(sizes) if axis < 0 else axis
+    return _reshaped(value, (product(*sizes[:at]), product(*sizes[at:])))
+
+
+@operator("Squeeze", sizes=(1,))
+def squeeze(node: Node) -> Value:
+    """Leaves out axes of size 1."""
+    value = node.input(0)
+    sizes = shape_of(value)
+    axes = node.integers("axes", 1)
+    if axes is None:
+        if value.rows is not None:
+            raise NotKnown("leaves out the batch axis when there is one row")
+        if any(isinstance(size, Product) for size in sizes):
+            raise NotKnown("leaves out axes by their sizes")
+        axes = [axis for axis, size in enumerate(sizes) if size == 1]
+    left_out = {axis_of(axis, len(sizes)) for axis in axes}
+    if value.rows is not None and value.rows.axis in left_out:
+        raise MixesRows("leaves out the batch axis")
+    kept = [axis for axis in range(len(sizes)) if axis not in left_out]
+    new = tuple(sizes[axis] for axis in kept)
+    if value.content is not None:
+        return of_content(value.content.reshape(fixed(new)))
+    return placed(new, None if value.rows is None else moved(value.rows, kept.index(value.rows.axis)))
+
+
+@operator("Unsqueeze", sizes=(1,))
+def unsqueeze(node: Node) -> Value:
+    """Puts in axes of size 1."""
+    value = node.input(0)
+    sizes = shape_of(value)
+    axes = node.integers("axes", 1)
+    if axes is None:
+        raise NotKnown("has no axes")
+    rank = len(sizes) + len(axes)
+    new_axes = {axis_of(axis, rank) for axis in axes}
+    old_axes = [axis for axis in range(rank) if axis not in new_axes]
+    new: list[Size] = [1] * rank
+    for axis, size in zip(old_axes, sizes, strict=True):
+        new[axis] = size
+    if value.content is not None:
+        return of_content(value.content.reshape(fixed(new)))
+    return placed(tuple(new), None if value.rows is None else moved(value.rows, old_axes[value.rows.axis]))
+
+
+@operator("Expand", sizes=(1,))
+def expand(node: Node) -> Value:
+    """Repeats along axes of size 1, up to the shape given."""
+    value = node.input(0)
+    old = shape_of(value)
+    target = node.sizes("shape", 1)
+    if target is None:
+        raise NotKnown("has no shape")
+    rank = max(len(old), len(target))
+    old = (1,) * (rank - len(old)) + old
+    wanted = [1] * (rank - len(target)) + target
+    new = tuple(_stretched(node, *pair) for pair in zip(old, wanted, strict=True))
+    if value.rows is None:
+        return repeated(new)
+    rows = Rows(value.rows.axis + rank - len(shape_of(value)), value.rows.outer, value.rows.inner)
+    if wanted[rows.axis] not in (1, rows.size):
+        fixed = wanted[rows.axis]
+        raise NotKnown(f"stretches the batch axis to the size {fixed}")
+    return placed(new, rows)
+
+
+def _stretched(node: Node, old: Size, wanted: Size) -> Size:
+    if isinstance(wanted, int) and wanted < 0:
+        raise NotKnown(f"has the size {wanted} in its shape")
+    if old == wanted or wanted == 1 or (isinstance(old, int) and old != 1):
+        return old
+    return wanted if old == 1 or isinstance(wanted, int) else node.fresh(old, wanted)
+
+
+def repeated(sizes: tuple[Size, ...]) -> Value:
+    """A tensor that is the same along its axes: one whose size counts rows has equal rows there."""
+    counting = [axis for axis, size in enumerate(sizes) if counts_rows(size)]
+    if not counting:
+        return Value(sizes)
+    inner = quotient(sizes[counting[0]], NUMBER_OF_ROWS)
+    if len(counting) > 1 or inner is None or counts_rows(inner):
+        raise NotKnown("makes several axes, or a part of one, from how many rows a batch has")
+    return placed(sizes, Rows(counting[0], 1, inner))
+
+
+@operator("ConstantOfShape", sizes=(0,))
+def constant_of_shape(node: Node) -> Value:
+    """One number everywhere."""
+    sizes = node.sizes("shape", 0) or []
+    if len(sizes) <= 1 and all(isinstance(size, int) and size <= _MOST for size in sizes):
+        given = node.attribute("value")
+        number = 0.0 if given is None else numpy_helper.to_array(given).reshape(-1)[0].item()
+        content = np.full(tuple(sizes), number, object)
+        return of_content(content)
+    return repeated(tuple(size if is_size(size) else node.fresh(size) for size in sizes))
+
+
+@operator("EyeLike", shape_only=True)
+def eye_like(node: Node) -> Value:
+    """Ones on a diagonal, which is in another place in each row."""
+    value = node.input(0)
+    if value.rows is not None:
+        raise MixesRows("makes a diagonal across the batch axis")
+    return Value(shape_of(value))
+
+
+@operator("Range", sizes=(0, 1, 2))
+def numbers_in_a_range(node: Node) -> Value:
+    """Numbers from the first to the last."""
+    contents = [node.content(index) for index in range(3)]
+    start, limit, delta = (None if content is None else content.reshape(-1)[0] for content in contents)
+    if counts_rows(start) or counts_rows(limit) or counts_rows(delta):
+        raise NotKnown("makes a range from how many rows a batch has")
+    if isinstance(start, Product) or isinstance(limit, Product) or isinstance(delta, Product):
+        simple = start == 0 and delta == 1 and is_size(limit)
+        return Value((product(limit or 0) if simple else node.fresh(),))
+    if start is None or limit is None or not delta:
+        raise NotKnown("lacks a limit")
+    count = max(math.ceil((limit - start) / delta), 0)
+    if count > _MOST:
+        return Value((count,))
+    return of_content(integers(start + at * delta for at in range(count)))
+
+
+@operator("Tile", sizes=(1,))
+def tile(node: Node) -> Value:
+    """Repeats whole axes."""
+    value = node.input(0)
+    sizes = shape_of(value)
+    repeats = node.sizes("repeats", 1)
+    if repeats is None or len(repeats) != len(sizes):
+        raise NotKnown("has no number of repeats for each axis")
+    new = tuple(product(*pair) for pair in zip(sizes, repeats, strict=True))
+    if value.rows is None:
+        if all(size == 1 or times == 1 for size, times in zip(sizes, repeats, strict=True)):
+            return repeated(new)
+        return Value(new)
+    axis = value.rows.axis
+    if counts_rows(repeats[axis]):
+        raise NotKnown("repeats the batch axis as often as a batch has rows")
+    return placed(new, Rows(axis, product(repeats[axis], value.rows.outer), value.rows.inner))
+
+
+def _inferred(node: Node, old: Sequence[Size], others: Sequence[Size]) -> Size:
+    """The size that -1 stands for."""
+    exact = quotient(product(*old), product(*others))
+    if exact is not None:
+        return exact
+    # What is on both sides is left out, so that the size does not seem to depend on it.
+    above = Counter(symbol for one in old if isinstance(one, Product) for symbol in one.symbols)
+    below = Counter(symbol for one in others if isinstance(one, Product) for symbol in one.symbols)
+    left = [Product(1, (symbol,)) for symbol in ((above - below) + (below - above))]
+    return node.fresh(*left)
+
+
+def _reshaped(value: Value, sizes: tuple[Size, ...]) -> Value:
+    if value.content is not None:
+        known = fixed(sizes)
+        if len(known) == len(sizes):
+            return of_content(value.content.reshape(known))
+    return placed(sizes, None if value.rows is None else relocated(shape_of(value), value.rows, sizes))
+
+
+def relocated(old: Sequence[Size], rows: Rows, new: Sequence[Size]) -> Rows:
+    """The rows' place once the elements have another shape: each row has the elements that it had, in order."""
+    before = product(*old[: rows.axis], rows.outer)
+    after = product(rows.inner, *old[rows.axis + 1 :])
+    for axis, size in enumerate(new):
+        outer = quotient(before, product(*new[:axis]))
+        inner = quotient(after, product(*new[axis + 1 :]))
+        if outer is not None and inner is None:
+            # With what is before the same, what is after must be, because all elements are there.
+            inner = quotient(size, product(outer, NUMBER_OF_ROWS))
+        elif inner is not None and outer is None:
+            outer = quotient(size, product(inner, NUMBER_OF_ROWS))
+        if outer is None or inner is None or product(outer, NUMBER_OF_ROWS, inner) != size:
+            continue
+        if not counts_rows(outer) and not counts_rows(inner):
+            return Rows(axis, outer, inner)
+    sizes = f"from shape {_written(old)} to {_written(new)}"
+    if all(_simple(size) for size in (*old, *new)):
+        raise MixesRows(f"cuts the batch axis into other pieces, {sizes}")
+    raise NotKnown(f"does not show where it puts the batch axis, {sizes}")
+
+
+def _simple(size: Size) -> bool:
+    return isinstance(size, int) or size.symbols == NUMBER_OF_ROWS.symbols
+
+
+def _written(sizes: Sequence[Size]) -> str:
+    return f"[{', '.join('?' if str(size).startswith('?') else str(size) for size in sizes)}]"

@@ -1,0 +1,222 @@
+"""`make batching-evidence`: what the graph analysis says of models, against what running them shows.
+
+The models are the onnx package's node tests and small graphs with their first axes left open, and models
+as exporters make them. Prints how many are proved, tested and refused; 1 if one that mixes rows is proved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from conformance.cases import Array, Case, all_cases, opened
+from onnx import numpy_helper
+
+from tensorferry.server.onnx_graph import BatchAnalysis, RowMixing, analyse_batching
+
+# Rows that one model is run with, and the batches that are made of them.
+_ROWS = 6
+_BATCHES = ([0, 1], [2, 0], [3, 4, 5], [1, 5, 0, 2], [4, 3, 2, 1, 0], [0, 5], [5, 5, 1])
+# Of the greatest magnitude in a row: more than rounding changes.
+_TOLERANCE = {"float16": 2e-2, "bfloat16": 5e-2, "float32": 1e-3, "float64": 1e-6}
+_WORDS = {RowMixing.SEPARATE: "proved", RowMixing.UNKNOWN: "tested", RowMixing.MIXES: "refused"}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model whose inputs `rows` have a batch axis, each with a few rows that the model accepts.
+
+    `given` are the values of its other inputs.
+    """
+
+    name: str
+    model: onnx.ModelProto
+    rows: Mapping[str, Array]
+    given: Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A model with what the analysis says and what running shows: "" where rows stay apart, None where it does not run."""
+
+    name: str
+    analysis: BatchAnalysis
+    mixing: str | None
+
+
+def main() -> int:
+    """0 when nothing that mixes rows is proved, and 90 % of what does not mix is."""
+    parser = argparse.ArgumentParser(prog="conformance.batching", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", metavar="TEXT", help="models whose names contain this")
+    arguments = parser.parse_args()
+    cases = [case for case in all_cases() if arguments.only in case.name]
+    compared = [compare(model) for case in cases for model in variants(case)]
+    return 0 if report(compared) else 1
+
+
+def report(compared: Sequence[Compared]) -> bool:
+    """Prints the figures and the names of what could be better; whether they are as they must be."""
+    ran = [one for one in compared if one.mixing is not None]
+    print(f"{len(compared)} models, {len(ran)} of them run with one row")
+    counts = Counter((_WORDS[one.analysis.finding], not one.mixing) for one in ran)
+    for word in _WORDS.values():
+        print(
+            f"  {word:8} {counts[word, True]:5} keep rows apart {counts[word, False]:5} mix rows, or do not batch"
+        )
+    for one in ran:
+        if one.analysis.finding is RowMixing.SEPARATE and one.mixing:
+            print(f"PROVED BUT MIXING  {one.name}: {one.mixing}")
+    for word in ("tested", "refused"):
+        print(f"\nkeep rows apart, but {word}:")
+        for one in ran:
+            if _WORDS[one.analysis.finding] == word and not one.mixing:
+                print(f"  {one.name}: {one.analysis.reasons[0]}")
+    apart = sum(counts[word, True] for word in _WORDS.values())
+    share = counts["proved", True] / apart if apart else 1.0
+    print(f"\nproved of those that keep rows apart: {share:.1%} of {apart}")
+    return not counts["proved", False] and share >= 0.9
+
+
+def variants(case: Case) -> Iterator[Model]:
+    """The case with all first axes left open; and with that of its first input, the others being constants."""
+    data = case.data[0] if case.data else None
+    if data is None or not all(isinstance(value, np.ndarray) for value in data.inputs.values()):
+        return
+    inputs = {name: np.asarray(value) for name, value in data.inputs.items()}
+    if not inputs:
+        return
+    whole = opened(case)
+    if whole is not None and len({len(array) for array in inputs.values()}) == 1:
+        yield Model(f"{case.name}.all", whole.model, inputs, {})
+    first = case.model.graph.input[0].name
+    if len(inputs) > 1 and inputs[first].ndim:
+        model = onnx.ModelProto()
+        model.CopyFrom(case.model)
+        del model.graph.input[1:]
+        try:
+            constants = [numpy_helper.from_array(inputs[name], name) for name in list(inputs)[1:]]
+        except (ValueError, NotImplementedError, TypeError, KeyError):
+            return
+        model.graph.initializer.extend(constants)
+        single = opened(replace(case, model=model))
+        if single is not None:
+            yield Model(f"{case.name}.first", single.model, {first: inputs[first]}, {})
+
+
+def compare(model: Model) -> Compared:
+    """What the analysis says of the model, and what running it shows."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.onnx"
+        path.write_bytes(model.model.SerializeToString())
+        analysis = analyse_batching(path, list(model.rows))
+    return Compared(model.name, analysis, mixing(model))
+
+
+def mixing(model: Model) -> str | None:
+    """How rows change with their neighbours when the model runs; "" if they do not, None if it does not run."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    try:
+        session = onnxruntime.InferenceSession(
+            model.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception:
+        return None
+    ran = False
+    for rows in _draws(model.rows):
+        alone = []
+        for at in range(_ROWS):
+            try:
+                feed = {name: array[at : at + 1] for name, array in rows.items()}
+                alone.append(list(map(np.asarray, session.run(None, {**feed, **model.given}))))
+            except Exception:
+                break
+        if len(alone) < _ROWS:
+            continue
+        ran = True
+        found = _together(session, model, rows, alone)
+        if found:
+            return found
+    return "" if ran else None
+
+
+def _together(
+    session: object, model: Model, rows: Mapping[str, Array], alone: Sequence[Sequence[Array]]
+) -> str:
+    for chosen in _BATCHES:
+        feed = {name: np.ascontiguousarray(array[chosen]) for name, array in rows.items()}
+        try:
+            outputs = list(map(np.asarray, session.run(None, {**feed, **model.given})))  # type: ignore[attr-defined]
+        except Exception as error:
+            return f"does not run several rows: {' '.join(str(error).split())[:120]}"
+        for number, output in enumerate(outputs):
+            if output.shape[:1] != (len(chosen),):
+                return f"output {number} has shape {list(output.shape)} for {len(chosen)} rows"
+            for place, row in enumerate(chosen):
+                if _differs(alone[row][number], output[place : place + 1]):
+                    return f"output {number} of row {row} is another among {chosen}"
+    return ""
+
+
+def _differs(expected: Array, got: Array) -> bool:
+    if expected.shape != got.shape:
+        return True
+    tolerance = _TOLERANCE.get(expected.dtype.name)
+    if tolerance is None:
+        return not np.array_equal(expected, got)
+    a, b = expected.astype(np.float64), got.astype(np.float64)
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return True
+    return bool(finite.any()) and bool(
+        np.abs(a[finite] - b[finite]).max() > tolerance * max(np.abs(a[finite]).max(), 1e-30)
+    )
+
+
+def _draws(given: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+    """Rows of the case in other orders, and such with other magnitudes, constants and numbers that are none."""
+    generator = np.random.default_rng(1)
+    order = {
+        name: array[generator.integers(0, len(array), _ROWS)] for name, array in given.items() if len(array)
+    }
+    if len(order) < len(given):
+        return
+    yield order
+    yield {name: _mixed(array, generator) for name, array in order.items()}
+    scales = np.array([1.0, 0.0, 1e3, -1.0, 1e-3, 7.0])
+    changed = {name: _scaled(array, scales) for name, array in order.items()}
+    yield changed
+    for special in (np.nan, np.inf, -np.inf):
+        spoiled = {name: array.copy() for name, array in order.items()}
+        for array in spoiled.values():
+            if array.dtype.kind == "f":
+                array[5] = special
+        yield spoiled
+
+
+def _mixed(array: Array, generator: np.random.Generator) -> Array:
+    """Each element that of some row at its place, so that no two rows are alike."""
+    rows = generator.integers(0, len(array), array.shape)
+    return np.ascontiguousarray(np.take_along_axis(array, rows, 0))
+
+
+def _scaled(array: Array, scales: Array) -> Array:
+    if array.dtype.kind == "f":
+        with np.errstate(all="ignore"):
+            return np.asarray((array.astype(np.float64).T * scales).T, array.dtype)
+    if array.dtype.kind in "iu":
+        return np.asarray((array.T * np.array([1, 0, 1, 1, 0, 1])).T, array.dtype)
+    return array
+
+
+if __name__ == "__main__":
+    sys.exit(main())

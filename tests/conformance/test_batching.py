@@ -1,0 +1,49 @@
+"""The graph analysis against running the models: some of the node tests; `make batching-evidence` takes all."""
+
+from __future__ import annotations
+
+from conformance.batching import compare, variants
+from conformance.cases import node_cases
+
+from tensorferry.server.onnx_graph import RowMixing
+
+MODULES = [
+    "argmax",
+    "batch_normalization",
+    "concat",
+    "conv",
+    "cumsum",
+    "einsum",
+    "expand",
+    "flatten",
+    "gather",
+    "gathernd",
+    "gru",
+    "if_",
+    "layernormalization",
+    "loop",
+    "lstm",
+    "matmul",
+    "maxpool",
+    "onehot",
+    "pad",
+    "reducemax",
+    "reshape",
+    "scan",
+    "slice",
+    "softmax",
+    "split",
+    "squeeze",
+    "tile",
+    "transpose",
+]
+
+
+def test_nothing_that_mixes_rows_is_proved_and_nearly_all_else_is() -> None:
+    found = [compare(model) for case in node_cases(MODULES) for model in variants(case)]
+    ran = [one for one in found if one.mixing is not None]
+    proved = [one for one in ran if one.analysis.finding is RowMixing.SEPARATE]
+    assert [(one.name, one.mixing) for one in proved if one.mixing] == []
+    apart = [one for one in ran if not one.mixing]
+    assert len(ran) > 120
+    assert len(proved) > 0.9 * len(apart)
