@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from tensorferry.server.access import Access, Certificate
-from tensorferry.server.caller import CONTROL
+from tensorferry.server.caller import CONTROL, CURRENT
 from tensorferry.server.roles import ASKING, HEALTH, role_of
 from tensorferry.server.status import status_of
 
@@ -66,7 +66,11 @@ class AccessInterceptor(grpc.ServerInterceptor):
                 context.abort(status.code, status.message)
             if role == CONTROL:
                 _log.info("%s is called by %s", method.rpartition("/")[2], caller.name)
-            return behaviour(request, context, *more)
+            called = CURRENT.set(caller)
+            try:
+                return behaviour(request, context, *more)
+            finally:
+                CURRENT.reset(called)
 
         return guarded
 

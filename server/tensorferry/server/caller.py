@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 # May send requests, and read what the models are and do.
@@ -22,3 +23,6 @@ class Caller:
 
 # Where nothing asks who calls.
 ANYONE = Caller("anyone", ROLES)
+
+# While a unary method other than ModelInfer runs: who calls it.
+CURRENT: ContextVar[Caller] = ContextVar("tensorferry_caller", default=ANYONE)

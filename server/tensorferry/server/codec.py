@@ -24,7 +24,7 @@ from tensorferry.protos.tensors import (
     encode_raw,
 )
 from tensorferry.server.classification import BYTES, PLAIN, Classifier, class_count
-from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.errors import InvalidRequestError, cut
 from tensorferry.server.limits import DEFAULT, RequestLimits, check_claims, check_lengths
 from tensorferry.server.parameters import read_parameters
 from tensorferry.server.shared_memory import Lease, Span
@@ -130,13 +130,15 @@ def _inputs_by_name(request: pb.ModelInferRequest, model: str, signature: Signat
     given: dict[str, _Wire] = {}
     for tensor in request.inputs:
         if tensor.name in given:
-            raise InvalidRequestError(f"input {tensor.name!r} already exists in request for model {model!r}")
+            raise InvalidRequestError(
+                f"input {cut(tensor.name)!r} already exists in request for model {model!r}"
+            )
         given[tensor.name] = tensor
     expected = [spec.name for spec in signature.inputs]
     for name in given:
         if name not in expected:
             raise InvalidRequestError(
-                f"unexpected inference input {name!r} for model {model!r}; it takes {expected}"
+                f"unexpected inference input {cut(name)!r} for model {model!r}; it takes {expected}"
             )
     missing = [name for name in expected if name not in given]
     if missing:
@@ -272,10 +274,12 @@ def _requested_outputs(
     for output in request.outputs:
         if output.name not in by_name:
             raise InvalidRequestError(
-                f"unexpected inference output {output.name!r} for model {model!r}; it gives {list(by_name)}"
+                f"unexpected inference output {cut(output.name)!r} for model {model!r}; it gives {list(by_name)}"
             )
         if output.name in wanted:
-            raise InvalidRequestError(f"output {output.name!r} already exists in request for model {model!r}")
+            raise InvalidRequestError(
+                f"output {cut(output.name)!r} already exists in request for model {model!r}"
+            )
         wanted[output.name] = by_name[output.name]
     return tuple(wanted.values())
 

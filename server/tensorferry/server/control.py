@@ -26,6 +26,7 @@ from tensorferry.server.errors import (
     NotReadyError,
     StartError,
 )
+from tensorferry.server.methods.reasons import without_paths
 from tensorferry.server.models import Model, ModelRegistry, ModelState
 from tensorferry.server.repository import Repository, Version
 from tensorferry.server.retiring import Retiring
@@ -150,7 +151,11 @@ class ModelControl:
         try:
             return self._repository.names()
         except StartError as error:
-            raise NotReadyError(str(error)) from None
+            raise NotReadyError(self.public(str(error))) from None
+
+    def public(self, reason: str) -> str:
+        """Why a model does not serve, for callers that may not control models."""
+        return without_paths(reason, self._repository.roots)
 
     def drain(self, until: float) -> bool:
         """Waits for models that were unloaded or replaced, until a time of `time.monotonic`; whether all have ended."""
@@ -321,7 +326,7 @@ class ModelControl:
 
     def _say(self, name: str, version: str, error: StartError) -> None:
         if version:
-            self._registry.failed(name, version, str(error))
+            self._registry.failed(name, version, str(error), self.public(str(error)))
         serves = "; the version that serves goes on" if self._registry.serves(name) else ""
         _log.error("model %s version %s cannot be loaded: %s%s", name, version or "?", error, serves)
         self._changed(name)

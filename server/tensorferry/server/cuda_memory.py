@@ -27,6 +27,7 @@ from tensorferry.server.errors import (
     NotReadyError,
     ServerError,
     UnsupportedError,
+    cut,
 )
 
 _log = logging.getLogger("tensorferry.server")
@@ -77,7 +78,7 @@ class CudaMemory:
 
     def _gone(self, done: str, error: CudaError) -> ServerError:
         return _as_server_error(
-            f"CUDA shared memory region {self.name!r} cannot be {done}",
+            f"CUDA shared memory region {cut(self.name)!r} cannot be {done}",
             error,
             "has its memory been freed? Unregister a region first",
         )
@@ -85,13 +86,13 @@ class CudaMemory:
 
 def open_cuda_memory(driver: CudaDriver, name: str, handle: bytes, device: int, nbytes: int) -> CudaMemory:
     """The memory that a client exported by a cudaIpcMemHandle_t. A ServerError says why it cannot be had."""
-    failed = f"failed to register CUDA shared memory region {name!r}"
+    failed = f"failed to register CUDA shared memory region {cut(name)!r}"
     try:
         count = driver.count()
     except CudaMissingError as missing:
         # Triton's words, of a build without CUDA.
         raise UnsupportedError(
-            f"failed to register CUDA shared memory region: {name!r}, GPUs not supported: {missing}"
+            f"failed to register CUDA shared memory region: {cut(name)!r}, GPUs not supported: {missing}"
         ) from None
     if len(handle) != HANDLE_BYTES:
         raise InvalidRequestError(

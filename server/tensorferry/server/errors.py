@@ -1,5 +1,12 @@
 """The server's own errors; `status.py` says which gRPC status each becomes."""
 
+_MOST_SHOWN = 128
+
+
+def cut(text: str, most: int = _MOST_SHOWN) -> str:
+    """What a client sent, for an error message: at most `most` characters of it."""
+    return text if len(text) <= most else text[:most] + "..."
+
 
 class ServerError(Exception):
     """The root of the errors whose message is meant for the client."""

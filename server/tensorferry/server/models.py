@@ -73,13 +73,17 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the registry knows of one version: its state, the model while it is loaded, and why it is not."""
+    """What the registry knows of one version: its state, the model while it is loaded, and why it is not.
+
+    `public_reason` is the reason for callers that may not control models: without paths of the server's files.
+    """
 
     name: str
     version: str
     state: ModelState
     model: Model | None = None
     reason: str = ""
+    public_reason: str = ""
 
     @property
     def gone(self) -> bool:
@@ -114,12 +118,13 @@ class ModelRegistry:
             self._put_working_locked(model)
         return before.model if before is not None else None
 
-    def failed(self, name: str, version: str, reason: str) -> None:
-        """The version could not be loaded; one that is ready goes on."""
+    def failed(self, name: str, version: str, reason: str, public_reason: str | None = None) -> None:
+        """The version could not be loaded; one that is ready goes on. The public reason is the same if it is not given."""
         with self._lock:
             if not self._serves_locked(name, version):
                 broken = self._broken_locked(name, version)
-                self._put_locked(Entry(name, version, ModelState.UNAVAILABLE, broken, reason))
+                public = reason if public_reason is None else public_reason
+                self._put_locked(Entry(name, version, ModelState.UNAVAILABLE, broken, reason, public))
 
     def condition_changed(self, condition: Condition) -> None:
         """A model's instances failed, or work again: whether it takes requests depends on its `reason` now."""
@@ -136,7 +141,7 @@ class ModelRegistry:
         """The model is loaded: it takes requests if it works."""
         reason = model.condition.reason
         state = ModelState.READY if reason is None else ModelState.UNAVAILABLE
-        self._put_locked(Entry(model.name, model.version, state, model, reason or ""))
+        self._put_locked(Entry(model.name, model.version, state, model, reason or "", reason or ""))
 
     def _broken_locked(self, name: str, version: str) -> Model | None:
         """The model of a version whose device failed; it may come back, until it is replaced."""
@@ -167,7 +172,9 @@ class ModelRegistry:
         with self._lock:
             entry = self._entries.get(model.name, {}).get(model.version)
             if entry is not None and entry.model is model:
-                self._put_locked(Entry(model.name, model.version, ModelState.UNAVAILABLE, None, reason))
+                self._put_locked(
+                    Entry(model.name, model.version, ModelState.UNAVAILABLE, None, reason, reason)
+                )
 
     def _serves_locked(self, name: str, version: str) -> bool:
         entry = self._entries.get(name, {}).get(version)
@@ -205,7 +212,7 @@ class ModelRegistry:
                     f"the server has version {', '.join(versions)}"
                 )
         if entry.state is not ModelState.READY or entry.model is None:
-            why = f" ({entry.reason})" if entry.reason else ""
+            why = f" ({entry.public_reason})" if entry.public_reason else ""
             raise NotReadyError(
                 f"model {name!r} version {entry.version} is not at ready state: it is {entry.state.value}{why}"
             )

@@ -11,12 +11,20 @@ from google.protobuf import json_format
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.caller import CONTROL, CURRENT
 from tensorferry.server.control import ModelControl
-from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.errors import InvalidRequestError, cut
 from tensorferry.server.models import NAME, ModelRegistry, ModelState
+from tensorferry.server.wire import bounds
 
 CONFIG, FILE = "config", "file:"
 _UNLOAD_DEPENDENTS = "unload_dependents"
+
+_MOST_PARTS = 16
+# What file systems have for the name of a file.
+_LONGEST_PART = 255
+# It names the field first, and then what is there.
+_MOST_OF_JSON_ERROR = 512
 
 # VERSION/FILE, or deeper, and nothing that leads out of the model's directory.
 _FILE_PATH = re.compile(r"[1-9][0-9]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
@@ -46,18 +54,28 @@ class RepositoryMethods:
         """Every model version and its state; with `ready`, only those that take requests.
 
         Models that were never loaded have a name only; one of which it cannot even be read which versions
-        serve, no version, but a reason.
+        serve, no version, but a reason. Callers without the role `control` get reasons without paths.
         """
         _check_repository(request.repository_name)
+        in_full = CONTROL in CURRENT.get().roles
         index = pb.RepositoryIndexResponse.ModelIndex
         models: list[pb.RepositoryIndexResponse.ModelIndex] = [
-            index(name=entry.name, version=entry.version, state=entry.state.value, reason=entry.reason)
+            index(
+                name=entry.name,
+                version=entry.version,
+                state=entry.state.value,
+                reason=entry.reason if in_full else entry.public_reason,
+            )
             for entry in self._registry.entries()
             if entry.state is ModelState.READY or not request.ready
         ]
         if not request.ready:
             models += [
-                index(name=name, state=ModelState.UNAVAILABLE.value if reason else "", reason=reason)
+                index(
+                    name=name,
+                    state=ModelState.UNAVAILABLE.value if reason else "",
+                    reason=reason if in_full else self._control.public(reason),
+                )
                 for name, reason in self._control.without_versions().items()
             ]
         return pb.RepositoryIndexResponse(models=sorted(models, key=operator.attrgetter("name")))
@@ -76,17 +94,18 @@ class RepositoryMethods:
                 path = name.removeprefix(FILE)
                 if not _FILE_PATH.fullmatch(path):
                     raise InvalidRequestError(
-                        f"parameter {name!r} must be 'file:VERSION/NAME', such as 'file:1/model.onnx'"
+                        f"parameter {cut(name)!r} must be 'file:VERSION/NAME', such as 'file:1/model.onnx'"
                     )
+                _check_path(path)
                 files[path] = parameter.bytes_param
             elif name == CONFIG or name.startswith(FILE):
                 expected = "string_param" if name == CONFIG else "bytes_param"
                 raise InvalidRequestError(
-                    f"invalid value type for load parameter {name!r}: it is {kind}, it must be {expected}"
+                    f"invalid value type for load parameter {cut(name)!r}: it is {kind}, it must be {expected}"
                 )
             else:
                 raise InvalidRequestError(
-                    f"unrecognized load parameter {name!r}; there are 'config' and 'file:VERSION/NAME'"
+                    f"unrecognized load parameter {cut(name)!r}; there are 'config' and 'file:VERSION/NAME'"
                 )
         if files and config is None:
             raise InvalidRequestError(
@@ -103,7 +122,7 @@ class RepositoryMethods:
             # No model here depends on another, so it makes no difference.
             if name != _UNLOAD_DEPENDENTS or parameter.WhichOneof("parameter_choice") != "bool_param":
                 raise InvalidRequestError(
-                    f"unrecognized unload parameter {name!r}, or not of its type; there is {_UNLOAD_DEPENDENTS!r}, a "
+                    f"unrecognized unload parameter {cut(name)!r}, or not of its type; there is {_UNLOAD_DEPENDENTS!r}, a "
                     "bool_param"
                 )
         self._control.unload(request.model_name)
@@ -115,6 +134,15 @@ def _check_repository(name: str) -> None:
         raise InvalidRequestError(f"repository_name is {name!r}; it must be empty, for all repositories")
 
 
+def _check_path(path: str) -> None:
+    parts = path.split("/")
+    if len(parts) > _MOST_PARTS or max(map(len, parts)) > _LONGEST_PART:
+        raise InvalidRequestError(
+            f"the path {cut(path)!r} has {len(parts)} parts, the longest of {max(map(len, parts))} characters; this server "
+            f"takes at most {_MOST_PARTS} parts of {_LONGEST_PART} characters: send the file with a shorter path"
+        )
+
+
 def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise InvalidRequestError(
@@ -124,12 +152,20 @@ def _check_name(name: str) -> None:
 
 
 def _config(text: str, name: str) -> ModelConfig:
+    # Each entry of an object or a list begins with one of these; to make messages of them takes 5 us each.
+    entries = sum(map(text.count, ",{["))
+    if entries > bounds.MOST_FIELDS:
+        raise InvalidRequestError(
+            f"parameter 'config' has {entries} entries; this server takes at most {bounds.MOST_FIELDS}: send what the model needs"
+        )
     try:
         config = json_format.Parse(text, ModelConfig())
     except json_format.ParseError as error:
-        raise InvalidRequestError(f"parameter 'config' is not a ModelConfig in JSON: {error}") from None
+        raise InvalidRequestError(
+            f"parameter 'config' is not a ModelConfig in JSON: {cut(str(error), _MOST_OF_JSON_ERROR)}"
+        ) from None
     if config.name not in ("", name):
         raise InvalidRequestError(
-            f"parameter 'config' has the name {config.name!r}; it must be {name!r}, or none"
+            f"parameter 'config' has the name {cut(config.name)!r}; it must be {name!r}, or none"
         )
     return config

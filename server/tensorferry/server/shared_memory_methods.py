@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.cuda_memory import CudaMemory
-from tensorferry.server.errors import NotFoundError
+from tensorferry.server.errors import NotFoundError, cut
 from tensorferry.server.shared_memory import Memory, Regions
 from tensorferry.server.system_memory import SystemMemory
 
@@ -88,7 +88,7 @@ class SharedMemory:
         for memory in memories:
             if memory.name == name:
                 raise NotFoundError(
-                    f"The region named {name!r} is registered as {_CALLED[type(memory)]}, not {_CALLED[kind]}"
+                    f"The region named {cut(name)!r} is registered as {_CALLED[type(memory)]}, not {_CALLED[kind]}"
                 )
         # With a small letter here, as there.
-        raise NotFoundError(f"Unable to find {_CALLED[kind].replace('CUDA', 'cuda')} region: {name!r}")
+        raise NotFoundError(f"Unable to find {_CALLED[kind].replace('CUDA', 'cuda')} region: {cut(name)!r}")

@@ -12,6 +12,7 @@ import grpc
 
 from tensorferry.server.access import Standing
 from tensorferry.server.caller import ANYONE
+from tensorferry.server.errors import cut
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.reply import Call, Metadata, Reply
 from tensorferry.server.responses import stream_error
@@ -53,7 +54,7 @@ def terms_of(metadata: Metadata) -> Terms | Status:
     order = given.get(STREAM_ORDER, "request")
     if order in ("request", "completion"):
         return Terms(order == "request", ends_on_error=given.get(END_ON_ERROR) == "true")
-    message = f"metadata {STREAM_ORDER} is {order!r}; it must be 'request' or 'completion'"
+    message = f"metadata {STREAM_ORDER} is {cut(str(order))!r}; it must be 'request' or 'completion'"
     return Status(grpc.StatusCode.INVALID_ARGUMENT, message)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.errors import InvalidRequestError, ServerError, UnsupportedError
+from tensorferry.server.errors import InvalidRequestError, ServerError, UnsupportedError, cut
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.triton_tracing import TritonTracing
 
@@ -67,10 +67,12 @@ def _changes(settings: Mapping[str, Any]) -> dict[str, bool | int | None]:
     for name in sorted(settings):
         values: Sequence[str] = settings[name].value
         if name not in _KNOWN:
-            raise InvalidRequestError(f"unknown trace setting {name!r}; known are {', '.join(_KNOWN)}")
+            raise InvalidRequestError(f"unknown trace setting {cut(name)!r}; known are {', '.join(_KNOWN)}")
         if name == "trace_mode":
             if list(values) not in ([], [_MODE]):
-                raise UnsupportedError(f"trace_mode is {', '.join(values)}; this server has {_MODE} only")
+                raise UnsupportedError(
+                    f"trace_mode is {cut(', '.join(values))}; this server has {_MODE} only"
+                )
         elif name == _LEVEL:
             changes["timestamps"] = _timestamps(values)
         else:
@@ -86,9 +88,11 @@ def _timestamps(levels: Sequence[str]) -> bool | None:
                 "use TIMESTAMPS"
             )
         if level not in ("OFF", "TIMESTAMPS"):
-            raise InvalidRequestError(f"unknown trace level {level!r}; it must be OFF or TIMESTAMPS")
+            raise InvalidRequestError(f"unknown trace level {cut(level)!r}; it must be OFF or TIMESTAMPS")
     if "OFF" in levels and len(levels) > 1:
-        raise InvalidRequestError(f"Expect only one trace level 'OFF' is specified, got {', '.join(levels)}")
+        raise InvalidRequestError(
+            f"Expect only one trace level 'OFF' is specified, got {cut(', '.join(levels))}"
+        )
     return "TIMESTAMPS" in levels if levels else None
 
 
@@ -101,13 +105,17 @@ def _number(name: str, values: Sequence[str]) -> int | None:
     # Python's own reading of numbers takes more than anybody means: underscores, other scripts' digits.
     sign, digits = ("-", values[0][1:]) if values[0].startswith("-") else ("", values[0])
     if not (digits.isascii() and digits.isdecimal()):
-        raise InvalidRequestError(f"Unable to parse {name!r}, got: {values[0]}; it must be a whole number")
+        raise InvalidRequestError(
+            f"Unable to parse {name!r}, got: {cut(values[0])}; it must be a whole number"
+        )
     # No number of so many digits is in any range; to read it would take long.
     number = int(sign + digits) if len(digits) < 20 else most + 1
     if name == "trace_count" and number < least:
-        raise InvalidRequestError(f"Unable to parse {name!r}. Expecting value >= {least}, got: {values[0]}")
+        raise InvalidRequestError(
+            f"Unable to parse {name!r}. Expecting value >= {least}, got: {cut(values[0])}"
+        )
     if not least <= number <= most:
         raise InvalidRequestError(
-            f"Unable to parse {name!r}, value is out of range [ {least}, {most} ], got: {values[0]}"
+            f"Unable to parse {name!r}, value is out of range [ {least}, {most} ], got: {cut(values[0])}"
         )
     return number

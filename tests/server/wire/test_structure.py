@@ -12,9 +12,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 from server.rig import fp32, reproducible, request
+from server.wire.kinds import BY_METHOD, KINDS
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.protos.standard import health_pb2, reflection_pb2
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.wire import bounds, structure
 from tensorferry.server.wire.fields import (
@@ -27,19 +27,6 @@ from tensorferry.server.wire.fields import (
     varint,
 )
 
-SERVICES = (
-    pb.DESCRIPTOR.services_by_name["GRPCInferenceService"],
-    health_pb2.DESCRIPTOR.services_by_name["Health"],
-    reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
-)
-KINDS = {
-    method.input_type.full_name: getattr(module, method.input_type.name)
-    for service, module in zip(SERVICES, (pb, health_pb2, reflection_pb2), strict=True)
-    for method in service.methods
-}
-BY_METHOD: dict[str, Any] = {
-    method.name: KINDS[method.input_type.full_name] for service in SERVICES for method in service.methods
-}
 # More than the most fields of a message; of integers there may be more.
 BOMBS = [
     bomb

@@ -1,0 +1,55 @@
+"""What a load request may ask for: the paths of its files, and the size of its configuration."""
+
+from __future__ import annotations
+
+import logging
+
+import grpc
+import pytest
+from server.rig import Make
+from server.tokens import METHODS, outcome
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.wire import bounds
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+def load(make: Make, **parameters: pb.ModelRepositoryParameter) -> tuple[grpc.StatusCode, str]:
+    """What becomes of a load with these parameters."""
+    app = make(model_control="explicit")
+    request = pb.RepositoryModelLoadRequest(model_name="sent", parameters=parameters)
+    with grpc.insecure_channel(app.address) as channel:
+        return outcome(channel, METHODS["RepositoryModelLoad"], data=request.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (
+            "1" + "/d" * 400 + "/model.onnx",
+            "has 402 parts, the longest of 10 characters; this server takes at most 16 parts",
+        ),
+        ("1" + "/d" * 2000 + "/model.onnx", "parameters.key has 4017 bytes; this server takes at most 1024"),
+        (f"1/{'d' * 300}/model.onnx", "has 3 parts, the longest of 300 characters"),
+    ],
+    ids=["parts", "more parts", "long"],
+)
+def test_a_path_of_many_parts_or_long_ones(
+    start: Make, path: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        code, message = load(
+            start,
+            config=pb.ModelRepositoryParameter(string_param="{}"),
+            **{f"file:{path}": pb.ModelRepositoryParameter(bytes_param=b"no model")},
+        )
+    assert (code, words in message) == (INVALID, True), message
+    assert not caplog.records
+
+
+def test_a_configuration_of_very_many_entries(start: Make) -> None:
+    text = '{"input": [' + "{}," * bounds.MOST_FIELDS + "{}]}"
+    code, message = load(start, config=pb.ModelRepositoryParameter(string_param=text))
+    assert code is INVALID
+    assert f"entries; this server takes at most {bounds.MOST_FIELDS}" in message

@@ -1,0 +1,83 @@
+"""Error messages quote at most 128 characters of what a client sent, wherever it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from fuzz.bombs import field
+from google.protobuf.descriptor import FieldDescriptor
+from server.rig import Make
+from server.tokens import EVERY, outcome
+from server.wire.kinds import BY_METHOD
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.wire import bounds
+from tensorferry.server.wire.bounds import BOUNDS
+
+LETTER = "q"
+
+
+def texts(message: Any, longest: int) -> Iterator[bytes]:
+    """The message with one text in it, as long as may be, or of `longest` bytes; each text in turn."""
+    for each in message.fields:
+        if each.message_type is not None:
+            for inside in texts(each.message_type, longest):
+                yield field(each.number, inside)
+        elif each.cpp_type == FieldDescriptor.CPPTYPE_STRING and message.full_name in BOUNDS:
+            most = min(BOUNDS[message.full_name][each.name].longest, longest)
+            yield field(each.number, LETTER.encode() * most)
+
+
+@pytest.mark.parametrize("method", [name for name in BY_METHOD if name != "Watch"])
+def test_texts_are_cut(start: Make, method: str) -> None:
+    app = start(model_control="explicit", allow_shared_memory=True, allow_log_settings=True)
+    with grpc.insecure_channel(app.address) as channel:
+        for longest in (bounds.PARAMETER_TEXT, 2 * bounds.CONFIG_TEXT):
+            for data in texts(BY_METHOD[method].DESCRIPTOR, longest):
+                if len(data) > bounds.MOST_BYTES and method != "RepositoryModelLoad":
+                    continue
+                code, message = outcome(channel, EVERY[method], data=data)
+                assert code is not grpc.StatusCode.INTERNAL, message
+                assert LETTER * 129 not in message
+
+
+def test_names_that_mean_something_elsewhere_are_cut(start: Make) -> None:
+    """Beside what is wanted: an input that the model has not, a parameter that is reserved."""
+    app = start(model_control="explicit", allow_shared_memory=True)
+    long = LETTER * 1000
+    infer, tensor = pb.ModelInferRequest, pb.ModelInferRequest.InferInputTensor
+    region = {"shared_memory_region": pb.InferParameter(string_param=long)}
+    region["shared_memory_byte_size"] = pb.InferParameter(int64_param=4)
+    config = pb.ModelRepositoryParameter(string_param='{"name": "' + long + '"}')
+    for method, request in (
+        ("ModelInfer", infer(model_name="m", inputs=[tensor(name=long)])),
+        ("ModelInfer", infer(model_name="m", inputs=[tensor(name=long), tensor(name=long)])),
+        ("ModelInfer", infer(model_name="m", parameters={f"triton_{long}": pb.InferParameter()})),
+        ("ModelInfer", infer(model_name="m", inputs=[tensor(name="x", datatype="FP32", parameters=region)])),
+        ("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="m", parameters={"config": config})),
+        ("SystemSharedMemoryRegister", pb.SystemSharedMemoryRegisterRequest(name=long, key="no such key")),
+        ("SystemSharedMemoryRegister", pb.SystemSharedMemoryRegisterRequest(name="r", key=long[:255])),
+        (
+            "TraceSetting",
+            pb.TraceSettingRequest(
+                settings={"trace_rate": pb.TraceSettingRequest.SettingValue(value=["1" * 1000])}
+            ),
+        ),
+    ):
+        with grpc.insecure_channel(app.address) as channel:
+            code, details = outcome(channel, EVERY[method], data=request.SerializeToString())
+        assert code not in (grpc.StatusCode.OK, grpc.StatusCode.INTERNAL)
+        assert LETTER * 129 not in details
+        assert "1" * 129 not in details
+
+
+def test_an_order_that_there_is_not_is_cut(start: Make) -> None:
+    metadata = (("tensorferry-stream-order", LETTER * 10_000),)
+    with grpc.insecure_channel(start().address) as channel:
+        code, message = outcome(channel, EVERY["ModelStreamInfer"], metadata)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert LETTER * 128 in message
+    assert LETTER * 129 not in message
