@@ -26,7 +26,8 @@ from gpu.report import report
 from gpu.servers import _LIMITS, DEFAULT, VARIANTS, ServerError, serving, warm_up
 from gpu.workloads import BERT, ON_CPU, ON_GPU, RESNET, Workload
 from tensorferry.server.cli import _parser
-from tensorferry.server.options import OPTIONS, read_flags
+from tensorferry.server.flags import read_flags
+from tensorferry.server.options import OPTIONS
 
 BRIEF = Plan(
     rounds=1,

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -15,6 +14,9 @@ from server.rig import PATIENCE
 
 from tensorferry.server import cli
 from tensorferry.server.config import ServerConfig
+from tensorferry.server.flags import GROUPS, shown_default
+from tensorferry.server.option import Option
+from tensorferry.server.options import OPTIONS
 
 
 @pytest.fixture
@@ -31,23 +33,41 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
     return configs
 
 
-@pytest.mark.parametrize(
-    ("arguments", "on"),
-    [
-        (["--allow-shared-memory", "m.onnx"], True),
-        (["m.onnx", "--allow-shared-memory"], True),
-        (["--allow-shared-memory=true", "m.onnx"], True),
-        (["--allow-shared-memory=false", "m.onnx"], False),
-        (["m.onnx"], False),
-    ],
-)
-def test_a_switch_may_stand_alone_before_a_model_too(
-    served: list[ServerConfig], arguments: list[str], on: bool
+SWITCHES = [option for option in OPTIONS if option.switch]
+
+
+@pytest.mark.parametrize("option", SWITCHES, ids=lambda option: option.flag)
+def test_every_switch_takes_all_forms_and_leaves_the_models_alone(
+    served: list[ServerConfig], option: Option
 ) -> None:
-    assert cli.main(arguments) == 0
-    (config,) = served
-    assert config.allow_shared_memory is on
-    assert [source.path for source in config.models] == [Path("m.onnx")]
+    name = option.flag
+    forms: dict[bool, list[list[str]]] = {
+        True: [[f"--{name}"], [f"--{name}=true"], [f"--{name}", "true"], [f"--{name}", "TRUE"]],
+        False: [[f"--no-{name}"], [f"--{name}=false"], [f"--{name}", "false"], [f"--{name}=False"]],
+    }
+    for on, texts in forms.items():
+        for text in texts:
+            for arguments in (["a.onnx", *text], [*text, "a.onnx"], ["a.onnx", *text, "b.onnx"]):
+                served.clear()
+                assert cli.main(arguments) == 0
+                (config,) = served
+                assert getattr(config, option.field) == option.parse(str(on))
+                models = [argument for argument in arguments if argument.endswith(".onnx")]
+                assert [str(source.path) for source in config.models] == models
+
+
+def test_sizes_stand_behind_their_switch_too(served: list[ServerConfig]) -> None:
+    assert cli.main(["--cuda-graphs", "1,8", "m.onnx", "--device", "cuda"]) == 0
+    assert served[0].cuda_graphs == (1, 8)
+    assert [str(source.path) for source in served[0].models] == ["m.onnx"]
+
+
+def test_behind_two_dashes_all_are_models(served: list[ServerConfig]) -> None:
+    assert cli.main(["--fp16", "--", "true", "m=--fp16"]) == 0
+    assert [(source.name, str(source.path)) for source in served[0].models] == [
+        ("true", "true"),
+        ("m", "--fp16"),
+    ]
 
 
 def test_a_switch_is_true_or_false(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,12 +75,72 @@ def test_a_switch_is_true_or_false(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--allow-shared-memory is 'yes'; it must be true or false" in capsys.readouterr().err
 
 
-def test_a_flag_is_written_out(served: list[ServerConfig], capsys: pytest.CaptureFixture[str]) -> None:
-    """Else one that is cut short would mean another once there is one more."""
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        # Else one that is cut short would mean another once there is one more.
+        (["--max-batch", "4", "m.onnx"], "unknown flag --max-batch; did you mean --max-batch-size?"),
+        (["m.onnx", "--prot=3"], "unknown flag --prot; did you mean --port?"),
+        (["m.onnx", "--no-fp-16"], "unknown flag --no-fp-16; did you mean --no-fp16?"),
+        (["m.onnx", "--qqqqqq"], "unknown flag --qqqqqq"),
+        (["m.onnx", "-p", "3"], "unknown flag -p"),
+        (["m.onnx", "--port"], "argument --port: expected one argument"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_with_the_nearest(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["--max-batch", "4", "m.onnx"])
+        cli.main(arguments)
     assert ended.value.code == 2
-    assert "--max-batch" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"tensorferry serve: {said} (tensorferry serve --help lists all)\n"
+
+
+def test_metrics_can_be_switched_off_again(
+    served: list[ServerConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORFERRY_METRICS_PORT", "8002")
+    assert cli.main(["m.onnx", "--metrics-port", "none"]) == 0
+    assert served[0].metrics_port is None
+
+
+def test_an_unknown_variable_is_warned_of(
+    served: list[ServerConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("MAX_BATCH", "SERVICE_HOST", "SERVICE_PORT_GRPC", "PORT_8001_TCP_ADDR", "TOKEN", "HOST"):
+        monkeypatch.setenv(f"TENSORFERRY_{name}", "localhost")
+    assert cli.main(["m.onnx"]) == 0
+    assert [record.getMessage() for record in caplog.records] == [
+        "the environment has TENSORFERRY_MAX_BATCH, which is no option and changes nothing; did you mean "
+        "TENSORFERRY_MAX_BATCH_SIZE?"
+    ]
+
+
+def test_help_has_every_option_once_in_its_group_with_its_form(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    help = capsys.readouterr().out
+    assert sorted(flag for flags in GROUPS.values() for flag in flags) == sorted(o.flag for o in OPTIONS)
+    for option in OPTIONS:
+        assert help.count(f"  --{option.flag} {option.metavar}") == 1
+        assert option.metavar != "VALUE"
+    for title in GROUPS:
+        assert f"\n{title}:\n" in help
+    words = " ".join(help.split())
+    for shown in (
+        "(default: 64MiB)",
+        "(default: 1GiB)",
+        "--transport auto|lane|threaded",
+        "--tf32 [true|false]",
+    ):
+        assert shown in words
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
+def test_a_default_that_is_shown_is_the_default(option: Option) -> None:
+    shown = shown_default(option)
+    if shown is not None:
+        assert option.parse(shown) == getattr(ServerConfig(()), option.field)
 
 
 def test_help_shows_defaults_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:

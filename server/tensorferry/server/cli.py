@@ -20,9 +20,10 @@ from tensorferry.batcher.lasting import Pauses, last
 from tensorferry.server import logs
 from tensorferry.server.app import App
 from tensorferry.server.config import ConfigError, ServerConfig
-from tensorferry.server.configure import load_config
+from tensorferry.server.configure import load_config, unknown_variables
 from tensorferry.server.errors import StartError
-from tensorferry.server.options import OPTIONS, add_flags, read_flags
+from tensorferry.server.flags import CommandParser, add_flags, read_flags
+from tensorferry.server.options import OPTIONS
 from tensorferry.server.threads import watch_threads
 
 _log = logging.getLogger("tensorferry.server")
@@ -43,8 +44,9 @@ _GC_THRESHOLD = 50_000
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="tensorferry serve",
+        usage="tensorferry serve [MODEL ...] [--FLAG VALUE ...]",
         description="Serves ONNX models over gRPC (Open Inference Protocol v2), batching single requests.",
         epilog="Each option is also an environment variable (TENSORFERRY_PORT) and a key in the --config file "
         "(port = 8001; models = [...]). A flag counts before the environment, that before the file.",
@@ -65,7 +67,10 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"tensorferry serve: {error}", file=sys.stderr)
         return 2
-    return _serve(config, logs.configure(config.log_format, config.log_level))
+    output = logs.configure(config.log_format, config.log_level)
+    for warning in unknown_variables(os.environ):
+        _log.warning("%s", warning)
+    return _serve(config, output)
 
 
 def _serve(config: ServerConfig, output: logs.LogOutput) -> int:

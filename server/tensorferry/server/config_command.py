@@ -15,8 +15,9 @@ from tensorferry.server.configure import load_config, model_source
 from tensorferry.server.device_options import DEVICE_OPTIONS
 from tensorferry.server.devices import choose_device
 from tensorferry.server.errors import StartError
+from tensorferry.server.flags import CommandParser, add_flags, read_flags
 from tensorferry.server.model_config import config_text
-from tensorferry.server.options import OPTIONS, add_flags, read_flags
+from tensorferry.server.options import OPTIONS
 from tensorferry.server.preparation import prepare
 from tensorferry.server.repository import Repository
 
@@ -36,8 +37,9 @@ _OPTIONS = [option for option in OPTIONS if option.flag in _FLAGS]
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="tensorferry config",
+        usage="tensorferry config MODEL [--FLAG VALUE ...]",
         description="Prints a model's completed configuration, as ModelConfig answers with it: what its config.pbtxt "
         "says, if it has one, and what the ONNX file and the options add. The first line, a comment, says how it is "
         "batched and whether that is proved, tested or trusted. Nothing is served.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from tensorferry.server.config import ConfigError, ModelSource, ServerConfig
 from tensorferry.server.device_options import cuda_flags, fp16_flags
+from tensorferry.server.flags import nearest
 from tensorferry.server.limit_options import check_limits
 from tensorferry.server.models import NAME
 from tensorferry.server.option import Option
@@ -94,6 +96,24 @@ def load_config(
             "pad-lengths are given, but max-batch-size is 0: nothing shares a batch; leave out one of them"
         )
     return config
+
+
+# Kubernetes sets these in every pod for a Service of that name.
+_SERVICE_LINKS = re.compile(r"TENSORFERRY_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP)\w*)")
+# Of this command and of the client's.
+_OTHER_VARIABLES = ("TENSORFERRY_CONFIG", "TENSORFERRY_TOKEN")
+
+
+def unknown_variables(environment: Mapping[str, str]) -> Sequence[str]:
+    """A warning for each variable that looks like an option and is none."""
+    known = [*(option.variable for option in OPTIONS), *_OTHER_VARIABLES]
+    warnings = []
+    for name in sorted(environment):
+        if name.startswith("TENSORFERRY_") and name not in known and not _SERVICE_LINKS.fullmatch(name):
+            near = nearest(name, known)
+            meant = f"; did you mean {near}?" if near else ""
+            warnings.append(f"the environment has {name}, which is no option and changes nothing{meant}")
+    return warnings
 
 
 def _check_control(config: ServerConfig) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from tensorferry.server.config import ServerConfig
-from tensorferry.server.option import Option, one_of, positive, size, switch, truth
+from tensorferry.server.option import Option, one_of, positive, size, switch
 
 
 def _device(text: str) -> str:
@@ -34,6 +34,7 @@ DEVICE_OPTIONS: tuple[Option, ...] = (
         _device,
         "auto, cpu, cuda or cuda:N, or for an instance on each of several cuda:N,M,..., each number once",
         "where the models run; auto takes CUDA if it can; cuda:0,1 has an instance of each model on both",
+        form="auto|cpu|cuda|cuda:N,...",
     ),
     Option(
         "cuda-memory-bytes",
@@ -57,11 +58,9 @@ DEVICE_OPTIONS: tuple[Option, ...] = (
         "how cuDNN's algorithm is chosen for a convolution of a new shape: all are timed, it is guessed, or always the "
         "same is taken",
     ),
-    Option(
+    switch(
         "tf32",
         "tf32",
-        truth,
-        "true or false",
         "whether GPUs may round FP32 to TF32, of 10 bits, in matrix products and convolutions",
     ),
     switch(
@@ -83,6 +82,7 @@ DEVICE_OPTIONS: tuple[Option, ...] = (
         "operators or names of nodes, with commas between",
         "what stays in FP32, such as Softmax,/encoder/norm/Pow; may be given several times",
         separator=",",
+        form="NAME,...",
     ),
 )
 

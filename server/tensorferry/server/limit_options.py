@@ -51,7 +51,7 @@ LIMIT_OPTIONS: tuple[Option, ...] = (
         "max_streams",
         integer(1),
         "an integer of at least 1",
-        "most streams open, of all clients; none: 10000 in the lane, 256 where each takes two threads",
+        "most streams open, of all clients; without it 10000 in the lane, 256 where each takes two threads",
     ),
     Option(
         "max-in-flight-per-stream",
@@ -119,7 +119,8 @@ LIMIT_OPTIONS: tuple[Option, ...] = (
         "client_weights",
         _weights,
         "names with weights from 1 to 999999, such as alice=4,bob=1, each name once",
-        "with --fair-share: NAME=N,... of clients whose weight is not 1",
+        "with --fair-share: clients whose weight is not 1",
+        form="NAME=N,...",
     ),
 )
 

@@ -17,12 +17,26 @@ SECONDS = f"a number of seconds from 0 to {_MOST_SECONDS}"
 MILLISECONDS = f"a number of milliseconds from 0 to {_MOST_SECONDS}000"
 
 
+# How `--help` shows values, by the end of a flag or the beginning of what is allowed.
+_FORMS = {"-seconds": "SECONDS", "-ms": "MILLISECONDS"}
+_FORMS_OF_KINDS = {
+    "an integer": "N",
+    "integers": "N,N,...",
+    "a number of bytes": "SIZE",
+    "a number": "NUMBER",
+    "a path": "PATH",
+    "an address": "HOST",
+    "names": "NAME,...",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option: a flag, an environment variable and a key of the file by the same name.
 
     With a `separator` the flag may be given several times, and the file may have a list: their
-    texts are one, with that between. The flag of a `switch` may stand alone, which means true.
+    texts are one, with that between. The flag of a `switch` may stand alone, which means true, and has an opposite,
+    --no-FLAG. `--help` shows the value as `form`, or as its kind suggests.
     """
 
     flag: str
@@ -32,11 +46,35 @@ class Option:
     help: str
     separator: str = ""
     switch: bool = False
+    form: str = ""
 
     @property
     def variable(self) -> str:
         """The environment variable."""
         return "TENSORFERRY_" + self.flag.replace("-", "_").upper()
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in `--help`."""
+        if self.form:
+            return self.form
+        if isinstance(self.parse, OneOf):
+            return "|".join(self.parse.values)
+        if self.switch:
+            return "[true|false]"
+        for end, form in _FORMS.items():
+            if self.flag.endswith(end):
+                return form
+        found = (form for start, form in _FORMS_OF_KINDS.items() if self.allowed.startswith(start))
+        return next(found, "VALUE")
+
+    def takes(self, text: str) -> bool:
+        """Whether this is a value of it."""
+        try:
+            self.parse(text)
+        except ValueError:
+            return False
+        return True
 
     def value(self, text: str, source: str) -> Any:
         """The value in a text; ConfigError names where it stood (`source`)."""
@@ -109,15 +147,22 @@ def size(text: str) -> int:
     return int(match[1]) << {"": 0, "KiB": 10, "MiB": 20, "GiB": 30}[match[2]]
 
 
-def one_of(*values: str) -> Callable[[str], str]:
-    """One of these words, in any case."""
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Parses one of these words, in any case."""
 
-    def parse(text: str) -> str:
-        if text.lower() not in values:
+    values: tuple[str, ...]
+
+    def __call__(self, text: str) -> str:
+        """The word in lower case."""
+        if text.lower() not in self.values:
             raise ValueError
         return text.lower()
 
-    return parse
+
+def one_of(*values: str) -> OneOf:
+    """One of these words, in any case."""
+    return OneOf(values)
 
 
 def switch(flag: str, field: str, help: str) -> Option:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from tensorferry.server.config import PadLengths, ServerConfig
+from tensorferry.server.config import PadLengths
 from tensorferry.server.device_options import DEVICE_OPTIONS
 from tensorferry.server.leaving_options import LEAVING_OPTIONS
 from tensorferry.server.limit_options import LIMIT_OPTIONS
@@ -27,7 +24,6 @@ from tensorferry.server.option import (
     seconds,
     size,
     switch,
-    truth,
 )
 from tensorferry.server.security_options import SECURITY_OPTIONS
 from tensorferry.server.telemetry_options import TELEMETRY_OPTIONS
@@ -75,6 +71,10 @@ def _batching(text: str) -> str:
     return "tested" if policy == "prove" else policy
 
 
+def _port_or_none(text: str) -> int | None:
+    return None if text.lower() == "none" else integer(0, 65535)(text)
+
+
 def _interval(text: str) -> float:
     positive(text)
     return seconds(text)
@@ -107,6 +107,7 @@ OPTIONS: tuple[Option, ...] = (
         f"directories, with {os.pathsep!r} between",
         "a directory of models in Triton's layout, NAME/VERSION/model.onnx; may be given several times",
         separator=os.pathsep,
+        form="DIR",
     ),
     Option(
         "model-control",
@@ -124,6 +125,7 @@ OPTIONS: tuple[Option, ...] = (
         "with --model-control explicit: a model of the repository that is loaded at the start, * for all; may be "
         "given several times",
         separator=",",
+        form="NAME|*",
     ),
     Option(
         "repository-poll-seconds",
@@ -132,11 +134,9 @@ OPTIONS: tuple[Option, ...] = (
         f"{SECONDS}, but not 0",
         "with --model-control poll: how often the repository is looked at",
     ),
-    Option(
+    switch(
         "exit-on-error",
         "exit_on_error",
-        truth,
-        "true or false",
         "whether a model of the repository that cannot be loaded at the start ends the server",
     ),
     Option("host", "host", _host, "an address or host name", "address to listen on; 0.0.0.0 or :: for all"),
@@ -146,6 +146,7 @@ OPTIONS: tuple[Option, ...] = (
         integer(0, 65535),
         "an integer from 0 to 65535",
         "port; 0 picks a free one and prints it",
+        form="PORT",
     ),
     Option(
         "transport",
@@ -164,6 +165,7 @@ OPTIONS: tuple[Option, ...] = (
         "run batches on a GPU as captured CUDA graphs, of these sizes (true: 1, 2, 4, ... to the most), padded up to the "
         "next; models that cannot be captured run without",
         switch=True,
+        form="[true|false|N,N,...]",
     ),
     Option(
         "tensorrt-cache",
@@ -186,20 +188,23 @@ OPTIONS: tuple[Option, ...] = (
         "proved, tested or trust",
         "which models are batched: those whose graph proves that rows of a batch do not affect each other, also those "
         "that only running shows it of (prove is the same), or all, unchecked",
+        form="proved|tested|trust",
     ),
     Option(
         "pad-lengths",
         "pad_lengths",
         _pad_lengths,
         "the name of an axis and ascending lengths of at least 1, such as sequence=16,32,64",
-        "AXIS=N,N,...: pad inputs to these lengths along an axis that varies, so that different lengths share a batch",
+        "pad inputs to these lengths along an axis that varies, so that different lengths share a batch",
+        form="AXIS=N,N,...",
     ),
     Option(
         "pad-values",
         "pad_values",
         _pad_values,
         "a value for each input that is padded, such as input_ids=0,attention_mask=0",
-        "INPUT=VALUE,...: what each input with that axis is padded with",
+        "what each input with that axis is padded with",
+        form="INPUT=VALUE,...",
     ),
     Option(
         "max-queue-delay-ms",
@@ -297,9 +302,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "metrics-port",
         "metrics_port",
-        integer(0, 65535),
-        "an integer from 0 to 65535",
+        _port_or_none,
+        "none or an integer from 0 to 65535",
         "port that serves metrics for Prometheus over HTTP, at /metrics, a status page at /, /healthz and /readyz; 0 picks a free one and prints it; none: nothing of these",
+        form="PORT|none",
     ),
     Option(
         "metrics-host",
@@ -327,37 +333,3 @@ OPTIONS: tuple[Option, ...] = (
         "least level that is logged",
     ),
 )
-
-
-def add_flags(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:
-    """Adds the flags of these options; `read_flags` reads them."""
-    defaults = ServerConfig(())
-    for option in options:
-        default = getattr(defaults, option.field)
-        shown = f"{default * 1e3:g}" if option.flag.endswith("-ms") else default
-        if default in (None, ()):
-            shown = "none"
-        elif isinstance(default, tuple):
-            shown = ",".join(map(str, default))
-        elif isinstance(default, bool):
-            shown = str(default).lower()
-        parser.add_argument(
-            f"--{option.flag}",
-            metavar="VALUE",
-            action="append" if option.separator else "store",
-            help=f"{option.help} (default: {shown})",
-        )
-
-
-def read_flags(
-    parser: argparse.ArgumentParser, argv: Sequence[str], options: Sequence[Option]
-) -> tuple[dict[str, Any], dict[str, str | None]]:
-    """All arguments, and the texts of the flags among them, None for one that is not given."""
-    # Not left to argparse, for which the MODEL behind would be the value of a switch that stands alone.
-    alone = {f"--{option.flag}" for option in options if option.switch}
-    arguments = vars(parser.parse_args([f"{text}=true" if text in alone else text for text in argv]))
-    flags = {option.flag: arguments[option.flag.replace("-", "_")] for option in options}
-    for option in options:
-        if option.separator and flags[option.flag] is not None:
-            flags[option.flag] = option.separator.join(flags[option.flag])
-    return arguments, flags

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 from tensorferry.server.config import ConfigError, ServerConfig
-from tensorferry.server.option import Option, path, switch, truth
+from tensorferry.server.option import Option, path, switch
 
 SECURITY_OPTIONS: tuple[Option, ...] = (
     Option(
@@ -38,11 +38,9 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         "a path",
         "file of who may call by a client certificate, with lines NAME ROLES san:NAME or cn:NAME; read again when it changes",
     ),
-    Option(
+    switch(
         "auth-exempt-health",
         "auth_exempt_health",
-        truth,
-        "true or false",
         "whether anybody may ask for health (Check and Watch), ServerLive and ServerReady",
     ),
     switch(
@@ -50,11 +48,9 @@ SECURITY_OPTIONS: tuple[Option, ...] = (
         "auth_over_plaintext",
         "let tokens be sent to this port without TLS from other machines, as behind a proxy that ends TLS",
     ),
-    Option(
+    switch(
         "reflection",
         "reflection",
-        truth,
-        "true or false",
         "whether clients may ask for the protocol's descriptors, as grpcurl does",
     ),
 )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from tensorferry.server.caller import INFER, ROLES
 from tensorferry.server.callers_file import TOKEN, parse_roles
+from tensorferry.server.flags import CommandParser
 from tensorferry.server.models import NAME
 
 # By which those who look for secrets in logs and repositories find it.
@@ -19,7 +20,7 @@ _RANDOM_BYTES = 32
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="tensorferry token",
         description="Makes a random bearer token for a caller of a server that is started with --auth-tokens FILE. The file "
         "has only its hash: the token itself is shown once, and kept nowhere.",
