@@ -66,6 +66,20 @@ def test_from_start_to_stop(make: Make, transport: str) -> None:
     assert app.stop()
 
 
+@pytest.mark.parametrize(("mode", "ready"), [("none", False), ("poll", False), ("explicit", True)])
+def test_a_server_without_a_model_is_ready_only_if_clients_may_load_one(
+    make: Make, tmp_path: Path, mode: str, ready: bool
+) -> None:
+    (tmp_path / "models").mkdir()
+    app = make(models=(), model_repositories=(tmp_path / "models",), model_control=mode)
+    app.start()
+    app.load()
+    with dial(app) as channel:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ServerReady(pb.ServerReadyRequest(), timeout=PATIENCE).ready is ready
+        assert health(channel) == (SERVING if ready else NOT_SERVING)
+
+
 def test_two_servers_do_not_share_a_port(make: Make) -> None:
     first = make()
     first.start()

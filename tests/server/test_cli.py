@@ -10,11 +10,14 @@ import threading
 from typing import Any, NoReturn
 
 import pytest
-from server.rig import PATIENCE
+from server.rig import PATIENCE, signature, spec
 
+from tensorferry.batcher import Batcher
+from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server import cli
 from tensorferry.server.config import ServerConfig
 from tensorferry.server.flags import GROUPS, shown_default
+from tensorferry.server.models import Model
 from tensorferry.server.option import Option
 from tensorferry.server.options import OPTIONS
 
@@ -149,6 +152,18 @@ def test_help_shows_defaults_as_they_are_written(capsys: pytest.CaptureFixture[s
     help = " ".join(capsys.readouterr().out.split())
     assert "8,1 gives two (default: 1)" in help
     assert "(default: (" not in help
+
+
+def test_the_readiness_line_stays_readable() -> None:
+    def model(number: int) -> Model:
+        batcher = Batcher(ScriptedRunner(), 4)
+        batcher.close()
+        return Model(f"m{number}", "1", signature(spec("x", "FP32", "b")), 4, "proved", batcher)
+
+    assert cli._listed([]) == "no model"
+    assert cli._listed([model(0), model(1)]) == f"{model(0)}; {model(1)}"
+    many = cli._listed([model(number) for number in range(400)])
+    assert many == ("400 models, m0, m1, m2, m3, m4, m5, m6, m7 and 392 more (tensorferry models lists them)")
 
 
 _TAKEN_BY_ANOTHER_THREAD = f"""

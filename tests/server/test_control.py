@@ -80,6 +80,29 @@ def test_load_what_is_new_and_nothing_twice(world: World) -> None:
     assert world.serving() == "better"
 
 
+def test_the_log_names_the_version_that_serves_and_what_it_replaces(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    world.write("m", "1")
+    control = world.start("m")
+    assert "in place of" not in caplog.text
+    world.write("m", "1", "better")
+    control.load("m")
+    world.write("m", "2")
+    control.load("m")
+    assert [record.getMessage() for record in caplog.records if "in place of" in record.getMessage()] == [
+        "model m version 1 serves now, in place of itself as it was",
+        "model m version 2 serves now, in place of version 1",
+    ]
+
+
+def test_an_empty_repository_says_so_at_the_start(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.start("*", mode="none")
+    (record,) = caplog.records
+    assert f"the model repository {world.root} has no model" in record.getMessage()
+
+
 def test_a_broken_new_version_leaves_the_old_one_serving(world: World) -> None:
     world.write("m", "1")
     control = world.start("m")

@@ -26,6 +26,22 @@ def test_the_latest_version_serves_when_none_is_named() -> None:
     assert registry.get("m", "9").version == "9"
 
 
+def test_a_server_without_a_model_is_ready_only_where_one_may_be_loaded() -> None:
+    for may_be_empty in (True, False):
+        registry = ModelRegistry(may_be_empty=may_be_empty)
+        assert not registry.serving
+        registry.complete = True
+        assert registry.serving == may_be_empty
+        registry.ready(loaded := model("m"))
+        assert registry.serving
+        registry.unloaded(loaded)
+        assert registry.serving == may_be_empty
+    registry = ModelRegistry(may_be_empty=False)
+    registry.complete = True
+    registry.failed("m", "1", "broken")
+    assert not registry.serving
+
+
 def test_unknown_models_are_told_what_there_is() -> None:
     registry = ModelRegistry()
     with pytest.raises(NotFoundError, match=r"unknown model: 'm' is not found; the server has: none$"):

@@ -36,7 +36,46 @@ def test_every_directory_is_a_model_unless_it_cannot_be_named(tmp_path: Path) ->
     for name in ("b", "a.b-c_1", "ä", ".git", "lost+found"):
         (tmp_path / name).mkdir()
     (tmp_path / "README").write_text("not a model")
+    (tmp_path / "b" / "7").mkdir()
     assert Repository([tmp_path]).names() == ["a.b-c_1", "b"]
+    assert Repository([tmp_path]).empty_roots() == []
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            ("digits.onnx", "other.onnx"),
+            "the model repository {} has no model: it has files such as digits.onnx, which belongs at "
+            "{}/digits/1/model.onnx, or on the command line: tensorferry serve {}/digits.onnx",
+        ),
+        (
+            ("1/model.onnx", "2/model.onnx"),
+            "the model repository {} is the directory of one model: give the directory that it is in, "
+            "--model-repository {parent}",
+        ),
+        (("config.pbtxt",), "the model repository {} is the directory of one model: give the directory"),
+        ((), "the model repository {} has no model: no file in it is at NAME/VERSION/model.onnx"),
+        (
+            ("etc/hosts", "var/log/x"),
+            "the model repository {} has no model: no file in it is at NAME/VERSION",
+        ),
+    ],
+)
+def test_a_directory_that_is_no_repository_has_no_models_and_says_why(
+    tmp_path: Path, files: tuple[str, ...], said: str
+) -> None:
+    root, full = tmp_path / "root", tmp_path / "full"
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text("")
+    root.mkdir(exist_ok=True)
+    full.mkdir()
+    add(full, "m", "1")
+    repository = Repository([root, full])
+    assert repository.names() == ["m"]
+    (reason,) = repository.empty_roots()
+    assert reason.startswith(said.replace("{parent}", str(tmp_path)).replace("{}", str(root)))
 
 
 def test_several_repositories_are_one(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class App:
         self.config = config
         self._lost = lost
         self.port = 0
-        self.registry = ModelRegistry()
+        self.registry = ModelRegistry(may_be_empty=config.model_control == "explicit")
         self._trace_file = TraceFile(config.trace_file) if config.trace_file is not None else None
         self._outbox = Outbox()
         self._telemetry = Telemetry(config, self._outbox)

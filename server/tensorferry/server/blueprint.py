@@ -15,6 +15,7 @@ from tensorferry.server.config import ModelSource
 from tensorferry.server.contract import Contract
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.fp16 import file_of
+from tensorferry.server.log.load_progress import doing
 from tensorferry.server.proof import Array, sample
 from tensorferry.server.rungs import rungs_of
 from tensorferry.server.runtime.host_memory import GrowthCheck, check_fits
@@ -109,6 +110,7 @@ class Blueprint:
 
         def timed(rows: int) -> float:
             memory.check(f"model {self.source.name!r}: a batch of {rows} rows", cure)
+            doing(f"warming up with a batch of {rows} rows, of at most {most}")
             inputs = sample(self.contract.signature, rows, size, sizes=sizes)
             try:
                 # The first run of a size is slow.

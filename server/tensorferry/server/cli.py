@@ -23,6 +23,7 @@ from tensorferry.server.config import ConfigError, ServerConfig
 from tensorferry.server.configure import load_config, unknown_variables
 from tensorferry.server.errors import StartError
 from tensorferry.server.flags import CommandParser, add_flags, read_flags
+from tensorferry.server.models import Model
 from tensorferry.server.options import OPTIONS
 from tensorferry.server.threads import watch_threads
 
@@ -38,6 +39,9 @@ class _Dead(Exception):
 class _Lost(Exception):
     """The event that a model has lost its devices for good."""
 
+
+# Models that the readiness line describes.
+_MOST_SHOWN = 8
 
 # Containers made and not freed since the last look, in the number that many requests in flight keep.
 _GC_THRESHOLD = 50_000
@@ -192,7 +196,7 @@ def _announce(app: App) -> None:
     metrics = app.metrics_url
     if app.config.log_format == "json":
         line: dict[str, Any] = {
-            "message": "ready",
+            "message": "ready" if app.service.ready else "listening, but not ready",
             "address": app.address,
             "transport": app.transport,
             "models": [
@@ -205,7 +209,17 @@ def _announce(app: App) -> None:
         print(json.dumps(line), flush=True)
     else:
         where = app.address if metrics is None else f"{app.address}, metrics on {metrics}"
-        print(
-            f"tensorferry {version('tensorferry')} ready on {where}: {'; '.join(map(str, models))}",
-            flush=True,
-        )
+        state = "ready" if app.service.ready else "listening, but not ready,"
+        print(f"tensorferry {version('tensorferry')} {state} on {where}: {_listed(models)}", flush=True)
+
+
+def _listed(models: Sequence[Model]) -> str:
+    """All models with their signatures if they are few, else the names of some."""
+    if not models:
+        return "no model"
+    if len(models) <= _MOST_SHOWN:
+        return "; ".join(map(str, models))
+    names = ", ".join(model.name for model in models[:_MOST_SHOWN])
+    return (
+        f"{len(models)} models, {names} and {len(models) - _MOST_SHOWN} more (tensorferry models lists them)"
+    )

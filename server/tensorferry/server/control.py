@@ -90,6 +90,8 @@ class ModelControl:
         self._named = frozenset(source.name for source in named)
         if "*" in names:
             names = self._repository.names()
+            for reason in self._repository.empty_roots():
+                _log.error("%s", reason)
         for source in named:
             self._registry.loading(source.name, source.version)
         for name in names:
@@ -286,19 +288,27 @@ class ModelControl:
                 f"failed to load {name!r}, failed to poll from model repository: no directory of that name is in "
                 f"{', '.join(map(str, repository.roots))}"
             )
-        broken = [wrong for version in versions if (wrong := self._load_version(version, sent, again))]
+        wanted = {version.source.version for version in versions}
+        outgoing = [version for version in self._loaded.get(name, ()) if version not in wanted]
+        broken = [
+            wrong for version in versions if (wrong := self._load_version(version, sent, again, outgoing))
+        ]
         if broken:
             # Whatever serves goes on: the new is not there to take its place.
             raise LoadFailedError(f"load failed for model {name!r}: {'; '.join(broken)}")
-        wanted = {version.source.version for version in versions}
-        self._unload(name, [version for version in self._loaded.get(name, ()) if version not in wanted])
+        self._unload(name, outgoing)
 
     def _forget_unreadable(self, name: str) -> None:
         if name in self._unreadable:
             self._unreadable = {other: why for other, why in self._unreadable.items() if other != name}
 
-    def _load_version(self, version: Version, sent: SentFiles | None, again: bool) -> str | None:
-        """Loads a version if it has changed, or was sent; what is wrong with it, if it cannot be loaded."""
+    def _load_version(
+        self, version: Version, sent: SentFiles | None, again: bool, outgoing: Sequence[str]
+    ) -> str | None:
+        """Loads a version if it has changed, or was sent; what is wrong with it, if it cannot be loaded.
+
+        The log names the versions that it replaces, which are those `outgoing` and itself.
+        """
         source, fingerprint = replace(version.source, files=sent), object() if sent else version.fingerprint
         name, number = source.name, source.version
         loaded, broken = self._loaded.setdefault(name, {}), self._broken.setdefault(name, {})
@@ -322,6 +332,9 @@ class ModelControl:
         self._changed(name)
         if replaced is not None:
             self._retiring.retire(replaced)
+        if replaced is not None or outgoing:
+            before = [*(f"version {one}" for one in outgoing), *(["itself as it was"] if replaced else [])]
+            _log.info("model %s version %s serves now, in place of %s", name, number, " and ".join(before))
         return None
 
     def _say(self, name: str, version: str, error: StartError) -> None:

@@ -271,7 +271,7 @@ class InferenceService:
     def ready(self) -> bool:
         """True from when all that is served from the start is loaded until the server drains, or is about to.
 
-        A model that is loaded later, or fails to be, changes nothing: others go on.
+        A model that is loaded later, or fails to be, changes nothing while another works.
         """
         return self._registry.serving and not self.leaving
 

@@ -25,6 +25,7 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.exemplars import Exemplars
 from tensorferry.server.fp16 import check, check_inputs
 from tensorferry.server.limit_options import clients_of
+from tensorferry.server.log.load_progress import LoadProgress, doing
 from tensorferry.server.models import Model
 from tensorferry.server.padding import padding_of, prove_padding
 from tensorferry.server.preparation import Prepared, prepare
@@ -64,17 +65,19 @@ def load_model(
     Without a `watchdog` nothing looks after runs that hang. `changed` and `lost` are as in `Condition`.
     """
     started = time.monotonic()
-    with ExitStack() as scratch:
+    with ExitStack() as scratch, LoadProgress(f"model {source.name} version {source.version}"):
         prepared = prepare(source, config, device, scratch)
         settings, contract = prepared.settings, prepared.contract
         # Beside the warm-up.
         with EmptyAxesProbe(_subject(source, prepared)) as probe:
             loaded = _load(source, config, prepared)
+            doing("checking axes of length zero")
             empty_axes = probe.result()
     took = time.monotonic() - started
     _log.info(
-        "model %s loaded from %s on %s in %.2f s, warmed at batches of %s",
+        "model %s version %s loaded from %s on %s in %.2f s, warmed at batches of %s",
         source.name,
+        source.version,
         source.path,
         _places(settings.devices),
         took,
@@ -163,7 +166,9 @@ def _load(source: ModelSource, config: ServerConfig, prepared: Prepared) -> _Loa
                 "lower the count of its instance_group",
                 steps=len(sessions) - 1,
             )
+        doing(f"making session {len(sessions) + 1} of {len(settings.devices)}")
         sessions.append(prepared.file.session(place, settings.session))
+    doing("checking padding")
     run_first = prepared.contract.runner(prepared.session.run)
     padding = _decide_padding(source.name, prepared, run_first, config, declared)
     words = prepared.batching.words
@@ -178,6 +183,7 @@ def _load(source: ModelSource, config: ServerConfig, prepared: Prepared) -> _Loa
     blueprint = Blueprint(
         source, prepared.contract, settings, prepared.size, samples, ladder, config.max_queue_size
     )
+    doing("capturing CUDA graphs and warming up")
     captured = [blueprint.capture(session) for session in sessions]
     each = [blueprint.warm_up(session) for session in sessions]
     for rungs in captured[:1]:

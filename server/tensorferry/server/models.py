@@ -92,9 +92,13 @@ class Entry:
 
 
 class ModelRegistry:
-    """Models by name and version. Every method is thread-safe."""
+    """Models by name and version. Every method is thread-safe.
 
-    def __init__(self) -> None:
+    `may_be_empty` says whether a server without a model is ready: clients may be about to load one.
+    """
+
+    def __init__(self, *, may_be_empty: bool = True) -> None:
+        self._may_be_empty = may_be_empty
         # Guards _entries and changes of generation. Held for look-ups and replacements only, which may ask a model's
         # condition; models are loaded and closed outside.
         self._lock = threading.Lock()
@@ -152,7 +156,7 @@ class ModelRegistry:
 
     @property
     def serving(self) -> bool:
-        """Whether all that is served from the start is loaded, and not every model's device has failed."""
+        """Whether all that is served from the start is loaded, and a model of it works."""
         with self._lock:
             entries = [entry for versions in self._entries.values() for entry in versions.values()]
         works = any(entry.state is ModelState.READY for entry in entries)
@@ -160,7 +164,7 @@ class ModelRegistry:
             entry.model is not None and entry.state in (ModelState.UNAVAILABLE, ModelState.LOADING)
             for entry in entries
         )
-        return self.complete and (works or not broken)
+        return self.complete and (works or (self._may_be_empty and not broken))
 
     def unloading(self, model: Model) -> None:
         """The version takes no more requests."""

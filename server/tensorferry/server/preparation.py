@@ -14,6 +14,7 @@ from tensorferry.server.devices import machine_of
 from tensorferry.server.fields import check_fields
 from tensorferry.server.fp16 import ModelFile, file_of
 from tensorferry.server.instances import instance_groups
+from tensorferry.server.log.load_progress import doing
 from tensorferry.server.model_config import Batching, complete, is_complete
 from tensorferry.server.session import Session
 from tensorferry.server.session_options import (
@@ -64,7 +65,9 @@ def prepare(source: ModelSource, options: ServerConfig, device: str, scratch: Ex
             "gets no faster there",
             source.name,
         )
+    doing(f"making its session on {devices[0]}")
     session = file.session(devices[0], tuning)
+    doing("checking whether rows of a batch affect each other")
     precision = max(tuning.precision(place) for place in devices)
 
     def completed(batching: Batching) -> ModelConfig:

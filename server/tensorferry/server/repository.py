@@ -45,13 +45,20 @@ class Repository:
         """The names of all models, in order. RepositoryError when a directory cannot be read."""
         return sorted({name for root in self.roots for name in _names(root)})
 
+    def empty_roots(self) -> Sequence[str]:
+        """For each directory without any model, what is wrong with it and what to change.
+
+        RepositoryError when a directory cannot be read.
+        """
+        return [_emptiness(root) for root in self.roots if not _names(root)]
+
     def versions(self, name: str, config: ModelConfig | None = None) -> Sequence[Version]:
         """The model's versions that its policy has serve, ascending; none when there is no such model.
 
         `config` takes the place of the config file. RepositoryError when the model is in two
         repositories, or as it is cannot be served.
         """
-        homes = [root / name for root in self.roots if name in _names(root)]
+        homes = [root / name for root in self.roots if name in _directories(root)]
         if not homes:
             return ()
         if len(homes) > 1:
@@ -67,6 +74,40 @@ class Repository:
 
 
 def _names(root: Path) -> Sequence[str]:
+    """Of the models in a directory; none for a directory that is no repository."""
+    names = _directories(root)
+    return names if any(_is_home(root / name) for name in names) else ()
+
+
+def _is_home(directory: Path) -> bool:
+    """Whether it looks like a model's directory."""
+    try:
+        return (directory / CONFIG_FILE).is_file() or any(map(_is_version, directory.iterdir()))
+    except OSError:
+        # Said when the model is loaded.
+        return True
+
+
+def _emptiness(root: Path) -> str:
+    if _is_home(root):
+        return (
+            f"the model repository {root} is the directory of one model: give the directory that it is in, "
+            f"--model-repository {root.absolute().parent}"
+        )
+    files = sorted(file.name for file in root.glob("*.onnx"))
+    if files:
+        return (
+            f"the model repository {root} has no model: it has files such as {files[0]}, which belongs at "
+            f"{root / files[0].removesuffix('.onnx') / '1' / _MODEL_FILE}, or on the command line: tensorferry serve "
+            f"{root / files[0]}"
+        )
+    return (
+        f"the model repository {root} has no model: no file in it is at NAME/VERSION/{_MODEL_FILE}, where VERSION is a "
+        "number of at least 1"
+    )
+
+
+def _directories(root: Path) -> Sequence[str]:
     try:
         found = [entry.name for entry in root.iterdir() if entry.is_dir()]
     except OSError as error:
