@@ -51,14 +51,27 @@ def analyse_batching(path: Path, batched_inputs: Collection[str]) -> BatchAnalys
     A file that cannot be read is UNKNOWN, with the reason. Large weights are never loaded.
     """
     try:
+        return _analyse(read_model(path), batched_inputs)
+    except Exception as error:
+        return BatchAnalysis(RowMixing.UNKNOWN, (_not_analysed(error),))
+
+
+def unsteady_nodes(path: Path) -> tuple[str, ...]:
+    """Why the time of a run can depend on the inputs' values, and not only on their shapes; empty where it cannot."""
+    try:
         model = read_model(path)
-        return _analyse(model, batched_inputs)
-    except UnreadableModel as error:
-        return BatchAnalysis(RowMixing.UNKNOWN, (f"the file {error}",))
-    except Exception as error:  # the files are of all makers, and to refuse one is worse than to test it
-        return BatchAnalysis(
-            RowMixing.UNKNOWN, (f"the graph could not be analysed ({type(error).__name__}: {error})",)
-        )
+        walk = Walk(model)
+        walk.through(model.graph, {}, _inputs(model, ()))
+    except Exception as error:
+        return (_not_analysed(error),)
+    return tuple(dict.fromkeys(walk.unsteady))
+
+
+def _not_analysed(error: Exception) -> str:
+    """What is said of a file that is no model, or of a model that the analysis fails on: files have many makers."""
+    if isinstance(error, UnreadableModel):
+        return f"the file {error}"
+    return f"the graph could not be analysed ({type(error).__name__}: {error})"
 
 
 def _analyse(model: onnx.ModelProto, batched: Collection[str]) -> BatchAnalysis:

@@ -40,6 +40,8 @@ def folded(node: Node) -> Content | None:
 
 def _one(name: str, compute: Callable[..., Any], numbers: list[Any]) -> Any:
     found = compute(*numbers)
+    if isinstance(found, int) and abs(found) >= 2**63:
+        raise OverflowError("a number is too large")
     return (
         unknown(f"{name}({','.join(map(str, numbers))})", *numbers, is_size=False) if found is None else found
     )

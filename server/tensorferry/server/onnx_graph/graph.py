@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +26,31 @@ _Attributes = Mapping[str, onnx.AttributeProto]
 _MOST_NUMBERS = 256
 # Functions within functions: the format allows no recursion, a file may have it all the same.
 _DEEPEST = 40
+# Nodes that are looked at, those of loops and functions each time: few graphs have 20,000.
+_MOST_NODES = 200_000
 
 _MISSING = Value(trouble=Trouble(unknown=("the graph uses a tensor that nothing makes",)), by_values=True)
+
+
+class GraphTooLarge(Exception):
+    """A graph with more nodes than are looked at."""
+
+
+class Attributes(Mapping[str, Any]):
+    """The values of attributes, each made when it is asked for: those of trees are long."""
+
+    def __init__(self, found: _Attributes) -> None:
+        self._found = found
+
+    def __getitem__(self, name: str) -> Any:
+        value = helper.get_attribute_value(self._found[name])
+        return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
 class Walk:
@@ -39,13 +62,14 @@ class Walk:
         self._opsets = _opsets(model.opset_import)
         self._bound: _Attributes = {}
         self._depth = 0
+        self._nodes_left = [_MOST_NODES]
 
     def _within(self, function: onnx.FunctionProto, bound: _Attributes) -> Walk:
         """A walk through a function's body that collects into the same list."""
         walk = Walk(onnx.ModelProto())
         walk.unsteady, walk._functions, walk._bound = self.unsteady, self._functions, bound
         walk._opsets = {**self._opsets, **_opsets(function.opset_import)}
-        walk._depth = self._depth + 1
+        walk._depth, walk._nodes_left = self._depth + 1, self._nodes_left
         return walk
 
     def through(self, graph: onnx.GraphProto, outer: Scope, inputs: Scope) -> dict[str, Value | None]:
@@ -61,6 +85,9 @@ class Walk:
 
     def _run(self, nodes: Iterable[onnx.NodeProto], scope: dict[str, Value | None]) -> None:
         for node in nodes:
+            self._nodes_left[0] -= 1
+            if self._nodes_left[0] < 0:
+                raise GraphTooLarge(f"it has more than {_MOST_NODES} nodes, counted each time they run")
             values = self._node(node, scope)
             scope.update((name, value) for name, value in zip(node.output, values, strict=False) if name)
 
@@ -107,7 +134,7 @@ class Walk:
             values: Sequence[Value] = [_sealed(value) for value in rule()]
         except MixesRows as why:
             return [Value(trouble=Trouble(mixes=(f"{label} {why}",)), by_values=True)] * count
-        except NotKnown as why:
+        except (NotKnown, ArithmeticError) as why:
             return _not_known(f"{label} {why}", used, count)
         return values
 
@@ -161,9 +188,9 @@ class Walk:
                 found.append(value)
         return found
 
-    def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
+    def attributes(self, node: onnx.NodeProto) -> Attributes:
         """The values of the node's attributes by name."""
-        return {one.name: _attribute(one) for one in self.bound_attributes(node)}
+        return Attributes({one.name: one for one in self.bound_attributes(node)})
 
     def _check_steady(self, label: str, found: Operator, inputs: Sequence[Value | None]) -> None:
         deciding = range(len(inputs)) if found.by_values else found.sizes
@@ -183,11 +210,6 @@ def label_of(node: onnx.NodeProto) -> str:
 
 def _opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
     return {one.domain or operators.DOMAIN: one.version for one in imports}
-
-
-def _attribute(attribute: onnx.AttributeProto) -> Any:
-    value = helper.get_attribute_value(attribute)
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _apply(found: Operator, node: Node) -> Sequence[Value]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -11,9 +12,24 @@ import onnx
 from onnx import external_data_helper, numpy_helper
 
 from tensorferry.server.onnx_graph.values import Content, Value, of_content
+from tensorferry.server.wire.fields import DELIMITED, encoded_varint, fields
 
 # Numbers that a constant may have to be kept: axes, shapes, pads and the like have few.
 _SMALL = 256
+# Bytes from which on a field of a tensor is left out: more than so many numbers have.
+_LARGE = 4096
+
+# The messages in a message, by their fields' numbers.
+_INSIDE: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 25: "function"},
+    "graph": {1: "node", 5: "tensor"},
+    "function": {7: "node"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph"},
+    "tensor": {},
+}
+# An attribute's lists of numbers and strings.
+_LISTS = (7, 8, 9)
 
 
 class UnreadableModel(ValueError):
@@ -39,14 +55,36 @@ def _read(path: Path, _inode: int, _modified: int, size: int) -> onnx.ModelProto
     if path.suffix == ".ort":
         raise UnreadableModel("is in the format of ONNX Runtime, of which the graph cannot be read")
     try:
-        model = onnx.load(str(path), load_external_data=False)
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            model = onnx.ModelProto.FromString(_without_weights(data, 0, len(data), "model"))
     except Exception as error:  # protobuf's own errors differ between its versions
         raise UnreadableModel("is no ONNX model") from error
     if not model.graph.node and not model.graph.output:
         raise UnreadableModel("has no graph")
     for tensor in _tensors(model):
-        _lighten(tensor, path.parent)
+        if external_data_helper.uses_external_data(tensor):
+            _read_if_small(tensor, path.parent)
     return model
+
+
+def _without_weights(data: mmap.mmap, start: int, end: int, message: str) -> bytes:
+    """The serialised message, without the numbers of large tensors in it."""
+    parts = []
+    began = start
+    for number, kind, at, stop in fields(data, start, end):
+        if message == "attribute" and number in _LISTS:
+            # Of trees these have millions of entries, and no tensor is beside them.
+            parts.append(data[began:end])
+            break
+        large = kind == DELIMITED and stop - at > _LARGE
+        inside = _INSIDE[message].get(number) if large else None
+        if inside is not None:
+            content = _without_weights(data, at, stop, inside)
+            parts += [encoded_varint(number << 3 | DELIMITED), encoded_varint(len(content)), content]
+        elif not (large and message == "tensor"):
+            parts.append(data[began:stop])
+        began = stop
+    return b"".join(parts)
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -69,25 +107,14 @@ def _tensors_of_nodes(nodes: object) -> Iterator[onnx.TensorProto]:
                 yield from _tensors_of(attribute.g)
 
 
-def _lighten(tensor: onnx.TensorProto, folder: Path) -> None:
-    """Drop the numbers of a large tensor, and read those of a small one that lies in another file."""
-    elements = int(np.prod(tensor.dims, dtype=np.int64))
-    if elements > _SMALL:
-        for field in (
-            "raw_data",
-            "float_data",
-            "int32_data",
-            "int64_data",
-            "double_data",
-            "uint64_data",
-            "string_data",
-        ):
-            tensor.ClearField(field)
-    elif external_data_helper.uses_external_data(tensor):
-        try:
-            external_data_helper.load_external_data_for_tensor(tensor, str(folder))
-        except Exception:  # it is then unknown, and what needs it says so
-            tensor.ClearField("raw_data")
+def _read_if_small(tensor: onnx.TensorProto, folder: Path) -> None:
+    """Read the numbers of a small tensor that lie in another file."""
+    if int(np.prod(tensor.dims, dtype=np.int64)) > _SMALL:
+        return
+    try:
+        external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+    except Exception:  # they are then unknown, and a node that needs them says so
+        tensor.ClearField("raw_data")
 
 
 def constant(tensor: onnx.TensorProto) -> Value:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+# What a hostile graph could double with each of its nodes.
+_MOST_SYMBOLS = 64
+_LONGEST_NAME = 80
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,6 +55,8 @@ NUMBER_OF_ROWS = of_symbol(ROWS)
 
 def unknown(name: str, *origins: object, is_size: bool = True) -> Product:
     """A new symbol that stands for a function of `origins`; equal names stand for equal numbers."""
+    if len(name) > _LONGEST_NAME:
+        name = f"?{hashlib.sha256(name.encode()).hexdigest()}"
     return of_symbol(Symbol(name, any(counts_rows(origin) for origin in origins), is_size))
 
 
@@ -69,6 +76,8 @@ def product(*sizes: Size) -> Size:
     """The sizes multiplied."""
     factor = math.prod(size.factor if isinstance(size, Product) else int(size) for size in sizes)
     symbols = [symbol for size in sizes if isinstance(size, Product) for symbol in size.symbols]
+    if abs(factor) >= 2**63 or len(symbols) > _MOST_SYMBOLS:
+        raise OverflowError("a size is too large")
     if not symbols or not factor:
         return factor
     return Product(factor, tuple(sorted(symbols)))
