@@ -24,6 +24,8 @@ from tensorferry.server.outbox import Outbox
 from tensorferry.server.tracing import Tracing
 
 SIGNATURE = signature(spec("x", "FP32", "batch", "n"), outputs=(spec("y", "FP32", "batch", "n"),))
+# Of seconds since the epoch as a float.
+ROUNDING_NS = 2_000
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
 
@@ -115,10 +117,9 @@ class Spans:
         at = parent.start_time or 0
         for child in children.values():
             assert child.kind is SpanKind.INTERNAL
-            # Each reads the two clocks itself.
-            assert abs((child.start_time or 0) - at) < 5_000_000
+            assert abs((child.start_time or 0) - at) < ROUNDING_NS
             at = child.end_time or 0
-        assert abs((parent.end_time or 0) - at) < 5_000_000
+        assert abs((parent.end_time or 0) - at) < ROUNDING_NS
         return children
 
 

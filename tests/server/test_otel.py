@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -15,6 +16,7 @@ from server.scripted import Door
 from server.spans import SAMPLED, SPAN, TRACE, UNSAMPLED, Desk, ids_of, of
 
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server import otel
 from tensorferry.server.errors import ModelFailedError
 
 UNARY = "inference.GRPCInferenceService/ModelInfer"
@@ -22,7 +24,9 @@ STREAMED = "inference.GRPCInferenceService/ModelStreamInfer"
 
 
 @pytest.fixture
-def desk(door: Door) -> Iterator[Callable[..., Desk]]:
+def desk(door: Door, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Desk]]:
+    # Each span asks two clocks one after the other, between which a busy machine may suspend the thread.
+    monkeypatch.setattr(otel, "time", SimpleNamespace(time=lambda: 2e9, monotonic=lambda: 1e6))
     made: list[Desk] = []
 
     def make(environment: dict[str, str] | None = None, **options: Any) -> Desk:
