@@ -14,6 +14,7 @@ from server.tokens import DENIED, METHODS, OK, TOKENS, UNAUTHENTICATED, bearer, 
 
 from tensorferry.server.access import Access, Certificate
 from tensorferry.server.app import App
+from tensorferry.server.errors import UnauthenticatedError
 
 pytestmark = pytest.mark.usefixtures("looked_at_each_time")
 
@@ -84,6 +85,21 @@ class TestCertificates:
         assert secured.infer(known, *bearer(TOKENS["control"])) is DENIED
         assert secured.infer(known, *bearer("wrong-secret")) is UNAUTHENTICATED
 
+    def test_a_name_with_a_nul_is_none(self, secured: Secured) -> None:
+        """grpcio hands it on up to there."""
+        by = secured.clients
+        for client in (
+            issue(by, "any", [x509.DNSName("web.example\0.evil.org")]),
+            issue(by, "any", [x509.DNSName("another.example"), x509.DNSName("web.example\0.evil.org")]),
+            issue(by, "any", [x509.DNSName("web.example"), x509.DNSName("a\0b")]),
+            issue(by, "any", [x509.UniformResourceIdentifier("spiffe://cluster/ns/a/sa/b\0/c")]),
+            issue(by, "any", [x509.RFC822Name("web.example\0@evil.org")]),
+            issue(by, "Old Client\0.evil.org"),
+        ):
+            assert secured.infer(client) is UNAUTHENTICATED
+        assert secured.infer(issue(by, "any\0", [x509.DNSName("web.example")])) is UNAUTHENTICATED
+        assert secured.infer(issue(by, "any", [*LOCAL, x509.DNSName("web.example")])) is OK
+
     def test_names_are_added_and_taken_away_meanwhile(self, secured: Secured) -> None:
         client = issue(secured.clients, "New Client")
         assert secured.infer(client) is UNAUTHENTICATED
@@ -103,5 +119,9 @@ def test_over_a_plain_connection_nobody_has_a_certificate(tmp_path: Path) -> Non
 
 def test_a_certificate_names_its_caller_where_nobody_is_asked() -> None:
     access = Access()
-    certificate = Certificate("x509_common_name", (b"a",))
+    signer = authority()
+    certificate = Certificate("x509_common_name", (b"a",), issue(signer, "a").pem)
     assert access.admit("infer", (), lambda: "ipv4:1.2.3.4:5", lambda: certificate).name == "a"
+    cut_off = Certificate("x509_common_name", (b"a",), issue(signer, "a\0b").pem)
+    with pytest.raises(UnauthenticatedError, match="has a NUL character"):
+        access.admit("infer", (), lambda: "ipv4:1.2.3.4:5", lambda: cut_off)

@@ -28,6 +28,7 @@ from tensorferry.server.config import ServerConfig
 from tensorferry.server.errors import PermissionDeniedError, StartError, UnauthenticatedError
 from tensorferry.server.limit_options import tells_clients_apart
 from tensorferry.server.reply import Metadata
+from tensorferry.server.security.certificate_names import has_nul
 from tensorferry.server.watched import Watched
 
 _log = logging.getLogger("tensorferry.server")
@@ -48,10 +49,14 @@ _BY_COMMON_NAME = "x509_common_name"
 
 
 class Certificate(NamedTuple):
-    """What a client proved by its certificate: `names`, and what of it they are, by grpc's word; None without one."""
+    """What a client proved by its certificate: `names`, and what of it they are, by grpc's word; None without one.
+
+    `pem` is the certificate itself, b"" without one.
+    """
 
     kind: str | None
     names: Sequence[bytes]
+    pem: bytes = b""
 
 
 class _Known(NamedTuple):
@@ -131,7 +136,7 @@ class Access:
                     break
         # A token that is wrong is not made good by a certificate.
         if header is None and known.certificates:
-            caller = _by_certificate(known, certificate())
+            caller = _by_certificate(known, self._checked(certificate(), peer))
         if caller is None:
             self._tell_of_refusal(peer)
             raise UnauthenticatedError(self._wanted())
@@ -143,7 +148,7 @@ class Access:
         return caller
 
     def _by_origin(self, peer: Callable[[], str], certificate: Callable[[], Certificate]) -> Caller:
-        names = certificate().names
+        names = self._checked(certificate(), peer).names
         origin = names[0].decode(errors="replace") if names else peer()
         caller = self._callers.get(origin)
         if caller is None:
@@ -152,6 +157,16 @@ class Access:
                 self._callers = {}
             self._callers[origin] = caller
         return caller
+
+    def _checked(self, certificate: Certificate, peer: Callable[[], str]) -> Certificate:
+        """The certificate; UnauthenticatedError for one with a name that grpcio has cut short."""
+        if certificate.names and has_nul(certificate.pem):
+            self._tell_of_refusal(peer)
+            raise UnauthenticatedError(
+                "a name in the client's certificate has a NUL character, or the certificate cannot be read; this server takes "
+                "no such name: use another certificate"
+            )
+        return certificate
 
     def _look(self) -> None:
         """Reads the files again when they have changed, and it is time to look."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
@@ -22,7 +22,10 @@ _log = logging.getLogger("tensorferry.server")
 
 def certificate_of(context: grpc.ServicerContext) -> Certificate:
     """Whose certificate the call's connection has."""
-    return Certificate(context.peer_identity_key(), tuple(context.peer_identities() or ()))
+    # The stubs have its values as numbers, too.
+    properties: Mapping[str, Any] = context.auth_context()
+    (pem,) = properties.get("x509_pem_cert", (b"",))
+    return Certificate(context.peer_identity_key(), tuple(context.peer_identities() or ()), pem)
 
 
 class AccessInterceptor(grpc.ServerInterceptor):

@@ -21,6 +21,7 @@ try:
         SendInitialMetadataOperation,
         SendMessageOperation,
         SendStatusFromServerOperation,
+        auth_context,
         peer_identities,
         peer_identity_key,
     )
@@ -83,7 +84,8 @@ def peer_of(call: Any) -> str:
 def certificate_of(call: Any) -> Certificate:
     """Whose certificate the call's connection has, as `peer_identity_key` and `peer_identities` of `grpc.ServicerContext`."""
     kind: bytes | str | None = peer_identity_key(call)
-    return Certificate(kind.decode() if isinstance(kind, bytes) else kind, peer_identities(call) or ())
+    (pem,) = auth_context(call).get(b"x509_pem_cert", (b"",))
+    return Certificate(kind.decode() if isinstance(kind, bytes) else kind, peer_identities(call) or (), pem)
 
 
 class _Queue(CompletionQueue):  # type: ignore[misc]

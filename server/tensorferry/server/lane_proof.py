@@ -90,7 +90,7 @@ class _Asking(Access):
         certificate: Callable[[], Certificate],
     ) -> Caller:
         found = certificate()
-        if found != (None, ()):
+        if found != Certificate(None, ()):
             raise NotFoundError(f"the certificate {found} of a connection that has none")
         return Caller(peer().partition(":")[0], ROLES)
 
