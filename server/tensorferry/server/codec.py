@@ -210,8 +210,8 @@ def _check_tensor(tensor: _Wire, spec: TensorSpec, model: str, batched: bool) ->
         raise InvalidRequestError(
             f"input {spec.name!r} has no shape but model {model!r} requires a batch dimension"
         )
-    if len(shape) != len(spec.dims) or any(
-        size != dim if isinstance(dim, int) else size < 0 for size, dim in zip(shape, spec.dims, strict=True)
+    if (len(shape) != len(spec.dims) and not spec.any_rank) or any(
+        size != dim if isinstance(dim, int) else size < 0 for _, dim, size in spec.along(tuple(shape))
     ):
         raise InvalidRequestError(
             f"unexpected shape for input {spec.name!r} for model {model!r}. Expected {list(spec.shape)}, "

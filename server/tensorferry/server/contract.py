@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy.typing as npt
@@ -128,7 +128,13 @@ def _tensors(
             )
         wire = tuple(tensor.dims)
         seen = tuple(tensor.reshape.shape) if tensor.HasField("reshape") else wire
-        if spec.dims or batched:
+        if spec.any_rank and (seen == wire == (_VARIES,)) and (kind == "output" or not batched):
+            served.append(spec)
+            continue
+        if spec.any_rank:
+            # The configuration says of the shape what the file does not.
+            spec = replace(spec, dims=("",) * (len(seen) + batched), any_rank=False)
+        elif spec.dims or batched:
             _check_dims(spec, seen, model, batched, exact=kind == "output")
         elif any(dim != 1 for dim in seen):
             raise ModelConfigError(

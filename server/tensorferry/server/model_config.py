@@ -128,6 +128,14 @@ def _describe(
 ) -> None:
     tensor.name = spec.name
     tensor.data_type = getattr(pb, type_name(spec))
+    if spec.any_rank:
+        if batched and isinstance(tensor, pb.ModelInput):
+            raise ModelConfigError(
+                f"the ONNX file does not say how many dimensions input {spec.name!r} has: give the configuration an "
+                f"input with its name, data_type and dims, or leave out max_batch_size"
+            )
+        tensor.dims.append(-1)
+        return
     tensor.dims.extend(spec.shape[1:] if batched else spec.shape)
     if not tensor.dims and scalars_as_one:
         tensor.dims.append(1)

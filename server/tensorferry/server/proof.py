@@ -73,7 +73,9 @@ def working_size(signature: Signature, run: Run) -> tuple[int | None, str]:
 
 def varies(signature: Signature) -> bool:
     """Whether an input has a dimension that varies besides the batch axis."""
-    return any(not isinstance(dim, int) for spec in signature.inputs for dim in spec.dims[1:])
+    return any(
+        spec.any_rank or any(not isinstance(dim, int) for dim in spec.dims[1:]) for spec in signature.inputs
+    )
 
 
 def difference_of(spec: TensorSpec, expected: Array, got: Array, precision: float = 0.0) -> str:

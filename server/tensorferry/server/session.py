@@ -22,6 +22,7 @@ from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.ladder import GraphOptions, Ladder
 from tensorferry.server.layout import Shape
 from tensorferry.server.memory import CudaMemory, Memory
+from tensorferry.server.onnx_graph.interface import without_shape
 from tensorferry.server.proof import difference_of, random_array
 from tensorferry.server.providers import CUDA, TENSORRT, Providers, capturing, providers_of
 from tensorferry.server.runtime.arena_shrinkage import ArenaShrinkage
@@ -101,7 +102,9 @@ class Session:
             self._shrinking_options.add_run_config_entry(ARENA_SHRINKAGE, "cpu:0")
             self._shrinkage = ArenaShrinkage(self._run_options, self._shrinking_options)
         try:
-            self.signature: Signature = signature_of(self._session.get_inputs(), self._session.get_outputs())
+            inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+            shapeless = without_shape(path) if any(not node.shape for node in [*inputs, *outputs]) else ()
+            self.signature: Signature = signature_of(inputs, outputs, shapeless)
         except StartError as error:
             raise StartError(f"{path}: {error}") from None
         self._outputs = [spec.name for spec in self.signature.outputs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,20 +32,28 @@ class TensorSpec:
     """One input or output. A dimension is its size, or the name of what varies ('' if it has none).
 
     `counts_rows` says of an output that its first dimension was seen to vary with the rows, though the file fixes it to 1.
+    With `any_rank` the file says nothing of the shape; `dims` is then one that varies, for axis 0.
     """
 
     name: str
     datatype: Datatype
     dims: tuple[int | str, ...]
     counts_rows: bool = False
+    any_rank: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape as the protocol gives it: -1 for a dimension that varies."""
         return tuple(dim if isinstance(dim, int) else -1 for dim in self.dims)
 
+    def along(self, shape: tuple[int, ...]) -> Iterator[tuple[int, int | str, int]]:
+        """Each axis of a tensor of this shape, which fits: its number, the dimension here, and its length."""
+        dims = ("",) * len(shape) if self.any_rank else self.dims
+        for axis, (dim, size) in enumerate(zip(dims, shape, strict=True)):
+            yield axis, dim, size
+
     def __str__(self) -> str:
-        return f"{self.name}: {self.datatype.name}{list(self.shape)}"
+        return f"{self.name}: {self.datatype.name}{'[...]' if self.any_rank else list(self.shape)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,8 @@ class Signature:
         """Why the model has no batch axis; None when every input and output leads with one that varies."""
         for kind, specs in (("input", self.inputs), ("output", self.outputs)):
             for spec in specs:
+                if kind == "input" and spec.any_rank:
+                    return f"the file does not say how many dimensions input {spec.name!r} has"
                 if not spec.dims:
                     return f"{kind} {spec.name!r} is a scalar"
                 if isinstance(spec.dims[0], int):
@@ -69,23 +79,26 @@ class Signature:
         return f"({', '.join(map(str, self.inputs))}) -> ({', '.join(map(str, self.outputs))})"
 
 
-def signature_of(inputs: Iterable[Any], outputs: Iterable[Any]) -> Signature:
+def signature_of(inputs: Iterable[Any], outputs: Iterable[Any], shapeless: Container[str] = ()) -> Signature:
     """The signature in ONNX Runtime's node descriptions (`name`, `type`, `shape`).
 
-    StartError names an input or output that the protocol has no datatype for.
+    They describe what has no shape as a scalar: `shapeless` has the names of the former. StartError names an input
+    or output that the protocol has no datatype for.
     """
     return Signature(
-        tuple(_spec_of(node, "input") for node in inputs),
-        tuple(_spec_of(node, "output") for node in outputs),
+        tuple(_spec_of(node, "input", shapeless) for node in inputs),
+        tuple(_spec_of(node, "output", shapeless) for node in outputs),
     )
 
 
-def _spec_of(node: Any, kind: str) -> TensorSpec:
+def _spec_of(node: Any, kind: str, shapeless: Container[str]) -> TensorSpec:
     name = _DATATYPE_OF_ONNX_TYPE.get(node.type)
     if name is None:
         raise StartError(
             f"{kind} {node.name!r} is of type {node.type}, which the protocol cannot carry; {_cure(node.type)}"
         )
+    if not node.shape and node.name in shapeless:
+        return TensorSpec(node.name, DATATYPES[name], ("",), any_rank=True)
     dims = tuple(dim if isinstance(dim, int) and dim >= 0 else str(dim or "") for dim in node.shape)
     return TensorSpec(node.name, DATATYPES[name], dims)
 

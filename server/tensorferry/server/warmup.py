@@ -97,7 +97,8 @@ def _array(given: ModelWarmup.Input, spec: TensorSpec, rows: int, directory: Pat
         raise ModelConfigError(
             f"warmup setting expects all variable-size dimensions are specified for input {spec.name!r}, got {list(dims)}"
         )
-    if len(dims) != len(wanted) or any(dim not in (size, -1) for dim, size in zip(wanted, dims, strict=True)):
+    fits = len(dims) == len(wanted) and all(dim in (size, -1) for dim, size in zip(wanted, dims, strict=True))
+    if not fits and not spec.any_rank:
         raise ModelConfigError(
             f"input {spec.name!r} has dims {list(dims)}; the model takes {list(wanted)}"
             + (" (without the batch axis)" if rows else "")

@@ -11,6 +11,7 @@ import tritonclient.grpc as triton
 from e2e.server import ServerProcess, running
 from server.models import node, save, value
 from server.shapes.classifiers import trees
+from server.shapes.shapeless import doubled
 from tritonclient.utils import InferenceServerException
 from wire.inputs import tensor
 from wire.rig import Stream
@@ -20,6 +21,7 @@ from wire.rig import Stream
 def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
     served: list[str | Path] = [
         trees(model_dir / "trees.onnx"),
+        doubled(model_dir / "doubled.onnx"),
         save(
             model_dir / "sum.onnx",
             [node("Add", "a b", "y")],
@@ -79,3 +81,18 @@ def test_axes_of_one_name_that_differ_in_length(client: triton.InferenceServerCl
     ) in caught.value.message()
     # Where the model answers, the name was but a hint.
     assert added(2, 1).as_numpy("y").tolist() == [[2, 2]] * 4
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (2, 1, 3)])
+def test_a_tensor_of_any_rank(client: triton.InferenceServerClient, shape: tuple[int, ...]) -> None:
+    metadata = client.get_model_metadata("doubled")
+    assert [list(tensor.shape) for tensor in (*metadata.inputs, *metadata.outputs)] == [[-1], [-1]]
+    x = np.full(shape, 21, np.float32)
+    found = client.infer("doubled", [tensor("x", x, "FP32")]).as_numpy("y")
+    np.testing.assert_array_equal(found, 2 * x)
+
+
+def test_a_tensor_of_any_rank_has_lengths_of_its_own(client: triton.InferenceServerClient) -> None:
+    assert client.infer("doubled", [tensor("x", np.zeros(0, np.float32), "FP32")]).as_numpy("y").shape == (0,)
+    with pytest.raises(InferenceServerException, match=r"axis 1 of input 'x'.*has length zero"):
+        client.infer("doubled", [tensor("x", np.zeros((2, 0), np.float32), "FP32")])

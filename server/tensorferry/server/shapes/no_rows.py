@@ -29,13 +29,18 @@ def _sizes(signature: Signature, tensors: Sequence[Tensor]) -> Mapping[str, int 
     """The sizes of the inputs' dimensions by name; None for a name that stands for two sizes."""
     sizes: dict[str, int | None] = {}
     for spec, tensor in zip(signature.inputs, tensors, strict=True):
-        for dim, size in zip(spec.dims, tensor.shape, strict=True):
+        for _, dim, size in spec.along(tensor.shape):
             if isinstance(dim, str) and dim:
                 sizes[dim] = size if sizes.get(dim, size) == size else None
     return sizes
 
 
 def _known(model: str, spec: TensorSpec, sizes: Mapping[str, int | None]) -> list[int]:
+    if spec.any_rank:
+        raise InvalidRequestError(
+            f"the request has no rows, so model {model!r} is not run, and the shape of its output {spec.name!r} is not "
+            "declared: send at least one row, or request other outputs"
+        )
     shape = []
     for axis, dim in enumerate(spec.dims[1:], 1):
         size = dim if isinstance(dim, int) else sizes.get(dim)
