@@ -171,6 +171,26 @@ def test_after_a_batch_that_took_very_long_workers_run_all_for_a_second(
     assert serve()
 
 
+def test_a_batch_that_took_long_and_failed_is_run_again_by_a_worker(
+    batcher: Batcher, model: Model, clock: VirtualClock
+) -> None:
+    """In halves, until who is at fault is found, which could take as long each time."""
+
+    def fail() -> None:
+        clock.advance(0.1)
+        model._running -= 1
+        raise ValueError
+
+    model.script = [fail]
+    recorders = [quietly(batcher, [value])[1] for value in (1.0, -2.0, 3.0)]
+    assert batcher.attend(MOST) == math.inf
+    assert [recorder.await_outcome().error is None for recorder in recorders] == [True, False, True]
+    first, *others = model.threads
+    assert first is threading.current_thread() not in others
+    assert batcher.drain()
+    assert [recorder.kind for recorder in recorders] == ["answered", "ValueError", "answered"]
+
+
 @pytest.mark.parametrize("ended", ["by itself", "not at all"])
 def test_after_a_run_that_hung_workers_run_all_for_good(
     batcher: Batcher, model: Model, clock: VirtualClock, ended: str

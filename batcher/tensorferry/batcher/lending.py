@@ -48,9 +48,14 @@ class Lending:
         """A run did not end by itself: whoever brought its requests, and serves others too, must not wait for such a one."""
         self._possible = False
 
+    @staticmethod
+    def is_long(seconds: float) -> bool:
+        """Whether a batch that took so many seconds is none that another thread should have run."""
+        return seconds > _LONG_SECONDS
+
     def ran(self, seconds: float, now: float) -> None:
         """A batch took so many seconds, whether it succeeded or failed."""
-        if seconds > _LONG_SECONDS:
+        if self.is_long(seconds):
             again = now < self._unsteady_until + _LAST_UNSTEADY_SECONDS
             longer = min(2 * self._unsteady_seconds, _LAST_UNSTEADY_SECONDS)
             self._unsteady_seconds = longer if again else _FIRST_UNSTEADY_SECONDS

@@ -240,6 +240,11 @@ class RequestQueue:
         with self._lock:
             return [request for request in requests if request.state is RUNNING]
 
+    def kept_too_long(self, device: int, since: float) -> bool:
+        """Whether a thread that attends, instead of a worker, has been busy with a batch for long since that time."""
+        with self._lock:
+            return self._devices.each[device].borrowed and self._lending.is_long(self._clock.now() - since)
+
     def released(self, device: int) -> None:
         """A pipelined device has run its batch, which is yet to be completed."""
         with self._lock:

@@ -211,7 +211,9 @@ class Running:
         alive = self._queue.still_running(batch)
         middle = (len(alive) + 1) // 2
         for half in (alive[:middle], alive[middle:]):
-            if half:
+            if half and self._queue.kept_too_long(self._instance.index, half[0].started):
+                self._hand_back(half, _NotRun("the batch took too long for the thread that ran it"), back)
+            elif half:
                 self._run(half, work, back)
 
     def _run_smaller(self, batch: Sequence[Request], work: Work, back: list[Request]) -> None:
