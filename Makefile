@@ -25,7 +25,7 @@ SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 LOAD := $(VENV)/load
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-ray fuzz soak conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check locks tools train gpu-check clean
+.PHONY: help run demo test test-ray test-installs fuzz soak conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,10 +37,14 @@ demo: $(VENV)/.$(EXTRA) ## the same, and stop after the answers
 	@$(BIN)/python examples/digits/demo.py --port 0 --device $(DEVICE) --once
 
 test: $(VENV)/.dev ## all tests
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --ignore tests/deploy/test_ray.py
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --ignore tests/deploy/test_ray.py --ignore tests/installs
 
 test-ray: $(VENV)/.dev $(CLIENTS)/ray/.done ## the Ray Serve application in a Ray of its own (three minutes)
 	$(BIN)/python -m pytest -q tests/deploy/test_ray.py
+
+test-installs: $(VENV)/.dev ## the server in environments with other packages, and every protobuf that it allows (a minute, needs network)
+	$(PIP) install -q uv==$(UV)
+	$(BIN)/python -m pytest -q tests/installs
 
 fuzz: $(VENV)/.fuzz ## a million malformed inputs, found by coverage (RUNS=, or SECONDS=: other amounts; ONLY=infer: one target)
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only $(ONLY))

@@ -1,0 +1,65 @@
+"""The server beside other packages: installed in either order, with every protobuf that it allows, it starts and answers.
+
+Each case is an environment of its own, made by uv from what the package index has today: `make test-installs`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECK = Path(__file__).with_name("check.py")
+MODEL = ROOT / "examples" / "digits" / "digits.onnx"
+OURS = "tensorferry[cpu]"
+TRITON = "tritonclient[grpc]"
+
+# What is installed, one command after the other. tritonclient holds protobuf below 7.
+CASES: dict[str, list[list[str]]] = {
+    "the newest of all": [[OURS]],
+    "tritonclient later": [[OURS], [TRITON]],
+    "tritonclient first": [[TRITON], [OURS]],
+    "protobuf 7": [[OURS, "protobuf==7.*"]],
+    "protobuf 6": [[OURS, "protobuf==6.*"]],
+    "the oldest protobuf and grpcio": [[OURS, "protobuf==5.29.1", "grpcio==1.71.2"]],
+    "grpcio's services beside it": [[OURS], ["grpcio-health-checking", "grpcio-reflection", "grpcio-status"]],
+    # grpcio-health-checking, whose code needs protobuf 7, cannot be imported afterwards. The server does not care.
+    "tritonclient after grpcio's services": [[OURS, "grpcio-health-checking"], [TRITON]],
+}
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT, check=True
+    )
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def uv(*arguments: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", "uv", "--quiet", *map(str, arguments)], check=True, timeout=300)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", CASES)
+def test_the_server_starts_and_answers(case: str, wheel: Path, tmp_path: Path) -> None:
+    uv("venv", "--python", sys.executable, tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    for packages in CASES[case]:
+        given = [package.replace(OURS, f"{OURS} @ {wheel.as_uri()}") for package in packages]
+        uv("pip", "install", "--python", python, *given)
+    for transport in ("lane", "threaded"):
+        # In an empty folder, so that nothing of the checkout is imported.
+        checked = subprocess.run(
+            [str(python), str(CHECK), str(MODEL), transport],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert checked.returncode == 0, checked.stderr
