@@ -42,7 +42,7 @@ def test_the_ready_line_has_address_signatures_and_batching(
     assert models["digits"]["signature"] == (
         "(image: UINT8[-1, 8, 8]) -> (label: INT64[-1], probabilities: FP32[-1, 10])"
     )
-    assert models["digits"]["batching"].startswith("batches of up to 32 rows (")
+    assert models["digits"]["batching"] == "batches of up to 32 rows (proved)"
     assert models["mixing"]["batching"].startswith(
         "unbatched (output 'share' of a row changes with its neighbours: by"
     )

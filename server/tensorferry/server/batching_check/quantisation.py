@@ -9,7 +9,7 @@ from pathlib import Path
 PRECISION = 5e-2
 
 CURE = (
-    "dynamic quantisation takes its scale from all rows of a batch: quantise the model statically "
+    "it is quantised dynamically, by the values of all rows of a batch: quantise it statically "
     "(onnxruntime.quantization.quantize_static)"
 )
 

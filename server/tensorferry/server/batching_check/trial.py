@@ -26,14 +26,10 @@ from tensorferry.server.batching_check.rows import (
     candidates,
     join,
 )
-from tensorferry.server.proof import Array, Run, difference_of, sample, working_size
+from tensorferry.server.batching_check.usual import USUAL, differing, rows_of, spoken
+from tensorferry.server.proof import Array, Run, difference_of, working_size
 from tensorferry.server.signature import Signature
 
-# Usual rows, and how many draws are tried until they differ in every input.
-_USUAL = 5
-_DRAWS = 16
-# Draws of the extreme rows, where time is left.
-_ROUNDS = 3
 # The largest batch is at most so large, in bytes of inputs and outputs; and in time, but for the least.
 _MOST_BYTES = 256 * 2**20
 _LEAST_LARGE = 8
@@ -88,7 +84,7 @@ class Conditions:
     most: int = 32
     words: Sequence[Sequence[str]] = ()
     precision: float = 0.0
-    seconds: float = 2.0
+    seconds: float = 1.0
     thorough: bool = True
     clock: Callable[[], float] = time.perf_counter
 
@@ -148,20 +144,20 @@ class _Trying:
 
     def usual_rows(self) -> None:
         """Compares usual rows run alone with the same in batches, in other orders and with other neighbours."""
-        inputs = _differing(self._signature, self._size)
-        self._usual = _rows_of(self._signature, inputs)
+        inputs = differing(self._signature, self._size)
+        self._usual = rows_of(self._signature, inputs)
         alone = self._alone(self._usual)
         self._check_again(alone[0])
         self._compare(self._usual, alone)
         if any(spec.datatype.name == "BYTES" for spec in self._signature.inputs):
             for words in self._conditions.words:
-                spoken = _rows_of(self._signature, _spoken(self._signature, inputs, words))
+                rows = rows_of(self._signature, spoken(self._signature, inputs, words))
                 try:
-                    alone = self._alone(spoken)
+                    alone = self._alone(rows)
                 except Exception:
                     # Not all strings in the file are for this input.
                     continue
-                self._compare(spoken, alone)
+                self._compare(rows, alone)
 
     def extreme_rows(self) -> None:
         """Holds rows beside extreme ones against the same beside usual ones."""
@@ -172,16 +168,25 @@ class _Trying:
         self._large(victims, kinds)
         if self._conditions.thorough:
             self._beside(3, victims, kinds, at=(0, 2))
-        for round_ in range(_ROUNDS):
-            if round_:
-                kinds = self._mixed(self._accepted(ranges)[0])
-                victims = [*kinds.values(), self._usual[round_]]
-            for rows, at in ((3, (1,)), (2, (0,)), (2, (1,)), (3, (0, 2))):
+        self._all_beside_all([self._usual[0], *kinds.values()], kinds)
+        again = self._accepted(ranges)[0]
+        several = sum(map(batched, self._signature.inputs)) > 1
+        for step in range(1, len(again) if several else 2):
+            if self._late():
+                return
+            kinds = self._mixed(again, step)
+            self._large(list(kinds.values()), kinds)
+            victims = [self._usual[step % USUAL], *kinds.values()]
+            self._all_beside_all(victims if step == 1 else victims[:2], kinds)
+
+    def _all_beside_all(self, victims: Sequence[Row], kinds: Mapping[str, Row]) -> None:
+        """Holds each victim beside each kind of row, in batches of 2 and 3, as long as there is time."""
+        for number, victim in enumerate(victims):
+            others = [victim, victims[number - 1]]
+            for rows, at in ((2, (number % 2,)), (3, (0, 2) if number % 2 else (1,))):
                 if self._late():
                     return
-                self._beside(rows, victims[round_:] + victims[:round_], kinds, at)
-            if round_ and not self._late():
-                self._large(victims, kinds)
+                self._beside(rows, others, kinds, at)
 
     def _late(self) -> bool:
         return self._conditions.clock() >= self._ends
@@ -247,19 +252,22 @@ class _Trying:
             return False
         return True
 
-    def _mixed(self, kinds: Mapping[str, Row]) -> dict[str, Row]:
-        """Rows whose inputs are each of a kind of their own, where the model accepts them; else those given."""
-        rows = list(kinds.values())
+    def _mixed(self, kinds: Mapping[str, Row], step: int) -> dict[str, Row]:
+        """Rows whose inputs are each of a kind of their own, where the model accepts them; else those given.
+
+        Over all steps below the number of kinds, the first two inputs have each pair of kinds.
+        """
+        names = list(kinds)
         mixed: dict[str, Row] = {}
-        for name, row in kinds.items():
-            other = {
-                spec.name: rows[self._generator.integers(len(rows))][spec.name]
-                for spec in self._signature.inputs
+        for number, name in enumerate(names):
+            row = {
+                spec.name: kinds[names[(number + place * step) % len(names)]][spec.name]
+                for place, spec in enumerate(self._signature.inputs)
             }
-            if self._accepts(other):
-                mixed[f"{name} and other"] = other
+            if self._accepts(row):
+                mixed[f"{name} and other"] = row
             else:
-                mixed[name] = row
+                mixed[name] = kinds[name]
         return mixed
 
     def _beside(self, rows: int, victims: Sequence[Row], kinds: Mapping[str, Row], at: Sequence[int]) -> None:
@@ -274,7 +282,7 @@ class _Trying:
     def _large(self, victims: Sequence[Row], kinds: Mapping[str, Row]) -> None:
         """The same in the largest batch that bytes and time allow, beside rows of all kinds at once."""
         rows = self._largest()
-        while rows > _USUAL:
+        while rows > USUAL:
             places = {place: victims[place // 2 % len(victims)] for place in range(0, rows, 2)}
             batch = _placed(rows, places, self._usual[1:])
             try:
@@ -332,42 +340,3 @@ def _differing_at(
 def _placed(rows: int, places: Mapping[int, Row], others: Sequence[Row]) -> list[Row]:
     filling = cycle(others)
     return [places[place] if place in places else next(filling) for place in range(rows)]
-
-
-def _rows_of(signature: Signature, inputs: Mapping[str, Array]) -> list[Row]:
-    return [
-        {
-            spec.name: np.ascontiguousarray(inputs[spec.name][[row]]) if batched(spec) else inputs[spec.name]
-            for spec in signature.inputs
-        }
-        for row in range(_USUAL)
-    ]
-
-
-def _spoken(signature: Signature, inputs: Mapping[str, Array], words: Sequence[str]) -> dict[str, Array]:
-    """The inputs, but that every other string is one of the words, each in turn."""
-    spoken = dict(inputs)
-    for spec in signature.inputs:
-        if spec.datatype.name == "BYTES":
-            array = inputs[spec.name].copy()
-            flat = array.reshape(-1)
-            for at in range(0, len(flat), 2):
-                flat[at] = words[at // 2 % len(words)]
-            spoken[spec.name] = array
-    return spoken
-
-
-def _differing(signature: Signature, size: int) -> dict[str, Array]:
-    """Random rows that are not all alike in any input, where it has room to differ.
-
-    Five bits are alike once in sixteen times; a model that must have them so (they are axes, say)
-    would then look as if its rows were independent.
-    """
-    inputs = sample(signature, _USUAL, size)
-    for seed in range(1, _DRAWS):
-        alike = [name for name, array in inputs.items() if np.array_equal(array[1:], array[:-1])]
-        if not alike:
-            break
-        drawn = sample(signature, _USUAL, size, seed)
-        inputs.update({name: drawn[name] for name in alike})
-    return inputs

@@ -18,7 +18,7 @@ _log = logging.getLogger("tensorferry.server")
 
 # How long a model is run beyond the least: little where running only confirms what the graph proves.
 _SECONDS_TO_CONFIRM = 0.25
-_SECONDS_TO_TEST = 2.0
+_SECONDS_TO_TEST = 1.0
 # Reasons that are named; of a large graph there may be hundreds.
 _MOST_REASONS = 3
 

@@ -1,0 +1,55 @@
+"""Usual rows: random values that indices, masks and categories admit, and words that a model knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tensorferry.server.batching_check.rows import Row, batched
+from tensorferry.server.proof import Array, sample
+from tensorferry.server.signature import Signature
+
+USUAL = 5
+# Draws that are tried until the rows differ in every input.
+_DRAWS = 16
+
+
+def rows_of(signature: Signature, inputs: Mapping[str, Array]) -> list[Row]:
+    """The rows of a batch, each by itself."""
+    return [
+        {
+            spec.name: np.ascontiguousarray(inputs[spec.name][[row]]) if batched(spec) else inputs[spec.name]
+            for spec in signature.inputs
+        }
+        for row in range(USUAL)
+    ]
+
+
+def spoken(signature: Signature, inputs: Mapping[str, Array], words: Sequence[str]) -> dict[str, Array]:
+    """The inputs, but that every other string is one of the words, each in turn."""
+    filled = dict(inputs)
+    for spec in signature.inputs:
+        if spec.datatype.name == "BYTES":
+            array = inputs[spec.name].copy()
+            flat = array.reshape(-1)
+            for at in range(0, len(flat), 2):
+                flat[at] = words[at // 2 % len(words)]
+            filled[spec.name] = array
+    return filled
+
+
+def differing(signature: Signature, size: int) -> dict[str, Array]:
+    """Random rows that are not all alike in any input, where it has room to differ.
+
+    Five bits are alike once in sixteen times; a model that must have them so (they are axes, say)
+    would then look as if its rows were independent.
+    """
+    inputs = sample(signature, USUAL, size)
+    for seed in range(1, _DRAWS):
+        alike = [name for name, array in inputs.items() if np.array_equal(array[1:], array[:-1])]
+        if not alike:
+            break
+        drawn = sample(signature, USUAL, size, seed)
+        inputs.update({name: drawn[name] for name in alike})
+    return inputs

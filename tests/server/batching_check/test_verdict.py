@@ -1,0 +1,183 @@
+"""The verdict by running alone, and by the graph and running together; and how models are then batched."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from server import models
+from server.batching_check import graphs
+from server.rig import Load
+
+from tensorferry.server.batching_check import verdict
+from tensorferry.server.batching_check.trial import Conditions, Outcome, Trial, try_rows
+from tensorferry.server.batching_check.verdict import Finding, Verdict, judge
+from tensorferry.server.onnx_graph import BatchAnalysis, RowMixing
+from tensorferry.server.session import Session
+
+Build = Callable[[Path], Path]
+
+APART: dict[str, Build] = {
+    "elementwise": models.twice,
+    "layers": models.mlp,
+    "FP16": lambda path: models.mlp(path, np.float16),
+    "convolution": models.conv,
+    "embedding": models.lookup,
+    "attention": models.attention,
+    "masked mean": models.masked_mean,
+    "LSTM": lambda path: graphs.recurrent(path, "LSTM"),
+    "GRU": lambda path: graphs.recurrent(path, "GRU"),
+    "log-mel of each row": lambda path: graphs.log_mel(path, (1,)),
+    "scaled by each row": lambda path: graphs.scaled(path, (1,)),
+    "quantised statically": lambda path: graphs.quantised(path, dynamic=False),
+    "normalised by constants": graphs.batch_normalised,
+}
+MIXES: dict[str, Build] = {
+    "softmax over rows": models.softmax_over_rows,
+    "mean over rows": models.centred,
+    "running sum": models.running_sum,
+    "sum over rows": models.total,
+    "log-mel of the batch": graphs.log_mel,
+    "scaled by the batch": graphs.scaled,
+    "integers above 1000": graphs.clipped_integers,
+    "similarity": graphs.similarity,
+    "reversed": graphs.reversed_rows,
+    "sorted": graphs.sorted_rows,
+    "quantised dynamically": lambda path: graphs.quantised(path, dynamic=True),
+}
+
+
+def standing() -> float:
+    return 0.0
+
+
+def run_alone(path: Path) -> Trial:
+    session = Session(path)
+    return try_rows(session.signature, session.run, Conditions(clock=standing))
+
+
+def judged(path: Path) -> Finding:
+    session = Session(path)
+    return judge("m", path, session.signature, session.run, Conditions(clock=standing))
+
+
+@pytest.mark.parametrize("name", APART)
+def test_models_that_keep_rows_apart_pass_by_running_and_by_the_graph(name: str, tmp_path: Path) -> None:
+    path = APART[name](tmp_path / "m.onnx")
+    tried = run_alone(path)
+    assert tried.outcome is Outcome.APART, tried.reason
+    found = judged(path)
+    assert found.verdict is Verdict.PROVED, found.reason
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_models_that_mix_rows_are_refused_by_running_and_by_the_graph(name: str, tmp_path: Path) -> None:
+    path = MIXES[name](tmp_path / "m.onnx")
+    assert run_alone(path).outcome is Outcome.MIXES
+    assert judged(path).verdict is Verdict.REFUSED
+
+
+def test_what_the_graph_cannot_tell_is_tested(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    found = judged(graphs.hashed(tmp_path / "m.onnx"))
+    assert found.verdict is Verdict.TESTED
+    assert "MurmurHash3 /hash" in found.reason
+    (line,) = [one.getMessage() for one in caplog.records if "tested by running" in one.getMessage()]
+    assert "batches of 2, 3, 5, 32 rows" in line
+    assert line.endswith(found.reason)
+
+
+def test_the_node_is_named(tmp_path: Path) -> None:
+    reason = judged(graphs.log_mel(tmp_path / "m.onnx")).reason
+    assert "ReduceMax" in reason
+    assert "/mel/max" in reason
+
+
+def test_the_cure_of_dynamic_quantisation_is_named(tmp_path: Path) -> None:
+    assert "quantise it statically" in judged(graphs.quantised(tmp_path / "m.onnx", dynamic=True)).reason
+
+
+# The graph's finding, given.
+
+
+def analysed(monkeypatch: pytest.MonkeyPatch, finding: RowMixing, *reasons: str) -> None:
+    monkeypatch.setattr(verdict, "analyse_batching", lambda path, inputs: BatchAnalysis(finding, reasons))
+
+
+@pytest.mark.parametrize(
+    ("finding", "build", "expected", "shown"),
+    [
+        (RowMixing.SEPARATE, models.twice, Verdict.PROVED, True),
+        (RowMixing.UNKNOWN, models.twice, Verdict.TESTED, True),
+        (RowMixing.MIXES, models.twice, Verdict.REFUSED, True),
+        (RowMixing.SEPARATE, models.centred, Verdict.REFUSED, True),
+        (RowMixing.UNKNOWN, models.centred, Verdict.REFUSED, True),
+        (RowMixing.UNKNOWN, graphs.log_mel, Verdict.REFUSED, True),
+        (RowMixing.SEPARATE, models.noisy, Verdict.REFUSED, True),
+        (RowMixing.SEPARATE, lambda path: models.multiples_only(path, 11), Verdict.PROVED, True),
+        (RowMixing.UNKNOWN, lambda path: models.multiples_only(path, 11), Verdict.REFUSED, False),
+    ],
+)
+def test_both_count(
+    finding: RowMixing,
+    build: Build,
+    expected: Verdict,
+    shown: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    analysed(monkeypatch, finding, "Odd /a/node is of an operator that is not analysed")
+    found = judged(build(tmp_path / "m.onnx"))
+    assert (found.verdict, found.shown) == (expected, shown), found.reason
+
+
+def test_that_running_contradicts_the_graph_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    analysed(monkeypatch, RowMixing.SEPARATE)
+    judged(models.centred(tmp_path / "m.onnx"))
+    assert "model m: its graph keeps rows apart, but running it does not: output 'y'" in caplog.text
+
+
+def test_of_many_reasons_three_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    analysed(monkeypatch, RowMixing.MIXES, *"abcde")
+    assert judged(models.twice(tmp_path / "m.onnx")).reason == "a; b; c; and 2 more"
+
+
+# How models are then batched.
+
+
+@pytest.mark.parametrize(
+    ("policy", "finding", "most", "verdict_"),
+    [
+        ("proved", RowMixing.SEPARATE, 32, "proved"),
+        ("proved", RowMixing.UNKNOWN, 0, "refused"),
+        ("tested", RowMixing.SEPARATE, 32, "proved"),
+        ("tested", RowMixing.UNKNOWN, 32, "tested"),
+        ("tested", RowMixing.MIXES, 0, "refused"),
+        ("trust", RowMixing.MIXES, 32, "trusted"),
+    ],
+)
+def test_batching_says_what_is_batched(
+    policy: str,
+    finding: RowMixing,
+    most: int,
+    verdict_: str,
+    load: Load,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    analysed(monkeypatch, finding, "why")
+    model = load(models.twice, batching=policy)
+    assert (model.max_batch_size, model.verdict) == (most, verdict_)
+    assert (f"({verdict_})" in model.batching) is (most > 0)
+
+
+def test_without_a_batch_axis_there_is_no_verdict_but_the_cure(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load(lambda path: models.twice(path, dims=(1, 3)))
+    assert model.verdict == "off"
+    assert "torch.onnx.export(..., dynamic_axes={'x': {0: 'batch'}, 'y': {0: 'batch'}})" in caplog.text
