@@ -43,9 +43,7 @@ def test_the_ready_line_has_address_signatures_and_batching(
         "(image: UINT8[-1, 8, 8]) -> (label: INT64[-1], probabilities: FP32[-1, 10])"
     )
     assert models["digits"]["batching"] == "batches of up to 32 rows (proved)"
-    assert models["mixing"]["batching"].startswith(
-        "unbatched (output 'share' of a row changes with its neighbours: by"
-    )
+    assert models["mixing"]["batching"] == "unbatched (Softmax share normalises over the batch axis)"
 
 
 def test_a_model_that_mixes_its_rows_is_served_unbatched_and_right(serve: Serve, mixing_model: Path) -> None:
@@ -58,7 +56,7 @@ def test_a_model_that_mixes_its_rows_is_served_unbatched_and_right(serve: Serve,
         together = client.infer("mixing", {"x": x})["share"]
     np.testing.assert_allclose(together, [[0.25, 0.5, 0.75], [0.75, 0.5, 0.25]], rtol=1e-5)
     assert server.stop() == 0
-    assert any("served unbatched: output 'share'" in line for line in server.log)
+    assert any("served unbatched: Softmax share" in line for line in server.log)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from server import models
+from server.batching_check import graphs
 from server.rig import PATIENCE, Array, fp32
 
 from tensorferry.batcher import RequestTooLarge
@@ -102,31 +103,31 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
             False,
             "unbatched (max_batch_size is 0 in its configuration)",
         ),
-        ("", models.centred, 0, False, "unbatched (output 'y' of a row changes with its neighbours"),
+        ("", models.centred, 0, False, "unbatched (ReduceMean mean reduces over the batch axis"),
         (
             "max_batch_size: 8",
             models.centred,
             8,
             False,
-            "requests of up to 8 rows, each alone (output 'y' of a row",
+            "requests of up to 8 rows, each alone (ReduceMean mean reduces over the batch axis)",
         ),
         (
             "max_batch_size: 8 dynamic_batching { }",
             models.centred,
             8,
             False,
-            "requests of up to 8 rows, each alone (output 'y' of a row changes with its neighbours",
+            "requests of up to 8 rows, each alone (ReduceMean mean reduces over the batch axis",
         ),
         (
             "max_batch_size: 8 dynamic_batching { }",
-            lambda path: models.multiples_only(path, 11),
+            graphs.hashed_elevens,
             8,
             True,
             "batches of up to 8 rows (trusted, as its configuration says)",
         ),
         (
             "max_batch_size: 8",
-            lambda path: models.multiples_only(path, 11),
+            graphs.hashed_elevens,
             8,
             False,
             "requests of up to 8 rows, each alone (it does not run on random input",
@@ -162,14 +163,12 @@ def test_that_batching_is_off_is_said_with_what_turns_it_on(
 def test_what_the_proof_stops_is_said(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     load("max_batch_size: 8 dynamic_batching { }", models.centred)
     (warning,) = warnings(caplog)
-    assert warning.startswith(
-        "model m: each request runs alone: output 'y' of a row changes with its neighbours"
-    )
+    assert warning.startswith("model m: each request runs alone: ReduceMean mean reduces over the batch axis")
     assert warning.endswith("(--batching trust has them share batches all the same)")
 
 
 def test_what_cannot_be_proved_is_trusted_and_said(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    load("max_batch_size: 8 dynamic_batching { }", lambda path: models.multiples_only(path, 11))
+    load("max_batch_size: 8 dynamic_batching { }", graphs.hashed_elevens)
     assert (
         "model m is batched without proof, as its configuration says: it does not run on random"
         in caplog.text
@@ -380,3 +379,39 @@ def test_the_given_configuration_stays_as_it_was(load: Load, tmp_path: Path) -> 
     source = ModelSource("m", path, "1", given, tmp_path / "m")
     assert load_model(source, ServerConfig((source,)), "cpu").batcher.close()
     assert given == ModelConfig()
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "verdict"),
+    [
+        ("trust", {}, "trusted"),
+        ("tested", {"batching": "trust"}, "refused"),
+        ("proved", {"batching": "trust"}, "refused"),
+    ],
+)
+def test_its_own_parameter_stands_above_the_option(
+    policy: str, options: dict[str, str], verdict: str, load: Load
+) -> None:
+    text = f'parameters {{ key: "batching" value {{ string_value: "{policy}" }} }}'
+    model = load(text, models.centred, **options)
+    assert model.verdict == verdict
+    assert model.batched is (verdict == "trusted")
+    assert model.config.parameters["batching"].string_value == policy
+
+
+def test_what_is_only_tested_is_not_merged_where_only_what_is_proved_is(load: Load) -> None:
+    text = "max_batch_size: 8 dynamic_batching { }"
+    model = load(text, graphs.hashed)
+    assert (model.verdict, model.config.HasField("dynamic_batching")) == ("tested", True)
+    model = load(text, graphs.hashed, batching="proved")
+    assert (model.verdict, model.config.HasField("dynamic_batching")) == ("refused", False)
+    assert "it is only tested" in model.batching
+    # That the file has dynamic_batching is not enough, either.
+    assert load(text, graphs.hashed_elevens, batching="proved").verdict == "refused"
+
+
+def test_a_parameter_that_is_none_of_them_is_refused(load: Load) -> None:
+    with pytest.raises(
+        StartError, match="parameter batching is 'maybe'; expected values for batching are proved, tested"
+    ):
+        load('parameters { key: "batching" value { string_value: "maybe" } }')

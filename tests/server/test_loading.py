@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from server import models
+from server.batching_check import graphs
 from server.rig import PATIENCE, Array, Load, fp32
 
 from tensorferry.batcher import Outcome, RequestTooLarge
@@ -87,7 +88,7 @@ def test_a_model_that_mixes_rows_is_unbatched_and_the_log_says_why_and_what_to_d
 ) -> None:
     model = load(models.softmax_over_rows)
     assert model.max_batch_size == 0
-    assert model.batching.startswith("unbatched (output 'share' of a row changes with its neighbours")
+    assert model.batching.startswith("unbatched (Softmax share normalises over the batch axis)")
     (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert warning.getMessage().endswith("(--batching trust batches it all the same)")
 
@@ -155,10 +156,23 @@ def test_a_model_that_runs_on_no_random_input_is_served_cold_and_unbatched(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    model = load(lambda path: models.multiples_only(path, 11))
-    assert model.max_batch_size == 0
+    model = load(graphs.hashed_elevens)
+    assert (model.max_batch_size, model.verdict) == (0, "refused")
     assert "warmed at batches of no size: it does not run on random input" in caplog.text
-    assert model.batcher.submit_rows({"x": fp32(1, 22)}).result(30)["y"].shape == (1, 2)
+    assert model.batcher.submit_rows({"x": fp32(1, 22)}).result(30)["y"].shape == (1, 2, 11)
+
+
+def test_one_whose_graph_keeps_rows_apart_is_served_cold_and_batched(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    model = load(lambda path: models.multiples_only(path, 11))
+    assert (model.max_batch_size, model.verdict) == (32, "proved")
+    assert (
+        "model named: rows are kept apart, proved by its graph alone: it does not run on random"
+        in caplog.text
+    )
+    assert model.batcher.submit_rows({"x": fp32(3, 22)}).result(30)["y"].shape == (3, 2)
 
 
 def test_the_queue_is_bounded_as_configured(load: Load) -> None:

@@ -153,12 +153,28 @@ def batch_normalised(path: Path) -> Path:
 
 def hashed(path: Path) -> Path:
     """x INT32 [batch] → y UINT32 [batch], by an operator of ONNX Runtime's own."""
-    graph = helper.make_graph(
-        [helper.make_node("MurmurHash3", ["x"], ["y"], domain="com.microsoft", name="/hash")],
-        path.stem,
-        [value("x", "INT32", ["batch"])],
-        [value("y", "UINT32", ["batch"])],
+    hashing = helper.make_node("MurmurHash3", ["x"], ["y"], domain="com.microsoft", name="/hash")
+    return _of_runtime(path, [hashing], value("x", "INT32", ["batch"]), value("y", "UINT32", ["batch"]))
+
+
+def hashed_elevens(path: Path) -> Path:
+    """x [batch, n], n a multiple of 11, which no random input has → y UINT32 [batch, parts, 11], as `hashed`."""
+    return _of_runtime(
+        path,
+        [
+            node("Constant", "", "parts", value_ints=[0, -1, 11]),
+            node("Reshape", "x parts", "grouped"),
+            helper.make_node("MurmurHash3", ["grouped"], ["y"], domain="com.microsoft", name="/hash"),
+        ],
+        value("x", dims=["batch", "n"]),
+        value("y", "UINT32", ["batch", "parts", 11]),
     )
+
+
+def _of_runtime(
+    path: Path, nodes: list[onnx.NodeProto], x: onnx.ValueInfoProto, y: onnx.ValueInfoProto
+) -> Path:
+    graph = helper.make_graph(nodes, path.stem, [x], [y])
     domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     onnx.save(helper.make_model(graph, opset_imports=domains, ir_version=9), str(path))
     return path
