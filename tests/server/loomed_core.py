@@ -130,6 +130,9 @@ class WireCall:
         """Whether something of the server's is on its way, or nothing can be any more."""
         return "send" in self._pending
 
+    def peer(self) -> bytes:
+        return b"ipv4:192.0.2.1:1"
+
     def start_server_batch(self, operations: tuple[Operation, ...], tag: Tag) -> None:
         self.core.pause()
         kinds = [operation.kind for operation in operations]

@@ -49,6 +49,7 @@ from tensorferry.server.tls import TlsFiles
 from tensorferry.server.trace_file import TraceFile
 from tensorferry.server.trace_settings import TraceSettings
 from tensorferry.server.transport.leaks import warning_of as leak_warning
+from tensorferry.server.transport.unsent import Unsent
 from tensorferry.server.triton_tracing import TritonTracing
 from tensorferry.server.watchdog import Watchdog
 
@@ -113,6 +114,8 @@ class App:
             mode=config.model_control,
             poll_seconds=config.repository_poll_seconds,
         )
+        # Both transports count here.
+        self._unsent = Unsent(config.max_unsent_bytes)
         self._servicer = Servicer(
             self._service,
             self.registry,
@@ -132,6 +135,7 @@ class App:
                 ),
             ),
             access=self._access,
+            unsent=self._unsent,
         )
         self._watchdog = Watchdog(min(config.run_timeout or REBUILD_SECONDS, REBUILD_SECONDS))
         # Held while health is set from what the registry says, so that the last word is the latest. Nothing else
@@ -265,6 +269,7 @@ class App:
                 max_calls=self.config.max_calls,
                 outbox=self._outbox,
                 access=self._access,
+                unsent=self._unsent,
             )
         except Exception as error:
             reason = f"the lane does not work with grpcio {grpc.__version__}: {error!r}"

@@ -16,6 +16,7 @@ from tensorferry.server.access import Access, Certificate, Standing
 from tensorferry.server.caller import ANYONE, INFER, Caller
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.status import Status
+from tensorferry.server.transport.unsent import Unsent
 
 # Core gives the end of its clock's range, in seconds since the epoch, to a call without a deadline.
 NEVER = 1e11
@@ -44,7 +45,9 @@ class Door:
         access: Access | None,
         max_calls: int,
         turned_away: Callable[[QueueFull], None],
+        unsent: Unsent,
     ) -> None:
+        self._unsent = unsent
         self._service = service
         self._access = access
         self._max_calls = max_calls
@@ -59,6 +62,8 @@ class Door:
         if calls >= self._max_calls:
             self._service.count_refused(grpc.StatusCode.RESOURCE_EXHAUSTED)
             return self._too_many
+        if (unread := self._unread(event)) is not None:
+            return grpc_core.ending_of(unread)
         caller = ANYONE
         if self._access is not None:
             try:
@@ -74,12 +79,24 @@ class Door:
 
     def standing_of(self, event: Any) -> Standing | Status | None:
         """Whose stream it is, and for how long; None where anybody's is served, or the status with which it ends."""
+        if (unread := self._unread(event)) is not None:
+            return unread
         if self._access is None:
             return None
         try:
             return Standing(self._access, *_origin_of(event))
         except Exception as error:
             return self._service.status_of(error)
+
+    def _unread(self, event: Any) -> Status | None:
+        """The status of a call whose client, or all clients, have yet to read too many bytes of answers."""
+        if not self._unsent.pressed:
+            return None
+        error = self._unsent.refusal(grpc_core.peer_of(event.call))
+        if error is None:
+            return None
+        self._service.count_refused(grpc.StatusCode.RESOURCE_EXHAUSTED)
+        return self._service.status_of(error)
 
 
 def _origin_of(event: Any) -> tuple[Any, Callable[[], str], Callable[[], Certificate]]:

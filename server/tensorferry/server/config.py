@@ -96,6 +96,7 @@ class ServerConfig:
     max_request_rows: int = 0
     max_strings: int = 1 << 16
     max_string_bytes: int = 16 << 20
+    max_unsent_bytes: int = 1 << 30
     max_calls: int = 16384
     max_streams: int | None = None
     max_in_flight_per_stream: int = 64

@@ -28,6 +28,14 @@ class LimitError(ServerError):
     """The server has as many of something as it keeps, or the machine has no more room."""
 
 
+class UnreadAnswersError(LimitError):
+    """Clients have yet to read as many bytes of answers as the server keeps; `retry_after` in seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class NotReadyError(ServerError):
     """The model is not ready, or the server drains."""
 

@@ -75,6 +75,11 @@ def send_status(status: Status) -> Any:
     return send_ending(ending_of(status))
 
 
+def end(call: Any, status: Status) -> None:
+    """End a call with this status at once, though a message of it is still being sent or received. On any thread."""
+    call.cancel(status.code.value[0], status.message)
+
+
 def peer_of(call: Any) -> str:
     """Where a call comes from, as `grpc.ServicerContext.peer` has it."""
     peer: bytes | str = call.peer()

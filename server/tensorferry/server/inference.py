@@ -138,11 +138,24 @@ class _Queued(Call, Reply):
         del self._complete
         complete(self)
 
+    @property
+    def nbytes(self) -> int:
+        outputs = self._outcome.outputs
+        return 0 if outputs is None else sum(map(_nbytes, outputs.values()))
+
+    def refuse(self, error: Exception) -> None:
+        self._outcome = Outcome(error=error)
+
     def pieces(self) -> Sequence[Piece]:
         outcome = self._outcome
         if outcome.error is not None:
             raise outcome.error
         return self._form.response.pieces(self._id_field, outcome)
+
+
+def _nbytes(array: Any) -> int:
+    # Of strings, numpy counts the references.
+    return sum(map(len, array.flat)) if array.dtype == object else int(array.nbytes)
 
 
 def _latency(request: Request, batch: BatchInfo) -> float:
@@ -200,6 +213,13 @@ class _TracedReply(Reply):
     @property
     def waiting(self) -> Batcher | None:
         return self._reply.waiting
+
+    @property
+    def nbytes(self) -> int:
+        return self._reply.nbytes
+
+    def refuse(self, error: Exception) -> None:
+        self._reply.refuse(error)
 
     def pieces(self) -> Sequence[Piece]:
         return self._reply.pieces()

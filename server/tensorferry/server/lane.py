@@ -37,6 +37,8 @@ from tensorferry.server.outbox import Outbox
 from tensorferry.server.reply import Call, Reply
 from tensorferry.server.status import Status
 from tensorferry.server.stream import BROKEN, TOO_MANY
+from tensorferry.server.transport.lane_account import hold
+from tensorferry.server.transport.unsent import SMALL_BYTES, Account, Unsent
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -81,9 +83,11 @@ class Lane:
         max_calls: int = 1 << 62,
         outbox: Outbox | None = None,
         access: Access | None = None,
+        unsent: Unsent | None = None,
     ) -> None:
         self._service = service
-        self._door = Door(service, access, max_calls, self._rest_after)
+        self.unsent = unsent or Unsent()
+        self._door = Door(service, access, max_calls, self._rest_after, self.unsent)
         self.outbox = outbox or Outbox()
         self.max_in_flight = max_in_flight
         self._max_streams = max_streams
@@ -309,6 +313,7 @@ class UnaryCall:
     """One ModelInfer: its events come on the polling thread, its reply on any."""
 
     __slots__ = (
+        "_account",
         "_call",
         "_caller",
         "_deadline",
@@ -328,6 +333,7 @@ class UnaryCall:
         self._metadata = event.invocation_metadata
         self._handle: Call | None = None
         self._reply: Reply | None = None
+        self._account: Account | None = None
         self.replied = self.listening = False
         self._call.start_server_batch((grpc_core.ReceiveMessageOperation(0),), self.received)
         # Last, because `ended` is called only for a call that was started.
@@ -357,6 +363,8 @@ class UnaryCall:
         assert reply is not None
         try:
             data = reply.message()
+            if len(data) > SMALL_BYTES:
+                self._account = hold(self._lane.unsent, self._call, reply, len(data))
         except BaseException as error:
             self._send(
                 (grpc_core.SEND_INITIAL_METADATA, grpc_core.send_status(self._lane.status_of(error, reply)))
@@ -386,6 +394,8 @@ class UnaryCall:
         # core's call, whose memory is best used again while it is in the cache.
         reply, self._reply, self._handle = self._reply, None, None
         self._call = self._metadata = None
+        if self._account is not None:
+            self._account.close()
         self._lane.calls -= 1
         self._lane.sent(reply)
 

@@ -23,6 +23,8 @@ from tensorferry.server.stream import (
     terms_of,
     too_many_streams,
 )
+from tensorferry.server.transport.lane_account import account_of
+from tensorferry.server.transport.unsent import Unsent
 
 # A response (None: there are no more), whether it is the first that is sent, and with what the stream ends when it
 # is the end.
@@ -31,6 +33,10 @@ _Turn: TypeAlias = tuple[Reply | None, bool, Status | None]
 
 class Owner(Protocol):
     """What a stream needs of the lane."""
+
+    @property
+    def unsent(self) -> Unsent:
+        """The bytes of answers that clients have yet to read."""
 
     @property
     def outbox(self) -> Outbox:
@@ -59,8 +65,8 @@ class Owner(Protocol):
 class StreamCall:
     """Reads requests and sends responses as events allow. Its events come on one polling thread.
 
-    At most `max_in_flight` requests are between being read and having their response sent; then
-    no more is read, HTTP/2's flow control stops the client, and one that does not read its
+    At most `max_in_flight` requests are between being read and having their response sent, and fewer
+    of large ones; then no more is read, HTTP/2's flow control stops the client, and one that does not read its
     responses cannot make memory grow. Replies may come on any thread.
     """
 
@@ -75,12 +81,16 @@ class StreamCall:
         self._caller = ANYONE if standing is None else standing.caller
         self._standing = standing
         self._max_in_flight = max_in_flight
+        self._account = account_of(owner.unsent, event.call)
+        self._most_bytes = owner.unsent.most_of_stream
         # Guards every field below. While it is held no operation is started, no request is
         # submitted or cancelled, and no message is built.
         self._lock = threading.Lock()
         self._terms = Terms()
         self._deliveries = Deliveries(ordered=True)
         self._in_flight = 0
+        # The bytes of the largest message or answer so far, which the next may have, too.
+        self._largest = 0
         self._reading = False
         self._half_closed = False
         self._sending: Reply | None = None
@@ -133,7 +143,8 @@ class StreamCall:
             else:
                 slot = self._deliveries.add()
                 self._in_flight += 1
-                self._reading = self._in_flight < self._max_in_flight
+                self._largest = max(self._largest, len(data))
+                self._reading = self._has_room_locked()
             read_on = self._reading
             over = data is None or refusal is not None
             turn = self._next_locked() if over else None
@@ -153,8 +164,17 @@ class StreamCall:
             return self._owner.status_of(error)
         return None
 
+    def _has_room_locked(self) -> bool:
+        in_flight = self._in_flight
+        return in_flight < self._max_in_flight and in_flight * self._largest < self._most_bytes
+
     def _complete(self, slot: Slot, reply: Reply) -> None:
+        nbytes = reply.nbytes
+        error = self._account.add(nbytes)
+        if error is not None:
+            reply.refuse(error)
         with self._lock:
+            self._largest = max(self._largest, nbytes)
             self._deliveries.done(slot, reply)
             # Under load another is being sent: then that is all.
             turn = self._next_locked() if self._sending is None else None
@@ -197,8 +217,13 @@ class StreamCall:
         """A response is on its way, or the client is gone, which `closed` tells as well."""
         with self._lock:
             reply, self._sending = self._sending, None
+        if reply is not None:
+            self._account.remove(reply.nbytes)
+        with self._lock:
             self._in_flight -= 1
-            read_on = not (self._reading or self._half_closed or self._ended or self._refusal)
+            read_on = self._has_room_locked() and not (
+                self._reading or self._half_closed or self._ended or self._refusal
+            )
             self._reading = self._reading or read_on
             turn = self._next_locked() if event.success else None
         if read_on:
@@ -238,6 +263,7 @@ class StreamCall:
         with self._lock:
             self._ended = True
             calls = self._deliveries.calls()
+        self._account.close()
         self._owner.forget(self)
         for call in calls:
             call.abandon()

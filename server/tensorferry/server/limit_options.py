@@ -40,6 +40,14 @@ LIMIT_OPTIONS: tuple[Option, ...] = (
     ),
     Option("max-string-bytes", "max_string_bytes", size, _BYTES, "longest string in a BYTES tensor"),
     Option(
+        "max-unsent-bytes",
+        "max_unsent_bytes",
+        size,
+        _BYTES,
+        "most bytes of answers that clients have yet to read; one connection may hold a quarter of it; beyond it calls are "
+        "refused",
+    ),
+    Option(
         "max-calls",
         "max_calls",
         integer(1),

@@ -44,6 +44,19 @@ class Reply:
         self._addressed = addressed
         self._metadata = metadata
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the tensors that it keeps."""
+        return 0
+
+    def refuse(self, error: Exception) -> None:
+        """Let go of the tensors: the reply is this error now. Not while a message is built."""
+
+        def build() -> Sequence[Piece]:
+            raise error
+
+        self._build = build
+
     def about(self) -> Mapping[str, str]:
         """Which request it is the reply to, for a line in the log."""
         return logs.about(self.request_id, self.addressed, context_of(self._metadata))

@@ -18,13 +18,14 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.access import Access, Standing
 from tensorferry.server.access_interceptor import certificate_of
 from tensorferry.server.caller import ANYONE, INFER, Caller
-from tensorferry.server.errors import InvalidRequestError, ServerError, UnsupportedError
+from tensorferry.server.errors import InvalidRequestError, ServerError, UnreadAnswersError, UnsupportedError
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.model_config import PLATFORM
 from tensorferry.server.models import ModelRegistry, ModelState
 from tensorferry.server.reply import Reply
 from tensorferry.server.status import Status, status_of, trailing_metadata
 from tensorferry.server.stream import TOO_MANY, ResponseStream, terms_of, too_many_streams
+from tensorferry.server.transport.unsent import SMALL_BYTES, Account, Unsent
 from tensorferry.server.wire import bounds
 from tensorferry.server.wire.receiving import received
 
@@ -64,7 +65,9 @@ class Servicer:
         max_in_flight: int,
         extensions: Sequence[Extension] = (),
         access: Access | None = None,
+        unsent: Unsent | None = None,
     ) -> None:
+        self._unsent = unsent or Unsent()
         self._service = service
         self._registry = registry
         self._version = version
@@ -160,6 +163,7 @@ class Servicer:
             replies.append(reply)
             replied.release()
 
+        self._check_unread(context)
         caller = self._caller_of(context)
         metadata = context.invocation_metadata()
         call = self._service.infer(data, _deadline_of(context), complete, metadata, caller=caller)
@@ -169,7 +173,10 @@ class Servicer:
         replied.acquire()
         (reply,) = replies
         try:
-            return reply.message()
+            message = reply.message()
+            if len(message) > SMALL_BYTES:
+                self._hold(context, len(message))
+            return message
         except BaseException as error:
             # SystemExit, too: a call whose handler ends by that is never ended by grpcio.
             _abort(context, self._service.status_of(error, reply))
@@ -184,6 +191,7 @@ class Servicer:
         `completion`. An error of one request is a message in the stream, which goes on; or, with
         `triton_grpc_error: true`, the end of the stream.
         """
+        self._check_unread(context)
         metadata = context.invocation_metadata()
         standing = self._standing_of(context)
         terms = terms_of(metadata)
@@ -196,6 +204,7 @@ class Servicer:
             max_in_flight=self._max_in_flight,
             metadata=metadata,
             standing=standing,
+            account=self._account_of(context),
         )
         with self._lock:
             refused = len(self._streams) >= self._max_streams
@@ -217,6 +226,30 @@ class Servicer:
                 self._streams.discard(stream)
         if stream.end is not None:
             _abort(context, stream.end)
+
+    def _check_unread(self, context: grpc.ServicerContext) -> None:
+        if not self._unsent.pressed:
+            return
+        error = self._unsent.refusal(context.peer())
+        if error is not None:
+            self._service.count_refused(grpc.StatusCode.RESOURCE_EXHAUSTED)
+            _abort(context, self._service.status_of(error))
+
+    def _account_of(self, context: grpc.ServicerContext) -> Account:
+        def give_up(error: UnreadAnswersError) -> None:
+            context.cancel()
+
+        return Account(self._unsent, context.peer(), give_up)
+
+    def _hold(self, context: grpc.ServicerContext, nbytes: int) -> None:
+        """Counts the answer of a unary call until it is sent; UnreadAnswersError if it must not be kept."""
+        account = self._account_of(context)
+        error = account.add(nbytes)
+        if error is not None:
+            raise error
+        # Called when the call is over, and with it its answer is sent; false if that has happened.
+        if not context.add_callback(account.close):
+            account.close()
 
     def _caller_of(self, context: grpc.ServicerContext) -> Caller:
         if self._access is None:

@@ -38,6 +38,7 @@ from tensorferry.server.errors import (
     NotReadyError,
     PermissionDeniedError,
     UnauthenticatedError,
+    UnreadAnswersError,
     UnsupportedError,
 )
 
@@ -99,6 +100,9 @@ _TABLE = (
 )
 
 
+_RETRIED = (QueueFull, Shed, InstanceFailed, UnreadAnswersError)
+
+
 # By kind, as far as they were met: those are few, and under overload a status is all that most calls get.
 _ROWS: dict[type[BaseException], _Row | None] = {}
 
@@ -147,7 +151,7 @@ def known_status_of(error: BaseException, *, triton: bool = False) -> Status | N
     row = _row_of(type(error))
     if row is None:
         return None
-    retry_after = error.retry_after if isinstance(error, (QueueFull, Shed, InstanceFailed)) else None
+    retry_after = error.retry_after if isinstance(error, _RETRIED) else None
     return Status(_code(row, triton), _shortened(f"{row.prefix}{error}"), retry_after)
 
 

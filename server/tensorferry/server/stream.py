@@ -17,6 +17,7 @@ from tensorferry.server.inference import InferenceService
 from tensorferry.server.reply import Call, Metadata, Reply
 from tensorferry.server.responses import stream_error
 from tensorferry.server.status import Status
+from tensorferry.server.transport.unsent import Account, Unsent
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -125,8 +126,8 @@ class Deliveries:
 class ResponseStream:
     """Reads requests on a thread of its own and gives the responses to the handler's.
 
-    At most `max_in_flight` requests are between being read and having their response sent;
-    then no more is read, HTTP/2's flow control stops the client, and one that does not read
+    At most `max_in_flight` requests are between being read and having their response sent, and fewer of
+    large ones; then no more is read, HTTP/2's flow control stops the client, and one that does not read
     its responses cannot make memory grow. Thread-safe.
     """
 
@@ -139,7 +140,9 @@ class ResponseStream:
         max_in_flight: int,
         metadata: Metadata = (),
         standing: Standing | None = None,
+        account: Account | None = None,
     ) -> None:
+        self._account = account or Account(Unsent(), "", lambda error: None)
         self._service = service
         self._deadline = deadline
         self._terms = terms
@@ -156,6 +159,8 @@ class ResponseStream:
         self._deliverable = threading.Condition(self._lock)
         self._deliveries = Deliveries(ordered=terms.ordered)
         self._in_flight = 0
+        # The bytes of the largest message or answer so far, which the next may have, too.
+        self._largest = 0
         self._reading = True
         self._closed = False
         self._draining = False
@@ -189,6 +194,7 @@ class ResponseStream:
                     return
                 yield message
             finally:
+                self._account.remove(reply.nbytes)
                 if reply.trace is not None:
                     reply.trace.sent()
             with self._lock:
@@ -242,7 +248,8 @@ class ResponseStream:
                     self._refusal = refusal
                 return False
         with self._lock:
-            while self._in_flight >= self._max_in_flight and not self._closed:
+            self._largest = max(self._largest, len(data))
+            while not (self._closed or self._has_room_locked()):
                 self._room.wait()
             if self._closed:
                 return False
@@ -262,8 +269,20 @@ class ResponseStream:
             call.abandon()
         return True
 
+    def _has_room_locked(self) -> bool:
+        in_flight = self._in_flight
+        return (
+            in_flight < self._max_in_flight
+            and in_flight * self._largest < self._account.unsent.most_of_stream
+        )
+
     def _complete(self, slot: Slot, reply: Reply) -> None:
+        nbytes = reply.nbytes
+        error = self._account.add(nbytes)
+        if error is not None:
+            reply.refuse(error)
         with self._lock:
+            self._largest = max(self._largest, nbytes)
             self._deliveries.done(slot, reply)
             self._deliverable.notify()
 
@@ -282,5 +301,6 @@ class ResponseStream:
             calls = self._deliveries.calls()
             self._room.notify()
             self._deliverable.notify()
+        self._account.close()
         for call in calls:
             call.abandon()

@@ -1,0 +1,188 @@
+"""Bound on the bytes of answers that clients have yet to read.
+
+gRPC keeps an answer in memory until its client makes room for it. A client that calls and never reads would
+otherwise fill the memory with answers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from tensorferry.server.errors import UnreadAnswersError
+
+# A connection may hold this part of the bound for all connections.
+_CONNECTION_SHARE = 4
+# Answers that nothing was read of for so long are given up when others need their room.
+_PATIENCE_SECONDS = 10.0
+_RETRY_SECONDS = 1.0
+
+# Smaller answers of unary calls are not counted, because their number is bounded by --max-calls.
+SMALL_BYTES = 4096
+
+
+class Unsent:
+    """Counts the bytes of answers between their completion and their being sent. Thread-safe.
+
+    At most `most` bytes in all and a quarter of it for each connection; an answer that would be the only one always
+    passes. Where an answer does not fit, those that nothing was read of for 10 seconds are given up first.
+    """
+
+    def __init__(self, most: int = 1 << 30, clock: Callable[[], float] = time.monotonic) -> None:
+        self.most = most
+        self.most_of_connection = max(1, most // _CONNECTION_SHARE)
+        # A stream reads no more requests while their answers may be larger than this together.
+        self.most_of_stream = max(1, self.most_of_connection // _CONNECTION_SHARE)
+        self._clock = clock
+        # Guards every field below and the fields of every account. Nothing is called while it is held.
+        self._lock = threading.Lock()
+        self._total = 0
+        self._connections: dict[str, int] = {}
+        # Those that hold bytes; the one that nothing was read of for longest is the first.
+        self._accounts: dict[Account, float] = {}
+        # The bytes of the answer that was refused last, of each connection that has read nothing since, and of all.
+        self._wanted: dict[str, int] = {}
+        self._wanted_of_all = 0
+        # Whether an answer was refused and nothing was read since.
+        self.pressed = False
+
+    @property
+    def total(self) -> int:
+        """How many bytes clients have yet to read."""
+        with self._lock:
+            return self._total
+
+    def refusal(self, connection: str) -> UnreadAnswersError | None:
+        """Return why no new call of this connection is taken on; None if it is. Ask only while `pressed`."""
+        with self._lock:
+            nbytes = self._wanted.get(connection, 0) or self._wanted_of_all
+            if not nbytes:
+                return None
+            stale = self._make_room_locked(connection, nbytes)
+            error = self._refusal_locked(connection, nbytes)
+        for account in stale:
+            account.give_up(self._given_up())
+        return error
+
+    def _given_up(self) -> UnreadAnswersError:
+        return UnreadAnswersError(
+            f"the client has read nothing of its answers for {_PATIENCE_SECONDS:g} s, and others needed their room; "
+            "read answers as they come, or start the server with a larger --max-unsent-bytes",
+            _RETRY_SECONDS,
+        )
+
+    def _exceeds_locked(self, connection: str, nbytes: int) -> bool:
+        held = self._connections.get(connection, 0)
+        return (held > 0 and held + nbytes > self.most_of_connection) or (
+            self._total > 0 and self._total + nbytes > self.most
+        )
+
+    def _make_room_locked(self, connection: str, nbytes: int) -> list[Account]:
+        """Takes stale accounts off the books until the bytes fit, or none is left; they are then to be given up."""
+        stale: list[Account] = []
+        if not self._exceeds_locked(connection, nbytes):
+            return stale
+        long_ago = self._clock() - _PATIENCE_SECONDS
+        for account, since in list(self._accounts.items()):
+            if since > long_ago or not self._exceeds_locked(connection, nbytes):
+                break
+            if self._total + nbytes > self.most or account.connection == connection:
+                account.closed = True
+                self._remove_locked(account, account.held)
+                stale.append(account)
+        return stale
+
+    def _refusal_locked(self, connection: str, nbytes: int) -> UnreadAnswersError | None:
+        if not self._exceeds_locked(connection, nbytes):
+            return None
+        held = self._connections.get(connection, 0)
+        self.pressed = True
+        if held and held + nbytes > self.most_of_connection:
+            self._wanted[connection] = nbytes
+            what, most = f"{held} bytes of answers to this connection", self.most_of_connection
+        else:
+            self._wanted_of_all = nbytes
+            what, most = f"{self._total} bytes of answers to all clients", self.most
+        return UnreadAnswersError(
+            f"{what} wait to be read, of at most {most}; read answers as they come, or start the server with a larger "
+            "--max-unsent-bytes",
+            _RETRY_SECONDS,
+        )
+
+    def _add(self, account: Account, nbytes: int) -> UnreadAnswersError | None:
+        connection = account.connection
+        with self._lock:
+            if account.closed or not nbytes:
+                return None
+            stale = self._make_room_locked(connection, nbytes)
+            error = self._refusal_locked(connection, nbytes)
+            if error is None and not account.closed:
+                self._accounts.setdefault(account, self._clock())
+                account.held += nbytes
+                self._change_locked(connection, nbytes)
+        for other in stale:
+            other.give_up(self._given_up())
+        return error
+
+    def _remove_locked(self, account: Account, nbytes: int) -> None:
+        if not nbytes:
+            return
+        account.held -= nbytes
+        self._change_locked(account.connection, -nbytes)
+        # Something of it was read: it is the last to be given up.
+        del self._accounts[account]
+        if account.held:
+            self._accounts[account] = self._clock()
+
+    def _change_locked(self, connection: str, nbytes: int) -> None:
+        left = self._connections.get(connection, 0) + nbytes
+        if left:
+            self._connections[connection] = left
+        else:
+            del self._connections[connection]
+        self._total += nbytes
+        if nbytes < 0 and self.pressed:
+            self._wanted.pop(connection, None)
+            self._wanted_of_all = 0
+            self.pressed = bool(self._wanted)
+
+    def _remove(self, account: Account, nbytes: int) -> None:
+        with self._lock:
+            self._remove_locked(account, min(nbytes, account.held))
+
+    def _close(self, account: Account) -> None:
+        with self._lock:
+            account.closed = True
+            self._remove_locked(account, account.held)
+
+
+class Account:
+    """The answers of one call. Thread-safe.
+
+    `give_up` is called, on any thread and at most once, when the call is to end with this error.
+    """
+
+    __slots__ = ("closed", "connection", "give_up", "held", "unsent")
+
+    def __init__(
+        self, unsent: Unsent, connection: str, give_up: Callable[[UnreadAnswersError], None]
+    ) -> None:
+        self.unsent = unsent
+        self.connection = connection
+        self.give_up = give_up
+        # Both are guarded by the lock of `unsent`, which changes them.
+        self.held = 0
+        self.closed = False
+
+    def add(self, nbytes: int) -> UnreadAnswersError | None:
+        """Count an answer that is to be sent; or return why it must not be kept."""
+        return self.unsent._add(self, nbytes)
+
+    def remove(self, nbytes: int) -> None:
+        """An answer of that size was sent, or is dropped."""
+        self.unsent._remove(self, nbytes)
+
+    def close(self) -> None:
+        """The call is over: nothing of it is kept any more. Idempotent."""
+        self.unsent._close(self)

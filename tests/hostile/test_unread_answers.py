@@ -1,0 +1,98 @@
+"""Answers that are not read are bounded in bytes, and nobody else is refused for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from e2e.server import ServerProcess, running
+from fuzz.attacks import RESOURCE_EXHAUSTED
+from fuzz.raw import Connection, framed, headers_of
+from polling import until
+from server.rig import request
+
+from tensorferry.client import InferenceClient
+from tensorferry.server.core_options import WINDOW_BYTES
+
+PATIENCE = 60.0
+# Of which a connection may hold 4 MiB, and a stream reads on below 1 MiB.
+FLAGS = ("--max-unsent-bytes", "16MiB")
+COLUMNS = 400_000
+LARGE = framed(request({"x": np.zeros((1, COLUMNS), np.float32)}, model="m").SerializeToString())
+# Of 1.6 MB each, two fit into the 4 MiB of a connection.
+HELD = 2
+CALLS = 8
+
+
+@pytest.fixture
+def server(transport: str, echo_model: Path) -> Iterator[ServerProcess]:
+    with running(f"m={echo_model}", *FLAGS, transport=transport) as server:
+        yield server
+
+
+def send(connection: Connection, call: int, message: bytes, *, last: bool) -> None:
+    """The whole message, as the server makes room for it."""
+    at = 0
+    while at < len(message):
+        room = connection.h2.local_flow_control_window(call)
+        if room == 0:
+            connection.read()
+            continue
+        connection.send(call, message[at : at + room], last=last and at + room >= len(message))
+        connection.flush()
+        at += room
+
+
+def is_good(server: ServerProcess) -> bool:
+    with InferenceClient(server.address) as client:
+        answer = client.infer("m", {"x": np.ones((1, COLUMNS), np.float32)})
+        return bool((answer["y"] == 1).all())
+
+
+def test_unary_answers(server: ServerProcess) -> None:
+    for _ in range(2):
+        # Twice: what a connection held is given back when it has gone.
+        with Connection(server.address, PATIENCE, window=0) as connection:
+            for _ in range(CALLS):
+                send(connection, connection.begin(headers_of()), LARGE, last=True)
+            answers = connection.answers.values()
+            while sum(answer.ended for answer in answers) < CALLS - HELD:
+                connection.read()
+            ended = [answer for answer in answers if answer.ended]
+            assert {answer.grpc_status for answer in ended} == {RESOURCE_EXHAUSTED}
+            assert all("to this connection wait to be read, of at most 4194304" in a.message for a in ended)
+            assert len(ended) == CALLS - HELD
+            late = connection.begin(headers_of())
+            connection.flush()
+            if server.ready["transport"] == "threaded":
+                # The lane refuses the call before its message is read; grpcio reads it first.
+                send(connection, late, framed(b""), last=True)
+            connection.await_answers([late])
+            assert connection.answers[late].grpc_status == RESOURCE_EXHAUSTED
+            assert is_good(server)
+
+
+def test_a_stream_is_not_read_any_further(server: ServerProcess) -> None:
+    """Of its requests one is in flight, or more before its first message is known, and others wait outside."""
+    with Connection(server.address, PATIENCE, window=0) as connection:
+        call = connection.begin(headers_of("ModelStreamInfer"))
+        taken = 0
+        connection.flush()
+        try:
+            # What is in flight, what waits beside it, and the window, again for what has been read of it.
+            while taken < 8 * len(LARGE) + 2 * WINDOW_BYTES:
+                room = min(connection.h2.local_flow_control_window(call), len(LARGE) - taken % len(LARGE))
+                if room:
+                    connection.send(call, LARGE[taken % len(LARGE) :][:room])
+                    connection.flush()
+                    taken += room
+                else:
+                    connection.socket.settimeout(2.0)
+                    connection.read()
+        except TimeoutError:
+            # The server makes no more room.
+            pass
+        assert taken < 4 * len(LARGE) + 2 * WINDOW_BYTES
+        assert until(lambda: is_good(server))

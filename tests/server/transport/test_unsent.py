@@ -1,0 +1,122 @@
+"""The bytes of answers that clients have yet to read are bounded: for each connection, and in all."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensorferry.server.errors import UnreadAnswersError
+from tensorferry.server.transport.unsent import Account, Unsent
+
+MOST = 1600
+OF_CONNECTION = 400
+
+
+class World:
+    """A bound, a clock that a test sets, and what was given up."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.unsent = Unsent(MOST, lambda: self.now)
+        self.given_up: list[str] = []
+
+    def account(self, connection: str, name: str = "") -> Account:
+        def give_up(error: UnreadAnswersError) -> None:
+            assert error.retry_after > 0
+            self.given_up.append(name)
+
+        return Account(self.unsent, connection, give_up)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_connection_holds_a_quarter(world: World) -> None:
+    first, second = world.account("a"), world.account("a")
+    assert first.add(300) is None
+    assert second.add(100) is None
+    assert not world.unsent.pressed
+    error = second.add(1)
+    assert "400 bytes of answers to this connection wait to be read, of at most 400" in str(error)
+    assert "--max-unsent-bytes" in str(error)
+    assert world.unsent.pressed
+    assert world.unsent.refusal("a") is not None
+    assert world.unsent.refusal("b") is None
+    assert world.account("b").add(400) is None
+    first.remove(300)
+    assert not world.unsent.pressed
+    second.close()
+    assert world.unsent.refusal("a") is None
+    assert world.unsent.total == 400
+
+
+def test_all_connections_hold_the_bound(world: World) -> None:
+    for name in "abcd":
+        assert world.account(name).add(OF_CONNECTION) is None
+    other = world.account("e")
+    assert "1600 bytes of answers to all clients wait to be read, of at most 1600" in str(other.add(1))
+    assert world.unsent.refusal("e") is not None
+    assert world.unsent.total == MOST
+
+
+def test_an_answer_alone_always_passes(world: World) -> None:
+    account = world.account("a")
+    assert account.add(10 * MOST) is None
+    assert world.account("a").add(1) is not None
+    account.remove(10 * MOST)
+    assert not world.unsent.pressed
+    assert world.account("a").add(10 * MOST) is None
+
+
+def test_what_was_counted_is_given_back_once(world: World) -> None:
+    account = world.account("a")
+    account.add(100)
+    account.remove(60)
+    account.close()
+    account.close()
+    account.remove(40)
+    assert account.add(50) is None, "a call that is over counts nothing more"
+    assert world.unsent.total == 0
+    assert world.unsent._connections == {}
+    assert world.unsent._accounts == {}
+
+
+def test_stale_answers_make_room_for_others(world: World) -> None:
+    """Those of which nothing was read for ten seconds, the longest first, and no more of them than needed."""
+    for number, name in enumerate("abcd"):
+        world.now = number
+        world.account(name, name).add(OF_CONNECTION)
+    world.now = 9.0
+    assert world.account("e").add(100) is not None, "nothing is stale yet"
+    world.now = 12.5
+    assert world.account("e").add(100) is None
+    assert world.given_up == ["a"]
+    assert world.unsent.total == 3 * OF_CONNECTION + 100
+
+
+def test_stale_answers_of_a_full_connection_are_its_own(world: World) -> None:
+    world.account("a", "a").add(OF_CONNECTION)
+    world.account("b", "b").add(OF_CONNECTION)
+    world.now = 20.0
+    assert world.unsent.refusal("b") is None, "none of its answers was refused"
+    assert world.account("b").add(1) is None
+    assert world.given_up == ["b"]
+
+
+def test_a_client_that_reads_is_not_stale(world: World) -> None:
+    reads, stalls = world.account("a", "reads"), world.account("a", "stalls")
+    reads.add(100)
+    reads.add(100)
+    stalls.add(200)
+    world.now = 9.0
+    reads.remove(100)
+    world.now = 11.0
+    assert world.account("a").add(300) is None
+    assert world.given_up == ["stalls"]
+
+
+def test_a_stream_reads_less_than_its_connection_may_hold() -> None:
+    unsent = Unsent(MOST)
+    assert unsent.most_of_connection == OF_CONNECTION
+    assert unsent.most_of_stream == 100
