@@ -47,7 +47,8 @@ def save(
 ) -> Path:
     tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
     graph = helper.make_graph(nodes, path.stem, inputs, outputs, tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    domains = [helper.make_opsetid(domain, 1) for domain in {one.domain for one in nodes} - {""}]
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), *domains], ir_version=9)
     onnx.checker.check_model(model)
     onnx.save(model, str(path))
     return path

@@ -272,7 +272,7 @@ def test_one_largest_batch_of_all_kinds_finds_them_where_time_is_short() -> None
     with np.errstate(all="ignore"):
         found = try_rows(made, run, slow)
     assert found.outcome is Outcome.MIXES
-    assert max(sizes) == 8
+    assert 8 <= max(sizes) < 32
 
 
 def test_a_quiet_row_is_held_against_its_own_magnitude() -> None:

@@ -33,6 +33,9 @@ from tensorferry.server.signature import Signature
 # The largest batch is at most so large, in bytes of inputs and outputs; and in time, but for the least.
 _MOST_BYTES = 256 * 2**20
 _LEAST_LARGE = 8
+# No more is run than takes as long as so many rows, which is more than a warm-up runs; but at least for so long.
+_MOST_ROWS = 300
+_LEAST_SECONDS = 0.1
 
 
 class Outcome(enum.Enum):
@@ -135,7 +138,7 @@ class _Trying:
         self._conditions = conditions
         self._size = size
         self._generator = np.random.default_rng(1)
-        self._ends = conditions.clock() + conditions.seconds
+        self._ends = 0.0
         self._usual: list[Row] = []
         self._row_seconds = 0.0
         self._row_bytes = 1
@@ -147,6 +150,8 @@ class _Trying:
         inputs = differing(self._signature, self._size)
         self._usual = rows_of(self._signature, inputs)
         alone = self._alone(self._usual)
+        in_rows = max(_LEAST_SECONDS, _MOST_ROWS * self._row_seconds)
+        self._ends = self._conditions.clock() + min(self._conditions.seconds, in_rows)
         self._check_again(alone[0])
         self._compare(self._usual, alone)
         if any(spec.datatype.name == "BYTES" for spec in self._signature.inputs):
