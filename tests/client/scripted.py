@@ -119,11 +119,13 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self.stream: Stream = echo_stream
         self.ready = True
         self.failures: list[grpc.StatusCode] = []
+        self.failure_trailers: tuple[tuple[str, str], ...] = ()
 
     def _called(self, name: str, context: Context) -> None:
         self.call_metadata.append(dict(context.invocation_metadata()))
         self.calls.append(name)
         if self.failures:
+            context.set_trailing_metadata(self.failure_trailers)
             context.abort(self.failures.pop(0), "scripted failure")
 
     def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:

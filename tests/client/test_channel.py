@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import grpc
@@ -62,13 +61,13 @@ def test_the_commands_speak_tls(secure: tuple[str, Tls]) -> None:
 def test_contradictions_are_refused() -> None:
     with pytest.raises(ValueError, match="give one of them"):
         InferenceClient("127.0.0.1:1", tls=True, credentials=grpc.ssl_channel_credentials())
-    with pytest.raises(ValueError, match="cert_file and key_file belong together"):
+    with pytest.raises(ValueError, match="cert_file and key_file together"):
         Tls(cert_file="cert.pem")
-    with pytest.raises(ValueError, match="max_message_bytes must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_message_bytes expects an int from 1 to 2147483647, got 0"):
         InferenceClient("127.0.0.1:1", max_message_bytes=0)
-    with pytest.raises(ValueError, match="metadata 'x-bin' takes bytes, got str"):
+    with pytest.raises(ValueError, match="metadata 'x-bin' expects bytes, got str"):
         InferenceClient("127.0.0.1:1", metadata=[("x-bin", "text")])
-    with pytest.raises(ValueError, match="metadata 'x' takes str, got bytes"):
+    with pytest.raises(ValueError, match="metadata 'x' expects str, got bytes"):
         InferenceClient("127.0.0.1:1", metadata=[("x", b"bytes")])
 
 
@@ -77,9 +76,7 @@ def test_options_of_the_caller_win() -> None:
     assert options["grpc.enable_retries"] == 0
     assert options["grpc.other"] == "x"
     assert options["grpc.max_receive_message_length"] == 7
-    (method,) = json.loads(str(options["grpc.service_config"]))["methodConfig"]
-    assert method["retryPolicy"]["maxAttempts"] == 4
-    assert method["name"] == [{"service": "inference.GRPCInferenceService"}]
+    assert "grpc.service_config" not in options, "core must not repeat calls that a server may have run"
 
 
 def test_max_message_bytes_bounds_a_message(server: ScriptedServer) -> None:

@@ -125,18 +125,6 @@ def test_metadata_of_the_client_travels_with_each_call(server: ScriptedServer) -
 # Retries, timeouts, reachability
 
 
-async def test_unavailable_is_retried(server: ScriptedServer) -> None:
-    large = np.zeros((16_000, 8, 8), np.uint8)  # a megabyte: more than gRPC buffers by default
-    failures = [grpc.StatusCode.UNAVAILABLE] * 2
-    with InferenceClient(server.target, check=False) as client:
-        server.servicer.failures = list(failures)
-        assert client.infer("digits", {"image": large})["image"].shape == large.shape
-    async with aio.InferenceClient(server.target, check=False) as aclient:
-        server.servicer.failures = list(failures)
-        assert (await aclient.infer("digits", {"image": large}))["image"].shape == large.shape
-    assert server.servicer.calls == ["ModelInfer"] * 6
-
-
 async def test_a_timeout_is_the_deadline_of_the_call(
     servicer: ScriptedServicer, client: InferenceClient, aclient: aio.InferenceClient
 ) -> None:

@@ -91,6 +91,8 @@ class ServerProcess:
     def standing_still(self) -> Iterator[None]:
         """The process is stopped, as by a debugger: it answers nothing until the end of the `with`."""
         self.signal(signal.SIGSTOP)
+        # The signal takes effect later; a call in between would be answered.
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
         try:
             yield
         finally:

@@ -8,9 +8,10 @@ import grpc
 import pytest
 
 from tensorferry import batcher
+from tensorferry.client.retry import ANSWERED_KEY
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server import errors
-from tensorferry.server.status import Status, status_of
+from tensorferry.server.status import Status, status_of, trailing_metadata
 
 SECRET = "/home/somebody/model.onnx: password"
 
@@ -41,6 +42,13 @@ def test_what_was_foreseen_keeps_its_message(
 def test_a_full_queue_says_when_to_retry() -> None:
     status = status_of(batcher.QueueFull("full", 0.25))
     assert status == Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "Exceeds maximum queue size: full", 0.25)
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "NOT_FOUND"])
+def test_unavailable_says_that_this_server_answered(code: str) -> None:
+    """The bundled client repeats a call only then more than once: a server that ended cannot have sent it."""
+    trailers = dict(trailing_metadata(Status(grpc.StatusCode[code], "the model is not ready")))
+    assert (ANSWERED_KEY in trailers) == (code == "UNAVAILABLE")
 
 
 def test_a_model_without_rows_is_told_from_a_bug_and_what_to_change(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ from tensorferry.client.channel import Tls
 from tensorferry.client.client import InferenceClient
 from tensorferry.client.errors import (
     Cancelled,
+    ClientClosed,
     DeadlineExceeded,
     FailedPrecondition,
     InferenceError,
@@ -27,6 +28,7 @@ from tensorferry.client.retry import Retry
 
 __all__ = [
     "Cancelled",
+    "ClientClosed",
     "DeadlineExceeded",
     "FailedPrecondition",
     "InferenceClient",

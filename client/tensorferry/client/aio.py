@@ -10,68 +10,54 @@ from typing import Any, Literal, Self, overload
 
 import grpc
 
-from tensorferry.client import aio_stream, channel, errors, message
-from tensorferry.client.bearer import bearer
-from tensorferry.client.cache import MetadataCache
+from tensorferry.client import aio_stream, arguments, channel, errors, message
+from tensorferry.client.base import ClientBase, StreamPlan
 from tensorferry.client.deadline import Deadline
 from tensorferry.client.errors import DeadlineExceeded, InferenceError, ResourceExhausted, Unavailable
-from tensorferry.client.inflight import InFlight, Outcome, id_of
-from tensorferry.client.message import InferenceResult, Parameter, StreamDefaults, StreamRequest
+from tensorferry.client.inflight import Outcome, id_of
+from tensorferry.client.message import InferenceResult, Parameter, StreamRequest
 from tensorferry.client.metadata import ModelMetadata, ModelStatus, ServerMetadata
 from tensorferry.client.propagation import with_context
-from tensorferry.client.retry import DEFAULT_RETRY, NEVER, Retries, Retry
+from tensorferry.client.retry import Attempts
 from tensorferry.protos import inference_pb2 as pb
 
 
-class InferenceClient:
+class InferenceClient(ClientBase):
     """A client of one server, over one channel. Use it with `async with`, or await `close`.
 
     `target` is "host:port", or any other name that gRPC resolves. `tls` is True for TLS with
     the system's authorities, or a `Tls` with files; `credentials` takes grpcio's own instead.
     `metadata` is sent with every call, and the current OpenTelemetry context where the program
-    has one, and `token` as a bearer token; ValueError where it would leave this machine without TLS, unless
+    has one, and `token` as a bearer token; InvalidInput where it would leave this machine without TLS, unless
     `token_over_plaintext`. `max_message_bytes` bounds a message in either direction. `options` are channel
     options of gRPC that go before ours. With `check` (the default) each request is held against
     the model's metadata before it is sent; without, the dtype of each array says what it travels as.
 
-    The constructor does not connect; the first call does. A call that met UNAVAILABLE is sent
-    up to three times more, by gRPC and within its timeout. A request that an overloaded server
-    refused, and told when to come back, is sent again as `retry` says (None: never). Every `timeout` is in seconds,
-    over all that the call does, and becomes the gRPC deadline; None waits for ever. Calls
-    raise `InferenceError`, in the class of its status code, and `RuntimeError` after `close`.
+    The constructor does not connect; the first call does. Streams have a second connection. Calls
+    that met UNAVAILABLE, and requests that an overloaded server refused with a time to come back, are
+    sent again as `retry` says (None: never), within their timeout; a call whose connection broke while
+    it was in progress at most once, and not as part of a sequence. Every `timeout` is a positive number
+    of seconds over all that the call does, and becomes the gRPC deadline; None and infinity wait for
+    ever. Calls raise `InferenceError`: of the server in the class of its status code, `InvalidInput` (a
+    ValueError) for values of the caller that cannot be used, `ClientClosed` (a RuntimeError) after
+    `close`.
 
     Not thread-safe: a client belongs to the event loop that runs when it is made, and any number
     of that loop's tasks may use it at once.
     """
 
-    def __init__(
+    def _open(
         self,
         target: str,
-        *,
-        tls: bool | channel.Tls = False,
-        credentials: grpc.ChannelCredentials | None = None,
-        metadata: Sequence[tuple[str, str | bytes]] = (),
-        max_message_bytes: int = channel.DEFAULT_MAX_MESSAGE_BYTES,
-        options: channel.ChannelOptions = (),
-        check: bool = True,
-        retry: Retry | None = DEFAULT_RETRY,
-        token: str | None = None,
-        token_over_plaintext: bool = False,
+        credentials: grpc.ChannelCredentials | None,
+        options: list[tuple[str, str | int]],
     ) -> None:
-        secured = channel.channel_credentials(tls, credentials)
-        self._metadata = channel.call_metadata(metadata) + bearer(
-            token, target, secure=secured is not None, over_plaintext=token_over_plaintext
-        )
-        self._check = check
-        self._retries = Retries(retry or NEVER)
-        self._cache = MetadataCache()
-        self._closed = False
         # Ends the waits of those who are to send again.
         self._closing = asyncio.Event()
-        self._channel = channel.aio_channel(
-            target, secured, channel.channel_options(max_message_bytes, options)
-        )
+        self._channel = channel.aio_channel(target, credentials, options)
+        self._stream_channel = channel.aio_channel(target, credentials, channel.stream_options(options))
         self._stub = channel.stub(self._channel)
+        self._stream_stub = channel.stub(self._stream_channel)
 
     async def __aenter__(self) -> Self:
         return self
@@ -82,10 +68,11 @@ class InferenceClient:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the channel; calls in flight end with `Cancelled`. May be called again."""
+        """Closes the channels; calls in flight end with `Cancelled`. May be called again."""
         self._closed = True
         self._closing.set()
         await self._channel.close()
+        await self._stream_channel.close()
 
     async def infer(
         self,
@@ -108,10 +95,10 @@ class InferenceClient:
         InvalidInput, before anything is sent, when inputs or outputs do not fit the model.
         """
         deadline = Deadline.after(timeout)
-        request = StreamRequest(inputs, request_id or "", outputs, parameters)
+        request = message.request_of(inputs, request_id, outputs, parameters)
         encoded = await self._encode(model, version, deadline, request)
         try:
-            answer = await self._infer(encoded, deadline, request.request_id)
+            answer = await self._call(self._stub.ModelInfer, encoded, deadline, request.request_id)
         except InferenceError as error:
             self._cache.refused(model, version, error)
             raise
@@ -209,41 +196,32 @@ class InferenceClient:
         requests; leaving an `async for` early does so only when the iterator is collected, so
         wrap it in `contextlib.aclosing` where that matters. One task at a time may use it.
         """
-        in_flight = InFlight(max_in_flight, ordered=ordered)
-        if on_error not in ("raise", "yield"):
-            raise ValueError(f"on_error must be 'raise' or 'yield', got {on_error!r}")
-        order = () if ordered else channel.COMPLETION_ORDER
-        source = aio_stream.complete(requests, StreamDefaults(outputs, parameters))
-        return self._stream(model, version, timeout, source, in_flight, order, on_error == "raise")
+        plan = self._plan_stream(
+            model, version, ordered, max_in_flight, timeout, outputs, parameters, on_error
+        )
+        return self._stream(plan, aio_stream.complete(requests, plan.defaults))
 
     async def _stream(
-        self,
-        model: str,
-        version: str,
-        timeout: float | None,
-        requests: AsyncGenerator[StreamRequest],
-        in_flight: InFlight,
-        order: channel.CallMetadata,
-        raises: bool,
+        self, plan: StreamPlan, requests: AsyncGenerator[StreamRequest]
     ) -> AsyncGenerator[Outcome]:
         self._check_open()
-        deadline = Deadline.after(timeout)
+        deadline = Deadline.after(plan.timeout)
         # Until they are answered, for those that are refused.
         sent: dict[str, pb.ModelInferRequest] = {}
 
         async def encode(request: StreamRequest) -> pb.ModelInferRequest:
-            encoded = await self._encode(model, version, deadline, request)
+            encoded = await self._encode(plan.model, plan.version, deadline, request)
             if self._retries.possible:
                 sent[request.request_id] = encoded
             return encoded
 
         outcomes = aio_stream.run(
-            self._stub.ModelStreamInfer(
-                timeout=deadline.left(), metadata=with_context(self._metadata + order)
+            self._stream_stub.ModelStreamInfer(
+                timeout=deadline.for_call(), metadata=with_context(self._metadata + plan.order)
             ),
             requests,
             encode,
-            in_flight,
+            plan.in_flight,
         )
         async with contextlib.aclosing(outcomes):
             async for outcome in outcomes:
@@ -253,15 +231,16 @@ class InferenceClient:
                 elif isinstance(outcome, ResourceExhausted) and encoded is not None:
                     outcome = await self._again(outcome, encoded, deadline)
                 if isinstance(outcome, InferenceError):
-                    self._cache.refused(model, version, outcome)
-                    if raises:
+                    self._cache.refused(plan.model, plan.version, outcome)
+                    if plan.raises:
                         raise outcome
                 yield outcome
 
     async def metadata(self, model: str, version: str = "", *, timeout: float | None = None) -> ModelMetadata:
         """The model's inputs, outputs and versions; kept until the server refuses a request for it."""
-        known = self._cache.get(model, version)
-        return known or await self._fetch(model, version, Deadline.after(timeout))
+        deadline = Deadline.after(timeout)
+        arguments.model(model, version)
+        return self._cache.get(model, version) or await self._fetch(model, version, deadline)
 
     async def server_metadata(self, *, timeout: float | None = None) -> ServerMetadata:
         """The server's name, version and extensions."""
@@ -289,6 +268,7 @@ class InferenceClient:
 
     async def is_model_ready(self, model: str, version: str = "", *, timeout: float | None = None) -> bool:
         """Whether the model is ready; False when the server cannot be reached in time."""
+        arguments.model(model, version)
         answer = await self._ask(
             self._stub.ModelReady, pb.ModelReadyRequest(name=model, version=version), timeout
         )
@@ -308,9 +288,7 @@ class InferenceClient:
     async def _encode(
         self, model: str, version: str, deadline: Deadline, request: StreamRequest
     ) -> pb.ModelInferRequest:
-        if not self._check:
-            return message.encode(model, version, request, None)
-        encoded = self._cache.encode(model, version, request)
+        encoded = self._encode_known(model, version, request)
         if encoded is not None:
             return encoded
         metadata = await self._fetch(model, version, deadline, request.request_id)
@@ -321,9 +299,7 @@ class InferenceClient:
     ) -> ModelMetadata:
         request = pb.ModelMetadataRequest(name=model, version=version)
         answer = await self._call(self._stub.ModelMetadata, request, deadline, request_id)
-        metadata = ModelMetadata.from_message(answer)
-        self._cache.put(model, version, metadata)
-        return metadata
+        return self._learned(model, version, answer)
 
     async def _ask(
         self, method: Callable[..., Any], request: object, timeout: float | None, wait_for_ready: bool = False
@@ -333,42 +309,30 @@ class InferenceClient:
         except (Unavailable, DeadlineExceeded):
             return None
 
-    async def _infer(
-        self, encoded: pb.ModelInferRequest, deadline: Deadline, request_id: str, attempt: int = 1
-    ) -> pb.ModelInferResponse:
-        """The answer to a request, which is sent again when the server says when; for the `attempt`th time at first."""
-        while True:
-            try:
-                answer: pb.ModelInferResponse = await self._call(
-                    self._stub.ModelInfer, encoded, deadline, request_id
-                )
-            except ResourceExhausted as error:
-                await self._wait(error, attempt, deadline)
-                attempt += 1
-            else:
-                self._retries.answered()
-                return answer
+    async def _again(
+        self, refused: ResourceExhausted, encoded: pb.ModelInferRequest, deadline: Deadline
+    ) -> Outcome:
+        """What becomes of a request of a stream that was refused: it is sent again, as a call of its own."""
+        attempts = self._attempts(encoded)
+        try:
+            await self._wait(refused, None, attempts, deadline)
+            answer = await self._call(
+                self._stub.ModelInfer, encoded, deadline, refused.request_id, attempts=attempts
+            )
+            return message.decode(answer)
+        except InferenceError as error:
+            return error
 
-    async def _wait(self, error: InferenceError, attempt: int, deadline: Deadline) -> None:
+    async def _wait(self, error: InferenceError, call: Any, attempts: Attempts, deadline: Deadline) -> None:
         """Waits until a request may be sent again that met this error; raises that when it is not to be."""
-        delay = self._retries.delay(error, attempt, deadline.left())
+        delay = attempts.delay(error, call, deadline.left())
         if delay is None:
-            raise error
+            raise error from call
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay):
                 await self._closing.wait()
         if self._closed:
             raise errors.closed(error.request_id) from error
-
-    async def _again(
-        self, refused: ResourceExhausted, encoded: pb.ModelInferRequest, deadline: Deadline
-    ) -> Outcome:
-        """What becomes of a request of a stream that was refused: it is sent again, as a call of its own."""
-        try:
-            await self._wait(refused, 1, deadline)
-            return message.decode(await self._infer(encoded, deadline, refused.request_id, attempt=2))
-        except InferenceError as error:
-            return error
 
     async def _call(
         self,
@@ -376,23 +340,23 @@ class InferenceClient:
         request: object,
         deadline: Deadline,
         request_id: str = "",
+        *,
         wait_for_ready: bool = False,
+        attempts: Attempts | None = None,
     ) -> Any:
-        self._check_open()
-        try:
-            return await method(
-                request,
-                timeout=deadline.left(),
-                metadata=with_context(self._metadata),
-                wait_for_ready=wait_for_ready,
-            )
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error, request_id) from error
-        except asyncio.CancelledError:
-            if aio_stream.caller_cancelled():
-                raise
-            raise errors.closed(request_id) from None
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("this InferenceClient is closed: create another one")
+        """The answer to a unary call, which is sent again where that is safe and of use."""
+        attempts = attempts or self._attempts(request)
+        while True:
+            options = self._call_options(deadline, request_id, wait_for_ready=wait_for_ready)
+            try:
+                answer = await method(request, **options)
+            except grpc.RpcError as error:
+                failure = errors.from_rpc(error, request_id)
+                await self._wait(failure, error, attempts, deadline)
+            except asyncio.CancelledError:
+                if aio_stream.caller_cancelled():
+                    raise
+                raise errors.closed(request_id) from None
+            else:
+                attempts.answered()
+                return answer

@@ -17,6 +17,7 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
+    Iterator,
     Mapping,
 )
 from typing import Any, TypeAlias
@@ -172,14 +173,25 @@ def caller_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def complete(requests: Requests, defaults: StreamDefaults) -> AsyncGenerator[StreamRequest]:
+def complete(requests: Requests, defaults: StreamDefaults) -> AsyncGenerator[StreamRequest]:
     """The requests of an iterable, asynchronous or not, with their defaults."""
     if isinstance(requests, AsyncIterable):
-        async for request in requests:
-            yield defaults.complete(request)
-    else:
-        for request in requests:
-            yield defaults.complete(request)
+        return _complete(requests, defaults)
+    return _complete_plain(message.iterated(requests), defaults)
+
+
+async def _complete(
+    requests: AsyncIterable[Mapping[str, object] | StreamRequest], defaults: StreamDefaults
+) -> AsyncGenerator[StreamRequest]:
+    async for request in requests:
+        yield defaults.complete(request)
+
+
+async def _complete_plain(
+    requests: Iterator[Mapping[str, object] | StreamRequest], defaults: StreamDefaults
+) -> AsyncGenerator[StreamRequest]:
+    for request in requests:
+        yield defaults.complete(request)
 
 
 async def run(

@@ -6,24 +6,30 @@ import ipaddress
 import re
 
 from tensorferry.client.channel import CallMetadata
+from tensorferry.client.errors import InvalidInput
 
 # What a header may have in it, without blanks (RFC 6750 allows less).
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
 def bearer(token: str | None, target: str, *, secure: bool, over_plaintext: bool) -> CallMetadata:
-    """What goes with each call. ValueError for what is no token, and where others on the network could read it."""
+    """What goes with each call. InvalidInput for what is no token, and where others on the network could read it."""
     if token is None:
         return ()
-    # It is not quoted: whoever reads the error must not have it.
+    # It is not quoted, since readers of the error must not have it.
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-        raise ValueError(
-            f"the token, of {len(token)} characters, has blanks, line ends or others that are not printable ASCII"
-        )
+        received = f"a {type(token).__name__}"
+        if isinstance(token, str):
+            received = (
+                f"{len(token)} characters, with blanks, line ends or others that are not printable ASCII"
+            )
+        raise InvalidInput("token", "a str of printable ASCII", received, "give the token alone")
     if not secure and not over_plaintext and not _is_local(target):
-        raise ValueError(
-            f"the token would go to {target} in plain text, where everybody on the network between reads it: use TLS"
-            " (tls=True, or --tls), or say that it may (token_over_plaintext=True, or --token-over-plaintext)"
+        raise InvalidInput(
+            "token",
+            "a connection that others cannot read",
+            f"{target} in plain text",
+            "use TLS (tls=True, or --tls), or allow it (token_over_plaintext=True, or --token-over-plaintext)",
         )
     return (("authorization", f"Bearer {token}"),)
 

@@ -56,7 +56,7 @@ def array_of(name: str, value: object) -> Array:
     """The value as an array, with nothing to hold it against; its dtype is numpy's choice."""
     array = _as_array(value, f"input {name!r}", "an array")
     if array.dtype.kind in "SU" and array is not value:
-        array = np.asarray(value, dtype=object)
+        array = _as_array(value, f"input {name!r}", "an array", object)
     try:
         tensors.datatype_of(array)
     except tensors.TensorError as error:
@@ -68,6 +68,9 @@ def array_of(name: str, value: object) -> Array:
 
 def _check_input(value: object, tensor: TensorMetadata, model_name: str) -> Array:
     subject = f"input {tensor.name!r} of model {model_name!r}"
+    if tensor.datatype not in tensors.DATATYPES:
+        change = "the server is wrong about its model; check=False sends an array as it is"
+        raise InvalidInput(subject, "a datatype of the protocol", repr(tensor.datatype), change)
     if isinstance(value, (list, tuple, bool, int, float, complex, str, bytes)) and not isinstance(
         value, np.generic
     ):
@@ -113,10 +116,11 @@ def _datatype(array: Array) -> str:
         return f"numpy {array.dtype}"
 
 
-def _as_array(value: object, subject: str, expected: str) -> Array:
+def _as_array(value: object, subject: str, expected: str, dtype: type | None = None) -> Array:
     try:
-        return np.asarray(value)
-    except (ValueError, TypeError) as error:
+        return np.asarray(value, dtype)
+    # A value's own __array__ may raise anything.
+    except Exception as error:
         raise InvalidInput(
             subject, expected, f"a {type(value).__name__} that is no array ({error})", "use a numpy array"
         ) from None
@@ -125,14 +129,17 @@ def _as_array(value: object, subject: str, expected: str) -> Array:
 def _from_python(value: object, tensor: TensorMetadata, subject: str) -> Array:
     if tensor.datatype == "BYTES":
         # Strings stay objects: numpy's own string dtypes drop the zero bytes at their ends.
-        return np.asarray(value, dtype=object)
+        return _as_array(value, subject, str(tensor), object)
     natural = _as_array(value, subject, str(tensor))
     if natural.dtype.kind not in "biuf":
         received = f"{_python_kind(natural)} {list(natural.shape)}"
         raise InvalidInput(subject, str(tensor), received, f"use numbers that {tensor.datatype} can hold")
-    dtype = tensors.values(
-        np.empty(0, dtype=tensors.datatype(tensor.datatype).storage), tensor.datatype
-    ).dtype
+    try:
+        kind = tensors.datatype(tensor.datatype)
+        dtype = tensors.values(np.empty(0, dtype=kind.storage), tensor.datatype).dtype
+    except tensors.TensorError as error:
+        change = "install it, then call again"
+        raise InvalidInput(subject, str(tensor), f"a {type(value).__name__}; {error}", change) from None
     with np.errstate(all="ignore"):  # a value that does not fit is found by comparison, below
         array = natural.astype(dtype)
     if not _same_values(natural, array, tensor.datatype):

@@ -11,71 +11,55 @@ from typing import Any, Literal, Self, overload
 
 import grpc
 
-from tensorferry.client import channel, errors, message, stream
-from tensorferry.client.bearer import bearer
-from tensorferry.client.cache import MetadataCache
+from tensorferry.client import arguments, channel, errors, message, stream
+from tensorferry.client.base import ClientBase, StreamPlan
 from tensorferry.client.deadline import Deadline
 from tensorferry.client.errors import DeadlineExceeded, InferenceError, ResourceExhausted, Unavailable
 from tensorferry.client.future import InferenceFuture, Waiting
-from tensorferry.client.inflight import InFlight, Outcome, id_of
-from tensorferry.client.message import InferenceResult, Parameter, StreamDefaults, StreamRequest
+from tensorferry.client.inflight import Outcome, id_of
+from tensorferry.client.message import InferenceResult, Parameter, StreamRequest
 from tensorferry.client.metadata import ModelMetadata, ModelStatus, ServerMetadata
 from tensorferry.client.propagation import with_context
-from tensorferry.client.retry import DEFAULT_RETRY, NEVER, Retries, Retry
+from tensorferry.client.retry import Attempts
 from tensorferry.protos import inference_pb2 as pb
 
 
-class InferenceClient:
+class InferenceClient(ClientBase):
     """A client of one server, over one channel. Use it as a context manager, or call `close`.
 
     `target` is "host:port", or any other name that gRPC resolves. `tls` is True for TLS with
     the system's authorities, or a `Tls` with files; `credentials` takes grpcio's own instead.
     `metadata` is sent with every call, and the current OpenTelemetry context where the program
-    has one, and `token` as a bearer token; ValueError where it would leave this machine without TLS, unless
+    has one, and `token` as a bearer token; InvalidInput where it would leave this machine without TLS, unless
     `token_over_plaintext`. `max_message_bytes` bounds a message in either direction. `options` are channel
     options of gRPC that go before ours. With `check` (the default) each request is held against
     the model's metadata before it is sent; without, the dtype of each array says what it travels as.
 
-    The constructor does not connect; the first call does. A call that met UNAVAILABLE is sent
-    up to three times more, by gRPC and within its timeout. A request that an overloaded server
-    refused, and told when to come back, is sent again as `retry` says (None: never). Every `timeout` is in seconds,
-    over all that the call does, and becomes the gRPC deadline; None waits for ever. Calls
-    raise `InferenceError`, in the class of its status code, and `RuntimeError` after `close`.
+    The constructor does not connect; the first call does. Streams have a second connection. Calls
+    that met UNAVAILABLE, and requests that an overloaded server refused with a time to come back, are
+    sent again as `retry` says (None: never), within their timeout; a call whose connection broke while
+    it was in progress at most once, and not as part of a sequence. Every `timeout` is a positive number
+    of seconds over all that the call does, and becomes the gRPC deadline; None and infinity wait for
+    ever. Calls raise `InferenceError`: of the server in the class of its status code, `InvalidInput` (a
+    ValueError) for values of the caller that cannot be used, `ClientClosed` (a RuntimeError) after
+    `close`.
 
     Thread-safe: all methods may be called from any number of threads at once.
     """
 
-    def __init__(
+    def _open(
         self,
         target: str,
-        *,
-        tls: bool | channel.Tls = False,
-        credentials: grpc.ChannelCredentials | None = None,
-        metadata: Sequence[tuple[str, str | bytes]] = (),
-        max_message_bytes: int = channel.DEFAULT_MAX_MESSAGE_BYTES,
-        options: channel.ChannelOptions = (),
-        check: bool = True,
-        retry: Retry | None = DEFAULT_RETRY,
-        token: str | None = None,
-        token_over_plaintext: bool = False,
+        credentials: grpc.ChannelCredentials | None,
+        options: list[tuple[str, str | int]],
     ) -> None:
-        secured = channel.channel_credentials(tls, credentials)
-        self._metadata = channel.call_metadata(metadata) + bearer(
-            token, target, secure=secured is not None, over_plaintext=token_over_plaintext
-        )
-        self._check = check
-        self._retries = Retries(retry or NEVER)
-        self._cache = MetadataCache()
-        self._closed = False
         # Ends the waits of those who are to send again.
         self._closing = threading.Event()
         self._waiting = Waiting()
-        self._channel = channel.sync_channel(
-            target,
-            secured,
-            channel.channel_options(max_message_bytes, options),
-        )
+        self._channel = channel.sync_channel(target, credentials, options)
+        self._stream_channel = channel.sync_channel(target, credentials, channel.stream_options(options))
         self._stub = channel.stub(self._channel)
+        self._stream_stub = channel.stub(self._stream_channel)
 
     def __enter__(self) -> Self:
         return self
@@ -86,11 +70,12 @@ class InferenceClient:
         self.close()
 
     def close(self) -> None:
-        """Closes the channel; calls in flight end with `Cancelled`. May be called again."""
+        """Closes the channels; calls in flight end with `Cancelled`. May be called again."""
         self._closed = True
         self._closing.set()
         self._waiting.close()
         self._channel.close()
+        self._stream_channel.close()
 
     def infer(
         self,
@@ -114,10 +99,10 @@ class InferenceClient:
         Thread-safe.
         """
         deadline = Deadline.after(timeout)
-        request = StreamRequest(inputs, request_id or "", outputs, parameters)
+        request = message.request_of(inputs, request_id, outputs, parameters)
         encoded = self._encode(model, version, deadline, request)
         try:
-            answer = self._infer(encoded, deadline, request.request_id)
+            answer = self._call(self._stub.ModelInfer, encoded, deadline, request.request_id)
         except InferenceError as error:
             self._cache.refused(model, version, error)
             raise
@@ -141,15 +126,13 @@ class InferenceClient:
         request for a model waits for the model's metadata. Thread-safe.
         """
         deadline = Deadline.after(timeout)
-        request = StreamRequest(inputs, request_id or "", outputs, parameters)
+        request = message.request_of(inputs, request_id, outputs, parameters)
         encoded = self._encode(model, version, deadline, request)
-        self._check_open()
-        metadata = with_context(self._metadata)
         return InferenceFuture(
-            lambda: self._stub.ModelInfer.future(encoded, timeout=deadline.left(), metadata=metadata),
+            lambda: self._stub.ModelInfer.future(encoded, **self._call_options(deadline, request.request_id)),
             request.request_id,
             functools.partial(self._cache.refused, model, version),
-            self._retries,
+            self._attempts(encoded),
             deadline,
             self._waiting,
         )
@@ -217,43 +200,30 @@ class InferenceClient:
         Nothing is sent before the first `next()`. Closing the iterator (dropping it does so,
         too) cancels the call and all its requests. One thread at a time may use the iterator.
         """
-        in_flight = InFlight(max_in_flight, ordered=ordered)
-        if on_error not in ("raise", "yield"):
-            raise ValueError(f"on_error must be 'raise' or 'yield', got {on_error!r}")
-        defaults = StreamDefaults(outputs, parameters)
-        order = () if ordered else channel.COMPLETION_ORDER
-        return self._stream(
-            model, version, timeout, map(defaults.complete, requests), in_flight, order, on_error == "raise"
+        plan = self._plan_stream(
+            model, version, ordered, max_in_flight, timeout, outputs, parameters, on_error
         )
+        return self._stream(plan, map(plan.defaults.complete, message.iterated(requests)))
 
-    def _stream(
-        self,
-        model: str,
-        version: str,
-        timeout: float | None,
-        requests: Iterator[StreamRequest],
-        in_flight: InFlight,
-        order: channel.CallMetadata,
-        raises: bool,
-    ) -> Generator[Outcome, None, None]:
+    def _stream(self, plan: StreamPlan, requests: Iterator[StreamRequest]) -> Generator[Outcome, None, None]:
         self._check_open()
-        deadline = Deadline.after(timeout)
+        deadline = Deadline.after(plan.timeout)
         # Until they are answered, for those that are refused.
         sent: dict[str, pb.ModelInferRequest] = {}
 
         def encode(request: StreamRequest) -> pb.ModelInferRequest:
-            encoded = self._encode(model, version, deadline, request)
+            encoded = self._encode(plan.model, plan.version, deadline, request)
             if self._retries.possible:
                 sent[request.request_id] = encoded
             return encoded
 
         outcomes = stream.run(
-            lambda feed: self._stub.ModelStreamInfer(
-                feed, timeout=deadline.left(), metadata=with_context(self._metadata + order)
+            lambda feed: self._stream_stub.ModelStreamInfer(
+                feed, timeout=deadline.for_call(), metadata=with_context(self._metadata + plan.order)
             ),
             requests,
             encode,
-            in_flight,
+            plan.in_flight,
         )
         with contextlib.closing(outcomes):
             for outcome in outcomes:
@@ -263,8 +233,8 @@ class InferenceClient:
                 elif isinstance(outcome, ResourceExhausted) and encoded is not None:
                     outcome = self._again(outcome, encoded, deadline)
                 if isinstance(outcome, InferenceError):
-                    self._cache.refused(model, version, outcome)
-                    if raises:
+                    self._cache.refused(plan.model, plan.version, outcome)
+                    if plan.raises:
                         raise outcome
                 yield outcome
 
@@ -273,8 +243,9 @@ class InferenceClient:
 
         Thread-safe.
         """
-        known = self._cache.get(model, version)
-        return known or self._fetch(model, version, Deadline.after(timeout))
+        deadline = Deadline.after(timeout)
+        arguments.model(model, version)
+        return self._cache.get(model, version) or self._fetch(model, version, deadline)
 
     def server_metadata(self, *, timeout: float | None = None) -> ServerMetadata:
         """The server's name, version and extensions. Thread-safe."""
@@ -298,6 +269,7 @@ class InferenceClient:
 
     def is_model_ready(self, model: str, version: str = "", *, timeout: float | None = None) -> bool:
         """Whether the model is ready; False when the server cannot be reached in time. Thread-safe."""
+        arguments.model(model, version)
         answer = self._ask(self._stub.ModelReady, pb.ModelReadyRequest(name=model, version=version), timeout)
         return answer is not None and bool(answer.ready)
 
@@ -313,9 +285,7 @@ class InferenceClient:
     def _encode(
         self, model: str, version: str, deadline: Deadline, request: StreamRequest
     ) -> pb.ModelInferRequest:
-        if not self._check:
-            return message.encode(model, version, request, None)
-        encoded = self._cache.encode(model, version, request)
+        encoded = self._encode_known(model, version, request)
         if encoded is not None:
             return encoded
         metadata = self._fetch(model, version, deadline, request.request_id)
@@ -324,9 +294,7 @@ class InferenceClient:
     def _fetch(self, model: str, version: str, deadline: Deadline, request_id: str = "") -> ModelMetadata:
         request = pb.ModelMetadataRequest(name=model, version=version)
         answer = self._call(self._stub.ModelMetadata, request, deadline, request_id)
-        metadata = ModelMetadata.from_message(answer)
-        self._cache.put(model, version, metadata)
-        return metadata
+        return self._learned(model, version, answer)
 
     def _ask(
         self, method: Callable[..., Any], request: object, timeout: float | None, wait_for_ready: bool = False
@@ -336,39 +304,27 @@ class InferenceClient:
         except (Unavailable, DeadlineExceeded):
             return None
 
-    def _infer(
-        self, encoded: pb.ModelInferRequest, deadline: Deadline, request_id: str, attempt: int = 1
-    ) -> pb.ModelInferResponse:
-        """The answer to a request, which is sent again when the server says when; for the `attempt`th time at first."""
-        while True:
-            try:
-                answer: pb.ModelInferResponse = self._call(
-                    self._stub.ModelInfer, encoded, deadline, request_id
-                )
-            except ResourceExhausted as error:
-                self._wait(error, attempt, deadline)
-                attempt += 1
-            else:
-                self._retries.answered()
-                return answer
-
-    def _wait(self, error: InferenceError, attempt: int, deadline: Deadline) -> None:
-        """Waits until a request may be sent again that met this error; raises that when it is not to be."""
-        delay = self._retries.delay(error, attempt, deadline.left())
-        if delay is None:
-            raise error
-        if self._closing.wait(delay):
-            raise errors.closed(error.request_id) from error
-
     def _again(
         self, refused: ResourceExhausted, encoded: pb.ModelInferRequest, deadline: Deadline
     ) -> Outcome:
         """What becomes of a request of a stream that was refused: it is sent again, as a call of its own."""
+        attempts = self._attempts(encoded)
         try:
-            self._wait(refused, 1, deadline)
-            return message.decode(self._infer(encoded, deadline, refused.request_id, attempt=2))
+            self._wait(refused, None, attempts, deadline)
+            answer = self._call(
+                self._stub.ModelInfer, encoded, deadline, refused.request_id, attempts=attempts
+            )
+            return message.decode(answer)
         except InferenceError as error:
             return error
+
+    def _wait(self, error: InferenceError, call: Any, attempts: Attempts, deadline: Deadline) -> None:
+        """Waits until a request may be sent again that met this error; raises that when it is not to be."""
+        delay = attempts.delay(error, call, deadline.left())
+        if delay is None:
+            raise error from call
+        if self._closing.wait(delay):
+            raise errors.closed(error.request_id) from error
 
     def _call(
         self,
@@ -376,19 +332,19 @@ class InferenceClient:
         request: object,
         deadline: Deadline,
         request_id: str = "",
+        *,
         wait_for_ready: bool = False,
+        attempts: Attempts | None = None,
     ) -> Any:
-        self._check_open()
-        try:
-            return method(
-                request,
-                timeout=deadline.left(),
-                metadata=with_context(self._metadata),
-                wait_for_ready=wait_for_ready,
-            )
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error, request_id) from error
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("this InferenceClient is closed: create another one")
+        """The answer to a unary call, which is sent again where that is safe and of use."""
+        attempts = attempts or self._attempts(request)
+        while True:
+            options = self._call_options(deadline, request_id, wait_for_ready=wait_for_ready)
+            try:
+                answer = method(request, **options)
+            except grpc.RpcError as error:
+                failure = errors.from_rpc(error, request_id)
+                self._wait(failure, error, attempts, deadline)
+            else:
+                attempts.answered()
+                return answer

@@ -59,11 +59,11 @@ class InvalidArgument(InferenceError):
 
 
 class InvalidInput(InvalidArgument, ValueError):
-    """The request does not fit the model's metadata; it was never sent.
+    """A value that the caller gave cannot be used; nothing was sent.
 
-    `subject` is what was held against the metadata (such as "input 'image' of model
-    'digits'"), `expected` and `received` say what it should be and what it is, and `change`
-    what to do about it.
+    `subject` is what has the value (such as "input 'image' of model 'digits'", or "timeout"),
+    `expected` and `received` say what it should be and what it is, and `change` what to do
+    about it.
     """
 
     def __init__(self, subject: str, expected: str, received: str, change: str, request_id: str = "") -> None:
@@ -103,6 +103,10 @@ class FailedPrecondition(InferenceError):
     """FAILED_PRECONDITION: the server is not in the state that the call needs."""
 
 
+class ClientClosed(FailedPrecondition, RuntimeError):
+    """The client was closed before the call; nothing was sent."""
+
+
 class Unimplemented(InferenceError):
     """UNIMPLEMENTED: the server does not offer this call."""
 
@@ -112,7 +116,7 @@ class Internal(InferenceError):
 
 
 class Unavailable(InferenceError):
-    """UNAVAILABLE: the server cannot be reached, starts or stops; retries were in vain."""
+    """UNAVAILABLE: the server cannot be reached, starts, stops, or ended during the call."""
 
 
 _CLASSES: dict[grpc.StatusCode, type[InferenceError]] = {
@@ -161,6 +165,12 @@ def from_stream(
     """
     code = grpc.StatusCode.__members__.get(code_name, grpc.StatusCode.UNKNOWN)
     return of_code(code, message, request_id, retry_after)
+
+
+def client_closed() -> ClientClosed:
+    """The error of a call of a client that is closed."""
+    text = "this InferenceClient is closed: create another one"
+    return ClientClosed(grpc.StatusCode.FAILED_PRECONDITION, text)
 
 
 def closed(request_id: str = "") -> InferenceError:

@@ -16,7 +16,7 @@ from tensorferry.client import errors, message
 from tensorferry.client.deadline import Deadline
 from tensorferry.client.errors import InferenceError
 from tensorferry.client.message import InferenceResult
-from tensorferry.client.retry import Retries
+from tensorferry.client.retry import Attempts
 
 
 class InferenceFuture(Future[InferenceResult]):
@@ -27,7 +27,7 @@ class InferenceFuture(Future[InferenceResult]):
     not block. May be used from any thread.
 
     `start` begins the call, within `deadline`; `refused` is told of the error that it ended with. A call that
-    `retries` begin again is in `waiting` until then. At any time one of them owns the future and may end it: grpcio,
+    `attempts` lets begin again is in `waiting` until then. At any time one of them owns the future and may end it: grpcio,
     which runs `_finish` once for each call, or whoever took it from `waiting`.
     """
 
@@ -36,7 +36,7 @@ class InferenceFuture(Future[InferenceResult]):
         start: Callable[[], Any],
         request_id: str,
         refused: Callable[[InferenceError], None],
-        retries: Retries,
+        attempts: Attempts,
         deadline: Deadline,
         waiting: Waiting,
     ) -> None:
@@ -46,10 +46,9 @@ class InferenceFuture(Future[InferenceResult]):
         self._call: Any = None
         self._request_id = request_id
         self._refused = refused
-        self._retries = retries
+        self._attempts = attempts
         self._deadline = deadline
         self._waiting = waiting
-        self._attempt = 1
         call = self._call = start()
         call.add_done_callback(self._finish)
 
@@ -72,7 +71,7 @@ class InferenceFuture(Future[InferenceResult]):
             return
         try:
             answer = call.result()
-            self._retries.answered()
+            self._attempts.answered()
             result = message.decode(answer)
         except grpc.RpcError as error:
             failure = errors.from_rpc(error, self._request_id)
@@ -85,10 +84,10 @@ class InferenceFuture(Future[InferenceResult]):
 
     def _wait(self, call: Any) -> bool:
         """Whether another owns the future now; else the call has ended it."""
-        if call.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+        if call.code() not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE):
             return False
-        refusal = errors.from_rpc(call, self._request_id)
-        delay = self._retries.delay(refusal, self._attempt, self._deadline.left())
+        failure = errors.from_rpc(call, self._request_id)
+        delay = self._attempts.delay(failure, call, self._deadline.left())
         if delay is None or not self._waiting.add(self, delay):
             return False
         # Who cancelled it before it waited found only a call that was over, which tells nobody any more.
@@ -97,7 +96,6 @@ class InferenceFuture(Future[InferenceResult]):
     def _begin_again(self) -> None:
         """Its time has come; `waiting` has given it up."""
         assert self._start is not None
-        self._attempt += 1
         try:
             call = self._call = self._start()
         except Exception as failure:

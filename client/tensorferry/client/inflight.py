@@ -12,6 +12,7 @@ from collections import deque
 import grpc
 
 from tensorferry.client import errors
+from tensorferry.client.arguments import integer
 from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.message import InferenceResult
 
@@ -26,9 +27,7 @@ class InFlight:
     """
 
     def __init__(self, limit: int, *, ordered: bool) -> None:
-        if limit < 1:
-            raise ValueError(f"max_in_flight must be at least 1, got {limit}")
-        self._limit = limit
+        self._limit = integer("max_in_flight", limit, 1, 2**31 - 1)
         self._ordered = ordered
         self._outcomes: dict[str, Outcome | None] = {}
         self._done: deque[str] = deque()

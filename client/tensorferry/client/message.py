@@ -6,13 +6,14 @@ Pure functions and immutable records; they may be used from any thread.
 from __future__ import annotations
 
 import itertools
+import reprlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import grpc
 
-from tensorferry.client import checks, errors
+from tensorferry.client import arguments, checks, errors
 from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.metadata import ModelMetadata
 from tensorferry.protos import inference_pb2 as pb
@@ -20,6 +21,12 @@ from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
 
 Parameter = bool | int | float | str
+
+# As many outputs and parameters, and as long strings, as the repr of a result shows.
+_SHOWN = 20
+_short = reprlib.Repr()
+_short.maxdict = _SHOWN
+_short.maxstring = _short.maxother = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,7 @@ class StreamRequest:
     parameters: Mapping[str, Parameter] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class InferenceResult(Mapping[str, Array]):
     """One answer: a mapping of output name to numpy array, in the server's order.
 
@@ -49,7 +56,7 @@ class InferenceResult(Mapping[str, Array]):
     model_version: str
     id: str
     parameters: Mapping[str, Parameter]
-    outputs: Mapping[str, Array] = field(repr=False)
+    outputs: Mapping[str, Array]
 
     def __getitem__(self, name: str) -> Array:
         return self.outputs[name]
@@ -60,11 +67,25 @@ class InferenceResult(Mapping[str, Array]):
     def __len__(self) -> int:
         return len(self.outputs)
 
+    def __repr__(self) -> str:
+        tensors = [
+            f"{_short.repr(name)}: {_described(array)}"
+            for name, array in itertools.islice(self.items(), _SHOWN)
+        ]
+        if len(self) > _SHOWN:
+            tensors.append(f"and {len(self) - _SHOWN} more")
+        head = f"InferenceResult(model_name={_short.repr(self.model_name)}, model_version={_short.repr(self.model_version)}"
+        return (
+            f"{head}, id={_short.repr(self.id)}, outputs={{{', '.join(tensors)}}},"
+            f" parameters={_short.repr(dict(self.parameters))})"
+        )
+
 
 class StreamDefaults:
     """What the requests of one stream have in common; fills in what each leaves out."""
 
     def __init__(self, outputs: Sequence[str] | None, parameters: Mapping[str, Parameter] | None) -> None:
+        _check_choices(outputs, parameters)
         self._outputs = outputs
         self._parameters = parameters
         self._prefix = uuid.uuid4().hex[:12]
@@ -75,16 +96,58 @@ class StreamDefaults:
         if isinstance(request, Mapping):
             request = StreamRequest(request)
         if not isinstance(request, StreamRequest):
-            raise TypeError(
-                "the iterable of a stream yields dicts of input name to array, or StreamRequest;"
-                f" got {type(request).__name__}"
+            raise InvalidInput(
+                "each request of a stream",
+                "a dict of input name to array, or a StreamRequest",
+                arguments.shown(request),
+                "yield {'input name': array}",
             )
-        return StreamRequest(
+        return request_of(
             request.inputs,
             request.request_id or f"{self._prefix}-{next(self._numbers)}",
             self._outputs if request.outputs is None else request.outputs,
             self._parameters if request.parameters is None else request.parameters,
         )
+
+
+def request_of(
+    inputs: Mapping[str, object],
+    request_id: str | None,
+    outputs: Sequence[str] | None,
+    parameters: Mapping[str, Parameter] | None,
+) -> StreamRequest:
+    """A request with checked types; its arrays and names are held against the model later."""
+    arguments.mapping("inputs", inputs, "write {'input name': array}")
+    if request_id is not None:
+        arguments.text("request_id", request_id, expected="a str, or None")
+    _check_choices(outputs, parameters)
+    return StreamRequest(inputs, request_id or "", outputs, parameters)
+
+
+def iterated(
+    requests: Iterable[Mapping[str, object] | StreamRequest],
+) -> Iterator[Mapping[str, object] | StreamRequest]:
+    """The iterator of a stream's requests; InvalidInput for what is none, or is one request."""
+    if not isinstance(requests, (str, bytes, Mapping)):
+        try:
+            return iter(requests)
+        except TypeError:
+            pass
+    raise not_iterable(requests)
+
+
+def not_iterable(requests: object) -> InvalidInput:
+    """The error for what a stream cannot take its requests from."""
+    change = (
+        "write [inputs] for one" if isinstance(requests, Mapping) else "give a list or a generator of dicts"
+    )
+    return InvalidInput("requests", "an iterable of dicts", arguments.shown(requests), change)
+
+
+def _check_choices(outputs: object, parameters: object) -> None:
+    arguments.names("outputs", outputs)
+    if parameters is not None:
+        arguments.mapping("parameters", parameters, "write {'name': value}")
 
 
 def encode(
@@ -183,6 +246,11 @@ def _set_parameter(target: pb.InferParameter, name: str, value: object) -> None:
             f"{value!r} of type {type(value).__name__}",
             "convert it to one of these",
         )
+
+
+def _described(array: Array) -> str:
+    """Datatype and shape, never values."""
+    return f"{tensors.datatype_of(array)} {list(array.shape)}"
 
 
 def _parameter(parameter: pb.InferParameter) -> Parameter:

@@ -53,6 +53,9 @@ _MAX_MESSAGE_BYTES = 1500
 _DETAILS = "grpc-status-details-bin"
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 
+# The bundled client looks for it before it repeats a call: a server that ended cannot have sent it.
+_ANSWERED = (("tensorferry-answered", "1"),)
+
 # What Triton says of these in front of nothing else; here it is in front of what happened.
 _FULL = "Exceeds maximum queue size: "
 _EXPIRED = "Request timeout expired: "
@@ -168,9 +171,12 @@ def _row_of(kind: type[BaseException]) -> _Row | None:
 
 
 def trailing_metadata(status: Status) -> tuple[tuple[str, str | bytes], ...]:
-    """When to retry, as google.rpc.RetryInfo and as what holds back grpc's own retries; else nothing."""
+    """When to retry, as google.rpc.RetryInfo and for grpc's own retries; for UNAVAILABLE, that this server said so.
+
+    Without that a client cannot tell the answer from a connection that broke during its call.
+    """
     if status.retry_after is None:
-        return ()
+        return _ANSWERED if status.code is grpc.StatusCode.UNAVAILABLE else ()
     return _retry_metadata(status.code, status.message, status.retry_after)
 
 

@@ -1,0 +1,89 @@
+"""Checks of the values that callers give: each returns the value, or raises `InvalidInput`.
+
+Pure functions; they may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensorferry.client.errors import InvalidInput
+
+
+def shown(value: object) -> str:
+    """A short form of a value, with its type, for an error message."""
+    return f"{reprlib.repr(value)} of type {type(value).__name__}"
+
+
+def text(subject: str, value: object, *, expected: str = "a str", change: str = "") -> str:
+    """A str that can be sent as UTF-8."""
+    if not isinstance(value, str):
+        if not change:
+            change = f"write {str(value)!r}" if isinstance(value, int) else "give it as a str"
+        raise InvalidInput(subject, expected, shown(value), change)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(
+            subject,
+            "a str that UTF-8 can encode",
+            shown(value),
+            f"remove the lone surrogates ({error.reason})",
+        ) from None
+    return value
+
+
+def model(name: object, version: object) -> None:
+    """The name and version of a model."""
+    if not text("the model's name", name, change="give the name as a str, such as 'digits'"):
+        raise InvalidInput("the model's name", "a str that is not empty", "''", "name a model of the server")
+    text("the model's version", version, expected="a str ('' for the server's choice)")
+
+
+def names(subject: str, value: object) -> None:
+    """None, or a sequence of str."""
+    if value is None:
+        return
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        change = f"write [{value!r}]" if isinstance(value, str) else "give a list of names, or None for all"
+        raise InvalidInput(subject, "a list of str, or None", shown(value), change)
+    for one in value:
+        text(f"each of {subject}", one)
+
+
+def mapping(subject: str, value: object, change: str) -> Mapping[Any, Any]:
+    """A dict or another mapping, whose keys are str."""
+    if not isinstance(value, Mapping):
+        raise InvalidInput(subject, "a dict", shown(value), change)
+    for key in value:
+        text(f"each name in {subject}", key)
+    return value
+
+
+def integer(subject: str, value: object, least: int, most: int) -> int:
+    """An int within bounds; numpy's count, bool does not."""
+    number = None
+    if not isinstance(value, bool) and hasattr(value, "__index__"):
+        try:
+            number = int(value.__index__())
+        except TypeError:  # an array, for instance
+            number = None
+    if number is None or not least <= number <= most:
+        raise InvalidInput(subject, f"an int from {least} to {most}", shown(value), "give one of these")
+    return number
+
+
+def pairs(subject: str, value: object, example: str) -> list[tuple[Any, Any]]:
+    """A sequence of pairs whose first is a str."""
+    found: list[tuple[Any, Any]] = []
+    if isinstance(value, (list, tuple)):
+        for pair in value:
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not isinstance(pair[0], str):
+                raise InvalidInput(
+                    f"each of {subject}", "a pair of name and value", shown(pair), f"write {example}"
+                )
+            found.append((pair[0], pair[1]))
+        return found
+    raise InvalidInput(subject, "a list of pairs of name and value", shown(value), f"write {example}")
