@@ -51,8 +51,11 @@ class ServerProcess:
     ) -> ServerProcess:
         """Starts `tensorferry serve` and waits until it is ready, and serves as it was told.
 
-        Another `program` stands in for `tensorferry`; `variables` are set in its environment.
+        Another `program` stands in for `tensorferry`; `variables` are set in its environment. The probe model
+        is batched without proof: how long its runs take, though no answer, depends on all rows together.
         """
+        if "--batching" not in arguments and any(str(each).endswith("probe.onnx") for each in arguments):
+            arguments = (*arguments, "--batching", "trust")
         always = ("--transport", transport, "--host", "127.0.0.1", "--port", port, "--log-format", "json")
         process = subprocess.Popen(
             [*(program or command()), *map(str, ("serve", *arguments, *always))],
