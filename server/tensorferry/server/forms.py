@@ -134,10 +134,12 @@ class _Known:
 class FormCache:
     """What is remembered of late: forms, found by a message's bytes, and response forms. Thread-safe.
 
-    All is of a registry's `generation`: when a model comes or goes, it is forgotten.
+    All is of a registry's `generation`: when a model comes or goes, it is forgotten. No response may have more than
+    `most_bytes`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: float = math.inf) -> None:
+        self._most_bytes = most_bytes
         # Guards changes. What is found by a size is a tuple that is replaced: looking needs no lock.
         self._lock = threading.Lock()
         self._generation = -1
@@ -170,10 +172,10 @@ class FormCache:
                 self._forget_locked(generation)
             if generation < self._generation:
                 # Looked up before a model came or went: for this request, and to be forgotten.
-                return unremembered(model, decoded)
+                return unremembered(model, decoded, self._most_bytes)
             response = self._responses.get(wants)
             if response is None:
-                response = self._responses[wants] = _response_form(model, wanted)
+                response = self._responses[wants] = _response_form(model, wanted, self._most_bytes)
             form = _form_of(model, decoded, response)
             known = _known(data, request, model, decoded, form)
             if known is not None:
@@ -193,13 +195,14 @@ class FormCache:
         self._generation = generation
 
 
-def unremembered(model: Model, decoded: Decoded) -> Form:
+def unremembered(model: Model, decoded: Decoded, most_bytes: float = math.inf) -> Form:
     """The form of a request that no other is known by: one with tensors in shared memory."""
-    return _form_of(model, decoded, _response_form(model, decoded.wanted))
+    return _form_of(model, decoded, _response_form(model, decoded.wanted, most_bytes))
 
 
-def _response_form(model: Model, wanted: Wanted) -> ResponseForm:
-    return ResponseForm(model.name, model.version, wanted, Classifier(model.batched, model.labels))
+def _response_form(model: Model, wanted: Wanted, most_bytes: float) -> ResponseForm:
+    classifier = Classifier(model.batched, model.labels)
+    return ResponseForm(model.name, model.version, wanted, classifier, most_bytes)
 
 
 def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:

@@ -40,6 +40,7 @@ from tensorferry.server.models import ModelRegistry
 from tensorferry.server.reply import OVER, Call, Metadata, Reply, failed
 from tensorferry.server.responses import Piece, id_field_of
 from tensorferry.server.shapes.no_rows import outputs_without_rows
+from tensorferry.server.shapes.response_size import check_response_size
 from tensorferry.server.shapes.shared_axes import explained
 from tensorferry.server.shared_memory import Lease, Regions
 from tensorferry.server.status import INTERNAL, Status, code_of, known_status_of, status_of
@@ -267,7 +268,7 @@ class InferenceService:
         self._tracing = tracing or Tracing()
         self.foresight = Foresight(registry, self._tracing)
         self._triton_status_codes = triton_status_codes
-        self._forms = FormCache()
+        self._forms = FormCache(limits.message_bytes)
         self._draining = False
         # Guards _refused; held for an addition, or a copy.
         self._refused_lock = threading.Lock()
@@ -374,6 +375,7 @@ class InferenceService:
                     lease = Lease(self._regions)
                     decoded = decode(request, model.name, model.signature, model.batched, lease, self.limits)
                     tensors = decoded.tensors
+                    check_response_size(model.signature, model.batched, decoded, self.limits.message_bytes)
                     if model.batched and not decoded.rows:
                         empty = outputs_without_rows(
                             model.name, model.signature, decoded.wanted.outputs, tensors
@@ -381,7 +383,7 @@ class InferenceService:
                     else:
                         model.empty_axes.check(model.name, model.signature, tensors)
                     if lease or empty is not None:
-                        form = unremembered(model, decoded)
+                        form = unremembered(model, decoded, self.limits.message_bytes)
                     else:
                         form = self._forms.add(data, request, model, decoded, generation)
                 answer = complete

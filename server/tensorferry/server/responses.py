@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -12,6 +13,7 @@ from tensorferry.batcher import Outcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.classification import PLAIN, Classifier
 from tensorferry.server.codec import Wanted, encode
+from tensorferry.server.shapes.response_size import too_large
 from tensorferry.server.status import Status
 from tensorferry.server.wire.fields import encoded_varint
 
@@ -40,10 +42,19 @@ class ResponseForm:
     """Builds the responses of a model version to requests that want the same. Thread-safe.
 
     Raw contents are put between bytes that were serialised once for each shape. Typed contents,
-    strings, classes, outputs in shared memory and an explained batch go through protobuf.
+    strings, classes, outputs in shared memory and an explained batch go through protobuf. LimitError for a response of
+    more than `most_bytes`.
     """
 
-    def __init__(self, model: str, version: str, wanted: Wanted, classifier: Classifier = PLAIN) -> None:
+    def __init__(
+        self,
+        model: str,
+        version: str,
+        wanted: Wanted,
+        classifier: Classifier = PLAIN,
+        most_bytes: float = math.inf,
+    ) -> None:
+        self._most_bytes = most_bytes
         self._model = model
         self._version = version
         self._wanted = wanted
@@ -63,6 +74,8 @@ class ResponseForm:
         """The serialised response in pieces; `id_field` is the serialised field of the id, b"" for none."""
         if self._through_protobuf:
             message = encode(self._model, self._version, self._wanted, outcome, self._classifier)
+            if (size := message.ByteSize()) > self._most_bytes:
+                raise too_large(size, self._most_bytes)
             # In whatever order: a reader of protobuf takes the fields as they come.
             return message.SerializeToString(), id_field
         outputs = outcome.outputs
@@ -70,9 +83,11 @@ class ResponseForm:
             # As below, for the one.
             array = outputs[self._name]
             known = self._fixed.get((array.shape,))
-            if known is not None and array.flags.c_contiguous:
+            if known is not None and array.flags.c_contiguous and array.nbytes <= self._most_bytes:
                 return self._head, id_field, known[0], array
         arrays = [outputs[name] for name in self._names]
+        if (size := sum([array.nbytes for array in arrays])) > self._most_bytes:
+            raise too_large(size, self._most_bytes)
         shapes = tuple([array.shape for array in arrays])
         fixed = self._fixed.get(shapes)
         if fixed is None:

@@ -26,6 +26,7 @@ from tensorferry.server.onnx_graph.interface import without_shape
 from tensorferry.server.proof import difference_of, random_array
 from tensorferry.server.providers import CUDA, TENSORRT, Providers, capturing, providers_of
 from tensorferry.server.runtime.arena_shrinkage import ArenaShrinkage
+from tensorferry.server.runtime.load_cures import cure_of
 from tensorferry.server.runtime.output_rows import with_output_rows
 from tensorferry.server.session_options import ARENA_SHRINKAGE, DEVICE_ALLOCATOR, SessionOptions
 from tensorferry.server.signature import Signature, TensorSpec, signature_of
@@ -148,7 +149,9 @@ class Session:
         try:
             return _inference_session(self.path, options, providers)
         except Exception as error:
-            raise StartError(f"{self.path}: ONNX Runtime cannot load it: {_reason(error)}") from error
+            reason = _reason(error).rstrip(".")
+            cure = cure_of(self.path, reason)
+            raise StartError(f"{self.path}: ONNX Runtime cannot load it: {reason}{cure}") from error
 
     def _without_graphs(self, reason: str) -> None:
         """Goes on without CUDA graphs, with a line in the log; StartError where the configuration asks for them."""
@@ -357,7 +360,8 @@ def _options(settings: SessionOptions) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     # Spinning workers take the cores that the transport needs while no batch runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 3
+    # It raises its errors too, and those go to our log.
+    options.log_severity_level = 4
     options.graph_optimization_level = _GRAPH_LEVELS[settings.graph]
     # By default ONNX Runtime makes a thread for each core of the machine, and binds it there,
     # even where the process may use only some of them.

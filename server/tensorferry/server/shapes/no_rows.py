@@ -21,11 +21,11 @@ def outputs_without_rows(
     A dimension of an output is known if it is fixed, or has the name of an input's dimension. InvalidRequestError
     names the output whose shape is not known.
     """
-    sizes = _sizes(signature, tensors)
+    sizes = named_sizes(signature, tensors)
     return {spec.name: np.empty((0, *_known(model, spec, sizes)), spec.datatype.storage) for spec in outputs}
 
 
-def _sizes(signature: Signature, tensors: Sequence[Tensor]) -> Mapping[str, int | None]:
+def named_sizes(signature: Signature, tensors: Sequence[Tensor]) -> Mapping[str, int | None]:
     """The sizes of the inputs' dimensions by name; None for a name that stands for two sizes."""
     sizes: dict[str, int | None] = {}
     for spec, tensor in zip(signature.inputs, tensors, strict=True):

@@ -1,0 +1,62 @@
+"""What an operator does about a file that ONNX Runtime cannot load, where the file or the error shows it."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+
+_PYTORCH = "a PyTorch file, not ONNX: export it with torch.onnx.export"
+# By the bytes that a file begins with.
+_KINDS: tuple[tuple[bytes, str], ...] = (
+    (b"version https://git-lfs", "a Git LFS pointer, not the model: fetch the model with git lfs pull"),
+    (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", _PYTORCH),
+    (
+        b"\x80",
+        "a Python pickle, not ONNX: export the model, with torch.onnx.export (PyTorch) or skl2onnx (scikit-learn)",
+    ),
+    (b"\x89HDF", "an HDF5 file (Keras), not ONNX: convert it with tf2onnx"),
+    (b"\x1f\x8b", "compressed with gzip: unpack it with gunzip"),
+    (b"<", "a web page or XML, not ONNX: the download may have failed, or this be another format"),
+)
+# By what stands behind the first four or eight bytes.
+_TFLITE, _SAFETENSORS = b"TFL3", b'{"'
+_MOST_LOOKED_AT = 64
+
+_LOCALE = re.compile(r"Failed to construct locale with name:\s*([\w.@-]+?):")
+
+
+def cure_of(path: Path, reason: str) -> str:
+    """A sentence about the cure, to stand behind the reason; empty if none is known."""
+    if found := _LOCALE.search(reason):
+        name = found[1]
+        return (
+            f". The machine lacks the locale {name}: apt-get install locales && localedef -i {name.partition('.')[0]} "
+            f"-f UTF-8 {name} (Debian, Ubuntu), or dnf install glibc-langpack-{name.partition('_')[0]} (Fedora)"
+        )
+    kind = _kind_of(path)
+    return f". It is {kind}" if kind else ""
+
+
+def _kind_of(path: Path) -> str:
+    """What a file is that is not ONNX; empty if that is not known."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_MOST_LOOKED_AT)
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                names = archive.namelist()
+            torch = any(name.endswith("data.pkl") for name in names)
+            return _PYTORCH if torch else "a zip archive: unpack it and give the .onnx file in it"
+    except (OSError, zipfile.BadZipFile):
+        return ""
+    if not head:
+        return "empty: the copy or download may have failed"
+    for start, kind in _KINDS:
+        if head.startswith(start):
+            return kind
+    if head[4:8] == _TFLITE:
+        return "a TensorFlow Lite file, not ONNX: convert it with tf2onnx"
+    if head[8:10] == _SAFETENSORS:
+        return "a safetensors file, which has weights alone: export the model with torch.onnx.export"
+    return ""

@@ -1,0 +1,115 @@
+"""A file that cannot be loaded: the error names what it is and what to do."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import pickle
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import onnx
+import pytest
+from server.models import node, value
+
+from tensorferry.server.errors import StartError
+from tensorferry.server.session import Session
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def archive(*names: str) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as made:
+        for name in names:
+            made.writestr(name, b"\x80\x02}.")
+    return data.getvalue()
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 12345\n"
+# What torch.save wrote before 1.6.
+OLD_TORCH = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2)
+SAFETENSORS = struct.pack("<Q", 2) + b'{"__metadata__": {}}'
+
+
+@pytest.mark.parametrize(
+    ("content", "cure"),
+    [
+        (LFS, "It is a Git LFS pointer, not the model: fetch the model with git lfs pull"),
+        (archive("model/data.pkl", "model/version"), "It is a PyTorch file, not ONNX: export it with torch.onnx.export"),
+        (OLD_TORCH, "It is a PyTorch file, not ONNX"),
+        (pickle.dumps({"a": 1}), "It is a Python pickle, not ONNX"),
+        (archive("model.onnx"), "It is a zip archive: unpack it"),
+        (gzip.compress(b"model"), "It is compressed with gzip: unpack it with gunzip"),
+        (b"<!DOCTYPE html><html>", "It is a web page or XML, not ONNX"),
+        (b"\x89HDF\r\n\x1a\n", "It is an HDF5 file (Keras), not ONNX: convert it with tf2onnx"),
+        (b"\x1c\x00\x00\x00TFL3", "It is a TensorFlow Lite file, not ONNX: convert it with tf2onnx"),
+        (SAFETENSORS, "It is a safetensors file, which has weights alone"),
+        (b"", "It is empty"),
+    ],
+)  # fmt: skip
+def test_what_is_no_onnx_is_named_with_the_cure(tmp_path: Path, content: bytes, cure: str) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(StartError) as caught:
+        Session(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ONNX Runtime cannot load it: ")
+    assert f". {cure}" in message
+    assert ".." not in message.replace(str(tmp_path), "")
+
+
+def test_what_is_not_known_has_no_cure(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"\x07\x07\x07\x07 no such thing")
+    with pytest.raises(StartError) as caught:
+        Session(path)
+    assert "It is" not in str(caught.value)
+
+
+LOADS = "import sys; from pathlib import Path; from tensorferry.server.session import Session; Session(Path(sys.argv[1]))"
+
+
+def load(path: Path, locales: Path) -> subprocess.CompletedProcess[str]:
+    """In a process that has these locales alone."""
+    return subprocess.run(
+        [sys.executable, "-c", LOADS, str(path)],
+        env={**os.environ, "LOCPATH": str(locales), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_missing_locale_is_named_with_the_cure_and_the_image_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    graph = onnx.helper.make_graph(
+        [node("StringNormalizer", "x", "y", case_change_action="LOWER")],
+        "normal",
+        [value("x", "BYTES", ("n",))],
+        [value("y", "BYTES", ("n",))],
+    )
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=9), str(path))
+    failed = load(path, tmp_path)
+    assert failed.returncode == 1
+    assert (
+        "The machine lacks the locale en_US.UTF-8: apt-get install locales && localedef -i en_US "
+        in failed.stderr
+    )
+    # ONNX Runtime's own line says the same, in a form of its own.
+    assert "[E:onnxruntime" not in failed.stderr
+    dockerfile = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
+    made = re.search(r"localedef -i en_US -f UTF-8 (/usr/lib/locale/en_US\.UTF-8)", dockerfile)
+    assert made is not None
+    assert f"COPY --from=locale {made[1]} {made[1]}\n" in dockerfile
+    if shutil.which("localedef") is None or not Path("/usr/share/i18n/locales/en_US").exists():
+        pytest.skip("no sources of locales")
+    subprocess.run(made[0].replace("/usr/lib/locale", str(tmp_path)).split(), check=True)
+    assert load(path, tmp_path).returncode == 0, load(path, tmp_path).stderr

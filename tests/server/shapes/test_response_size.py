@@ -1,0 +1,127 @@
+"""Responses larger than a message may be: refused with the flag named, before the model runs where shapes tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from server.models import node, save, value
+from server.rig import PATIENCE, Array, Make, fp32, request
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import inference_pb2_grpc
+from tensorferry.server.app import App
+from tensorferry.server.config import ModelSource
+
+MOST = 10_000
+Infer = Callable[[pb.ModelInferRequest], pb.ModelInferResponse]
+
+
+def repeated(path: Path, width: int) -> Path:
+    """x FP32 [batch, 1] → y FP32 [batch, width] and z = x."""
+    return save(
+        path,
+        [node("Mul", "x ones", "y"), node("Identity", "x", "z")],
+        [value("x", dims=("batch", 1))],
+        [value("y", dims=("batch", width)), value("z", dims=("batch", 1))],
+        {"ones": np.ones((1, width), np.float32)},
+    )
+
+
+def echoed(path: Path) -> Path:
+    """x FP32 [batch, n] → y FP32 [batch, n], twice."""
+    return save(
+        path,
+        [node("Identity", "x", "y"), node("Identity", "x", "z")],
+        [value("x", dims=("batch", "n"))],
+        [value("y", dims=("batch", "n")), value("z", dims=("batch", "n"))],
+    )
+
+
+def zeros(path: Path) -> Path:
+    """x INT64 [2] → y FP32 of that shape."""
+    return save(
+        path,
+        [node("ConstantOfShape", "x", "y")],
+        [value("x", "INT64", dims=(2,))],
+        [value("y", dims=("a", "b"))],
+    )
+
+
+@pytest.fixture
+def serving(make: Make) -> Callable[[Path], Any]:
+    @contextmanager
+    def served(path: Path) -> Iterator[tuple[App, Any]]:
+        app = make(models=(ModelSource("m", path),), max_message_bytes=MOST)
+        app.start()
+        app.load()
+        with grpc.insecure_channel(app.address) as channel:
+            yield app, inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+    return served
+
+
+def refused(stub: Any, message: pb.ModelInferRequest) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.ModelInfer(message, timeout=PATIENCE)
+    error: Any = caught.value
+    return error.code(), error.details()
+
+
+def runs(app: App) -> int:
+    (model,) = app.registry.models()
+    return model.batcher.statistics().batches
+
+
+def message(array: Array, *outputs: str) -> pb.ModelInferRequest:
+    made = request({"x": array})
+    for name in outputs:
+        made.outputs.add(name=name)
+    return made
+
+
+@pytest.mark.parametrize("rows", [6, 30])
+def test_a_known_shape_is_refused_before_the_model_runs(serving: Any, tmp_path: Path, rows: int) -> None:
+    with serving(repeated(tmp_path / "m.onnx", 500)) as (app, stub):
+        assert stub.ModelInfer(message(fp32(4, 1)), timeout=PATIENCE)
+        before = runs(app)
+        for _ in range(2):
+            code, details = refused(stub, message(fp32(rows, 1)))
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert f"the response would have {rows * 501 * 4} bytes" in details
+            assert "at most 10000" in details
+            assert "--max-message-bytes" in details
+        assert runs(app) == before
+        # Outputs that are not asked for, and those of classes, do not count.
+        assert stub.ModelInfer(message(fp32(rows, 1), "z"), timeout=PATIENCE)
+        classes = message(fp32(rows, 1), "y")
+        classes.outputs[0].parameters["classification"].int64_param = 2
+        assert stub.ModelInfer(classes, timeout=PATIENCE)
+
+
+def test_dimensions_with_an_input_s_name_are_known_too(serving: Any, tmp_path: Path) -> None:
+    with serving(echoed(tmp_path / "m.onnx")) as (_, stub):
+        code, details = refused(stub, message(fp32(1, 2000)))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "the response would have 16000 bytes (outputs y, z)" in details
+        assert stub.ModelInfer(message(fp32(1, 2000), "y"), timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("form", ["raw", "typed"])
+def test_an_unknown_shape_is_refused_afterwards(serving: Any, tmp_path: Path, form: str) -> None:
+    with serving(zeros(tmp_path / "m.onnx")) as (_, stub):
+        message = request({"x": np.array([10, 500])}, typed=form == "typed")
+        for _ in range(2):
+            code, details = refused(stub, message)
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "the response has 20" in details
+            assert "--max-message-bytes" in details
+        # A stream goes on after it.
+        small = request({"x": np.array([1, 5])})
+        answers = list(stub.ModelStreamInfer(iter([message, small]), timeout=PATIENCE))
+        assert sorted("--max-message-bytes" in answer.error_message for answer in answers) == [False, True]
