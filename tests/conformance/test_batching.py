@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.batching import compare, variants
+import pytest
+from conformance.batching import Model, compare, variants
 from conformance.cases import node_cases
+from conformance.exported import Exported, exported
 
 from tensorferry.server.onnx_graph import RowMixing
 
@@ -47,3 +49,11 @@ def test_nothing_that_mixes_rows_is_proved_and_nearly_all_else_is() -> None:
     apart = [one for one in ran if not one.mixing]
     assert len(ran) > 120
     assert len(proved) > 0.9 * len(apart)
+
+
+@pytest.mark.parametrize("one", exported(), ids=lambda one: one.name)
+def test_models_as_exporters_make_them(one: Exported) -> None:
+    found = compare(Model(one.name, one.model, one.rows))
+    assert found.analysis.finding is one.finding, found.analysis.reasons
+    if one.name != "sklearn_text":  # which needs a locale that the machine may lack
+        assert found.mixing == "" if one.finding is RowMixing.SEPARATE else found.mixing

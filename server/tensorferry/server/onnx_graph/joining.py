@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensorferry.server.onnx_graph.operators import MICROSOFT, ML, MixesRows, Node, NotKnown, operator
-from tensorferry.server.onnx_graph.places import axis_of, only_rows_in, placed, shape_of
+from tensorferry.server.onnx_graph.places import axis_of, keep_apart, only_rows_in, placed, shape_of
 from tensorferry.server.onnx_graph.sizes import NUMBER_OF_ROWS, Product, Size, fixed, product, quotient, total
 from tensorferry.server.onnx_graph.values import Rows, Value, of_content
 
@@ -222,6 +222,12 @@ def pad(node: Node) -> Value:
 @operator("Unique", domain=MICROSOFT, by_values=True)
 def as_many_as_there_are(node: Node) -> list[Value]:
     """The shape depends on values."""
+    if node.operator == "Compress" and node.input(1).rows is None and "axis" in node.attributes:
+        value = node.input(0)
+        sizes = shape_of(value)
+        axis = axis_of(int(node.attributes["axis"]), len(sizes))
+        keep_apart(value, (axis,), "leaves out elements along")
+        return [placed((*sizes[:axis], node.fresh(), *sizes[axis + 1 :]), value.rows)]
     if any(value.rows is not None for value in node.given):
         raise NotKnown("makes a shape that depends on the rows' values")
     if node.operator == "NonZero":

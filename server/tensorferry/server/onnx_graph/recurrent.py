@@ -92,6 +92,24 @@ def attention(node: Node) -> list[Value]:
     return [found, cache, cache, cache][: node.outputs]
 
 
+@operator("LinearAttention")
+def linear_attention(node: Node) -> list[Value]:
+    """A state for each row that its own positions change."""
+    rows = only_first_axis(node, range(6))
+    sizes = shape_of(node.input(0))
+    return [placed((*sizes[:2], node.fresh()), rows), placed((sizes[0], *node.fresh_shape(3)), rows)][
+        : node.outputs
+    ]
+
+
+@operator("CausalConvWithState")
+def causal_convolution(node: Node) -> list[Value]:
+    """A convolution along the positions of each row, and what is kept of them."""
+    rows = only_first_axis(node, (0, 3), "convolves over")
+    sizes = shape_of(node.input(0))
+    return [placed(sizes, rows), placed((*sizes[:2], node.fresh()), rows)][: node.outputs]
+
+
 @operator("RotaryEmbedding")
 def rotary_embedding(node: Node) -> Value:
     """Each position turned by its angle."""
