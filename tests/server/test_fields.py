@@ -56,7 +56,6 @@ WARNED = {
     "model_metrics": 'model_metrics { metric_control { metric_identifier { family: "f" } } }',
 }
 REFUSED = {
-    "input.is_shape_tensor": "input { is_shape_tensor: true }",
     "input.allow_ragged_batch": "input { allow_ragged_batch: true }",
     "input.optional": "input { optional: true }",
     "input.is_non_linear_format_io": "input { is_non_linear_format_io: true }",

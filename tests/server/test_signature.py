@@ -79,8 +79,14 @@ BATCHED = spec("fine", "FP32", "", 3)
     [
         (signature(BATCHED), None),
         (signature(BATCHED, spec("n", "INT64", "other_name")), None),
-        (signature(BATCHED, spec("s", "FP32")), "input 's' is a scalar"),
-        (signature(BATCHED, spec("w", "FP32", 1, 3)), "the first dimension of input 'w' is fixed to 1"),
+        # Equal ones may share a batch, if there is another input with rows.
+        (signature(BATCHED, spec("s", "FP32"), outputs=(BATCHED,)), None),
+        (signature(BATCHED, spec("w", "FP32", 1, 3), outputs=(BATCHED,)), None),
+        (signature(spec("s", "FP32"), outputs=(BATCHED,)), "input 's' is a scalar"),
+        (
+            signature(spec("w", "FP32", 1, 3), outputs=(BATCHED,)),
+            "the first dimension of input 'w' is fixed to 1",
+        ),
         (signature(BATCHED, outputs=(spec("loss", "FP32"),)), "output 'loss' is a scalar"),
         (
             signature(BATCHED, outputs=(BATCHED, spec("c", "FP32", 8))),

@@ -105,7 +105,9 @@ def join(requests: Sequence[Request], place: _Place | None = None) -> Any:
         return _alone(first.tensors[0])
     rows = sum([request.rows for request in requests])
     arrays = [
-        _join_tensors([request.tensors[i] for request in requests], rows)
+        _alone(first.tensors[i])
+        if i in first.shared
+        else _join_tensors([request.tensors[i] for request in requests], rows)
         if plan is None or (pad := plan.pads[i]) is None
         else _join_padded([request.tensors[i] for request in requests], rows, plan.padded_length, *pad)
         for i in range(len(first.tensors))
@@ -175,8 +177,8 @@ def _join_into(
     # Alone, a request may have no axis of rows.
     alone = len(requests) == 1 and plan is None
     wanted = {
-        name: (tensor.dtype, tensor.shape if alone else (rows, *shape))
-        for name, tensor, shape in zip(names, first.tensors, shapes, strict=True)
+        name: (tensor.dtype, tensor.shape if alone or i in first.shared else (rows, *shape))
+        for i, (name, tensor, shape) in enumerate(zip(names, first.tensors, shapes, strict=True))
     }
     batch = place(wanted)
     if batch is None:
@@ -189,7 +191,8 @@ def _join_into(
         if pad is not None:
             _fill_padded(array, [request.tensors[i] for request in requests], *pad)
             continue
-        target, pieces = memoryview(array.data).cast("B"), [request.tensors[i].data for request in requests]
+        target = memoryview(array.data).cast("B")
+        pieces = [request.tensors[i].data for request in (requests[:1] if i in first.shared else requests)]
         if len(target) <= _SMALL * len(pieces):
             target[:] = b"".join(pieces)
             continue

@@ -46,6 +46,7 @@ NEW, QUEUED, RUNNING, DONE = State
 # Any constant: to make a new one costs time for each request.
 _NAN = math.nan
 _UNORDERED = (math.inf, 0)
+_NONE: frozenset[int] = frozenset()
 
 
 class BatchInfo(NamedTuple):
@@ -100,7 +101,8 @@ class Request:
     of the plan's shapes instead of the request's own, and `nbytes` have its added bytes. `patience` is how
     many seconds it may be queued, where the policy of its class lets requests say (see `QueuePolicy`). `tag` is
     by what people know it, in the record of the last batches: anything small, that is not asked for otherwise.
-    `client` is whose it is, where clients are told apart (see `ClientPolicy`).
+    `client` is whose it is, where clients are told apart (see `ClientPolicy`). `shared` has the places, in `tensors`,
+    of those without rows: the model gets them once for a batch. Requests of one `key` must have equal ones.
 
     All other attributes belong to the batcher and are guarded by its queue's lock.
     """
@@ -124,6 +126,7 @@ class Request:
         "priority",
         "retried",
         "rows",
+        "shared",
         "started",
         "state",
         "tag",
@@ -146,8 +149,10 @@ class Request:
         patience: float = math.inf,
         tag: object = None,
         client: str = "",
+        shared: frozenset[int] = _NONE,
     ) -> None:
         self.tensors = tensors
+        self.shared = shared
         self.complete = complete
         self.names = names
         self.rows = rows
@@ -199,7 +204,10 @@ def cut(request: Request, start: int, stop: int, complete: Callable[[Outcome], N
     """A request of some of another's rows. They share memory."""
     rows = stop - start
     return Request(
-        tuple(_rows_of(tensor, start, stop) for tensor in request.tensors),
+        tuple(
+            tensor if at in request.shared else _rows_of(tensor, start, stop)
+            for at, tensor in enumerate(request.tensors)
+        ),
         complete,
         names=request.names,
         rows=rows,
@@ -211,6 +219,7 @@ def cut(request: Request, start: int, stop: int, complete: Callable[[Outcome], N
         patience=request.patience,
         tag=request.tag,
         client=request.client,
+        shared=request.shared,
     )
 
 

@@ -50,6 +50,11 @@ class Blueprint:
         graphs, settings = session.graphs, self.settings
         if graphs is None:
             return []
+        shared = self.contract.signature.shared(batched=settings.max_batch_size > 0)
+        if shared:
+            name = self.contract.signature.inputs[min(shared)].name
+            session.go_without_graphs(f"its input {name!r} has no batch axis")
+            return []
         try:
             rungs = rungs_of(graphs, session.signature, settings.max_batch_size, self.lengths)
         except StartError as error:

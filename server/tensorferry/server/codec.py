@@ -52,13 +52,14 @@ class Decoded:
     """A request's tensors in the model's order, and what goes with them.
 
     `rows` is the size of axis 0 (1 for a model that is not batched), `key` what requests of
-    one batch have in common, `timeout` the seconds that the request itself allows (inf: it does
+    one batch have in common, `shared` the places of the tensors without rows, `timeout` the seconds that the request itself allows (inf: it does
     not say), `priority` the class that it names (0: none).
     """
 
     tensors: tuple[Tensor, ...]
     rows: int
     key: Hashable
+    shared: frozenset[int]
     nbytes: int
     timeout: float
     priority: int
@@ -94,24 +95,29 @@ def decode(
             tensors.append(_tensor(wire, spec, model, raws, spans.get(spec.name), limits))
         except TensorError as error:
             raise InvalidRequestError(f"input {spec.name!r} of model {model!r}: {error}") from None
-    rows = 1
+    rows, shared = 1, signature.shared(batched=batched)
     if batched:
-        rows = tensors[0].shape[0]
+        first, rows = next(
+            (spec.name, tensor.shape[0])
+            for spec, tensor in zip(signature.inputs, tensors, strict=True)
+            if spec.leads_with_rows
+        )
         if limits.rows and rows > limits.rows:
             raise InvalidRequestError(
                 f"the request has {rows} rows; this server takes at most {limits.rows}: send fewer at once, or start it with a "
                 "larger --max-request-rows"
             )
         for tensor, spec in zip(tensors, signature.inputs, strict=True):
-            if tensor.shape[0] != rows:
+            if spec.leads_with_rows and tensor.shape[0] != rows:
                 raise InvalidRequestError(
                     f"input {spec.name!r} batch size does not match other inputs for model {model!r}: "
-                    f"{tensor.shape[0]} rows, {signature.inputs[0].name!r} has {rows}"
+                    f"{tensor.shape[0]} rows, {first!r} has {rows}"
                 )
     return Decoded(
         tensors=tuple(tensors),
         rows=rows,
         key=tuple(tensor.shape[1:] for tensor in tensors),
+        shared=shared,
         nbytes=request.ByteSize() + sum([span.nbytes for span in spans.values()]),
         timeout=parameters.timeout,
         priority=parameters.priority,
@@ -206,7 +212,7 @@ def _check_tensor(tensor: _Wire, spec: TensorSpec, model: str, batched: bool) ->
             f"{spec.datatype.name!r}"
         )
     shape = tensor.shape
-    if batched and not shape:
+    if batched and spec.leads_with_rows and not shape:
         raise InvalidRequestError(
             f"input {spec.name!r} has no shape but model {model!r} requires a batch dimension"
         )
@@ -215,7 +221,7 @@ def _check_tensor(tensor: _Wire, spec: TensorSpec, model: str, batched: bool) ->
     ):
         raise InvalidRequestError(
             f"unexpected shape for input {spec.name!r} for model {model!r}. Expected {list(spec.shape)}, "
-            f"got {list(shape)}" + (" (axis 0 counts rows)" if batched else "")
+            f"got {list(shape)}" + (" (axis 0 counts rows)" if batched and spec.leads_with_rows else "")
         )
 
 

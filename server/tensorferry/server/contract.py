@@ -99,7 +99,13 @@ def contract_of(config: pb.ModelConfig, signature: Signature) -> Contract:
         )
     inputs, reshapes_in = _tensors(config.input, signature.inputs, "input", model, batched)
     outputs, reshapes_out = _tensors(config.output, signature.outputs, "output", model, batched)
-    return Contract(Signature(inputs, outputs), reshapes_in, reshapes_out)
+    served = Signature(inputs, outputs)
+    if served.shared(batched=batched) and (lacking := served.lacks_batch_axis()):
+        raise ModelConfigError(
+            f"unable to load model {model!r}: {lacking}. A batched model needs an input with rows, and shape tensors that are "
+            "small"
+        )
+    return Contract(served, reshapes_in, reshapes_out)
 
 
 def _tensors(
@@ -108,8 +114,10 @@ def _tensors(
     by_name = {spec.name: spec for spec in specs}
     served: list[TensorSpec] = []
     reshapes: dict[str, Reshape] = {}
+    model_is_batched = batched
     for tensor in tensors:
         spec = by_name.get(tensor.name)
+        batched = model_is_batched and not (isinstance(tensor, pb.ModelInput) and tensor.is_shape_tensor)
         _check_shape(tensor, spec, kind, model, batched)
         if spec is None:
             raise ModelConfigError(
@@ -127,6 +135,11 @@ def _tensors(
                 f"{tensor.name!r}, model provides {provided}"
             )
         wire = tuple(tensor.dims)
+        if batched != model_is_batched and _VARIES in wire:
+            raise ModelConfigError(
+                f"model {model!r}, input {tensor.name!r} is a shape tensor and has dims {list(wire)}: requests of a batch "
+                "have it in common, so that its dims must be fixed"
+            )
         seen = tuple(tensor.reshape.shape) if tensor.HasField("reshape") else wire
         if spec.any_rank and (seen == wire == (_VARIES,)) and (kind == "output" or not batched):
             served.append(spec)

@@ -72,7 +72,7 @@ RULES: Mapping[str, Rule] = {
     "input.format": _PASSED_ON,
     "input.dims": _USED,
     "input.reshape": _USED,
-    "input.is_shape_tensor": _refused("shape tensors are only supported for TensorRT platform; leave it out"),
+    "input.is_shape_tensor": _USED,
     "input.allow_ragged_batch": _refused(
         "rows of different lengths are not joined end to end here; leave it out: requests of each shape then share "
         "batches, and with --pad-lengths those of different lengths do"

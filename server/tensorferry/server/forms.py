@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -50,6 +50,7 @@ class Form:
     model: Model
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    shared: frozenset[int]
     rows: int
     nbytes: int
     key: Hashable
@@ -81,6 +82,7 @@ class Form:
             patience=self.patience,
             tag=request_id,
             client=client,
+            shared=self.shared,
         )
 
 
@@ -218,9 +220,10 @@ def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:
         model,
         names,
         tuple([tensor.shape for tensor in decoded.tensors]),
+        decoded.shared,
         rows=decoded.rows,
         nbytes=decoded.nbytes if plan is None else decoded.nbytes + plan.added_bytes,
-        key=decoded.key if plan is None else plan.shapes,
+        key=_key(decoded.key if plan is None else plan.shapes, decoded),
         # As in Triton: a class that there is not is the default.
         priority=decoded.priority if decoded.priority <= model.batcher.priorities else 0,
         timeout=timeout,
@@ -228,6 +231,19 @@ def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:
         plan=plan,
         response=response,
     )
+
+
+def _key(shapes: Hashable, decoded: Decoded) -> Hashable:
+    """What requests of one batch have in common: the shapes of their rows, and the inputs without rows."""
+    if not decoded.shared:
+        return shapes
+    return shapes, tuple([_value(decoded.tensors[at]) for at in sorted(decoded.shared)])
+
+
+def _value(tensor: Tensor) -> Hashable:
+    if tensor.dtype.hasobject:
+        return tuple(tensor.data.flat)
+    return bytes(tensor.data)
 
 
 def _known(
@@ -239,9 +255,14 @@ def _known(
     if decoded.wanted.typed or not all(spec.datatype.size for spec in inputs):
         return None
     layout = layout_of(data)
-    if layout is None or sum([len(fixed) for _, fixed in layout.fixed]) > _MOST_FIXED_BYTES:
+    if layout is None:
         return None
     raws = dict(zip([tensor.name for tensor in request.inputs], layout.raws, strict=True))
+    # Inputs without rows are in the form's key, so that only a message with the same is known by it.
+    spans = [raws[inputs[at].name] for at in decoded.shared]
+    layout = replace(layout, fixed=(*layout.fixed, *((start, data[start:stop]) for start, stop in spans)))
+    if sum([len(fixed) for _, fixed in layout.fixed]) > _MOST_FIXED_BYTES:
+        return None
     tensors = [
         (tensor.dtype, tensor.shape, *raws[spec.name])
         for spec, tensor in zip(inputs, decoded.tensors, strict=True)

@@ -377,6 +377,9 @@ def _decide_padding(
         how = "served unbatched" if not prepared.settings.max_batch_size else "not batched"
         _log.warning("model %s is not padded: it is %s, so nothing shares a batch", name, how)
         return None
+    if prepared.contract.signature.shared(batched=True):
+        _log.warning("model %s is not padded: it has an input without a batch axis", name)
+        return None
     if policy_of(prepared.config, config) == "trust":
         _log.warning("model %s is padded without proof (--batching trust)", name)
         return declared

@@ -112,10 +112,13 @@ def complete(
     if config.version_policy.WhichOneof("policy_choice") is None:
         config.version_policy.latest.num_versions = 1
     config.max_batch_size = batching.max_batch_size
+    shares = signature.lacks_batch_axis() is None
     for given_tensors, specs in ((config.input, signature.inputs), (config.output, signature.outputs)):
         if not given_tensors:
             for spec in specs:
-                _describe(spec, given_tensors.add(), batching.max_batch_size > 0, scalars_as_one)
+                _describe(
+                    spec, given_tensors.add(), batching.max_batch_size > 0, scalars_as_one, shares=shares
+                )
     _complete_batching(config, batching, options)
     del config.instance_group[:]
     for group in groups:
@@ -124,9 +127,18 @@ def complete(
 
 
 def _describe(
-    spec: TensorSpec, tensor: pb.ModelInput | pb.ModelOutput, batched: bool, scalars_as_one: bool
+    spec: TensorSpec,
+    tensor: pb.ModelInput | pb.ModelOutput,
+    batched: bool,
+    scalars_as_one: bool,
+    *,
+    shares: bool,
 ) -> None:
     tensor.name = spec.name
+    if batched and shares and isinstance(tensor, pb.ModelInput) and not spec.leads_with_rows:
+        # Triton's word for it: requests share a batch only if these are equal, and they have no batch axis.
+        tensor.is_shape_tensor = True
+        batched = False
     tensor.data_type = getattr(pb, type_name(spec))
     if spec.any_rank:
         if batched and isinstance(tensor, pb.ModelInput):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,10 @@ _DATATYPE_OF_ONNX_TYPE = {
 }
 
 
+# Of an input that requests of a batch have in common: each request's is compared with the others'. Strings count one each.
+_MOST_SHARED_BYTES = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One input or output. A dimension is its size, or the name of what varies ('' if it has none).
@@ -46,6 +51,11 @@ class TensorSpec:
         """The shape as the protocol gives it: -1 for a dimension that varies."""
         return tuple(dim if isinstance(dim, int) else -1 for dim in self.dims)
 
+    @property
+    def leads_with_rows(self) -> bool:
+        """Whether axis 0 varies, and so counts the rows if the model is batched."""
+        return bool(self.dims) and not isinstance(self.dims[0], int)
+
     def along(self, shape: tuple[int, ...]) -> Iterator[tuple[int, int | str, int]]:
         """Each axis of a tensor of this shape, which fits: its number, the dimension here, and its length."""
         dims = ("",) * len(shape) if self.any_rank else self.dims
@@ -64,19 +74,43 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
 
     def lacks_batch_axis(self) -> str | None:
-        """Why the model has no batch axis; None when every input and output leads with one that varies."""
-        for kind, specs in (("input", self.inputs), ("output", self.outputs)):
-            for spec in specs:
-                if kind == "input" and spec.any_rank:
-                    return f"the file does not say how many dimensions input {spec.name!r} has"
-                if not spec.dims:
-                    return f"{kind} {spec.name!r} is a scalar"
-                if isinstance(spec.dims[0], int):
-                    return f"the first dimension of {kind} {spec.name!r} is fixed to {spec.dims[0]}"
+        """Why the model has no batch axis; None when an input and every output leads with one that varies.
+
+        Other inputs may be small and of a fixed shape: requests share a batch if theirs are equal.
+        """
+        none_leads = not any(spec.leads_with_rows for spec in self.inputs)
+        for spec in self.inputs:
+            if spec.any_rank:
+                return f"the file does not say how many dimensions input {spec.name!r} has"
+            if spec.leads_with_rows or not (none_leads or _too_much_to_share(spec)):
+                continue
+            return _no_rows("input", spec)
+        for spec in self.outputs:
+            if not spec.leads_with_rows:
+                return _no_rows("output", spec)
         return None if self.inputs else "the model has no inputs"
+
+    def shared(self, *, batched: bool) -> frozenset[int]:
+        """The places of the inputs without rows, if the model is batched: equal ones may share a batch."""
+        if not batched:
+            return frozenset()
+        return frozenset(at for at, spec in enumerate(self.inputs) if not spec.leads_with_rows)
 
     def __str__(self) -> str:
         return f"({', '.join(map(str, self.inputs))}) -> ({', '.join(map(str, self.outputs))})"
+
+
+def _too_much_to_share(spec: TensorSpec) -> bool:
+    if not all(isinstance(dim, int) for dim in spec.dims):
+        return True
+    elements = math.prod(dim for dim in spec.dims if isinstance(dim, int))
+    return elements * (spec.datatype.size or 1) > _MOST_SHARED_BYTES
+
+
+def _no_rows(kind: str, spec: TensorSpec) -> str:
+    if not spec.dims:
+        return f"{kind} {spec.name!r} is a scalar"
+    return f"the first dimension of {kind} {spec.name!r} is fixed to {spec.dims[0]}"
 
 
 def signature_of(inputs: Iterable[Any], outputs: Iterable[Any], shapeless: Container[str] = ()) -> Signature:

@@ -80,7 +80,12 @@ def _inputs(
             f"it has the inputs {sorted(given.inputs)}; the model takes {sorted(expected)}"
         )
     return {
-        name: _array(given.inputs[name], spec, given.batch_size if max_batch_size else 0, directory)
+        name: _array(
+            given.inputs[name],
+            spec,
+            given.batch_size if max_batch_size and spec.leads_with_rows else 0,
+            directory,
+        )
         for name, spec in expected.items()
     }
 

@@ -11,6 +11,7 @@ import tritonclient.grpc as triton
 from e2e.server import ServerProcess, running
 from server.models import node, save, value
 from server.shapes.classifiers import trees
+from server.shapes.scaled import scaled
 from server.shapes.shapeless import doubled
 from tritonclient.utils import InferenceServerException
 from wire.inputs import tensor
@@ -22,6 +23,7 @@ def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
     served: list[str | Path] = [
         trees(model_dir / "trees.onnx"),
         doubled(model_dir / "doubled.onnx"),
+        scaled(model_dir / "scaled.onnx"),
         save(
             model_dir / "sum.onnx",
             [node("Add", "a b", "y")],
@@ -96,3 +98,25 @@ def test_a_tensor_of_any_rank_has_lengths_of_its_own(client: triton.InferenceSer
     assert client.infer("doubled", [tensor("x", np.zeros(0, np.float32), "FP32")]).as_numpy("y").shape == (0,)
     with pytest.raises(InferenceServerException, match=r"axis 1 of input 'x'.*has length zero"):
         client.infer("doubled", [tensor("x", np.zeros((2, 0), np.float32), "FP32")])
+
+
+def test_a_scalar_beside_rows(client: triton.InferenceServerClient) -> None:
+    """Equal ones share a batch, others do not; what is remembered of a message does not mix them up."""
+    metadata = client.get_model_metadata("scaled")
+    assert [list(tensor.shape) for tensor in metadata.inputs] == [[-1, 3], []]
+    config = client.get_model_config("scaled").config
+    assert [one.is_shape_tensor for one in config.input] == [False, True]
+    for _ in range(3):
+        scales = [2.0, 3.0] * 4
+        inputs = [
+            [
+                tensor("x", np.full((1, 3), number, np.float32), "FP32"),
+                tensor("scale", np.array(scale, np.float32), "FP32"),
+            ]
+            for number, scale in enumerate(scales)
+        ]
+        answers = together(client, "scaled", inputs)
+        found = [answer.as_numpy("y").tolist() for answer in answers]
+        assert found == [[[number * scale] * 3] for number, scale in enumerate(scales)]
+    (one,) = client.get_inference_statistics("scaled").model_stats
+    assert (one.inference_count, one.execution_count) == (24, 6)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.batching_check.limited import limited
+from tensorferry.server.batching_check.shared import mixing_by_shared
 from tensorferry.server.batching_check.trial import Conditions
 from tensorferry.server.batching_check.verdict import Finding, Verdict, judge
 from tensorferry.server.config import ServerConfig
@@ -59,6 +60,10 @@ class Candidate:
         conditions = Conditions(most, words_of(self.session.path), self.precision)
         first_run = limited(self.run, self.session, _LIMIT_SECONDS)
         found = judge(self.name, self.session.path, self.signature, self.run, conditions, first_run)
+        if found.verdict is Verdict.TESTED and found.size is not None:
+            reason = mixing_by_shared(self.signature, self.run, conditions, found.size)
+            if reason:
+                return Finding(Verdict.REFUSED, reason, found.size)
         if found.verdict is Verdict.TESTED and self.policy == "proved":
             return Finding(
                 Verdict.REFUSED,

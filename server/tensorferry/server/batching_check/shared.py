@@ -1,0 +1,44 @@
+"""Inputs without rows, beside others: what they make of the rows is tried with more than one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from tensorferry.server.batching_check.trial import Conditions, Outcome, try_rows
+from tensorferry.server.proof import Array, Run, sample
+from tensorferry.server.signature import Signature
+
+# Of each trial with other values, beyond the least.
+_SECONDS = 0.25
+_SEEDS = (1, 2)
+
+
+def mixing_by_shared(signature: Signature, run: Run, conditions: Conditions, size: int) -> str:
+    """Why rows affect each other for some values of the inputs without rows; "" where no such value was found.
+
+    `try_rows` has one random value of each; here are zeros, ones and more random ones. Values that the model does
+    not accept say nothing.
+    """
+    names = [signature.inputs[at].name for at in sorted(signature.shared(batched=True))]
+    if not names:
+        return ""
+    drawn = [sample(signature, 1, size, seed) for seed in _SEEDS]
+    usual = drawn[0]
+    kinds = {spec.name: spec.datatype for spec in signature.inputs}
+    numbers = [name for name in names if kinds[name].size]
+    filled = [{**usual, **{name: np.full_like(usual[name], value) for name in numbers}} for value in (0, 1)]
+    shorter = replace(conditions, seconds=_SECONDS)
+    for values in (*drawn, *filled):
+        given = {name: values[name] for name in names}
+        trial = try_rows(signature, partial(_run_with, run, given), shorter)
+        if trial.outcome in (Outcome.MIXES, Outcome.UNSTABLE):
+            return trial.reason
+    return ""
+
+
+def _run_with(run: Run, given: Mapping[str, Array], inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    return run({**inputs, **given})

@@ -1,0 +1,133 @@
+"""An input without a batch axis beside one with it: requests share a batch if theirs are equal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from server.models import node, save, value
+from server.rig import infer, request, signature, spec
+from server.shapes.scaled import scaled, sometimes_mixing
+
+from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.batching_check.shared import mixing_by_shared
+from tensorferry.server.batching_check.trial import Conditions
+from tensorferry.server.config import ModelSource, PadLengths, ServerConfig
+from tensorferry.server.errors import InvalidRequestError, StartError
+from tensorferry.server.inference import InferenceService
+from tensorferry.server.loading import load_model
+from tensorferry.server.models import Model, ModelRegistry
+from tensorferry.server.session import Session
+
+
+def load(path: Path, config: str = "", **options: object) -> Model:
+    given = text_format.Parse(config, ModelConfig()) if config else None
+    return load_model(
+        ModelSource("m", path, config=given),
+        ServerConfig(models=(), **options),  # type: ignore[arg-type]
+        "cpu",
+    )
+
+
+def test_what_has_a_batch_axis() -> None:
+    x, y = spec("x", "FP32", "n", 3), spec("y", "FP32", "n", 3)
+    assert signature(x, spec("s", "FP32"), outputs=(y,)).lacks_batch_axis() is None
+    assert signature(x, spec("s", "BYTES", 7), outputs=(y,)).lacks_batch_axis() is None
+    assert signature(x, spec("s", "FP32"), outputs=(y,)).shared(batched=True) == {1}
+    assert signature(x, spec("s", "FP32"), outputs=(y,)).shared(batched=False) == set()
+    # Too large to be compared, of no fixed size, and without any rows.
+    for others in ([spec("s", "FP32", 1, 3, 224, 224)], [spec("s", "FP32", 1, "k")]):
+        assert (
+            signature(x, *others, outputs=(y,)).lacks_batch_axis()
+            == "the first dimension of input 's' is fixed to 1"
+        )
+    assert signature(spec("x", "FP32", 1, 3), outputs=(y,)).lacks_batch_axis() is not None
+    assert signature(x, outputs=(spec("y", "FP32"),)).lacks_batch_axis() == "output 'y' is a scalar"
+
+
+def test_a_message_is_known_by_the_value(tmp_path: Path) -> None:
+    """What is remembered of a request must not take another value for its own."""
+    model = load(scaled(tmp_path / "m.onnx"))
+    registry = ModelRegistry()
+    registry.ready(model)
+    service = InferenceService(registry)
+    try:
+        for rows in (1, 2, 40):
+            for scale in (2, 3, 2, -1):
+                x = np.full((rows, 3), scale + rows, np.float32)
+                message = request({"x": x, "scale": np.array(scale, np.float32)})
+                (raw,) = infer(service, message).raw_output_contents
+                np.testing.assert_array_equal(np.frombuffer(raw, "<f4"), (x * scale).reshape(-1))
+        with pytest.raises(InvalidRequestError, match="unexpected shape for input 'scale'"):
+            infer(service, request({"x": x, "scale": np.ones(2, np.float32)}))
+    finally:
+        model.batcher.close()
+
+
+def test_how_it_is_batched(tmp_path: Path) -> None:
+    model = load(scaled(tmp_path / "m.onnx"))
+    model.batcher.close()
+    assert model.batching.startswith("batches of up to 32 rows")
+    assert [one.is_shape_tensor for one in model.config.input] == [False, True]
+    # What the server completes is one that it takes.
+    again = load(scaled(tmp_path / "m.onnx"), text_format.MessageToString(model.config))
+    again.batcher.close()
+    assert again.signature == model.signature
+    refused = load(sometimes_mixing(tmp_path / "mixing.onnx"))
+    refused.batcher.close()
+    assert refused.max_batch_size == 0
+
+
+def test_running_tries_several_values(tmp_path: Path) -> None:
+    session = Session(sometimes_mixing(tmp_path / "m.onnx"))
+    found = mixing_by_shared(session.signature, session.run, Conditions(4), 4)
+    assert "changes with its neighbours" in found
+    session = Session(scaled(tmp_path / "scaled.onnx"))
+    assert mixing_by_shared(session.signature, session.run, Conditions(4), 4) == ""
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        (
+            '{ name: "x" data_type: TYPE_FP32 dims: [3] } input { name: "scale" data_type: TYPE_FP32 }',
+            "first dimension must be -1",
+        ),
+        (
+            '{ name: "x" data_type: TYPE_FP32 dims: [-1, 3] is_shape_tensor: true } '
+            'input { name: "scale" data_type: TYPE_FP32 is_shape_tensor: true }',
+            "its dims must be fixed",
+        ),
+        (
+            '{ name: "x" data_type: TYPE_FP32 dims: [2, 3] is_shape_tensor: true } '
+            'input { name: "scale" data_type: TYPE_FP32 is_shape_tensor: true }',
+            "needs an input with rows",
+        ),
+    ],
+)
+def test_configurations_that_cannot_be(tmp_path: Path, inputs: str, reason: str) -> None:
+    with pytest.raises(StartError, match=reason):
+        load(scaled(tmp_path / "m.onnx"), f"max_batch_size: 8 input {inputs}")
+
+
+def test_a_model_whose_batch_axis_is_fixed_is_told_so_as_before(tmp_path: Path) -> None:
+    path = save(
+        tmp_path / "m.onnx", [node("Add", "x x", "y")], [value("x", dims=[1, 3])], [value("y", dims=[1, 3])]
+    )
+    with pytest.raises(StartError, match="first dimension must be -1"):
+        load(path, "max_batch_size: 8")
+
+
+def test_it_is_not_padded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = save(
+        tmp_path / "m.onnx",
+        [node("Mul", "x scale", "y")],
+        [value("x", dims=["n", "k"]), value("scale", dims=[])],
+        [value("y", dims=["n", "k"])],
+    )
+    model = load(path, pad_lengths=PadLengths("k", (4, 8)), pad_values=(("x", "0"),))
+    model.batcher.close()
+    assert model.padding is None
+    assert "is not padded: it has an input without a batch axis" in caplog.text
