@@ -15,9 +15,11 @@ import termios
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import grpc
 import pytest
 
 from tensorferry.client import top
@@ -302,6 +304,46 @@ def test_nobody_there(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     err = capsys.readouterr().err
     assert err.startswith(f"tensorferry top: no server answers at http://{site.address}/status.json (")
     assert "--metrics-port" in err
+
+
+def test_the_target_is_a_flag_too(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert top.main(["--target", site.address, "--once", "--interval", "0.1"]) == 0
+    assert "digits v1" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        top.main([site.address, "--target", site.address])
+    assert "give one of them" in capsys.readouterr().err
+
+
+def test_the_port_of_grpc_gets_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    assert top.main(["--target", f"127.0.0.1:{port}", "--once"]) == 1
+    out, err = capsys.readouterr()
+    assert server.stop(0).wait(PATIENCE)
+    assert out == ""
+    assert err == (
+        f"tensorferry top: http://127.0.0.1:{port}/status.json is a gRPC port: give the port of the metrics, which the "
+        "server has with --metrics-port and names in its first line of output\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [["top", "--once", "--interval", "0.1"], ["top", "--help"], ["--help"]])
+def test_a_closed_pipe_ends_it_quietly(site: Site, arguments: list[str]) -> None:
+    """As `tensorferry top | head` does."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    target = ["--target", site.address] if "--once" in arguments else []
+    script = f"import sys; sys.path[:0] = {sys.path!r}; from tensorferry.server.__main__ import main; sys.exit(main())"
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *arguments, *target],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE,
+    )
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def sized_by_the_terminal() -> dict[str, str]:

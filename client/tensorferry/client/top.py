@@ -9,6 +9,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import sys
 import termios
 import time
@@ -29,6 +30,7 @@ _HOW = (
 # The schema that is understood; newer ones of the same number have more fields at most.
 _SCHEMA = 1
 _MOST_BYTES = 64 << 20
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 # The other screen, without a cursor; and back.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -52,8 +54,10 @@ def main(argv: Sequence[str]) -> int:
         "url",
         metavar="URL",
         nargs="?",
-        default=_DEFAULT,
-        help="where the server's metrics are, as http://HOST:PORT or HOST:PORT (default: %(default)s)",
+        help=f"where the server's metrics are, as http://HOST:PORT or HOST:PORT (default: {_DEFAULT})",
+    )
+    parser.add_argument(
+        "--target", metavar="HOST:PORT", help="the same as a flag, as the other commands have it"
     )
     parser.add_argument("--model", metavar="NAME", help="show this model alone")
     parser.add_argument(
@@ -62,7 +66,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--once", action="store_true", help="look twice, print it as plain text, and end")
     arguments = parser.parse_args(argv)
     try:
-        url = status_url(arguments.url)
+        if arguments.url is not None and arguments.target is not None:
+            parser.error("URL and --target are the same; give one of them")
+        given = arguments.target if arguments.url is None else arguments.url
+        url = status_url(_DEFAULT if given is None else given)
         looks = Looks()
         looks.add(read(url))
     except StatusError as error:
@@ -102,6 +109,11 @@ def read(url: str, timeout: float = 5.0) -> Status:
             raise StatusError(f"{url} is not there: that is no tensorferry, or an older one") from None
         raise StatusError(f"{url} answered {error.code} {error.reason}") from None
     except (OSError, HTTPException) as error:
+        if _speaks_http2(url, timeout):
+            raise StatusError(
+                f"{url} is a gRPC port: give the port of the metrics, which the server has with --metrics-port and names "
+                "in its first line of output"
+            ) from None
         reason = getattr(error, "reason", None) or error
         raise StatusError(f"no server answers at {url} ({reason}): {_HOW}") from None
     except ValueError:
@@ -109,6 +121,19 @@ def read(url: str, timeout: float = 5.0) -> Status:
     if not isinstance(told, dict) or told.get("schema") != _SCHEMA:
         raise StatusError(f"{url} is no status that this version understands: it needs schema {_SCHEMA}")
     return told
+
+
+def _speaks_http2(url: str, timeout: float) -> bool:
+    """Whether what listens there answers the beginning of HTTP/2, which a server of HTTP/1.1 does not understand."""
+    parts = urlsplit(url)
+    try:
+        with socket.create_connection((parts.hostname, parts.port or 80), timeout) as connection:
+            connection.sendall(_HTTP2_PREFACE)
+            answer = connection.recv(9)
+    except OSError:
+        return False
+    # A frame of settings comes first: its length, and its type 4.
+    return len(answer) >= 4 and answer[3] == 4 and not answer.startswith(b"HTTP")
 
 
 def _interval(text: str) -> float:

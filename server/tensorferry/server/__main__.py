@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -32,6 +33,17 @@ def _usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a subcommand and returns its exit code; 2 for one that does not exist."""
+    try:
+        code = _run(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of the output has left, as `head` does. Python itself would complain when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["--version"]:
         print(f"tensorferry {version('tensorferry')}")
