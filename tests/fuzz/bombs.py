@@ -117,7 +117,7 @@ def bombs(size: int) -> Iterator[Bomb]:
             yield Bomb(name, method, data)
 
 
-class _Other(threading.Thread):
+class Other(threading.Thread):
     """A good client that calls all the while; how long each call took, in seconds."""
 
     def __init__(self, wire: Wire) -> None:
@@ -203,7 +203,7 @@ def main() -> None:
 
 
 def _measure(wire: Wire, given: argparse.Namespace) -> None:
-    other = _Other(wire)
+    other = Other(wire)
     other.start()
     time.sleep(3)
     alone, longest = other.over()
@@ -219,7 +219,7 @@ def _measure(wire: Wire, given: argparse.Namespace) -> None:
             data = bomb.data
             if packed:
                 data = gzip.compress(data, 6)
-            other = _Other(wire)
+            other = Other(wire)
             other.start()
             began = time.monotonic()
             outcome = _send(wire.server.address, bomb, data, packed, token)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,7 +25,9 @@ Stub = health_pb2_grpc.HealthStub
 class Caller:
     """A call of Watch as grpcio has it: what it was sent, once `reads` is set."""
 
-    def __init__(self, health: Health, service: str = "m", *, here: bool = True) -> None:
+    def __init__(self, health: Health, service: str = "m", *, here: bool = True, peer: str = "a") -> None:
+        self.address = peer
+        self.refusal: tuple[grpc.StatusCode, str] | None = None
         self.reads = threading.Event()
         self.got: list[int] = []
         self.told = threading.Condition()
@@ -33,6 +35,13 @@ class Caller:
         self.left: Callable[[], None] = lambda: None
         self.here = here
         health.watch(health_pb2.HealthCheckRequest(service=service), self, self.send)  # type: ignore[arg-type]
+
+    def peer(self) -> str:
+        return self.address
+
+    def abort(self, code: grpc.StatusCode, message: str) -> None:
+        self.refusal = code, message
+        raise RuntimeError
 
     def add_callback(self, left: Callable[[], None]) -> bool:
         self.left = left
@@ -64,6 +73,38 @@ def health() -> Iterator[Health]:
 
 def statuses_of(health: Health) -> Mapping[str, int]:
     return health._statuses
+
+
+@pytest.mark.parametrize(
+    ("bound", "peers", "words"),
+    [
+        ("_MOST_OF_A_CONNECTION", ("a", "a", "a"), "3 calls of Watch are open on this connection"),
+        ("_MOST_WATCHERS", ("a", "b", "c"), "3 calls of Watch are open, which is the most"),
+    ],
+)
+def test_watchers_are_bounded(
+    health: Health, monkeypatch: pytest.MonkeyPatch, bound: str, peers: Sequence[str], words: str
+) -> None:
+    """In all and on a connection; one that leaves makes room for another."""
+    monkeypatch.setattr(module, bound, 3)
+    watching = [Caller(health, peer=peer) for peer in peers]
+    caller = Caller.__new__(Caller)
+    with pytest.raises(RuntimeError):
+        caller.__init__(health)  # type: ignore[misc]
+    assert caller.refusal is not None
+    code, message = caller.refusal
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert words in message
+    for each in watching:
+        each.reads.set()
+    watching[0].left()
+    another = Caller(health)
+    another.reads.set()
+    another.await_statuses(STATUS.SERVING)
+    for each in (*watching[1:], another):
+        each.left()
+    assert not health._watching
+    assert not health._open
 
 
 def test_who_watches_hears_each_change_in_order(health: Health) -> None:

@@ -82,8 +82,8 @@ def test_a_status_reaches_the_client_however_long_what_it_quotes(door: Door, let
     door.be_real()
     with pytest.raises(grpc.RpcError) as caught:
         door.stub.ModelInfer(pb.ModelInferRequest(model_name=letter * 100_000), timeout=PATIENCE)
-    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-    assert f"Request for unknown model: '{letter * 100}" in str(caught.value.details())
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"model_name has {100_000 * len(letter.encode())} bytes" in str(caught.value.details())
 
 
 def test_a_client_that_leaves_withdraws_its_request(door: Door) -> None:

@@ -50,6 +50,58 @@ def test_handlers_serve_where_no_more_threads_can_be_started(
     )
 
 
+def test_handlers_that_are_idle_end_but_for_one() -> None:
+    """What a burst of calls needed is given back, and there is a thread for the next call."""
+    before = set(threading.enumerate())
+    threads = HandlerThreads(8, idle_seconds=0.01)
+    at_once = threading.Barrier(8)
+    futures = [threads.submit(at_once.wait) for _ in range(8)]
+    assert sorted(future.result(PATIENCE) for future in futures) == list(range(8))
+    left = set(threading.enumerate()) - before
+    while threads.count > 1:
+        assert left
+        for thread in list(left):
+            thread.join(0.01)
+            if not thread.is_alive():
+                left.discard(thread)
+    assert threads.submit(str, 1).result(PATIENCE) == "1"
+    threads.shutdown()
+    assert not threads.count
+    with pytest.raises(RuntimeError):
+        threads.submit(int)
+
+
+def test_handlers_finish_what_is_queued_or_cancel_it() -> None:
+    for cancel in (False, True):
+        threads = HandlerThreads(1)
+        begun, go_on = threading.Event(), threading.Event()
+
+        def work(begun: threading.Event = begun, go_on: threading.Event = go_on) -> bool:
+            begun.set()
+            return go_on.wait(PATIENCE)
+
+        first, second = threads.submit(work), threads.submit(int)
+        assert begun.wait(PATIENCE)
+        threads.shutdown(wait=False, cancel_futures=cancel)
+        go_on.set()
+        assert first.result(PATIENCE)
+        assert second.cancelled() is cancel
+        assert cancel or second.result(PATIENCE) == 0
+        threads.shutdown()
+        assert not threads.count
+
+
+def test_an_exception_of_a_handler_is_its_futures_and_the_thread_goes_on() -> None:
+    threads = HandlerThreads(1)
+
+    def leave() -> None:
+        raise SystemExit
+
+    assert isinstance(threads.submit(leave).exception(PATIENCE), SystemExit)
+    assert threads.submit(str, 2).result(PATIENCE) == "2"
+    threads.shutdown()
+
+
 def test_a_pool_of_the_library_would_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason for the other: out of grpcio's polling thread."""
     monkeypatch.setattr(threading.Thread, "start", _no_more)

@@ -11,7 +11,7 @@ import functools
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +37,9 @@ _Send = Callable[[health_pb2.HealthCheckResponse], object]
 _SENDERS = 16
 # One to whom nothing could be sent for so long is ended where others wait to be told.
 _STUCK_SECONDS = 1.0
+# Each takes some 20 KB; a client has one on each connection.
+_MOST_WATCHERS = 10_000
+_MOST_OF_A_CONNECTION = 100
 # Changes that one who reads slowly has yet to hear of; of more the latest.
 _MOST_UNSENT = 16
 
@@ -49,6 +52,9 @@ class Health:
         self._lock = threading.Lock()
         self._statuses: dict[str, _Status] = {}
         self._watchers: dict[str, set[_Watcher]] = {}
+        # How many watchers there are, in all and by connection.
+        self._open = 0
+        self._watching: Counter[str] = Counter()
         # Whom something is being sent to, the longest first, and since when.
         self._sending: dict[_Watcher, float] = {}
         self._final = False
@@ -136,11 +142,17 @@ class Health:
         self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext, send: _Send
     ) -> None:
         """The status of a service now, and each change until the caller leaves; no thread waits meanwhile."""
-        watcher = _Watcher(request.service, context.cancel, send)
+        watcher = _Watcher(request.service, context.peer(), context.cancel, send)
         with self._lock:
-            self._watchers.setdefault(watcher.service, set()).add(watcher)
-            unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-            watcher.tell(self._statuses.get(watcher.service, unknown))
+            refusal = self._refusal_locked(watcher)
+            if not refusal:
+                self._open += 1
+                self._watching[watcher.peer] += 1
+                self._watchers.setdefault(watcher.service, set()).add(watcher)
+                unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+                watcher.tell(self._statuses.get(watcher.service, unknown))
+        if refusal:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
         # False if the caller has left.
         if context.add_callback(lambda: self._left(watcher)):
             self._send_to([watcher])
@@ -157,10 +169,25 @@ class Health:
         self._statuses[service] = status
         return [watcher for watcher in self._watchers.get(service, ()) if watcher.tell(status)]
 
+    def _refusal_locked(self, watcher: _Watcher) -> str:
+        """Why it may not watch; "" if it may."""
+        if self._open >= _MOST_WATCHERS:
+            return f"{_MOST_WATCHERS} calls of Watch are open, which is the most this server keeps: call Check instead"
+        if self._watching[watcher.peer] >= _MOST_OF_A_CONNECTION:
+            return (
+                f"{_MOST_OF_A_CONNECTION} calls of Watch are open on this connection, which is the most this server keeps: end "
+                "one, or call Check instead"
+            )
+        return ""
+
     def _left(self, watcher: _Watcher) -> None:
         """On the thread that polls: it must not wait."""
         with self._lock:
             watcher.unsent.clear()
+            self._open -= 1
+            self._watching[watcher.peer] -= 1
+            if not self._watching[watcher.peer]:
+                del self._watching[watcher.peer]
             watching = self._watchers.get(watcher.service, set())
             watching.discard(watcher)
             if not watching:
@@ -225,10 +252,12 @@ def _on_threads(
 class _Watcher:
     """A call of Watch. `send` blocks until the message is on its way, or the call has ended."""
 
-    __slots__ = ("end", "send", "service", "told", "unsent")
+    __slots__ = ("end", "peer", "send", "service", "told", "unsent")
 
-    def __init__(self, service: str, end: Callable[[], object], send: _Send) -> None:
+    def __init__(self, service: str, peer: str, end: Callable[[], object], send: _Send) -> None:
         self.service = service
+        # grpc's name of its connection.
+        self.peer = peer
         self.end = end
         self.send = send
         self.unsent: deque[_Status] = deque(maxlen=_MOST_UNSENT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,6 +18,9 @@ REFLECTION_SERVICES: tuple[str, ...] = tuple(
     file.DESCRIPTOR.services_by_name["ServerReflection"].full_name for file in (pb, reflection_v1alpha_pb2)
 )
 
+# Each keeps a thread of those that all methods share.
+_MOST_CALLS = 64
+
 _Request = pb.ServerReflectionRequest
 _Response = pb.ServerReflectionResponse
 
@@ -30,6 +34,7 @@ class Reflection:
     def __init__(self, services: Iterable[str], pool: DescriptorPool) -> None:
         self._services = sorted(services)
         self._pool = pool
+        self._room = threading.BoundedSemaphore(_MOST_CALLS)
         self._answers: dict[str, Callable[[_Request], _Response]] = {
             "file_by_filename": self._file_by_filename,
             "file_containing_symbol": self._file_containing_symbol,
@@ -54,13 +59,21 @@ class Reflection:
         self, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[_Response]:
         """One response for each request; an unknown name is an error inside its response."""
-        for data in messages:
-            try:
-                request = received(data, _Request)
-            except Exception as error:
-                status = status_of(error)
-                context.abort(status.code, status.message)
-            yield self._answer(request)
+        if not self._room.acquire(blocking=False):
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{_MOST_CALLS} reflection calls are open, which is the most this server keeps; end one, or try again",
+            )
+        try:
+            for data in messages:
+                try:
+                    request = received(data, _Request)
+                except Exception as error:
+                    status = status_of(error)
+                    context.abort(status.code, status.message)
+                yield self._answer(request)
+        finally:
+            self._room.release()
 
     def _answer(self, request: _Request) -> _Response:
         asked = request.WhichOneof("message_request")
