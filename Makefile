@@ -52,8 +52,9 @@ fuzz: $(VENV)/.fuzz ## a million malformed inputs, found by coverage (RUNS=, or 
 conformance: $(VENV)/.dev ## every backend test of the onnx package through real servers (minutes; ONLY=reduce_: some of them)
 	PYTHONPATH=tests $(BIN)/python -m conformance $(if $(ONLY),--only $(ONLY))
 
-batching-evidence: $(VENV)/.dev ## what the graph analysis says of models, against what running them shows (a minute; ONLY=reduce_: some of them)
+batching-evidence: $(VENV)/.dev ## what the graph analysis says of models, against what running them shows (some minutes; ONLY=reduce_: some of them)
 	PYTHONPATH=tests $(BIN)/python -m conformance.batching $(if $(ONLY),--only $(ONLY))
+	$(if $(ONLY),,PYTHONPATH=tests $(BIN)/python -m conformance.compositions)
 
 compat: $(OLDEST)/.done ## the lane's tests with the oldest supported grpcio, protobuf, numpy, onnxruntime (Python 3.11)
 	$(OLDEST)/bin/python tests/compat.py

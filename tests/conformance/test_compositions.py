@@ -1,0 +1,16 @@
+"""The graph analysis against running, on a few random graphs; `make batching-evidence` draws thousands."""
+
+from __future__ import annotations
+
+from conformance.compositions import compare_all
+
+from tensorferry.server.onnx_graph import RowMixing
+
+
+def test_no_graph_that_mixes_rows_is_proved() -> None:
+    compared = [one for one in compare_all(1, 60) if one.mixing is not None]
+    proved = [one for one in compared if one.analysis.finding is RowMixing.SEPARATE]
+    assert {one.name: one.mixing for one in proved if one.mixing} == {}
+    apart = [one for one in compared if not one.mixing]
+    assert len(proved) >= 0.9 * len(apart) > 0
+    assert any(one.mixing for one in compared), "some of them mix rows"
