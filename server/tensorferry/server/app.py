@@ -15,7 +15,7 @@ import grpc
 from tensorferry.protos import POOL, SERVICE_NAME
 from tensorferry.server.access import access_of
 from tensorferry.server.access_interceptor import AccessInterceptor
-from tensorferry.server.closing import close_port
+from tensorferry.server.closing import close_connections, close_port
 from tensorferry.server.condition import Condition
 from tensorferry.server.config import ModelSource, ServerConfig
 from tensorferry.server.configuration import ModelConfiguration
@@ -307,10 +307,7 @@ class App:
         self._leave()
         deadline = time.monotonic() + self.config.drain_seconds
         # Health last: whoever has read that it turned finds the door closed.
-        self._service.begin_drain()
-        self._servicer.begin_drain()
-        if self._lane is not None:
-            self._lane.begin_drain()
+        self._begin_drain()
         self._health.enter_graceful_shutdown()
         done = self._control.drain(deadline)
         for model in self.registry.models():
@@ -318,15 +315,33 @@ class App:
             done = model.batcher.drain(max(0.0, deadline - time.monotonic())) and done
         return done
 
+    def _begin_drain(self) -> None:
+        self._service.begin_drain()
+        self._servicer.begin_drain()
+        if self._lane is not None:
+            self._lane.begin_drain()
+
+    def _wait_until_over(self, grace: float) -> None:
+        """Waits until what was answered is sent, for at most `grace` seconds."""
+        give_up = time.monotonic() + grace
+        self._servicer.wait_until_over(grace)
+        if self._lane is not None:
+            self._lane.wait_until_over(max(0.0, give_up - time.monotonic()))
+
     def stop(self, grace: float = _GOODBYE_SECONDS) -> bool:
-        """Ends every call after `grace` seconds and every model at once.
+        """Ends every call after `grace` seconds, with UNAVAILABLE, and every model then.
 
         Whether every worker has ended: one that is inside ONNX Runtime cannot be ended. Idempotent.
         """
         self._stopping.set()
-        self._server.stop(grace).wait()
+        self._begin_drain()
+        self._wait_until_over(grace)
         ended = [self._control.close(grace)]
         ended += [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]
+        if self.port and close_port(self.port):
+            # Core ends calls that come while it stops with CANCELLED. A client whose connection is closed has UNAVAILABLE.
+            close_connections(self.port)
+        self._server.stop(None).wait()
         self._threads.shutdown(wait=False)
         self._health.close()
         if self._metrics is not None:

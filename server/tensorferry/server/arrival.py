@@ -14,7 +14,7 @@ from tensorferry.batcher import QueueFull
 from tensorferry.server import grpc_core
 from tensorferry.server.access import Access, Certificate, Standing
 from tensorferry.server.caller import ANYONE, INFER, Caller
-from tensorferry.server.inference import InferenceService
+from tensorferry.server.inference import SHUTTING_DOWN, InferenceService
 from tensorferry.server.status import Status
 from tensorferry.server.transport.unsent import Unsent
 
@@ -23,6 +23,9 @@ NEVER = 1e11
 
 # When a call that was one too many may try again: nobody knows when others end.
 _CALLS_RETRY_SECONDS = 0.1
+
+# What a call is told that begins during a drain.
+_DRAINING = grpc_core.ending_of(Status(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN))
 
 
 def deadline_of(event: Any) -> float:
@@ -59,6 +62,9 @@ class Door:
 
     def caller_of(self, event: Any, deadline: float, calls: int) -> Caller | grpc_core.Ending:
         """Whose unary call it is, while so many are in progress."""
+        if self._service.draining and not self._service.foresight.traces:
+            self._service.count_refused(grpc.StatusCode.UNAVAILABLE)
+            return _DRAINING
         if calls >= self._max_calls:
             self._service.count_refused(grpc.StatusCode.RESOURCE_EXHAUSTED)
             return self._too_many

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 
 _FILES = "/proc/self/fd"
 
@@ -20,6 +21,18 @@ def close_port(port: int) -> int:
 
     0 where the system does not show a process its files: then newcomers are taken as before.
     """
+    return _shut(lambda borrowed: _listens(borrowed, port))
+
+
+def close_connections(port: int) -> int:
+    """Close the connections to this port, after what was written to them; how many there were.
+
+    Their clients get UNAVAILABLE for calls in progress, and try calls that the server has not seen elsewhere.
+    """
+    return _shut(lambda borrowed: _is_of(borrowed, port) and not _listens(borrowed, port))
+
+
+def _shut(chosen: Callable[[socket.socket], bool]) -> int:
     try:
         names = os.listdir(_FILES)
     except OSError:
@@ -28,7 +41,7 @@ def close_port(port: int) -> int:
     for name in names:
         try:
             with _Borrowed(fileno=int(name)) as borrowed:
-                if _listens(borrowed, port):
+                if chosen(borrowed):
                     borrowed.shutdown(socket.SHUT_RDWR)
                     closed += 1
         except OSError:
@@ -48,8 +61,8 @@ class _Borrowed(socket.socket):
 
 
 def _listens(borrowed: socket.socket, port: int) -> bool:
-    return (
-        borrowed.family in (socket.AF_INET, socket.AF_INET6)
-        and bool(borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-        and borrowed.getsockname()[1] == port
-    )
+    return _is_of(borrowed, port) and bool(borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _is_of(borrowed: socket.socket, port: int) -> bool:
+    return borrowed.family in (socket.AF_INET, socket.AF_INET6) and borrowed.getsockname()[1] == port

@@ -19,6 +19,11 @@ class Foresight:
         self._generation = -1
         self._sole: Batcher | None = None
 
+    @property
+    def traces(self) -> bool:
+        """Whether calls are traced, those that are refused as well."""
+        return bool(self._tracing.sources)
+
     def refusal(self, deadline: float) -> QueueFull | None:
         """Why a call with this deadline is refused, which counts it; None where its message is to be read."""
         if self._registry.generation != self._generation:

@@ -52,6 +52,8 @@ from tensorferry.server.wire.receiving import parsed
 
 _log = logging.getLogger("tensorferry.server")
 
+SHUTTING_DOWN = "the server is shutting down and has stopped accepting new requests; retry elsewhere"
+
 
 class _Queued(Call, Reply):
     """A request that the batcher has, and the reply to it once there is an outcome: one object for all."""
@@ -366,9 +368,7 @@ class InferenceService:
                     request_id, id_field = request.id, id_field_of(request.id)
                     addressed = request.model_name, request.model_version
                 if self._draining:
-                    raise NotReadyError(
-                        "the server is shutting down and has stopped accepting new requests; retry elsewhere"
-                    )
+                    raise NotReadyError(SHUTTING_DOWN)
                 if found is None:
                     model = self._registry.get(*addressed)
                     addressed = model.name, model.version

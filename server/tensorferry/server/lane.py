@@ -38,6 +38,7 @@ from tensorferry.server.reply import Call, Reply
 from tensorferry.server.status import Status
 from tensorferry.server.stream import BROKEN, TOO_MANY
 from tensorferry.server.transport.lane_account import hold
+from tensorferry.server.transport.underway import Until
 from tensorferry.server.transport.unsent import SMALL_BYTES, Account, Unsent
 
 _log = logging.getLogger("tensorferry.server")
@@ -101,6 +102,8 @@ class Lane:
         # called while it is held.
         self.lock = threading.Lock()
         self._streams: set[StreamCall] = set()
+        self._until_over = Until(lambda: not (self.calls or self.open_streams))
+        self.draining = False
         # Whether the outbox knows which thread polls.
         self._polls = False
         # Calls that had to wait for their replies, of the last `_LISTEN_SECONDS` and of those before;
@@ -127,10 +130,19 @@ class Lane:
 
     def begin_drain(self) -> None:
         """Open streams end, with UNAVAILABLE, once what they accepted is answered."""
+        self.draining = True
         with self.lock:
             streams = list(self._streams)
         for stream in streams:
             stream.drain()
+
+    def wait_until_over(self, timeout: float) -> bool:
+        """Wait until no call and no stream is open, after `begin_drain`; false if some are after `timeout` seconds."""
+        return self._until_over.wait(timeout)
+
+    def over(self) -> None:
+        """A call or a stream has ended, and the server drains."""
+        self._until_over.changed()
 
     def _unary_arrived(self, event: Any) -> None:
         if event.success:
@@ -204,6 +216,8 @@ class Lane:
         """The stream is over."""
         with self.lock:
             self._streams.discard(stream)
+        if self.draining:
+            self.over()
 
     def infer(
         self,
@@ -397,6 +411,8 @@ class UnaryCall:
         if self._account is not None:
             self._account.close()
         self._lane.calls -= 1
+        if self._lane.draining:
+            self._lane.over()
         self._lane.sent(reply)
 
     def listen(self) -> None:

@@ -54,6 +54,7 @@ _NOT_HERE = frozenset(
         "max-metadata-bytes",
         "max-calls",
         "max-streams",
+        "max-unsent-bytes",
         "client-max-requests",
         "client-max-rows",
         "client-max-bytes",

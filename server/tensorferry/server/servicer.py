@@ -25,6 +25,7 @@ from tensorferry.server.models import ModelRegistry, ModelState
 from tensorferry.server.reply import Reply
 from tensorferry.server.status import Status, status_of, trailing_metadata
 from tensorferry.server.stream import TOO_MANY, ResponseStream, terms_of, too_many_streams
+from tensorferry.server.transport.underway import Underway
 from tensorferry.server.transport.unsent import SMALL_BYTES, Account, Unsent
 from tensorferry.server.wire import bounds
 from tensorferry.server.wire.receiving import received
@@ -68,6 +69,7 @@ class Servicer:
         unsent: Unsent | None = None,
     ) -> None:
         self._unsent = unsent or Unsent()
+        self._underway = Underway()
         self._service = service
         self._registry = registry
         self._version = version
@@ -163,7 +165,7 @@ class Servicer:
             replies.append(reply)
             replied.release()
 
-        self._check_unread(context)
+        self._begin(context)
         caller = self._caller_of(context)
         metadata = context.invocation_metadata()
         call = self._service.infer(data, _deadline_of(context), complete, metadata, caller=caller)
@@ -191,7 +193,7 @@ class Servicer:
         `completion`. An error of one request is a message in the stream, which goes on; or, with
         `triton_grpc_error: true`, the end of the stream.
         """
-        self._check_unread(context)
+        self._begin(context)
         metadata = context.invocation_metadata()
         standing = self._standing_of(context)
         terms = terms_of(metadata)
@@ -227,7 +229,14 @@ class Servicer:
         if stream.end is not None:
             _abort(context, stream.end)
 
-    def _check_unread(self, context: grpc.ServicerContext) -> None:
+    def wait_until_over(self, timeout: float) -> bool:
+        """Wait until no call is open that began before `begin_drain`; false if some are after `timeout` seconds."""
+        return self._underway.wait(timeout)
+
+    def _begin(self, context: grpc.ServicerContext) -> None:
+        """Counts a call until it is over, or ends it because its connection has too many answers to read."""
+        if not self._service.draining:
+            self._underway.add(context)
         if not self._unsent.pressed:
             return
         error = self._unsent.refusal(context.peer())
