@@ -381,3 +381,27 @@ def test_numbers_that_vary_from_run_to_run_are_no_mixing() -> None:
         return np.where(np.isfinite(x), x + noise, x).astype(np.float32)
 
     assert proved(model).outcome is Outcome.APART
+
+
+def test_usual_rows_on_which_the_model_fails_are_drawn_again() -> None:
+    def model(x: Array) -> Array:
+        if (x[:, 0] > 0.5).any():
+            raise ValueError("too large")
+        return x
+
+    found = proved(model)
+    assert found.outcome is Outcome.APART, found.reason
+
+
+def test_a_model_that_fails_on_most_rows_shows_nothing() -> None:
+    calls: list[int] = []
+
+    def model(x: Array) -> Array:
+        calls.append(len(x))
+        if len(calls) > 3:
+            raise ValueError("no more")
+        return x
+
+    found = proved(model)
+    assert found.outcome is Outcome.DOES_NOT_RUN
+    assert found.reason == "it runs on few random inputs (no more), so running it shows nothing"

@@ -30,6 +30,8 @@ from tensorferry.server.batching_check.usual import USUAL, differing, rows_of, s
 from tensorferry.server.proof import Array, Run, difference_of, working_size
 from tensorferry.server.signature import Signature
 
+# Draws of usual rows, until the model runs on enough of them.
+_DRAWS = 8
 # The largest batch is at most so large, in bytes of inputs and outputs; and in time, but for the least.
 _MOST_BYTES = 256 * 2**20
 _LEAST_LARGE = 8
@@ -115,6 +117,8 @@ def try_rows(signature: Signature, run: Run, conditions: Conditions, first_run: 
         trying.extreme_rows()
     except _Unstable as error:
         outcome, reason = Outcome.UNSTABLE, str(error)
+    except _RunsOnFew as error:
+        outcome, reason = Outcome.DOES_NOT_RUN, str(error)
     except _Mixes as error:
         outcome, reason = Outcome.MIXES, str(error)
     except Exception as error:
@@ -124,6 +128,10 @@ def try_rows(signature: Signature, run: Run, conditions: Conditions, first_run: 
 
 class _Unstable(Exception):
     """The same row gives different outputs from run to run."""
+
+
+class _RunsOnFew(Exception):
+    """The model fails on most random rows."""
 
 
 class _Trying:
@@ -147,22 +155,42 @@ class _Trying:
 
     def usual_rows(self) -> None:
         """Compares usual rows run alone with the same in batches, in other orders and with other neighbours."""
-        inputs = differing(self._signature, self._size)
-        self._usual = rows_of(self._signature, inputs)
-        alone = self._alone(self._usual)
+        alone = self._draw_usual()
         in_rows = max(_LEAST_SECONDS, _MOST_ROWS * self._row_seconds)
         self._ends = self._conditions.clock() + min(self._conditions.seconds, in_rows)
         self._check_again(alone[0])
         self._compare(self._usual, alone)
         if any(spec.datatype.name == "BYTES" for spec in self._signature.inputs):
             for words in self._conditions.words:
-                rows = rows_of(self._signature, spoken(self._signature, inputs, words))
+                inputs = spoken(self._signature, join(self._signature, self._usual), words)
+                rows = rows_of(self._signature, inputs)
                 try:
                     alone = self._alone(rows)
                 except Exception:
                     # Not all strings in the file are for this input.
                     continue
                 self._compare(rows, alone)
+
+    def _draw_usual(self) -> list[Mapping[str, Array]]:
+        """Draws rows until enough are found on which the model runs; returns what it makes of each alone."""
+        outputs: list[Mapping[str, Array]] = []
+        reason = ""
+        began = self._conditions.clock()
+        for seed in range(_DRAWS):
+            for row in rows_of(self._signature, differing(self._signature, self._size, seed)):
+                try:
+                    outputs.append(self._run(row))
+                except Exception as error:
+                    reason = str(error)
+                    continue
+                self._usual.append(row)
+                if len(outputs) == USUAL:
+                    self._row_seconds = (self._conditions.clock() - began) / (seed * USUAL + USUAL)
+                    self._row_bytes = max(
+                        1, sum(array.nbytes for array in (*row.values(), *outputs[0].values()))
+                    )
+                    return outputs
+        raise _RunsOnFew(f"it runs on few random inputs ({reason}), so running it shows nothing")
 
     def extreme_rows(self) -> None:
         """Holds rows beside extreme ones against the same beside usual ones."""
@@ -197,15 +225,10 @@ class _Trying:
         return self._conditions.clock() >= self._ends
 
     def _alone(self, rows: Sequence[Row]) -> list[Mapping[str, Array]]:
-        began = self._conditions.clock()
-        outputs = [self._run(join(self._signature, [row])) for row in rows]
-        self._row_seconds = (self._conditions.clock() - began) / len(rows)
-        arrays = [*rows[0].values(), *outputs[0].values()]
-        self._row_bytes = max(1, sum(array.nbytes for array in arrays))
-        return outputs
+        return [self._run(row) for row in rows]
 
     def _check_again(self, alone: Mapping[str, Array]) -> None:
-        again = self._run(join(self._signature, [self._usual[0]]))
+        again = self._run(self._usual[0])
         for spec in self._signature.outputs:
             difference = difference_of(spec, alone[spec.name], again[spec.name], self._conditions.precision)
             if difference:
