@@ -17,7 +17,7 @@ from tensorferry.batcher import Padding, PadInput, RequestTooLarge
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.config import PadLengths
-from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.errors import InvalidRequestError, StartError
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.models import ModelRegistry
 from tensorferry.server.padding import padding_of, prove_padding
@@ -288,6 +288,31 @@ def test_what_only_happens_beside_others_is_found() -> None:
     assert "changes when it is padded to 8 beside others: by " in found
 
 
+def test_what_only_happens_to_negative_rows_is_found() -> None:
+    """A maximum that counts padding of 0: one of four positions or more is above 0 in most random rows."""
+
+    def model(x: Array) -> Array:
+        return np.asarray(np.where(x.max(1, keepdims=True) > 0, x, x + (x == 0).any(1, keepdims=True)))
+
+    assert "of a row of length" in reason(model, (64,))
+
+
+def test_what_only_happens_to_loud_rows_is_found() -> None:
+    def model(x: Array) -> Array:
+        return x * (2 if np.abs(x).max() > 20 and (x == 0).any() else 1)
+
+    assert "of a row of length" in reason(model, (8,))
+
+
+def test_values_that_the_model_is_not_made_for_are_left_out() -> None:
+    def model(x: Array) -> Array:
+        if np.abs(x).max() > 20 or (x < 0).all():
+            raise ValueError("not in its domain")
+        return x
+
+    assert reason(model, (64,)) == ""
+
+
 def test_a_row_is_never_all_padding() -> None:
     seen: list[bool] = []
 
@@ -339,7 +364,7 @@ def test_inputs_of_different_lengths_are_not_padded_to_agree(load: Load) -> None
     registry = ModelRegistry()
     registry.ready(load(models.masked_mean, **MASKED))
     message = request({"ids": np.ones((1, 3), np.int64), "mask": np.ones((1, 2), np.int64)})
-    with pytest.raises(ModelFailedError):
+    with pytest.raises(InvalidRequestError):
         infer(InferenceService(registry), message)
 
 

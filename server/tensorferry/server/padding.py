@@ -1,13 +1,14 @@
 """Padding of ragged inputs: what the ONNX file and the options say of it, and the proof that it is safe.
 
-The proof: random rows of several lengths are run alone as they are, then padded, alone and
-together with rows of other lengths. A model whose answer changes with the padding (a mean over
-the axis that counts it, attention without a mask) is found out, and served unpadded.
+The proof: random rows of several lengths are run alone as they are, then padded, alone and together with rows of
+other lengths. Rows that are all negative, and loud ones beside quiet ones, are tried as well: a maximum over the axis
+that counts padding of 0 shows there. A model whose answer changes with the padding (a mean over the axis that counts it,
+attention without a mask) is served unpadded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,22 @@ def _parse(datatype: Datatype, text: str) -> Any:
     return kind.type(int(text))
 
 
+def _as_drawn(floats: Array, place: int) -> Array:
+    return floats
+
+
+def _negative(floats: Array, place: int) -> Array:
+    return -np.abs(floats)
+
+
+def _loud_or_quiet(floats: Array, place: int) -> Array:
+    return np.asarray(floats * floats.dtype.type(100 if place % 2 else 0.01))
+
+
+# What becomes of the floats of the row at each place of a batch.
+_CHANGES = (_as_drawn, _negative, _loud_or_quiet)
+
+
 def prove_padding(
     signature: Signature, run: Run, padding: Padding, axis: str, size: int, precision: float = 0.0
 ) -> str:
@@ -103,12 +120,13 @@ def prove_padding(
     """
     below = 0
     for rung in padding.lengths:
-        try:
-            reason = _compare(signature, run, padding, axis, size, below, rung, precision)
-        except Exception as error:
-            reason = f"it does not run on rows padded to {rung} ({error})"
-        if reason:
-            return reason
+        for change in _CHANGES:
+            try:
+                reason = _compare(signature, run, padding, axis, size, below, rung, precision, change)
+            except Exception as error:
+                reason = f"it does not run on rows padded to {rung} ({error})"
+            if reason:
+                return reason
         below = rung
     return ""
 
@@ -122,11 +140,21 @@ def _compare(
     below: int,
     rung: int,
     precision: float,
+    change: Callable[[Array, int], Array],
 ) -> str:
     # The longest and the shortest that are padded to the rung, one between, and one that needs none.
     lengths = sorted({max(below + 1, rung - 1), below + 1, (below + 1 + rung) // 2, rung}, reverse=True)
-    samples = [_content(signature, padding, axis, size, length) for length in lengths]
-    alone = [run(inputs) for inputs in samples]
+    samples = [
+        _changed(signature, _content(signature, padding, axis, size, length), change, place)
+        for place, length in enumerate(lengths)
+    ]
+    try:
+        alone = [run(inputs) for inputs in samples]
+    except Exception:
+        if change is _as_drawn:
+            raise
+        # The model is not made for such values.
+        return ""
     examples = [{name: array[0] for name, array in inputs.items()} for inputs in samples]
     for together, how in ((1, f"padded to {rung}"), (len(lengths), f"padded to {rung} beside others")):
         answers = batch_inference(run, examples, together, padding=padding)
@@ -137,6 +165,17 @@ def _compare(
                 if difference:
                     return f"output {spec.name!r} of a row of length {length} changes when it is {how}: {difference}"
     return ""
+
+
+def _changed(
+    signature: Signature, inputs: dict[str, Array], change: Callable[[Array, int], Array], place: int
+) -> dict[str, Array]:
+    return {
+        spec.name: change(inputs[spec.name], place)
+        if spec.datatype.storage.kind == "f"
+        else inputs[spec.name]
+        for spec in signature.inputs
+    }
 
 
 def _content(signature: Signature, padding: Padding, axis: str, size: int, length: int) -> dict[str, Array]:

@@ -405,3 +405,20 @@ def test_a_model_that_fails_on_most_rows_shows_nothing() -> None:
     found = proved(model)
     assert found.outcome is Outcome.DOES_NOT_RUN
     assert found.reason == "it runs on few random inputs (no more), so running it shows nothing"
+
+
+def test_inputs_without_rows_are_the_same_in_all_rows() -> None:
+    """Also where rows of several draws are needed, since the model fails on some."""
+    made = signature(
+        spec("x", "FP32", "batch", 4), spec("scale", "FP32"), outputs=(spec("y", "FP32", "batch", 4),)
+    )
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        x = inputs["x"]
+        if (x[:, 0] > 0.5).any():
+            raise ValueError("too large")
+        return {"y": x * inputs["scale"]}
+
+    with np.errstate(all="ignore"):
+        found = try_rows(made, run, Conditions(clock=standing))
+    assert found.outcome is Outcome.APART, found.reason

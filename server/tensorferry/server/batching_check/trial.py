@@ -176,8 +176,14 @@ class _Trying:
         outputs: list[Mapping[str, Array]] = []
         reason = ""
         began = self._conditions.clock()
+        shared: Row = {}
         for seed in range(_DRAWS):
-            for row in rows_of(self._signature, differing(self._signature, self._size, seed)):
+            for drawn in rows_of(self._signature, differing(self._signature, self._size, seed)):
+                # Inputs without a batch axis are the same in all rows.
+                shared = shared or {
+                    spec.name: drawn[spec.name] for spec in self._signature.inputs if not batched(spec)
+                }
+                row = {**drawn, **shared}
                 try:
                     outputs.append(self._run(row))
                 except Exception as error:
