@@ -1,0 +1,208 @@
+"""A server of raw frames that leaves while a client streams to it, and rounds of streams that it leaves.
+
+`python -m client.resilience.leaving --rounds 400` (in tests/, with the packages on the path) prints how they ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from random import Random
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.exceptions
+import numpy as np
+
+from tensorferry.client import InferenceClient, InferenceError, aio
+
+MODEL = "m"
+PATIENCE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """How a server leaves: `steps` in order, once `after` bytes of a call have come; 0 is with its headers.
+
+    unlisten: nothing can connect any more. trailers: UNAVAILABLE, without anything before. refused: RST_STREAM with
+    REFUSED_STREAM. goaway, goaway0: GOAWAY that includes the call, or not. flush: what there is so far goes out.
+    close, reset: the connection ends, by FIN or by RST.
+    """
+
+    steps: tuple[str, ...]
+    after: int = 1
+
+
+LEAVINGS = [
+    Leaving(("unlisten", "close")),
+    Leaving(("unlisten", "trailers", "goaway", "close")),
+    Leaving(("unlisten", "trailers", "reset")),
+    Leaving(("unlisten", "refused", "flush", "close")),
+    Leaving(("unlisten", "goaway0", "flush", "close")),
+    Leaving(("trailers", "goaway", "close"), 0),
+    Leaving(("goaway", "close"), 1000),
+    Leaving(("trailers", "flush", "goaway")),
+]
+_STEPS = ("unlisten", "trailers", "refused", "goaway", "goaway0", "flush", "close", "reset")
+
+
+class LeavingServer:
+    """Accepts connections and leaves each call as it is told."""
+
+    def __init__(self, leaving: Leaving) -> None:
+        self._leaving = leaving
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.target = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._accepting = threading.Thread(target=self._accept, name="leaving", daemon=True)
+        self._accepting.start()
+
+    def close(self) -> None:
+        """Accepts no other connection."""
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._accepting.join(PATIENCE)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            if "unlisten" in self._leaving.steps:
+                self._listener.close()
+            threading.Thread(target=self._serve, args=(connection,), name="leaving", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        config = h2.config.H2Configuration(client_side=False, header_encoding=None)
+        http = h2.connection.H2Connection(config)
+        http.initiate_connection()
+        received: dict[int, int] = {}
+        try:
+            connection.sendall(http.data_to_send())
+            while data := connection.recv(1 << 16):
+                for event in http.receive_data(data):
+                    call: int = getattr(event, "stream_id", 0) or 0
+                    if isinstance(event, h2.events.RequestReceived):
+                        received[call] = 0
+                    elif isinstance(event, h2.events.DataReceived):
+                        http.acknowledge_received_data(event.flow_controlled_length or 0, call)
+                        if call in received:
+                            received[call] += len(event.data or b"")
+                    if call in received and received[call] >= self._leaving.after:
+                        del received[call]
+                        self._leave(connection, http, call)
+                connection.sendall(http.data_to_send())
+        except (OSError, h2.exceptions.ProtocolError):
+            pass
+        finally:
+            connection.close()
+
+    def _leave(self, connection: socket.socket, http: h2.connection.H2Connection, call: int) -> None:
+        for step in self._leaving.steps:
+            match step:
+                case "trailers":
+                    headers = [(":status", "200"), ("content-type", "application/grpc")]
+                    trailers = [("grpc-status", "14"), ("grpc-message", "leaving")]
+                    http.send_headers(call, headers + trailers, end_stream=True)
+                case "refused":
+                    http.reset_stream(call, h2.errors.ErrorCodes.REFUSED_STREAM)
+                case "goaway" | "goaway0":
+                    http.close_connection(last_stream_id=call if step == "goaway" else 0)
+                case "flush":
+                    connection.sendall(http.data_to_send())
+                case "reset":
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    raise ConnectionResetError
+                case "close":
+                    connection.sendall(http.data_to_send())
+                    raise ConnectionAbortedError
+
+
+def requests(count: int, size: int) -> Iterator[dict[str, object]]:
+    return ({"x": np.zeros(size, np.float32)} for _ in range(count))
+
+
+def by_threads(target: str, count: int, size: int) -> str:
+    """How a stream ended, by the synchronous client; HUNG where it did not, beyond its timeout."""
+    ended: list[str] = []
+    with InferenceClient(target, check=False) as client:
+
+        def stream() -> None:
+            try:
+                list(client.stream(MODEL, requests(count, size), timeout=PATIENCE))
+                ended.append("OK")
+            except InferenceError as error:
+                ended.append(error.code.name)
+
+        thread = threading.Thread(target=stream, name="stream", daemon=True)
+        thread.start()
+        thread.join(2 * PATIENCE)
+        outcome = "HUNG" if thread.is_alive() else ended[0]
+    # Its calls end with the client, which is closed now.
+    thread.join(PATIENCE)
+    return outcome
+
+
+def by_asyncio(target: str, count: int, size: int) -> str:
+    """The same by the asyncio client."""
+
+    async def stream() -> str:
+        async with aio.InferenceClient(target, check=False) as client:
+            try:
+                async with asyncio.timeout(2 * PATIENCE):
+                    async for _ in client.stream(MODEL, requests(count, size), timeout=PATIENCE):
+                        pass
+            except InferenceError as error:
+                return error.code.name
+            except TimeoutError:
+                return "HUNG"
+            return "OK"
+
+    return asyncio.run(stream())
+
+
+CLIENTS: list[Callable[[str, int, int], str]] = [by_threads, by_asyncio]
+
+
+def one_round(random: Random, client: Callable[[str, int, int], str]) -> str:
+    """A stream to a server that leaves in some way, by chance while requests are written."""
+    size, count = random.choice((1, 10, 1000, 20_000)), random.choice((1, 3, 100))
+    steps = tuple(step for step in _STEPS if random.random() < 0.4)
+    after = random.choice((0, 1, 1, random.randrange(1, 3 * min(count, 64) * size + 2)))
+    server = LeavingServer(Leaving(steps if set(steps) - {"unlisten", "flush"} else ("close",), after))
+    outcome = client(server.target, count, size)
+    server.close()
+    return outcome
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    logging.getLogger("hpack").setLevel(logging.WARNING)
+    for client in CLIENTS:
+        with ThreadPoolExecutor(8) as threads:
+            randoms = [Random(f"{given.seed} {number}") for number in range(given.rounds)]
+            outcomes = Counter(threads.map(one_round, randoms, [client] * given.rounds))
+        print(client.__name__, dict(outcomes), flush=True)
+    # Threads of calls that hang would keep the interpreter.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

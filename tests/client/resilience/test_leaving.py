@@ -1,0 +1,27 @@
+"""A stream whose server leaves while it is written to ends with an error, and does not hang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from client.resilience.leaving import CLIENTS, LEAVINGS, Leaving, LeavingServer
+
+from tensorferry.client import channel
+
+
+@pytest.mark.parametrize("stream", CLIENTS)
+@pytest.mark.parametrize("leaving", LEAVINGS, ids=lambda leaving: "-".join(leaving.steps))
+def test_a_stream_ends_when_its_server_leaves(
+    leaving: Leaving, stream: Callable[[str, int, int], str]
+) -> None:
+    server = LeavingServer(leaving)
+    assert stream(server.target, 1 if leaving.after < 2 else 100, 100) == "UNAVAILABLE"
+    server.close()
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_streams_are_never_retried_by_core(wanted: int) -> None:
+    options = channel.channel_options(1 << 20, [("grpc.enable_retries", wanted)])
+    assert dict(options)["grpc.enable_retries"] == wanted
+    assert dict(channel.stream_options(options))["grpc.enable_retries"] == 0
