@@ -157,6 +157,17 @@ def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[st
         (["--header", "a-bin"], "argument --header"),
         (["--timeout", "0"], "argument --timeout: expected a positive number of seconds, got '0'"),
         (["--timeout", "soon"], "got 'soon'"),
+        (["--timeout", "-1"], "argument --timeout: expected a positive number of seconds, got '-1'"),
+        (["--timeout", "nan"], "argument --timeout: expected a positive number of seconds, got 'nan'"),
+        (
+            ["--target", "127.0.0.1"],
+            "argument --target: expected 'host:port', got '127.0.0.1': write '127.0.0.1:8001'",
+        ),
+        (
+            ["--target", "http://a:1"],
+            "argument --target: expected 'host:port', got 'http://a:1': write 'a:1'",
+        ),
+        (["--target", ""], "argument --target: expected 'host:port', got ''"),
         (["--ca-file", "/no/such"], "argument --ca-file: '/no/such' is not a file"),
         (["--cert-file", "c.pem"], "argument --cert-file: got 'c.pem' without --key-file"),
         (["--key-file", "k.pem"], "argument --key-file: got 'k.pem' without --cert-file"),
@@ -171,7 +182,26 @@ def test_a_bad_argument_exits_with_2(
     with pytest.raises(SystemExit) as caught:
         cli.infer(["row", "--target", server.target, *arguments])
     assert caught.value.code == 2
-    assert text in " ".join(capsys.readouterr().err.split())
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.startswith("tensorferry infer: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [cli.infer, cli.models, cli.describe, cli.ready])
+@pytest.mark.parametrize("argument", [["--target", "http://a:1"], ["--timeout", "0"]], ids=" ".join)
+def test_each_command_checks_target_and_timeout(
+    command: Callable[[Sequence[str]], int], argument: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["m"] if command in (cli.infer, cli.describe) else []
+    with pytest.raises(SystemExit) as caught:
+        command([*model, *argument])
+    assert caught.value.code == 2
+    assert f"argument {argument[0]}: expected" in capsys.readouterr().err
+
+
+def test_a_timeout_without_end(server: ScriptedServer) -> None:
+    assert cli.models(["--target", server.target, "--timeout", "inf"]) == 0
 
 
 @pytest.mark.parametrize("command", [cli.infer, cli.models, cli.describe])

@@ -11,15 +11,17 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import grpc
 
 from tensorferry.client.arrayfile import read_array, write_array
 from tensorferry.client.channel import Tls
 from tensorferry.client.client import InferenceClient
+from tensorferry.client.deadline import seconds_of
 from tensorferry.client.errors import InferenceError, InvalidInput, Unavailable
 from tensorferry.client.message import InferenceResult, Parameter
+from tensorferry.client.target import check_target
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
 
@@ -128,20 +130,30 @@ def describe(argv: Sequence[str]) -> int:
     return _run(parser, arguments, run)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Reports a bad argument in one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        line = " ".join(message.split())
+        self.exit(2, f"{self.prog}: {line} (--help shows all options)\n")
+
+
 def _parser(command: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"tensorferry {command}", description=description, allow_abbrev=False
-    )
+    parser = _Parser(prog=f"tensorferry {command}", description=description, allow_abbrev=False)
     server = parser.add_argument_group("server")
     server.add_argument(
-        "--target", default="127.0.0.1:8001", metavar="HOST:PORT", help="the server (default: %(default)s)"
+        "--target",
+        type=_target,
+        default="127.0.0.1:8001",
+        metavar="HOST:PORT",
+        help="the server (default: %(default)s)",
     )
     server.add_argument(
         "--timeout",
         type=_seconds,
         default=60.0,
         metavar="SECONDS",
-        help="how long to wait for the answer (default: %(default)s)",
+        help="how long to wait for the answer; inf for no limit (default: %(default)s)",
     )
     server.add_argument(
         "--header",
@@ -205,11 +217,8 @@ def _run(
             token=token,
             token_over_plaintext=arguments.token_over_plaintext,
         )
-    except ValueError as error:
+    except InvalidInput as error:
         parser.error(str(error))
-    except OSError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 1
     try:
         with client:
             command(client)
@@ -295,11 +304,16 @@ def _parameter(text: str) -> tuple[str, Parameter]:
     return name, value
 
 
-def _seconds(text: str) -> float:
+def _target(text: str) -> str:
     try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text!r}")
-    return seconds
+        return check_target(text)
+    except InvalidInput as error:
+        refusal = f"expected {error.expected}, got {error.received}: {error.change}"
+        raise argparse.ArgumentTypeError(refusal) from None
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        return seconds_of(float(text))
+    except ValueError:  # InvalidInput is one, too
+        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text!r}") from None

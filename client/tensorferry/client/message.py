@@ -238,7 +238,7 @@ def _set_parameter(target: pb.InferParameter, name: str, value: object) -> None:
     elif isinstance(value, float):
         target.double_param = value
     elif isinstance(value, str):
-        target.string_param = value
+        target.string_param = arguments.text(f"parameter {name!r}", value)
     else:
         raise InvalidInput(
             f"parameter {name!r}",

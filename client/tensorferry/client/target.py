@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from urllib.parse import unquote
 
 from tensorferry.client.arguments import shown
 from tensorferry.client.errors import InvalidInput
@@ -14,17 +15,20 @@ _WITH_PORTS = ("dns", "ipv4", "ipv6")
 _WITHOUT_PORTS = ("unix", "unix-abstract", "vsock", "xds", "google-c2p")
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/?#@,\[\]]+):([0-9]{1,5})", re.ASCII)
 _EXAMPLE = "127.0.0.1:8001"
+# Of characters; a list of addresses can have some thousand.
+_LONGEST = 100_000
+# As many characters of it are in an error.
+_SHOWN = 200
 
 
 def check_target(target: object) -> str:
     """The target; InvalidInput, which says what to write, for what gRPC could never reach."""
     if not isinstance(target, str):
         raise _refused(target, _change_of_other(target))
-    if not target or target != target.strip() or not target.isprintable():
-        raise _refused(
-            target,
-            f"write '{target.strip() if target.strip().isprintable() and target.strip() else _EXAMPLE}'",
-        )
+    if not target or len(target) > _LONGEST or not target.strip().isprintable():
+        raise _refused(target, f"write the server's address, such as '{_EXAMPLE}'")
+    if target != target.strip():
+        raise _refused(target, f"write '{target.strip() or _EXAMPLE}'")
     scheme, colon, rest = target.partition(":")
     if colon and scheme in _WITHOUT_PORTS:
         if not rest.strip("/"):
@@ -36,7 +40,8 @@ def check_target(target: object) -> str:
         tls = ", with tls=True (--tls)" if secure else ""
         raise _refused(target, f"write '{_with_port(address)}'{tls}")
     if colon and scheme in _WITH_PORTS and not rest.isdecimal():
-        addresses = re.sub(r"^//[^/]*/", "", rest).split(",")
+        # The brackets of IPv6 may be escaped, as they are in URIs.
+        addresses = unquote(re.sub(r"^//[^/]*/", "", rest)).split(",")
         for address in addresses:
             _check_address(target, address, scheme)
         return target
@@ -85,5 +90,7 @@ def _change_of_other(target: object) -> str:
 
 
 def _refused(target: object, change: str) -> InvalidInput:
-    received = repr(target) if isinstance(target, str) and len(target) < 200 else shown(target)
+    received = repr(target) if isinstance(target, str) and len(target) < _SHOWN else shown(target)
+    if len(change) > 2 * _SHOWN:
+        change = f"write an address such as '{_EXAMPLE}'"
     return InvalidInput("target", _EXPECTED, received, change)

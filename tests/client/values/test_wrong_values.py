@@ -1,0 +1,333 @@
+"""Values that callers give and that cannot be used: each is an error of this package that says what to change."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import decimal
+import fractions
+import functools
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from client.scripted import ScriptedServer, ScriptedServicer, model
+
+from tensorferry import client as tf
+from tensorferry.client import InferenceClient, InvalidInput, Retry, StreamRequest, Tls, aio, message
+
+ROW = {"x": [1]}
+Call = Callable[..., Any]
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def call(request: pytest.FixtureRequest, server: ScriptedServer) -> Iterator[Call]:
+    """Calls a method of one of the clients by its name, and takes all of a stream."""
+    if request.param == "threads":
+        with InferenceClient(server.target) as client:
+
+            def plain(method: str, *arguments: Any, **options: Any) -> Any:
+                result = getattr(client, method)(*arguments, **options)
+                if method == "submit":
+                    return result.result(30)
+                return list(result) if method == "stream" else result
+
+            yield plain
+        return
+
+    async def awaited(method: str, arguments: Any, options: Any) -> Any:
+        async with aio.InferenceClient(server.target) as client:
+            result = getattr(client, method)(*arguments, **options)
+            return [one async for one in result] if method == "stream" else await result
+
+    yield lambda method, *arguments, **options: asyncio.run(awaited(method, arguments, options))
+
+
+class NoArray:
+    """Nothing that numpy can use."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("no array here")
+
+
+WRONG_TIMEOUTS: list[Any] = [
+    -1, 0, 0.0, -0.0, -1e-9, math.nan, -math.inf, "1", "", b"1", True, False, [1], {}, 1j, np.bool_(True),
+    np.array(1.0), np.float32("nan"), decimal.Decimal(1), datetime.timedelta(seconds=1), object(), -(10**400),
+]  # fmt: skip
+RIGHT_TIMEOUTS: list[Any] = [
+    None, math.inf, 30, 30.5, np.float32(30), np.int64(30), fractions.Fraction(61, 2), 1e300, 10**400, np.float64("inf"),
+]  # fmt: skip
+
+# Each method with what it needs beside a timeout.
+TIMED: list[tuple[str, tuple[Any, ...]]] = [
+    ("infer", ("row", ROW)), ("submit", ("row", ROW)), ("stream", ("row", [ROW])), ("metadata", ("row",)),
+    ("server_metadata", ()), ("models", ()), ("is_live", ()), ("is_ready", ()), ("is_model_ready", ("row",)),
+    ("wait_ready", ()),
+]  # fmt: skip
+
+
+def test_every_method_that_takes_a_timeout_is_here() -> None:
+    for kind in (InferenceClient, aio.InferenceClient):
+        found = {name for name, one in inspect.getmembers(kind, inspect.isfunction)
+                 if not name.startswith("_") and "timeout" in inspect.signature(one).parameters}  # fmt: skip
+        assert found == {name for name, _ in TIMED}
+
+
+@pytest.mark.parametrize(("method", "arguments"), TIMED, ids=[name for name, _ in TIMED])
+def test_timeouts(call: Call, servicer: ScriptedServicer, method: str, arguments: tuple[Any, ...]) -> None:
+    for timeout in WRONG_TIMEOUTS:
+        with pytest.raises(
+            InvalidInput, match=r"^timeout expects a positive number of seconds, got"
+        ) as caught:
+            call(method, *arguments, timeout=timeout)
+        assert isinstance(caught.value, ValueError)
+        assert "of type" in caught.value.received
+    assert servicer.calls == []
+    for timeout in RIGHT_TIMEOUTS:
+        call(method, *arguments, timeout=timeout)
+
+
+def test_a_timeout_is_checked_when_the_answer_is_known(call: Call, client: InferenceClient) -> None:
+    client.metadata("row")
+    with pytest.raises(InvalidInput):
+        client.metadata("row", timeout=-1)
+
+
+def test_a_stream_is_checked_before_it_begins(client: InferenceClient) -> None:
+    with pytest.raises(InvalidInput, match="timeout"):
+        client.stream("row", [], timeout=0)
+    with pytest.raises(InvalidInput, match=r"write \[inputs\]"):
+        client.stream("row", ROW)  # type: ignore[arg-type]
+
+
+TARGETS: list[tuple[Any, str]] = [
+    (None, "such as '127.0.0.1:8001'"),
+    ("", "such as '127.0.0.1:8001'"),
+    (8001, "such as '127.0.0.1:8001'"),
+    ("127.0.0.1", "write '127.0.0.1:8001'"),
+    ("localhost", "write 'localhost:8001'"),
+    ("127.0.0.1:", "write '127.0.0.1:8001'"),
+    (":8001", "write '127.0.0.1:8001'"),
+    ("127.0.0.1:x", "write '127.0.0.1:8001'"),
+    ("127.0.0.1:0", "write '127.0.0.1:8001'"),
+    ("127.0.0.1:65536", "write '127.0.0.1:8001'"),
+    ("127.0.0.1:80010000000", "write '127.0.0.1:8001'"),
+    ("http://127.0.0.1:8001", "write '127.0.0.1:8001'"),
+    ("http://127.0.0.1", "write '127.0.0.1:8001'"),
+    ("http://user@server:9000/v2/models?x#y", "write 'server:9000'"),
+    ("https://server:9000", "write 'server:9000', with tls=True"),
+    ("grpc://server:9000", "write 'server:9000'"),
+    ("server:9000/v2", "write 'server:9000'"),
+    ("server:9000,other:9000", "write 'server:9000'"),
+    ("300.1.1.1:80", "is no IP address"),
+    ("1.2.3:80", "is no IP address"),
+    ("::1", r"write '[::1]:8001'"),
+    ("[::1]", r"write '[::1]:8001'"),
+    ("[x]:8001", "write"),
+    ("dns:///server", "write 'dns:server:8001'"),
+    ("ipv4:127.0.0.1", "write 'ipv4:127.0.0.1:8001'"),
+    ("ipv4:127.0.0.1:1,127.0.0.2", "write 'ipv4:127.0.0.2:8001'"),
+    ("ipv4:server:1", "is no IP address"),
+    ("unix:", "name what is behind 'unix:'"),
+    (" server:8001", "write 'server:8001'"),
+    ("server:8001\n", "write 'server:8001'"),
+    ("ser\0ver:8001", "such as '127.0.0.1:8001'"),
+    ("ser ver:8001", "write"),
+    (["127.0.0.1:1", "127.0.0.1:2"], "write one str"),
+    (["127.0.0.1"], "write '127.0.0.1:8001'"),
+    (b"127.0.0.1:1", "write '127.0.0.1:1'"),
+    ({}, "such as"),
+    ("x" * 100_000, "write an address"),
+    ("x" * 100_001, "such as '127.0.0.1:8001'"),
+]
+GOOD_TARGETS = [
+    "127.0.0.1:8001", "localhost:1", "server.example:65535", "a_b-c:1", "[::1]:8001", "dns:server:8001",
+    "dns:///server:8001", "dns://8.8.8.8/server:8001", "ipv4:127.0.0.1:1,127.0.0.2:2", "ipv6:[::1]:8001",
+    "ipv6:%5B::1%5D:8001", "unix:/run/x", "unix:///run/x", "unix-abstract:x", "xds:///service", "bücher.example:8001",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [InferenceClient, aio.InferenceClient])
+async def test_targets(kind: Callable[..., Any]) -> None:
+    for target, change in TARGETS:
+        with pytest.raises(InvalidInput) as caught:
+            kind(target)
+        assert caught.value.subject == "target"
+        assert change in caught.value.change, target
+        assert len(str(caught.value)) < 600
+    for target in GOOD_TARGETS:
+        client = kind(target)
+        if kind is InferenceClient:
+            client.close()
+        else:
+            await client.close()
+
+
+def of_str() -> list[Any]:
+    return [None, 1, 1.5, True, b"row", ["row"], {}, object(), "\ud800"]
+
+
+# What each argument of a request cannot be.
+WRONG: dict[str, list[Any]] = {
+    "model": [*of_str(), ""],
+    "version": [None, 1, b"1", [], "\ud800"],
+    "inputs": [None, 1, "x", [1], np.zeros(3), {}, {1: [1]}, {b"x": [1]}, {None: [1]}, {"\ud800": [1]}, {"y": [1]}, {"x": None},
+               {"x": NoArray()}, {"x": object()}, {"x": {}}, {"x": "1"}, {"x": b"1"}, {"x": [[1], [1, 2]]},
+               {"x": [2**70]}, {"x": [1.5]}, {"x": [math.nan]}, {"x": 1j}, {"x": [1, 2]}, {"x": np.zeros(1)},
+               {"x": np.array(["a"])}, {"x": np.array([None])}, {"x": np.array([1], "datetime64[s]")}, {"x": set()},
+               {"x": [datetime.date(2000, 1, 1)]}, {"x": np.zeros(1, [("a", "i4")])}],
+    "outputs": ["x", b"x", 1, {"x": 1}, {"x"}, [1], [None], ["y"], ["\ud800"], True],
+    "request_id": [1, b"1", [], True, "\ud800"],
+    "parameters": [1, "x", [("a", 1)], {1: 1}, {b"a": 1}, {"a": None}, {"a": b"1"}, {"a": [1]}, {"a": 2**64}, {"a": -(2**70)},
+                   {"a": object()}, {"a": "\ud800"}, {"\ud800": 1}, {"a": 1j}],
+    "max_in_flight": [0, -1, 1.5, "1", None, True, math.inf, math.nan, 2**40, [1]],
+    "requests": [None, 1, "ab", b"ab", ROW, [1], [None], ["x"], [[ROW]], [("x", 1)], [StreamRequest({"y": [1]})],
+                 [StreamRequest(None)], [StreamRequest(ROW, 7)], [StreamRequest(ROW, outputs="x")],  # type: ignore[arg-type]
+                 [StreamRequest(ROW, parameters=[1])]],  # type: ignore[arg-type]
+    "on_error": [None, "stop", 1, [], b"raise"],
+}  # fmt: skip
+SIGNATURES = {"infer": ("model", "inputs"), "submit": ("model", "inputs"), "stream": ("model", "requests")}
+RIGHT = {"model": "row", "inputs": ROW, "requests": [ROW]}
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        (method, name)
+        for method in SIGNATURES
+        for name in inspect.signature(getattr(InferenceClient, method)).parameters
+        if name in WRONG
+    ],
+)
+def test_requests(call: Call, servicer: ScriptedServicer, method: str, name: str) -> None:
+    for value in WRONG[name]:
+        arguments = {key: RIGHT[key] for key in SIGNATURES[method]} | {name: value}
+        with pytest.raises(InvalidInput) as caught:
+            call(method, **arguments)
+        check(caught.value)
+    assert "ModelInfer" not in servicer.calls
+
+
+def check(error: InvalidInput) -> None:
+    """It says what was received, what was expected, and what to change; and no more than can be read."""
+    assert isinstance(error, tf.InferenceError)
+    assert all((error.subject, error.expected, error.received, error.change))
+    assert str(error).startswith(
+        f"{error.subject} expects {error.expected}, got {error.received}: {error.change}"
+    )
+    assert len(str(error)) < 1000
+
+
+@pytest.mark.parametrize("method", ["metadata", "is_model_ready"])
+def test_models(call: Call, servicer: ScriptedServicer, method: str) -> None:
+    for name in ("model", "version"):
+        for value in WRONG[name]:
+            with pytest.raises(InvalidInput):
+                call(method, **({"model": "row"} | {name: value}))
+    assert servicer.calls == []
+
+
+def test_unchecked_requests(server: ScriptedServer) -> None:
+    """Without metadata only what cannot be sent at all is refused, before it is sent."""
+    with InferenceClient(server.target, check=False) as client:
+        for inputs in [None, 1, [1], {1: [1]}, {"\ud800": 1}, {"x": None}, {"x": NoArray()}, {"x": object()}, {"x": 2**70},
+                       {"x": [[1], [1, 2]]}, {"x": 1j}, {"x": np.array([1], "datetime64[s]")}, {"x": ["\ud800"]}]:  # fmt: skip
+            with pytest.raises(InvalidInput):
+                client.infer("row", inputs)  # type: ignore[arg-type]
+    assert server.servicer.calls == []
+
+
+@pytest.mark.parametrize("kind", [InferenceClient, aio.InferenceClient])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("tls", [None, 1, "ca.pem", {}, Tls("/nowhere/ca.pem"), Tls(1), Tls("/tmp"), Tls("a\0b")]),  # type: ignore[arg-type]
+        ("credentials", [1, "x", True, object()]),
+        ("metadata", [None, 1, "ab", {"a": "b"}, [1], [("a",)], [("a", 1)], [(1, "a")], [("a b", "c")], [("", "c")],
+                      [("a", "b\nc")], [("a", "é")], [("a-bin", "b")], [("é", "b")], [":path", "x"], [(":path", "x")]]),
+        ("max_message_bytes", [0, -1, None, "1", 1.5, 2**31, True, math.nan]),
+        ("options", [None, 1, "ab", {"a": 1}, [1], [("a",)], [("a", None)], [("a", 2**40)], [("a", 1.5)], [(1, 1)]]),
+        ("retry", [1, True, "x", {}, Retry]),
+        ("token", [1, b"x", "", "a b", "a\n", "é", [], True]),
+    ],
+)  # fmt: skip
+async def test_constructor(kind: Callable[..., Any], name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(InvalidInput) as caught:
+            kind("127.0.0.1:1", **{name: value})
+        check(caught.value)
+
+
+WRONG_NUMBERS: list[Any] = [-1, math.nan, "1", None, True, []]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"attempts": value} for value in (0, -1, 1.5, "1", None, True, 2**40)]
+    + [{name: value} for name in ("budget", "ratio") for value in WRONG_NUMBERS],
+    ids=str,
+)  # fmt: skip
+def test_retry(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Retry(**options)
+    check(caught.value)
+
+
+def test_bf16_lists_without_ml_dtypes(
+    servicer: ScriptedServicer, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    servicer.models["half"] = model("half", {"x": "BF16 -1"}, {"x": "BF16 -1"})
+    with pytest.raises(InvalidInput, match="pip install ml_dtypes"):
+        call("infer", "half", {"x": [1.5]})
+
+
+def test_a_datatype_that_the_server_made_up(servicer: ScriptedServicer, call: Call) -> None:
+    servicer.models["odd"] = model("odd", {"x": "FP8 -1"}, {"x": "FP8 -1"})
+    for value in ([1], np.zeros(1)):
+        with pytest.raises(InvalidInput, match="FP8"):
+            call("infer", "odd", {"x": value})
+
+
+def test_a_closed_client(server: ScriptedServer) -> None:
+    client = InferenceClient(server.target)
+    client.close()
+    for method, arguments in TIMED:
+        begin = functools.partial(getattr(client, method), *arguments)
+        with pytest.raises(tf.ClientClosed, match="create another one") as caught:
+            next(begin()) if method == "stream" else begin()
+        assert isinstance(caught.value, tf.InferenceError)
+        assert isinstance(caught.value, RuntimeError)
+
+
+def test_the_repr_of_a_result_shows_its_outputs_and_no_values() -> None:
+    outputs = {
+        "label": np.zeros((2,), np.int64),
+        "words": np.array([[b"w" * 10_000]], object),
+        "image": np.zeros((512, 512), np.float32),
+    }
+    result = message.InferenceResult("digits", "1", "r1", {"text": "t" * 10**6, "batch_rows": 3}, outputs)
+    shown = repr(result)
+    assert "outputs={'label': INT64 [2], 'words': BYTES [1, 1], 'image': FP32 [512, 512]}" in shown
+    assert shown.startswith("InferenceResult(model_name='digits', model_version='1', id='r1', ")
+    assert "'batch_rows': 3" in shown
+    assert len(shown) < 500
+    many = message.InferenceResult(
+        "m", "", "", {}, {f"{'n' * 10**5}{i}": outputs["label"] for i in range(10_000)}
+    )
+    assert "and 9980 more" in repr(many)
+    assert len(repr(many)) < 10_000
+
+
+def test_the_tree_of_errors() -> None:
+    for name in tf.__all__:
+        kind = getattr(tf, name)
+        if isinstance(kind, type) and issubclass(kind, BaseException):
+            assert issubclass(kind, tf.InferenceError)
+    assert issubclass(InvalidInput, ValueError)
+    assert grpc.StatusCode.INVALID_ARGUMENT is InvalidInput("a", "b", "c", "d").code
