@@ -227,3 +227,22 @@ def test_ready_says_it_by_its_exit_status(server: ScriptedServer, capsys: pytest
         f"tensorferry ready: {server.target}: UNAVAILABLE: not there, or not ready",
         "tensorferry ready: 127.0.0.1:1: UNAVAILABLE: not there, or not ready",
     ]
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "said"),
+    [
+        ("infer", ["m", "--imput", "x=a.npy"], "unknown flag --imput; did you mean --input?"),
+        ("describe", ["m", "--time=3"], "unknown flag --time; did you mean --timeout?"),
+        ("models", ["--qqqq"], "unknown flag --qqqq"),
+        ("ready", ["now"], "unexpected argument 'now'"),
+        ("ready", ["--target"], "argument --target: expected one argument"),
+    ],
+)
+def test_wrong_arguments_are_one_line_with_the_nearest_flag(
+    command: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        getattr(cli, command)(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"tensorferry {command}: {said} (--help shows all options)\n"

@@ -96,7 +96,7 @@ def test_a_wrong_flag_is_one_line_with_the_nearest(
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 2
-    assert capsys.readouterr().err == f"tensorferry serve: {said} (tensorferry serve --help lists all)\n"
+    assert capsys.readouterr().err == f"tensorferry serve: {said} (--help shows all options)\n"
 
 
 def test_metrics_can_be_switched_off_again(

@@ -11,13 +11,14 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import grpc
 
 from tensorferry.client.arrayfile import read_array, write_array
 from tensorferry.client.channel import Tls
 from tensorferry.client.client import InferenceClient
+from tensorferry.client.command_parser import CommandParser
 from tensorferry.client.deadline import seconds_of
 from tensorferry.client.errors import InferenceError, InvalidInput, Unavailable
 from tensorferry.client.message import InferenceResult, Parameter
@@ -65,7 +66,7 @@ def infer(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--request-id", default="", help="an id that the server repeats in its logs")
     parser.add_argument("--output-dir", metavar="DIR", type=Path, help=_OUTPUT_DIR_HELP)
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse(argv)
 
     def run(client: InferenceClient) -> None:
         result = client.infer(
@@ -85,7 +86,7 @@ def infer(argv: Sequence[str]) -> int:
 def ready(argv: Sequence[str]) -> int:
     """Says by its exit status alone whether the server takes requests: 1 if not, or if it cannot be reached."""
     parser = _parser("ready", "Whether a server is there and ready: the exit code is 0 if so, else 1.")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse(argv)
 
     def run(client: InferenceClient) -> None:
         if not client.is_ready(timeout=arguments.timeout):
@@ -97,7 +98,7 @@ def ready(argv: Sequence[str]) -> int:
 def models(argv: Sequence[str]) -> int:
     """Lists the models of the server."""
     parser = _parser("models", "List the models of a running server.")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse(argv)
 
     def run(client: InferenceClient) -> None:
         rows = [("NAME", "VERSION", "STATE", "REASON")]
@@ -115,7 +116,7 @@ def describe(argv: Sequence[str]) -> int:
     parser = _parser("describe", "Show the inputs and outputs of a model of a running server.")
     parser.add_argument("model", metavar="MODEL")
     _add_version(parser)
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse(argv)
 
     def run(client: InferenceClient) -> None:
         model = client.metadata(arguments.model, arguments.model_version, timeout=arguments.timeout)
@@ -130,16 +131,8 @@ def describe(argv: Sequence[str]) -> int:
     return _run(parser, arguments, run)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports a bad argument in one line, without the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        line = " ".join(message.split())
-        self.exit(2, f"{self.prog}: {line} (--help shows all options)\n")
-
-
-def _parser(command: str, description: str) -> argparse.ArgumentParser:
-    parser = _Parser(prog=f"tensorferry {command}", description=description, allow_abbrev=False)
+def _parser(command: str, description: str) -> CommandParser:
+    parser = CommandParser(prog=f"tensorferry {command}", description=description, allow_abbrev=False)
     server = parser.add_argument_group("server")
     server.add_argument(
         "--target",
@@ -182,7 +175,7 @@ def _parser(command: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_version(parser: argparse.ArgumentParser) -> None:
+def _add_version(parser: CommandParser) -> None:
     parser.add_argument(
         "--model-version",
         default="",
@@ -192,7 +185,7 @@ def _add_version(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(
-    parser: argparse.ArgumentParser,
+    parser: CommandParser,
     arguments: argparse.Namespace,
     command: Callable[[InferenceClient], None],
 ) -> int:
@@ -233,7 +226,7 @@ def _run(
     return 0
 
 
-def _token(parser: argparse.ArgumentParser, file: str | None) -> str | None:
+def _token(parser: CommandParser, file: str | None) -> str | None:
     if file is None:
         # One that is empty is as good as none.
         return os.environ.get(_TOKEN_VARIABLE) or None
@@ -263,7 +256,7 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _unique(parser: argparse.ArgumentParser, option: str, pairs: Sequence[tuple[str, T]]) -> Mapping[str, T]:
+def _unique(parser: CommandParser, option: str, pairs: Sequence[tuple[str, T]]) -> Mapping[str, T]:
     for name, _ in pairs:
         if [n for n, _ in pairs].count(name) > 1:
             parser.error(f"argument {option}: {name!r} is given more than once: give it once")

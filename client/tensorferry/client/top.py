@@ -21,6 +21,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
+from tensorferry.client.command_parser import CommandParser
 from tensorferry.client.top_view import Looks, lines_of
 
 _DEFAULT = "http://127.0.0.1:8002"
@@ -45,7 +46,7 @@ class StatusError(Exception):
 
 def main(argv: Sequence[str]) -> int:
     """Shows it until q or Ctrl-C; 1 after one line on stderr when there is nothing to show at first."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="tensorferry top",
         description="Show what a running server does: rates, latencies, queues, and its last batches. q ends it.",
         allow_abbrev=False,
@@ -64,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         "--interval", metavar="SECONDS", type=_interval, default=1.0, help="between looks (default: 1)"
     )
     parser.add_argument("--once", action="store_true", help="look twice, print it as plain text, and end")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse(argv)
     try:
         if arguments.url is not None and arguments.target is not None:
             parser.error("URL and --target are the same; give one of them")

@@ -40,7 +40,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     ),
     "limits for requests and all clients": (
         *("max-queue-size", "max-queue-bytes", "max-request-rows", "max-strings", "max-string-bytes"),
-        *("max-calls", "max-streams", "max-in-flight-per-stream"),
+        *("max-calls", "max-streams", "max-in-flight-per-stream", "max-unsent-bytes"),
     ),
     "limits for each client": (
         *("client-max-requests", "client-max-rows", "client-max-bytes", "client-rate", "client-burst"),
@@ -61,7 +61,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit code 2."""
-        self.exit(2, f"{self.prog}: {message} ({self.prog} --help lists all)\n")
+        self.exit(2, f"{self.prog}: {' '.join(message.split())} (--help shows all options)\n")
 
 
 def add_flags(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:

@@ -1,0 +1,31 @@
+"""Arguments of the shell commands: what is wrong with them is said in one line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import NoReturn
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors are one line, with the nearest flag for one that is not known."""
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """The arguments; exits with code 2 if they are wrong."""
+        arguments, unknown = self.parse_known_args(argv)
+        for text in unknown:
+            self.error(self._unknown(text))
+        return arguments
+
+    def error(self, message: str) -> NoReturn:
+        """Exit code 2."""
+        self.exit(2, f"{self.prog}: {' '.join(message.split())} (--help shows all options)\n")
+
+    def _unknown(self, text: str) -> str:
+        if not text.startswith("-"):
+            return f"unexpected argument {text!r}"
+        flag, _, _ = text.partition("=")
+        known = [name for action in self._actions for name in action.option_strings]
+        near = [name for name in known if name.startswith(flag)] or get_close_matches(flag, known, 1)
+        return f"unknown flag {flag}" + (f"; did you mean {near[0]}?" if near else "")
