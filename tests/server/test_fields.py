@@ -57,7 +57,6 @@ WARNED = {
 }
 REFUSED = {
     "input.allow_ragged_batch": "input { allow_ragged_batch: true }",
-    "input.optional": "input { optional: true }",
     "input.is_non_linear_format_io": "input { is_non_linear_format_io: true }",
     "output.is_shape_tensor": "output { is_shape_tensor: true }",
     "output.is_non_linear_format_io": "output { is_non_linear_format_io: true }",

@@ -26,7 +26,7 @@ def check_inputs(inputs: Mapping[str, object], model: ModelMetadata) -> dict[str
     as they do wherever numpy meets a Python float.
     """
     known = {tensor.name for tensor in model.inputs}
-    missing = [name for name in (t.name for t in model.inputs) if name not in inputs]
+    missing = [t.name for t in model.inputs if t.name not in inputs and not t.optional]
     unknown = [name for name in inputs if name not in known]
     if missing or unknown:
         changes = [f"add {_names(missing)}"] * bool(missing) + [f"remove {_names(unknown)}"] * bool(unknown)
@@ -36,7 +36,11 @@ def check_inputs(inputs: Mapping[str, object], model: ModelMetadata) -> dict[str
             _names(inputs),
             " and ".join(changes),
         )
-    return {tensor.name: _check_input(inputs[tensor.name], tensor, model.name) for tensor in model.inputs}
+    return {
+        tensor.name: _check_input(inputs[tensor.name], tensor, model.name)
+        for tensor in model.inputs
+        if tensor.name in inputs
+    }
 
 
 def check_outputs(outputs: Sequence[str], model: ModelMetadata) -> None:

@@ -122,7 +122,10 @@ def describe(argv: Sequence[str]) -> int:
         model = client.metadata(arguments.model, arguments.model_version, timeout=arguments.timeout)
         print(f"{model.name}: {model.platform or 'unknown platform'}, versions {', '.join(model.versions)}")
         rows = [("", "NAME", "DATATYPE", "SHAPE")]
-        rows += [("input", t.name, t.datatype, str(list(t.shape))) for t in model.inputs]
+        rows += [
+            ("optional input" if t.optional else "input", t.name, t.datatype, str(list(t.shape)))
+            for t in model.inputs
+        ]
         rows += [("output", t.name, t.datatype, str(list(t.shape))) for t in model.outputs]
         _print_table(rows)
         if "batching" in model.properties:

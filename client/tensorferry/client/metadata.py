@@ -10,11 +10,15 @@ from tensorferry.protos import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class TensorMetadata:
-    """One input or output: its datatype's protocol name and its shape, -1 for a free size."""
+    """One input or output: its datatype's protocol name and its shape, -1 for a free size.
+
+    A request may leave out an `optional` input.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    optional: bool = False
 
     def __str__(self) -> str:
         return f"{self.datatype} {list(self.shape)}"
@@ -34,11 +38,14 @@ class ModelMetadata:
     @classmethod
     def from_message(cls, message: pb.ModelMetadataResponse) -> ModelMetadata:
         """The record of a `ModelMetadataResponse`."""
+        optional = message.properties.get("optional_inputs", "").split(",")
         return cls(
             name=message.name,
             versions=tuple(message.versions),
             platform=message.platform,
-            inputs=tuple(TensorMetadata(t.name, t.datatype, tuple(t.shape)) for t in message.inputs),
+            inputs=tuple(
+                TensorMetadata(t.name, t.datatype, tuple(t.shape), t.name in optional) for t in message.inputs
+            ),
             outputs=tuple(TensorMetadata(t.name, t.datatype, tuple(t.shape)) for t in message.outputs),
             properties=dict(message.properties),
         )

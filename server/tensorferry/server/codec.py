@@ -49,13 +49,15 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A request's tensors in the model's order, and what goes with them.
+    """A request's tensors in the order of `signature`, and what goes with them.
 
+    That is the model's, with the optional inputs that the request gives.
     `rows` is the size of axis 0 (1 for a model that is not batched), `key` what requests of
     one batch have in common, `shared` the places of the tensors without rows, `timeout` the seconds that the request itself allows (inf: it does
     not say), `priority` the class that it names (0: none).
     """
 
+    signature: Signature
     tensors: tuple[Tensor, ...]
     rows: int
     key: Hashable
@@ -83,6 +85,7 @@ def decode(
     check_claims(request, limits)
     parameters = read_parameters(request)
     given = _inputs_by_name(request, model, signature)
+    signature = signature.given(given)
     outputs = _requested_outputs(request, model, signature)
     classes, places = _destinations(request, outputs, lease)
     spans = _spans(request, lease)
@@ -91,6 +94,11 @@ def decode(
     for spec in signature.inputs:
         wire = given[spec.name]
         _check_tensor(wire, spec, model, batched)
+        if spec.optional and 0 in wire.shape and 0 not in spec.dims:
+            raise InvalidRequestError(
+                f"optional input {spec.name!r} of model {model!r} has shape {list(wire.shape)}: give it at least one "
+                "element along each axis, or leave it out"
+            )
         try:
             tensors.append(_tensor(wire, spec, model, raws, spans.get(spec.name), limits))
         except TensorError as error:
@@ -114,6 +122,7 @@ def decode(
                     f"{tensor.shape[0]} rows, {first!r} has {rows}"
                 )
     return Decoded(
+        signature,
         tensors=tuple(tensors),
         rows=rows,
         key=tuple(tensor.shape[1:] for tensor in tensors),
@@ -141,8 +150,9 @@ def _inputs_by_name(request: pb.ModelInferRequest, model: str, signature: Signat
             )
         given[tensor.name] = tensor
     expected = [spec.name for spec in signature.inputs]
+    allowed = {*expected, *(spec.name for spec in signature.optional)}
     for name in given:
-        if name not in expected:
+        if name not in allowed:
             raise InvalidRequestError(
                 f"unexpected inference input {cut(name)!r} for model {model!r}; it takes {expected}"
             )

@@ -92,20 +92,24 @@ class Contract:
 def contract_of(config: pb.ModelConfig, signature: Signature) -> Contract:
     """Holds a completed configuration against the ONNX file's signature; ModelConfigError says both sides."""
     model, batched = config.name, config.max_batch_size > 0
-    if len(config.input) != len(signature.inputs):
+    required = [tensor for tensor in config.input if not tensor.optional]
+    if len(required) != len(signature.inputs):
         raise ModelConfigError(
-            f"unable to load model {model!r}, configuration expects {len(config.input)} inputs, model provides "
-            f"{len(signature.inputs)}: {_listed(signature.inputs)}"
+            f"unable to load model {model!r}, configuration expects {len(required)} inputs, model provides "
+            f"{len(signature.inputs)}: {_listed(signature.inputs)}; the model's optional inputs, which need 'optional: "
+            f"true', are: {_listed(signature.optional)}"
         )
-    inputs, reshapes_in = _tensors(config.input, signature.inputs, "input", model, batched)
+    inputs, reshapes_in = _tensors(required, signature.inputs, "input", model, batched)
+    given = [tensor for tensor in config.input if tensor.optional]
+    optional, reshapes_optional = _tensors(given, signature.optional, "optional input", model, batched)
     outputs, reshapes_out = _tensors(config.output, signature.outputs, "output", model, batched)
-    served = Signature(inputs, outputs)
+    served = Signature(inputs, outputs, optional)
     if served.shared(batched=batched) and (lacking := served.lacks_batch_axis()):
         raise ModelConfigError(
             f"unable to load model {model!r}: {lacking}. A batched model needs an input with rows, and shape tensors that are "
             "small"
         )
-    return Contract(served, reshapes_in, reshapes_out)
+    return Contract(served, {**reshapes_in, **reshapes_optional}, reshapes_out)
 
 
 def _tensors(
@@ -117,7 +121,9 @@ def _tensors(
     model_is_batched = batched
     for tensor in tensors:
         spec = by_name.get(tensor.name)
-        batched = model_is_batched and not (isinstance(tensor, pb.ModelInput) and tensor.is_shape_tensor)
+        batched = model_is_batched and not (
+            isinstance(tensor, pb.ModelInput) and (tensor.is_shape_tensor or tensor.optional)
+        )
         _check_shape(tensor, spec, kind, model, batched)
         if spec is None:
             raise ModelConfigError(
@@ -135,7 +141,7 @@ def _tensors(
                 f"{tensor.name!r}, model provides {provided}"
             )
         wire = tuple(tensor.dims)
-        if batched != model_is_batched and _VARIES in wire:
+        if batched != model_is_batched and _VARIES in wire and not spec.optional:
             raise ModelConfigError(
                 f"model {model!r}, input {tensor.name!r} is a shape tensor and has dims {list(wire)}: requests of a batch "
                 "have it in common, so that its dims must be fixed"
@@ -158,7 +164,8 @@ def _tensors(
             seen = ()
         if seen != wire:
             reshapes[tensor.name] = Reshape(wire, seen, batched)
-        served.append(TensorSpec(spec.name, spec.datatype, _dims(spec, wire, seen, batched)))
+        dims = _dims(spec, wire, seen, batched)
+        served.append(TensorSpec(spec.name, spec.datatype, dims, optional=spec.optional))
     return tuple(served), reshapes
 
 

@@ -77,7 +77,7 @@ RULES: Mapping[str, Rule] = {
         "rows of different lengths are not joined end to end here; leave it out: requests of each shape then share "
         "batches, and with --pad-lengths those of different lengths do"
     ),
-    "input.optional": _refused("every input must be in a request; leave it out"),
+    "input.optional": _USED,
     "input.is_non_linear_format_io": _refused(f"{_TENSORRT}; leave it out"),
     "output.name": _USED,
     "output.data_type": _USED,

@@ -9,6 +9,7 @@ the long way, through `codec.decode`.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import threading
 from collections.abc import Callable, Hashable
@@ -24,6 +25,7 @@ from tensorferry.server.classification import Classifier
 from tensorferry.server.codec import Decoded, Wanted
 from tensorferry.server.models import Model
 from tensorferry.server.responses import ResponseForm
+from tensorferry.server.signature import Signature
 from tensorferry.server.wire.fields import DELIMITED, MalformedError, fields
 
 # Bounds on what is remembered, and on the fields of a message that is looked into: a message of
@@ -37,6 +39,9 @@ _MOST_FIXED_BYTES = 8 * 1024
 # Below this, a copy of the values costs less than a view that keeps the message alive.
 _VIEW_BYTES = 16 * 1024
 
+# Of a longer input without rows a digest is kept.
+_MOST_VALUE_BYTES = 4096
+
 _new = tuple.__new__
 
 _ID_FIELD = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["id"].number
@@ -49,6 +54,7 @@ class Form:
 
     model: Model
     names: tuple[str, ...]
+    signature: Signature
     shapes: tuple[tuple[int, ...], ...]
     shared: frozenset[int]
     rows: int
@@ -208,7 +214,7 @@ def _response_form(model: Model, wanted: Wanted, most_bytes: float) -> ResponseF
 
 
 def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:
-    names = tuple([spec.name for spec in model.signature.inputs])
+    names = tuple([spec.name for spec in decoded.signature.inputs])
     plan = None
     if model.padding is not None:
         plan = model.padding.plan(names, [(tensor.dtype, tensor.shape) for tensor in decoded.tensors])
@@ -219,11 +225,12 @@ def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:
     return Form(
         model,
         names,
+        decoded.signature,
         tuple([tensor.shape for tensor in decoded.tensors]),
         decoded.shared,
         rows=decoded.rows,
         nbytes=decoded.nbytes if plan is None else decoded.nbytes + plan.added_bytes,
-        key=_key(decoded.key if plan is None else plan.shapes, decoded),
+        key=_key(decoded.key if plan is None else plan.shapes, model, decoded),
         # As in Triton: a class that there is not is the default.
         priority=decoded.priority if decoded.priority <= model.batcher.priorities else 0,
         timeout=timeout,
@@ -233,26 +240,36 @@ def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:
     )
 
 
-def _key(shapes: Hashable, decoded: Decoded) -> Hashable:
+def _key(shapes: Hashable, model: Model, decoded: Decoded) -> Hashable:
     """What requests of one batch have in common: the shapes of their rows, and the inputs without rows."""
+    inputs = decoded.signature.inputs
+    if _runs_alone(model, decoded):
+        return object()
     if not decoded.shared:
         return shapes
-    return shapes, tuple([_value(decoded.tensors[at]) for at in sorted(decoded.shared)])
+    return shapes, tuple([(inputs[at].name, _value(decoded.tensors[at])) for at in sorted(decoded.shared)])
+
+
+def _runs_alone(model: Model, decoded: Decoded) -> bool:
+    """Whether a request shares no batch: it gives an optional input, and the model was only tested, without any."""
+    return model.verdict == "tested" and len(decoded.signature.inputs) > len(model.signature.inputs)
 
 
 def _value(tensor: Tensor) -> Hashable:
+    """Equal for equal tensors alone."""
     if tensor.dtype.hasobject:
         return tuple(tensor.data.flat)
-    return bytes(tensor.data)
+    data = tensor.data
+    return bytes(data) if len(data) <= _MOST_VALUE_BYTES else hashlib.sha256(data).digest()
 
 
 def _known(
     data: bytes, request: pb.ModelInferRequest, model: Model, decoded: Decoded, form: Form
 ) -> _Known | None:
     """The form with its layout; None where no other message can be known by it."""
-    inputs = model.signature.inputs
+    inputs = decoded.signature.inputs
     # Typed contents and strings are values that would be among the fixed bytes.
-    if decoded.wanted.typed or not all(spec.datatype.size for spec in inputs):
+    if decoded.wanted.typed or not all(spec.datatype.size for spec in inputs) or _runs_alone(model, decoded):
         return None
     layout = layout_of(data)
     if layout is None:

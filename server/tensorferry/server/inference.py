@@ -118,7 +118,7 @@ class _Queued(Call, Reply):
         """What the batcher calls, once."""
         if isinstance(outcome.error, (ModelFailedError, ModelRowsError)):
             form = self._form
-            error = explained(outcome.error, form.model.signature, form.shapes)
+            error = explained(outcome.error, form.signature, form.shapes)
             outcome = outcome._replace(error=error)
         self._outcome = outcome
         if isinstance(outcome.error, (ModelFailedError, ModelRowsError)):
@@ -375,13 +375,13 @@ class InferenceService:
                     lease = Lease(self._regions)
                     decoded = decode(request, model.name, model.signature, model.batched, lease, self.limits)
                     tensors = decoded.tensors
-                    check_response_size(model.signature, model.batched, decoded, self.limits.message_bytes)
+                    check_response_size(decoded.signature, model.batched, decoded, self.limits.message_bytes)
                     if model.batched and not decoded.rows:
                         empty = outputs_without_rows(
-                            model.name, model.signature, decoded.wanted.outputs, tensors
+                            model.name, decoded.signature, decoded.wanted.outputs, tensors
                         )
                     else:
-                        model.empty_axes.check(model.name, model.signature, tensors)
+                        model.empty_axes.check(model.name, decoded.signature, tensors)
                     if lease or empty is not None:
                         form = unremembered(model, decoded, self.limits.message_bytes)
                     else:

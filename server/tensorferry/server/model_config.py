@@ -113,7 +113,8 @@ def complete(
         config.version_policy.latest.num_versions = 1
     config.max_batch_size = batching.max_batch_size
     shares = signature.lacks_batch_axis() is None
-    for given_tensors, specs in ((config.input, signature.inputs), (config.output, signature.outputs)):
+    given_inputs = signature.inputs + signature.optional
+    for given_tensors, specs in ((config.input, given_inputs), (config.output, signature.outputs)):
         if not given_tensors:
             for spec in specs:
                 _describe(
@@ -135,7 +136,14 @@ def _describe(
     shares: bool,
 ) -> None:
     tensor.name = spec.name
-    if batched and shares and isinstance(tensor, pb.ModelInput) and not spec.leads_with_rows:
+    if isinstance(tensor, pb.ModelInput):
+        tensor.optional = spec.optional
+    if (
+        batched
+        and (shares or spec.optional)
+        and isinstance(tensor, pb.ModelInput)
+        and not spec.leads_with_rows
+    ):
         # Triton's word for it: requests share a batch only if these are equal, and they have no batch axis.
         tensor.is_shape_tensor = True
         batched = False

@@ -137,6 +137,9 @@ class Servicer:
         """The model's signature; -1 stands for a dimension that varies."""
         model = self._registry.get(request.name, request.version)
         tensor = pb.ModelMetadataResponse.TensorMetadata
+        properties = {"batching": model.batching, "batching_verdict": model.verdict}
+        if model.signature.optional:
+            properties["optional_inputs"] = ",".join(spec.name for spec in model.signature.optional)
         return pb.ModelMetadataResponse(
             name=model.name,
             versions=[
@@ -146,12 +149,13 @@ class Servicer:
             ],
             platform=PLATFORM,
             inputs=[
-                tensor(name=s.name, datatype=s.datatype.name, shape=s.shape) for s in model.signature.inputs
+                tensor(name=s.name, datatype=s.datatype.name, shape=s.shape)
+                for s in model.signature.inputs + model.signature.optional
             ],
             outputs=[
                 tensor(name=s.name, datatype=s.datatype.name, shape=s.shape) for s in model.signature.outputs
             ],
-            properties={"batching": model.batching, "batching_verdict": model.verdict},
+            properties=properties,
         )
 
     def model_infer(self, data: bytes, context: grpc.ServicerContext) -> bytes:

@@ -105,11 +105,13 @@ class Session:
         try:
             inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
             shapeless = without_shape(path) if any(not node.shape for node in [*inputs, *outputs]) else ()
-            self.signature: Signature = signature_of(inputs, outputs, shapeless)
+            optional = self._session.get_overridable_initializers()
+            self.signature: Signature = signature_of(inputs, outputs, shapeless, optional)
         except StartError as error:
             raise StartError(f"{path}: {error}") from None
         self._outputs = [spec.name for spec in self.signature.outputs]
-        kinds = {spec.datatype.name for spec in self.signature.inputs + self.signature.outputs}
+        signature = self.signature
+        kinds = {spec.datatype.name for spec in signature.inputs + signature.outputs + signature.optional}
         # IO binding has no strings, and a plain run no bfloat16. On the CPU a plain run takes numpy's
         # arrays as they are, and costs less than a binding: a third, of one small row.
         self._plain = "BYTES" in kinds or (device == "cpu" and "BF16" not in kinds)
@@ -305,7 +307,7 @@ class Session:
         binding = self._session.io_binding()
         with self._using():
             # What is bound is copied to the device here.
-            for spec in signature.inputs:
+            for spec in signature.given(inputs).inputs:
                 binding.bind_ortvalue_input(spec.name, _to_ort(inputs[spec.name], spec))
         for spec in signature.outputs:
             binding.bind_output(spec.name, "cpu")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensorferry.protos.tensors import DATATYPES, Datatype
@@ -37,7 +37,8 @@ class TensorSpec:
     """One input or output. A dimension is its size, or the name of what varies ('' if it has none).
 
     `counts_rows` says of an output that its first dimension was seen to vary with the rows, though the file fixes it to 1.
-    With `any_rank` the file says nothing of the shape; `dims` is then one that varies, for axis 0.
+    With `any_rank` the file says nothing of the shape; `dims` is then one that varies, for axis 0. An `optional` input has
+    a value in the file, which counts where a request gives none.
     """
 
     name: str
@@ -45,6 +46,7 @@ class TensorSpec:
     dims: tuple[int | str, ...]
     counts_rows: bool = False
     any_rank: bool = False
+    optional: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,8 +55,8 @@ class TensorSpec:
 
     @property
     def leads_with_rows(self) -> bool:
-        """Whether axis 0 varies, and so counts the rows if the model is batched."""
-        return bool(self.dims) and not isinstance(self.dims[0], int)
+        """Whether axis 0 varies, and so counts the rows if the model is batched. That of an optional input never does."""
+        return bool(self.dims) and not isinstance(self.dims[0], int) and not self.optional
 
     def along(self, shape: tuple[int, ...]) -> Iterator[tuple[int, int | str, int]]:
         """Each axis of a tensor of this shape, which fits: its number, the dimension here, and its length."""
@@ -68,10 +70,16 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A model's inputs and outputs, in the model's order."""
+    """A model's inputs and outputs, in the model's order. `optional` are inputs that a request may leave out."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    optional: tuple[TensorSpec, ...] = ()
+
+    def given(self, names: Collection[str]) -> Signature:
+        """The signature of a request with these inputs: the optional ones among them are inputs as the others."""
+        extra = tuple(spec for spec in self.optional if spec.name in names)
+        return replace(self, inputs=self.inputs + extra, optional=()) if extra else self
 
     def lacks_batch_axis(self) -> str | None:
         """Why the model has no batch axis; None when an input and every output leads with one that varies.
@@ -97,7 +105,11 @@ class Signature:
         return frozenset(at for at, spec in enumerate(self.inputs) if not spec.leads_with_rows)
 
     def __str__(self) -> str:
-        return f"({', '.join(map(str, self.inputs))}) -> ({', '.join(map(str, self.outputs))})"
+        inputs = [str(spec) for spec in self.inputs]
+        if self.optional:
+            # There may be hundreds: all weights, as some exporters write them.
+            inputs.append(f"{len(self.optional)} optional")
+        return f"({', '.join(inputs)}) -> ({', '.join(map(str, self.outputs))})"
 
 
 def _too_much_to_share(spec: TensorSpec) -> bool:
@@ -113,7 +125,12 @@ def _no_rows(kind: str, spec: TensorSpec) -> str:
     return f"the first dimension of {kind} {spec.name!r} is fixed to {spec.dims[0]}"
 
 
-def signature_of(inputs: Iterable[Any], outputs: Iterable[Any], shapeless: Container[str] = ()) -> Signature:
+def signature_of(
+    inputs: Iterable[Any],
+    outputs: Iterable[Any],
+    shapeless: Container[str] = (),
+    optional: Iterable[Any] = (),
+) -> Signature:
     """The signature in ONNX Runtime's node descriptions (`name`, `type`, `shape`).
 
     They describe what has no shape as a scalar: `shapeless` has the names of the former. StartError names an input
@@ -122,6 +139,12 @@ def signature_of(inputs: Iterable[Any], outputs: Iterable[Any], shapeless: Conta
     return Signature(
         tuple(_spec_of(node, "input", shapeless) for node in inputs),
         tuple(_spec_of(node, "output", shapeless) for node in outputs),
+        tuple(
+            replace(_spec_of(node, "input", shapeless), optional=True)
+            for node in optional
+            # One that the protocol cannot carry is never given.
+            if node.type in _DATATYPE_OF_ONNX_TYPE
+        ),
     )
 
 

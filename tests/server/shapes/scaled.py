@@ -18,6 +18,17 @@ def scaled(path: Path) -> Path:
     )
 
 
+def with_defaults(path: Path) -> Path:
+    """x FP32 [n, 3], scale FP32 [] (2 by default), bias FP32 [3] (0 by default) → y FP32 [n, 3], x times scale plus bias."""
+    return save(
+        path,
+        [node("Mul", "x scale", "scaled"), node("Add", "scaled bias", "y")],
+        [value("x", dims=["n", 3]), value("scale", dims=[]), value("bias", dims=[3])],
+        [value("y", dims=["n", 3])],
+        {"scale": np.float32(2), "bias": np.zeros(3, np.float32)},
+    )
+
+
 def sometimes_mixing(path: Path) -> Path:
     """x FP32 [n, 3], among BOOL [1] → y FP32 [n, 3]: x less the mean of all rows if `among`, else x."""
     return save(

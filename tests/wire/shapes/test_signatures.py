@@ -10,12 +10,15 @@ import pytest
 import tritonclient.grpc as triton
 from e2e.server import ServerProcess, running
 from server.models import node, save, value
+from server.rig import Array
 from server.shapes.classifiers import trees
-from server.shapes.scaled import scaled
+from server.shapes.scaled import scaled, with_defaults
 from server.shapes.shapeless import doubled
 from tritonclient.utils import InferenceServerException
 from wire.inputs import tensor
 from wire.rig import Stream
+
+from tensorferry.client import InferenceClient, InvalidInput
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +27,7 @@ def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
         trees(model_dir / "trees.onnx"),
         doubled(model_dir / "doubled.onnx"),
         scaled(model_dir / "scaled.onnx"),
+        with_defaults(model_dir / "defaults.onnx"),
         save(
             model_dir / "sum.onnx",
             [node("Add", "a b", "y")],
@@ -120,3 +124,61 @@ def test_a_scalar_beside_rows(client: triton.InferenceServerClient) -> None:
         assert found == [[[number * scale] * 3] for number, scale in enumerate(scales)]
     (one,) = client.get_inference_statistics("scaled").model_stats
     assert (one.inference_count, one.execution_count) == (24, 6)
+
+
+def test_inputs_with_a_default(client: triton.InferenceServerClient) -> None:
+    """They may be left out; requests that give them share a batch with those that give equal ones."""
+    metadata = client.get_model_metadata("defaults")
+    assert [one.name for one in metadata.inputs] == ["x", "scale", "bias"]
+    config = client.get_model_config("defaults").config
+    assert [one.optional for one in config.input] == [False, True, True]
+    given: list[dict[str, Array]] = [
+        {},
+        {"scale": np.array(3, np.float32)},
+        {"bias": np.ones(3, np.float32)},
+        {"scale": np.array(3, np.float32), "bias": np.ones(3, np.float32)},
+    ]
+    for _ in range(3):
+        sent = [
+            [
+                tensor("x", np.full((1, 3), number, np.float32), "FP32"),
+                *(tensor(name, array, "FP32") for name, array in given[number % 4].items()),
+            ]
+            for number in range(16)
+        ]
+        for number, answer in enumerate(together(client, "defaults", sent)):
+            scale, bias = given[number % 4].get("scale", 2), given[number % 4].get("bias", 0)
+            np.testing.assert_array_equal(answer.as_numpy("y"), np.full((1, 3), number) * scale + bias)
+    (one,) = client.get_inference_statistics("defaults").model_stats
+    assert (one.inference_count, one.execution_count) == (48, 12)
+
+
+def test_the_bundled_client_leaves_them_out(server: ServerProcess) -> None:
+    x = np.ones((4, 3), np.float32)
+    with InferenceClient(server.address) as client:
+        np.testing.assert_array_equal(client.infer("defaults", {"x": x})["y"], 2 * x)
+        np.testing.assert_array_equal(client.infer("defaults", {"x": x, "scale": 5.0})["y"], 5 * x)
+        metadata = client.metadata("defaults")
+        assert [one.optional for one in metadata.inputs] == [False, True, True]
+        assert metadata.properties["optional_inputs"] == "scale,bias"
+        with pytest.raises(InvalidInput, match="add 'x'"):
+            client.infer("defaults", {"scale": 5.0})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"scale": np.ones(1, np.float32)}, "unexpected shape for input 'scale'"),
+        ({"bias": np.ones(3, np.float64)}, "inference input 'bias' data-type is 'FP64'"),
+        ({"other": np.ones(3, np.float32)}, "unexpected inference input 'other'"),
+    ],
+)
+def test_an_optional_input_is_checked(
+    client: triton.InferenceServerClient, given: dict[str, Array], message: str
+) -> None:
+    kinds = {"float32": "FP32", "float64": "FP64"}
+    inputs = [tensor("x", np.ones((4, 3), np.float32), "FP32")]
+    inputs += [tensor(name, array, kinds[str(array.dtype)]) for name, array in given.items()]
+    with pytest.raises(InferenceServerException, match=message) as caught:
+        client.infer("defaults", inputs)
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"

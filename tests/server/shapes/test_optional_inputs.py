@@ -1,0 +1,94 @@
+"""Initialisers that are graph inputs: a request may give them or leave them out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from server.rig import Replies, infer, request, response_of
+from server.shapes.scaled import with_defaults
+
+from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.inference import InferenceService
+from tensorferry.server.loading import load_model
+from tensorferry.server.models import Model, ModelRegistry
+
+X = np.ones((2, 3), np.float32)
+
+
+def load(path: Path, config: str = "", max_batch_size: int = 8) -> Model:
+    given = text_format.Parse(config, ModelConfig()) if config else None
+    options = ServerConfig(models=(), max_batch_size=max_batch_size)
+    return load_model(ModelSource("m", path, config=given), options, "cpu")
+
+
+def service_of(model: Model) -> InferenceService:
+    registry = ModelRegistry()
+    registry.ready(model)
+    return InferenceService(registry)
+
+
+@pytest.mark.parametrize("max_batch_size", [0, 8])
+def test_batched_or_not_it_is_used(tmp_path: Path, max_batch_size: int) -> None:
+    model = load(with_defaults(tmp_path / "m.onnx"), max_batch_size=max_batch_size)
+    service = service_of(model)
+    try:
+        assert str(model.signature) == "(x: FP32[-1, 3], 2 optional) -> (y: FP32[-1, 3])"
+        for _ in range(2):
+            for scale in (3, 4):
+                given = {"x": X, "scale": np.array(scale, np.float32)}
+                (raw,) = infer(service, request(given)).raw_output_contents
+                np.testing.assert_array_equal(np.frombuffer(raw, "<f4"), np.full(6, scale))
+        # Of more rows than a batch has, each part gets it.
+        rows = np.ones((20, 3), np.float32)
+        (raw,) = infer(service, request({"bias": rows[0], "x": rows}, typed=False)).raw_output_contents
+        np.testing.assert_array_equal(np.frombuffer(raw, "<f4"), np.full(60, 3))
+    finally:
+        model.batcher.close()
+
+
+def test_a_model_that_is_only_tested_gets_them_alone(tmp_path: Path) -> None:
+    """It was run without them: with one, rows may affect each other."""
+    loaded = load(with_defaults(tmp_path / "m.onnx"))
+    assert loaded.verdict == "proved"
+    for verdict, batches in (("proved", 1), ("tested", 3)):
+        model = replace(loaded, verdict=verdict)
+        service = service_of(model)
+        before = model.batcher.statistics().batches
+        unattended: set[object] = set()
+        replies = [Replies() for _ in range(3)]
+        for each in replies:
+            data = request({"x": X, "scale": np.array(3, np.float32)}).SerializeToString()
+            service.infer(data, math.inf, each, unattended=unattended)  # type: ignore[arg-type]
+        # None is run before all are queued.
+        model.batcher.attend(math.inf)
+        for each in replies:
+            np.testing.assert_array_equal(
+                np.frombuffer(response_of(each.first()).raw_output_contents[0], "<f4"), np.full(6, 3)
+            )
+        assert model.batcher.statistics().batches == before + batches
+    loaded.batcher.close()
+
+
+def test_configurations(tmp_path: Path) -> None:
+    path = with_defaults(tmp_path / "m.onnx")
+    model = load(path)
+    model.batcher.close()
+    again = load(path, text_format.MessageToString(model.config))
+    again.batcher.close()
+    assert again.signature == model.signature
+    x = 'input { name: "x" data_type: TYPE_FP32 dims: [3] }'
+    bias = 'input { name: "bias" data_type: TYPE_FP32 dims: [3] optional: true }'
+    one = load(path, f"max_batch_size: 4 {x} {bias}")
+    one.batcher.close()
+    assert [(spec.name, spec.dims) for spec in one.signature.optional] == [("bias", (3,))]
+    with pytest.raises(StartError, match="optional inputs, which need 'optional: true', are: scale, bias"):
+        load(path, f"max_batch_size: 4 {x} {bias.replace('optional: true', '')}")
+    with pytest.raises(StartError, match="configuration expects 0 inputs, model provides 1"):
+        load(path, f"max_batch_size: 4 {x.replace('dims', 'optional: true dims')}")
