@@ -101,6 +101,7 @@ class ServerConfig:
     max_streams: int | None = None
     max_in_flight_per_stream: int = 64
     max_connections: int = 0
+    max_calls_per_connection: int = 0
     max_metadata_bytes: int = 16384
     client_max_requests: int = 0
     client_max_rows: int = 0

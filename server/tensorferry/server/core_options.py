@@ -38,6 +38,8 @@ def core_options(config: ServerConfig) -> list[tuple[str, int]]:
         # Core takes the greatest integer for no limit.
         ("grpc.max_connection_age_ms", min(round(config.max_connection_age * 1e3) or _NEVER_MS, _NEVER_MS)),
     ]
+    if config.max_calls_per_connection:
+        options.append(("grpc.max_concurrent_streams", config.max_calls_per_connection))
     if config.max_connections:
         options.append(("grpc.max_allowed_incoming_connections", config.max_connections))
     return options

@@ -76,6 +76,13 @@ LIMIT_OPTIONS: tuple[Option, ...] = (
         "most connections; beyond it new ones are closed; 0: no bound but the open files",
     ),
     Option(
+        "max-calls-per-connection",
+        "max_calls_per_connection",
+        integer(0),
+        "an integer of at least 0",
+        "most calls and streams open on one connection; clients hold further ones back themselves; 0: no bound",
+    ),
+    Option(
         "max-metadata-bytes",
         "max_metadata_bytes",
         integer(1024, 1 << 24),

@@ -55,6 +55,7 @@ _NOT_HERE = frozenset(
         "max-calls",
         "max-streams",
         "max-unsent-bytes",
+        "max-calls-per-connection",
         "client-max-requests",
         "client-max-rows",
         "client-max-bytes",

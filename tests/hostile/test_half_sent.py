@@ -1,0 +1,83 @@
+"""Messages that are announced and never sent to their end: calls of a connection, and connections, bound what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import h2.settings
+import numpy as np
+import pytest
+from e2e.server import ServerProcess, running
+from fuzz.raw import Connection, framed, headers_of
+
+from tensorferry.client import InferenceClient
+
+PATIENCE = 60.0
+CALLS, CONNECTIONS = 3, 4
+MESSAGE_BYTES = 8 << 20
+FLAGS = (
+    *("--max-calls-per-connection", str(CALLS), "--max-connections", str(CONNECTIONS)),
+    *("--max-message-bytes", str(MESSAGE_BYTES)),
+)
+# All but its last byte is sent.
+HALF = framed(b"\0" * (MESSAGE_BYTES - 1), length=MESSAGE_BYTES)
+REFUSED_STREAM = 7
+
+
+@pytest.fixture
+def server(transport: str, echo_model: Path) -> Iterator[ServerProcess]:
+    with running(f"m={echo_model}", *FLAGS, transport=transport) as server:
+        yield server
+
+
+def memory(server: ServerProcess) -> int:
+    fields = Path(f"/proc/{server.process.pid}/status").read_text().split("VmRSS:")[1]
+    return int(fields.split()[0]) << 10
+
+
+def check_good(server: ServerProcess) -> None:
+    with InferenceClient(server.address) as client:
+        rows = np.ones((1, 3), np.float32)
+        assert (client.infer("m", {"x": rows})["y"] == rows).all()
+
+
+def half_send(connection: Connection) -> None:
+    """Sends all but the end of each message, as far as the server lets it."""
+    left = {call: len(HALF) for call, answer in connection.answers.items() if not answer.ended}
+    while any(left.values()):
+        for call in left:
+            room = min(connection.h2.local_flow_control_window(call), left[call])
+            if room > 0:
+                connection.send(call, HALF[-left[call] :][:room])
+                left[call] -= room
+        connection.flush()
+        if any(left.values()):
+            connection.read()
+    connection.ping()
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "ModelMetadata"])
+def test_what_they_hold_is_bounded(server: ServerProcess, method: str) -> None:
+    check_good(server)
+    before = memory(server)
+    with ExitStack() as stack:
+        for _ in range(CONNECTIONS - 1):
+            connection = stack.enter_context(Connection(server.address, PATIENCE))
+            connection.ping()
+            # As a client that does not keep to what the server says.
+            connection.h2.remote_settings[h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS] = 1000
+            connection.h2.remote_settings.acknowledge()
+            for _ in range(4 * CALLS):
+                connection.begin(headers_of(method))
+            connection.flush()
+            connection.ping()
+            resets = [answer.reset for answer in connection.answers.values()]
+            assert resets == [None] * CALLS + [REFUSED_STREAM] * 3 * CALLS
+            half_send(connection)
+        most = (CONNECTIONS - 1) * CALLS * MESSAGE_BYTES
+        # Core's pieces of a message are not full, and malloc keeps some.
+        assert memory(server) - before < 1.5 * most
+        check_good(server)
+    check_good(server)
