@@ -11,9 +11,11 @@ from fuzz.target import FindingError, Shape, timed
 from fuzz.world import WORDS, World, requests
 
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference import InferenceService
 from tensorferry.server.status import Status
 from tensorferry.server.stream import END_ON_ERROR, STREAM_ORDER, ResponseStream, terms_of
+from tensorferry.server.wire import structure
 
 _NAMES = (
     STREAM_ORDER,
@@ -119,6 +121,10 @@ def _outcome(terms: Any, messages: list[bytes], responses: list[Any], end: Statu
 
 
 def _id_of(message: bytes) -> str:
+    try:
+        structure.check(message, pb.ModelInferRequest)
+    except InvalidRequestError:
+        return structure.id_of(message)
     try:
         return str(pb.ModelInferRequest.FromString(message).id)
     except Exception:

@@ -362,6 +362,7 @@ def test_what_is_not_done_is_said(load: Load, caplog: pytest.LogCaptureFixture) 
         ("sequence_batching { max_sequence_idle_microseconds: 1 }", "has sequence_batching"),
         ('backend: "python"', "unexpected backend type 'python'"),
         ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 5 }", "must be <= max batch size for m"),
+        ("max_batch_size: -1", "'max_batch_size' must be non-negative for m, got -1"),
         ('name: "other"', "has the name 'other'; it must be 'm'"),
         (X.replace("FP32", "FP16"), "configuration expects datatype TYPE_FP16 for input 'x'"),
         ("optimization { graph { level: 9 } }", "model 'm': optimization.graph.level is 9"),

@@ -22,13 +22,17 @@ MIB = 1 << 20
 FLOATS: dict[str, Any] = {"FP16": np.uint16, "BF16": np.uint16, "FP32": np.uint32, "FP64": np.uint64}
 
 
+STRINGS = 1_000_000
+
+
 @pytest.fixture(scope="module")
 def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
     served = models.echoes(model_dir, *DATATYPES)
     # Without a leading dimension that varies, there is no batching.
     served += models.echoes(model_dir, "FP32", "BYTES", prefix="scalar", dims=())
     served += models.echoes(model_dir, "FP32", "BYTES", prefix="fixed", dims=(3,))
-    with running(*served, "--max-message-bytes", str(32 * MIB), transport=transport) as server:
+    limits = ("--max-message-bytes", str(32 * MIB), "--max-strings", str(STRINGS))
+    with running(*served, *limits, transport=transport) as server:
         yield server
 
 
@@ -156,9 +160,8 @@ def test_large_tensors_and_one_that_is_too_large(client: triton.InferenceServerC
 
 def test_a_million_strings(server: ServerProcess) -> None:
     """In typed contents, for which tritonclient has no method but brings the stubs; 3 MB there, as much back."""
-    count = 1_000_000
-    given = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="BYTES", shape=[1, count])
-    given.contents.bytes_contents.extend([b"a"] * (count - 1) + [b"z"])
+    given = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="BYTES", shape=[1, STRINGS])
+    given.contents.bytes_contents.extend([b"a"] * (STRINGS - 1) + [b"z"])
     with grpc.insecure_channel(server.address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         request = service_pb2.ModelInferRequest(model_name="echo-BYTES", inputs=[given])

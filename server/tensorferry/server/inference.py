@@ -27,6 +27,7 @@ from tensorferry.server import logs
 from tensorferry.server.caller import ANYONE, Caller
 from tensorferry.server.codec import Wanted, decode, place
 from tensorferry.server.errors import (
+    InvalidRequestError,
     ModelFailedError,
     NotReadyError,
     PermissionDeniedError,
@@ -363,7 +364,11 @@ class InferenceService:
                 if found is not None:
                     form, request_id, id_field, tensors = found
                 else:
-                    structure.check(data, pb.ModelInferRequest, most_strings=self.limits.strings)
+                    try:
+                        structure.check(data, pb.ModelInferRequest, most_strings=self.limits.strings)
+                    except InvalidRequestError:
+                        request_id = structure.id_of(data)
+                        raise
                     request = parsed(data, pb.ModelInferRequest)
                     request_id, id_field = request.id, id_field_of(request.id)
                     addressed = request.model_name, request.model_version

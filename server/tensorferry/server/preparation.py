@@ -15,7 +15,7 @@ from tensorferry.server.fields import check_fields
 from tensorferry.server.fp16 import ModelFile, file_of
 from tensorferry.server.instances import instance_groups
 from tensorferry.server.log.load_progress import doing
-from tensorferry.server.model_config import Batching, complete, is_complete
+from tensorferry.server.model_config import Batching, ModelConfigError, complete, is_complete
 from tensorferry.server.session import Session
 from tensorferry.server.session_options import (
     SessionOptions,
@@ -114,6 +114,11 @@ def _asked(source: ModelSource) -> ModelConfig | None:
     for parameter in unknown_parameters(asked):
         _log.warning(
             "the configuration of model %r has the parameter %r: nothing reads it", source.name, parameter
+        )
+    if asked.max_batch_size < 0:
+        raise ModelConfigError(
+            f"'max_batch_size' must be non-negative for {asked.name}, got {asked.max_batch_size}; give 0 for a model "
+            "that is not batched, or leave it out"
         )
     if asked.max_batch_size:
         check_dynamic_batching(asked)

@@ -175,3 +175,18 @@ def test_fields_are_found_where_they_were_written(written: list[tuple[int, int |
 def test_what_is_cut_off_is_no_message(data: bytes) -> None:
     with pytest.raises(MalformedError):
         list(fields(data, 0, len(data)))
+
+
+def test_the_id_of_a_message_that_is_refused_is_found() -> None:
+    """By which a stream's client knows which of its requests the error is about."""
+    request = pb.ModelInferRequest(model_name="m" * 200, id="seven")
+    with pytest.raises(InvalidRequestError):
+        structure.check(request.SerializeToString(), pb.ModelInferRequest)
+    assert structure.id_of(request.SerializeToString()) == "seven"
+    assert structure.id_of(request.SerializeToString() + b"\xff") == "seven"
+    assert structure.id_of(pb.ModelInferRequest(id="i" * 5000).SerializeToString()) == ""
+    # A text that is none.
+    assert structure.id_of(b"\x1a\x01\xff") == ""
+    many = pb.ModelInferRequest(inputs=[pb.ModelInferRequest.InferInputTensor()] * 100).SerializeToString()
+    late = pb.ModelInferRequest(id="late").SerializeToString()
+    assert structure.id_of(many + late) == ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,10 @@ from tensorferry.server.wire.fields import DELIMITED, Data, MalformedError, fiel
 # Contents of so many elements in all of a message cost too little to be looked at.
 _FEW_ELEMENTS = 16 * 1024
 _LONGEST_DIMENSION = 10
+
+# Protobuf writes a request's id before its tensors.
+_ID = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["id"].number
+_FIRST_FIELDS = 16
 
 _CONTENTS = pb.InferTensorContents.DESCRIPTOR
 _STRINGS = _CONTENTS.fields_by_name["bytes_contents"].number
@@ -72,6 +77,17 @@ def check(data: Data, kind: type[Message], *, most_strings: int = bounds.ANY_LEN
         raise InvalidRequestError(
             f"the message of {len(data)} bytes is not a {kind.DESCRIPTOR.name}"
         ) from None
+
+
+def id_of(data: Data) -> str:
+    """The id of a ModelInferRequest that `check` refuses; empty where it is not among the first fields, or is no id."""
+    try:
+        for number, kind, begin, end in islice(fields(data, 0, len(data)), _FIRST_FIELDS):
+            if (number, kind) == (_ID, DELIMITED) and end - begin <= bounds.REQUEST_ID:
+                return bytes(data[begin:end]).decode()
+    except (MalformedError, UnicodeDecodeError):
+        pass
+    return ""
 
 
 class _Walk:
