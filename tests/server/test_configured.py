@@ -221,7 +221,7 @@ def test_reshape_and_fixed_dims(load: Load) -> None:
         lambda path: models.reshaped_conv(path),
     )
     assert str(model.signature) == "(image: FP32[-1, 8, 8]) -> (label: INT64[-1, 1])"
-    assert model.batching.startswith("batches of up to 4 rows (")
+    assert model.batching == "batches of up to 4 rows (proved)"
     answer = model.batcher.submit_rows({"image": fp32(2, 8, 8)}).result(PATIENCE)["label"]
     assert (answer.shape, answer.dtype) == ((2, 1), np.int64)
 

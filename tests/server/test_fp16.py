@@ -57,7 +57,7 @@ def test_weights_are_halved_and_the_wire_is_not(
     model = load(build, max_batch_size=8)
     path = tmp_path / "m.onnx"
     assert model.signature == Session(path).signature
-    assert model.batching.startswith("batches of up to 8 rows (")
+    assert model.batching == "batches of up to 8 rows (proved)"
     assert "model m in FP16: outputs differ from FP32 by at most 0.000" in caplog.text
     inputs = sample(model.signature, 3, 7, seed=5)
     got, expected = model.batcher.submit_rows(inputs).result(PATIENCE), run(path, inputs)

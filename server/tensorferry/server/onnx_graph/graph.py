@@ -12,6 +12,7 @@ from onnx import helper
 
 from tensorferry.server.onnx_graph import control, operators
 from tensorferry.server.onnx_graph.operators import MixesRows, Node, NotKnown, Operator
+from tensorferry.server.onnx_graph.order import in_order
 from tensorferry.server.onnx_graph.reading import constant
 from tensorferry.server.onnx_graph.sizes import counts_rows
 from tensorferry.server.onnx_graph.values import Trouble, Value, joined
@@ -84,7 +85,7 @@ class Walk:
         return scope
 
     def _run(self, nodes: Iterable[onnx.NodeProto], scope: dict[str, Value | None]) -> None:
-        for node in nodes:
+        for node in in_order(nodes, control.captured):
             self._nodes_left[0] -= 1
             if self._nodes_left[0] < 0:
                 raise GraphTooLarge(f"it has more than {_MOST_NODES} nodes, counted each time they run")
