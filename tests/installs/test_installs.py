@@ -63,3 +63,26 @@ def test_the_server_starts_and_answers(case: str, wheel: Path, tmp_path: Path) -
             timeout=120,
         )
         assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("old", ["protobuf==4.25.8", "grpcio==1.65.5"])
+def test_a_version_that_cannot_work_is_named_in_one_line(old: str, wheel: Path, tmp_path: Path) -> None:
+    """As pip leaves it, which installs what another package asks for whatever ours needs."""
+    uv("venv", "--python", sys.executable, tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    for given in (f"{OURS} @ {wheel.as_uri()}", old):
+        uv("pip", "install", "--python", python, given)
+    ended = subprocess.run(
+        [str(python), "-m", "tensorferry.server", "serve", str(MODEL), "--port", "0"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    name, _, version = old.partition("==")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(
+        f"tensorferry serve: {name} {version} is installed, which does not work: pip install '{name}"
+    )
+    assert ended.stderr.count("\n") == 1

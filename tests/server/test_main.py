@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any
@@ -80,6 +81,38 @@ def test_a_missing_package_says_what_to_install(
     assert command.main(["try"]) == 1
     assert "tensorferry try: the package no_such_package is missing; pip install 'tensorferry[cpu]'" in (
         capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "works"),
+    [
+        ("4.25.8", False),
+        ("5.28.3", False),
+        ("5.29.0", True),
+        ("5.29", True),
+        ("7.36.2", True),
+        ("8.0.0", False),
+    ],
+)
+def test_a_package_of_a_wrong_version_is_named_with_the_cure(
+    version: str, works: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(name: str) -> ModuleType:
+        raise ImportError("cannot import name 'runtime_version' from 'google.protobuf'")
+
+    needed = ["protobuf<8,>=5.29", "numpy>=1.26", 'no-such-package>=3; extra == "cpu"']
+    monkeypatch.setattr(metadata, "requires", lambda name: needed)
+    known = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: version if name == "protobuf" else known(name))
+    monkeypatch.setattr(command, "import_module", refuse)
+    if works:
+        with pytest.raises(ImportError):
+            command.main(["serve"])
+        return
+    assert command.main(["serve"]) == 1
+    assert capsys.readouterr().err == (
+        f"tensorferry serve: protobuf {version} is installed, which does not work: pip install 'protobuf<8,>=5.29'\n"
     )
 
 

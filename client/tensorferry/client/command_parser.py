@@ -1,4 +1,4 @@
-"""Arguments of the shell commands: what is wrong with them is said in one line."""
+"""Parser for the arguments of the shell commands, which reports an error in one line."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from tensorferry.server import environment
+from tensorferry.server.installed import wrong_versions
 
 # Loaded by name, when asked for: the client's commands then need no server packages, and
 # server and client stay strangers to each other.
@@ -68,6 +69,12 @@ def _run(argv: Sequence[str] | None) -> int:
             "pip install 'tensorferry[cpu]', or [gpu], has what the server needs",
             file=sys.stderr,
         )
+        return 1
+    except Exception:
+        # Generated code refuses versions of grpcio and protobuf that are too old for it.
+        if not (complaints := list(wrong_versions())):
+            raise
+        print("\n".join(f"tensorferry {arguments[0]}: {one}" for one in complaints), file=sys.stderr)
         return 1
     return int(command(arguments[1:]))
 

@@ -28,7 +28,7 @@ class _Period:
 class Repeats(logging.Filter):
     """Filter that lets 10 equal warnings or errors a minute through, and counts the others. Thread-safe.
 
-    Two are equal if they have the same logger, template and first argument, which is the model by convention. The
+    Two are equal if they have the same logger, template and model, which is the first argument or a field. The
     next that is let through has the count of the others as the field `repeats_left_out`.
     """
 
@@ -57,7 +57,7 @@ class Repeats(logging.Filter):
         return True
 
     def take_left_out(self) -> int:
-        """How many records were left out of which no later record has told. They are then counted as told."""
+        """The number of records that were left out and not told of by a later record. They then count as told of."""
         with self._lock:
             left_out = sum(period.left_out for period in self._periods.values())
             for period in self._periods.values():
@@ -77,5 +77,6 @@ class Repeats(logging.Filter):
 
 
 def _key(record: logging.LogRecord) -> _Key:
-    first = record.args[0] if isinstance(record.args, tuple) and record.args else ""
-    return record.name, str(record.msg), first if isinstance(first, str) else ""
+    first = record.args[0] if isinstance(record.args, tuple) and record.args else None
+    subject = first if isinstance(first, str) else getattr(record, "model", "")
+    return record.name, str(record.msg), str(subject)

@@ -1,0 +1,47 @@
+"""Which installed packages are not of the versions that tensorferry needs."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+_REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^\]]*\])?\s*([^;]*)")
+_BOUND = re.compile(r"(>=|<=|<|>|==|!=)\s*([\d.]+)")
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "<": operator.lt,
+    ">": operator.gt,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+def wrong_versions() -> Iterator[str]:
+    """A sentence about each such package, with the command that installs the right version."""
+    for requirement in metadata.requires("tensorferry") or ():
+        found = _REQUIREMENT.match(requirement)
+        if found is None:
+            continue
+        name, bounds = found[1], found[2].strip().strip("()")
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            # Of an extra that is not installed, or its module is reported as missing.
+            continue
+        if not all(
+            _COMPARE[sign](_release(version), _release(bound)) for sign, bound in _BOUND.findall(bounds)
+        ):
+            yield f"{name} {version} is installed, which does not work: pip install '{name}{bounds}'"
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The numbers of a version, without zeros at its end: 5.29.0 is 5.29."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    numbers = [int(part) for part in match[0].split(".")] if match else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
