@@ -51,6 +51,8 @@ def test_a_certificate_that_is_damaged_is_read_or_refused(at: int, other: bytes)
     assert has_nul(pem[:at] + other + pem[at + len(other) :]) in (True, False)
 
 
-@pytest.mark.parametrize("pem", [b"", b"no PEM", SIGNER.pem[:100], SIGNER.key_pem])
+@pytest.mark.parametrize(
+    "pem", [b"", b"no PEM", SIGNER.pem[:100], SIGNER.key_pem], ids=["empty", "text", "cut", "key"]
+)
 def test_what_is_no_certificate_is_refused(pem: bytes) -> None:
     assert has_nul(pem)
