@@ -28,7 +28,7 @@ _log = logging.getLogger("tensorferry.server")
 POLICIES = ("proved", "tested", "trust")
 
 # A run with values that the model may not be made for is ended after so long.
-_LIMIT_SECONDS = 10.0
+_LIMIT_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)

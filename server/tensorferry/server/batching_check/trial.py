@@ -19,6 +19,7 @@ import numpy as np
 from tensorferry.server.batching_check.compare import dependence
 from tensorferry.server.batching_check.rows import (
     KINDS,
+    Kind,
     Range,
     Row,
     accepted_integers,
@@ -123,7 +124,7 @@ def try_rows(signature: Signature, run: Run, conditions: Conditions, first_run: 
         outcome, reason = Outcome.MIXES, str(error)
     except Exception as error:
         outcome, reason = Outcome.MIXES, f"it runs one row, but not several together ({error})"
-    return Trial(outcome, reason, size, trying.batches, tuple(trying.left_out))
+    return Trial(outcome, reason, size, trying.batches, tuple(dict.fromkeys(trying.left_out)))
 
 
 class _Unstable(Exception):
@@ -201,14 +202,13 @@ class _Trying:
     def extreme_rows(self) -> None:
         """Holds rows beside extreme ones against the same beside usual ones."""
         ranges = accepted_integers(self._signature, self._first_run, self._usual[0], self._conditions.clock)
-        kinds, refused = self._accepted(ranges)
-        self.left_out.extend(refused)
+        kinds = self._accepted(KINDS, ranges)
         victims = [self._usual[0], *(kinds[name] for name in ("quiet", "zeros", "spread") if name in kinds)]
         self._large(victims, kinds)
         if self._conditions.thorough:
             self._beside(3, victims, kinds, at=(0, 2))
         self._all_beside_all([self._usual[0], *kinds.values()], kinds)
-        again = self._accepted(ranges)[0]
+        again = self._accepted([kind for kind in KINDS if kind.name in kinds], ranges)
         several = sum(map(batched, self._signature.inputs)) > 1
         for step in range(1, len(again) if several else 2):
             if self._late():
@@ -266,18 +266,17 @@ class _Trying:
         self.batches[len(rows)] = self.batches.get(len(rows), 0) + 1
         return outputs
 
-    def _accepted(self, ranges: Mapping[str, Range]) -> tuple[dict[str, Row], list[str]]:
-        """A row of each kind that changes something and that the model accepts, and the kinds that it does not."""
+    def _accepted(self, kinds: Iterable[Kind], ranges: Mapping[str, Range]) -> dict[str, Row]:
+        """A row of each kind that changes something and that the model accepts; the kinds that it does not are noted."""
         found: dict[str, Row] = {}
-        refused: list[str] = []
-        for kind in KINDS:
+        for kind in kinds:
             rows = candidates(self._signature, kind, self._usual[0], ranges, self._generator)
             accepted = next((row for row in rows if self._accepts(row)), None)
             if accepted is not None:
                 found[kind.name] = accepted
             elif rows:
-                refused.append(kind.name)
-        return found, refused
+                self.left_out.append(kind.name)
+        return found
 
     def _accepts(self, row: Row) -> bool:
         try:

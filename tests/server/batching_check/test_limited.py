@@ -1,0 +1,56 @@
+"""Runs that never end on values that a model is not made for."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import helper
+from server.models import node, save, value
+
+from tensorferry.server.batching_check.limited import limited
+from tensorferry.server.batching_check.trial import Conditions, Outcome, try_rows
+from tensorferry.server.errors import ModelFailedError
+from tensorferry.server.session import Session
+
+
+def halved_until_small(path: Path) -> Path:
+    """x [batch] → y: halved until all of it is below 1, which NaN and +inf never are."""
+    body = helper.make_graph(
+        [
+            node("Mul", "state half", "state_out"),
+            node("Less", "state_out one", "small"),
+            node("Cast", "small", "numbers", to=1),
+            node("ReduceMin", "numbers", "all", keepdims=0),
+            node("Equal", "all nothing", "go_on_out"),
+        ],
+        "body",
+        [value("i", "INT64", []), value("go_on", "BOOL", []), value("state", dims=["n"])],
+        [value("go_on_out", "BOOL", []), value("state_out", dims=["n"])],
+    )
+    return save(
+        path,
+        [helper.make_node("Loop", ["", "yes", "x"], ["y"], body=body)],
+        [value("x", dims=["batch"])],
+        [value("y", dims=["batch"])],
+        {"yes": True, "half": np.float32(0.5), "one": np.float32(1), "nothing": np.float32(0)},
+    )
+
+
+def test_a_run_that_does_not_end_is_ended_and_the_next_is_carried_out(tmp_path: Path) -> None:
+    session = Session(halved_until_small(tmp_path / "m.onnx"))
+    run = limited(session.run, session, 0.1)
+    with pytest.raises(ModelFailedError):
+        run({"x": np.full(1, np.nan, np.float32)})
+    assert limited(session.run, session, 60)({"x": np.full(1, 2, np.float32)})["y"] == 0.5
+    assert not [one for one in threading.enumerate() if one.name == "tensorferry-batching-check"]
+
+
+def test_rows_on_which_a_model_never_ends_are_left_out(tmp_path: Path) -> None:
+    session = Session(halved_until_small(tmp_path / "m.onnx"))
+    found = try_rows(session.signature, session.run, Conditions(), limited(session.run, session, 0.3))
+    # The number of turns is that of the batch: that, too, is found out.
+    assert found.outcome is Outcome.MIXES
+    assert "changes with its neighbours" in found.reason
