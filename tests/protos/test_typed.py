@@ -101,3 +101,13 @@ def test_small_and_great_uint64_lose_nothing(order: int) -> None:
     given = [1, (1 << 64) - 1, (1 << 63) + 1, (1 << 53) + 1][::order]
     contents = pb.InferTensorContents(uint64_contents=given)
     assert decode_contents(contents, datatype("UINT64"), (4,)).tolist() == given
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 127, 128, 4096, 20_000])
+def test_floats_of_any_length_with_unknown_fields_behind(count: int) -> None:
+    """They are read from the field as it is serialised, whose length takes one to three bytes."""
+    for name in ("FP32", "FP64", "BOOL"):
+        array = np.arange(count).astype(datatype(name).storage)
+        data = typed(name, array).SerializeToString() + b"\xa8\x06\x01"
+        contents = pb.InferTensorContents.FromString(data)
+        assert same(decode_contents(contents, datatype(name), (count,)), array)

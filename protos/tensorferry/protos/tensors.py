@@ -75,6 +75,8 @@ _FIELD_DTYPES = {
     "fp32_contents": np.dtype("<f4"),
     "fp64_contents": np.dtype("<f8"),
 }
+# The length in front of each element of BYTES.
+_LENGTH = struct.Struct("<I")
 # What every supported numpy can hold; a shape with a 0 in it needs no bytes to claim more.
 _MAX_DIMENSIONS = 32
 _MAX_BYTES = (1 << 63) - 1
@@ -188,7 +190,7 @@ def decode_contents(contents: pb.InferTensorContents, kind: Datatype, shape: Seq
         elements = np.empty(count, dtype=object)
         elements[:] = list(given)
         return elements.reshape(tuple(shape))
-    wide = np.array(given, dtype=_FIELD_DTYPES[kind.contents])
+    wide = _numbers(contents, kind.contents, count)
     if kind.size < wide.dtype.itemsize and kind.storage.kind in "iu" and count:
         info = np.iinfo(kind.storage)
         low, high = int(wide.min()), int(wide.max())
@@ -197,6 +199,20 @@ def decode_contents(contents: pb.InferTensorContents, kind: Datatype, shape: Seq
                 f"{kind.name} holds {info.min} to {info.max}, got {low if low < info.min else high}"
             )
     return wide.astype(kind.storage).reshape(tuple(shape))
+
+
+def _numbers(contents: pb.InferTensorContents, field: str, count: int) -> Array:
+    """The values of the one field that is filled, of the field's type."""
+    dtype = _FIELD_DTYPES[field]
+    if not count or dtype.kind in "iu":
+        return np.array(getattr(contents, field), dtype)
+    # Floats and truth values are serialised as they are in memory: to make a Python object of each takes twenty times
+    # as long. One byte says which field it is; its length follows.
+    data = contents.SerializeToString()
+    at = 1
+    while data[at] > 127:
+        at += 1
+    return np.frombuffer(data, dtype, count, at + 1)
 
 
 def encode_contents(array: Array, kind: Datatype, contents: pb.InferTensorContents) -> None:
@@ -232,23 +248,24 @@ def _encode_bytes_elements(array: Array) -> bytes:
 def _decode_bytes_elements(raw: bytes, count: int) -> list[bytes]:
     elements: list[bytes] = []
     at, end = 0, len(raw)
-    while at < end:
-        if len(elements) == count:
-            raise TensorError(
-                f"unexpected number of BYTES elements: expected {count}, {end - at} bytes are left over"
-            )
-        if end - at < 4:
-            raise TensorError(
-                f"incomplete length prefix of BYTES element {len(elements)}: {end - at} of 4 bytes"
-            )
-        (length,) = struct.unpack_from("<I", raw, at)
-        at += 4
-        if length > end - at:
-            raise TensorError(
-                f"BYTES element {len(elements)} should have {length} bytes, only {end - at} are left"
-            )
-        elements.append(raw[at : at + length])
-        at += length
+    length_at = _LENGTH.unpack_from
+    for _ in range(count):
+        start = at + 4
+        if start > end:
+            break
+        at = start + length_at(raw, at)[0]
+        elements.append(raw[start:at])
+    if at > end:
+        length = at - start
+        raise TensorError(
+            f"BYTES element {len(elements) - 1} should have {length} bytes, only {end - start} are left"
+        )
+    if len(elements) == count and at < end:
+        raise TensorError(
+            f"unexpected number of BYTES elements: expected {count}, {end - at} bytes are left over"
+        )
+    if at < end:
+        raise TensorError(f"incomplete length prefix of BYTES element {len(elements)}: {end - at} of 4 bytes")
     if len(elements) != count:
         raise TensorError(f"unexpected number of BYTES elements: expected {count}, got {len(elements)}")
     return elements

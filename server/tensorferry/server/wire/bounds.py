@@ -42,8 +42,8 @@ MOST_FILES = 1024
 
 # All fields of a message, those within its fields included. A request of 4096 inputs has some 20,000.
 MOST_FIELDS = 32_768
-# Numbers of variable length in typed contents; raw contents have no such bound. Protobuf takes some 10 ns for each.
-MOST_INTEGERS = 1 << 21
+# Numbers of variable length in typed contents; raw contents have no such bound. Each takes some 40 ns.
+MOST_INTEGERS = 1 << 20
 
 # The largest message of a method other than ModelInfer, ModelStreamInfer and RepositoryModelLoad.
 MOST_BYTES = 1 << 20
