@@ -11,6 +11,7 @@ import gzip
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,6 @@ from tensorferry.server.wire.fields import encoded_varint
 
 TOKEN = "bombs-secret"
 _MESSAGE_BYTES = 60_000_000
-# For how long each is sent, at least, so that the good client has calls enough for a 99th percentile.
-_SECONDS = 3.0
 _OTHERS_PAUSE_SECONDS = 0.002
 _NAMES: Mapping[int | None, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
@@ -143,14 +142,16 @@ class Other(threading.Thread):
         return took[len(took) * 99 // 100], took[-1]
 
 
-def _send(address: str, bomb: Bomb, data: bytes, packed: bool, token: str | None) -> str:
-    """What becomes of ten calls, one after the other, each by a client of its own; as often as `_SECONDS` allow."""
+def _send(
+    address: str, bomb: Bomb, data: bytes, packed: bool, token: str | None, seconds: float
+) -> Counter[str]:
+    """What becomes of ten calls, one after the other, each by a client of its own; and again for so long."""
     send = _send_packed if packed else _send_plain
-    outcomes = set()
+    outcomes: Counter[str] = Counter()
     began = time.monotonic()
-    while time.monotonic() - began < _SECONDS:
-        outcomes |= {send(address, bomb.method, data, token) for _ in range(10)}
-    return " ".join(sorted(outcomes))
+    while not outcomes or time.monotonic() - began < seconds:
+        outcomes.update(send(address, bomb.method, data, token) for _ in range(10))
+    return outcomes
 
 
 def _send_packed(address: str, method: str, data: bytes, token: str | None) -> str:
@@ -189,6 +190,9 @@ def main() -> None:
     parser.add_argument(
         "--bytes", type=int, default=_MESSAGE_BYTES, help="of each message, when it is unpacked"
     )
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="how long each is sent, ten times at least"
+    )
     parser.add_argument("--plain", action="store_true", help="as they are too, not only packed by gzip")
     parser.add_argument("--without-token", action="store_true", help="by clients that may not call")
     given = parser.parse_args()
@@ -204,12 +208,15 @@ def main() -> None:
 
 def _measure(wire: Wire, given: argparse.Namespace) -> None:
     other = Other(wire)
+    cpu = wire.cpu_seconds()
     other.start()
     time.sleep(3)
     alone, longest = other.over()
+    of_a_good_call = (wire.cpu_seconds() - cpu) / len(other.took)
     before = wire.figures()["memory_kb"]
     print(
-        f"without bombs: p99 {alone * 1e3:.1f} ms, slowest {longest * 1e3:.1f} ms, memory {before >> 10} MB"
+        f"without bombs: p99 {alone * 1e3:.1f} ms, slowest {longest * 1e3:.1f} ms, {of_a_good_call * 1e3:.2f} ms of CPU a "
+        f"call, memory {before >> 10} MB"
     )
     token = None if given.without_token else TOKEN
     for bomb in bombs(given.bytes):
@@ -220,15 +227,15 @@ def _measure(wire: Wire, given: argparse.Namespace) -> None:
             if packed:
                 data = gzip.compress(data, 6)
             other = Other(wire)
+            cpu = wire.cpu_seconds()
             other.start()
-            began = time.monotonic()
-            outcome = _send(wire.server.address, bomb, data, packed, token)
-            seconds = time.monotonic() - began
+            outcomes = _send(wire.server.address, bomb, data, packed, token, given.seconds)
             p99, longest = other.over()
+            cpu = wire.cpu_seconds() - cpu - of_a_good_call * len(other.took)
             print(
                 f"{bomb.method:24s} {bomb.name:34s} {'gzip' if packed else 'plain':5s} {len(data) / 1e3:8.0f} KB  "
                 f"p99 {p99 * 1e3:6.1f} ms, slowest {longest * 1e3:6.1f} ms, memory +{(other.most_memory_kb - before) / 1024:5.0f} MB, "
-                f"{len(other.took)} calls in {seconds:.1f} s; {outcome}",
+                f"{cpu / outcomes.total() * 1e3:5.1f} ms of CPU a bomb; {len(other.took)} good calls, {dict(outcomes)}",
                 flush=True,
             )
 

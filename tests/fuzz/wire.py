@@ -142,6 +142,12 @@ class Wire:
             "threads": int(fields["Threads"]),
         }
 
+    def cpu_seconds(self) -> float:
+        """What the server has used of the processors so far."""
+        text = Path(f"/proc/{self.server.process.pid}/stat").read_text()
+        user, system = text.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
     def close(self, more_memory_kb: int = _MORE_MEMORY_KB) -> dict[str, int]:
         """Ends it; FindingError for what it has more than before, or has logged. How much memory grew."""
         most = {"memory_kb": more_memory_kb, "files": _MORE_FILES, "threads": _MORE_THREADS}
