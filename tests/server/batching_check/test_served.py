@@ -1,0 +1,53 @@
+"""What clients of a server see: the verdict, and answers that no other request changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from e2e.fixtures import Serve
+from server import models
+from server.batching_check import graphs
+
+from tensorferry.client import InferenceClient
+
+
+def test_the_verdict_is_in_the_ready_line_and_the_metadata(serve: Serve, tmp_path: Path) -> None:
+    server = serve(
+        models.twice(tmp_path / "twice.onnx"),
+        graphs.hashed(tmp_path / "hashed.onnx"),
+        graphs.scaled(tmp_path / "scaled.onnx"),
+        models.twice(tmp_path / "fixed.onnx", dims=(1, 3)),
+    )
+    ready = {model["name"]: model["batching"] for model in server.ready["models"]}
+    assert ready == {
+        "twice": "batches of up to 32 rows (proved)",
+        "hashed": "batches of up to 32 rows (tested)",
+        "scaled": "unbatched (ReduceMax greatest reduces over the batch axis)",
+        "fixed": "unbatched (the first dimension of input 'x' is fixed to 1)",
+    }
+    verdicts = {"twice": "proved", "hashed": "tested", "scaled": "refused", "fixed": "off"}
+    with InferenceClient(server.address) as client:
+        for name, words in ready.items():
+            properties = client.metadata(name).properties
+            assert properties == {"batching": words, "batching_verdict": verdicts[name]}
+
+
+def test_features_with_a_floor_below_the_greatest_are_those_of_each_request(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """As Whisper's front has them; beside a loud request a quiet one would have another floor."""
+    path = graphs.log_mel(tmp_path / "mel.onnx")
+    session = onnxruntime.InferenceSession(str(path))
+    server = serve(path)
+    generator = np.random.default_rng(1)
+    requests = [
+        (generator.random((1, 3)) * scale).astype(np.float32)
+        for scale in (1e-6, 1e6, 1, 1e-3)
+        for _ in range(20)
+    ]
+    with InferenceClient(server.address) as client:
+        futures = [client.submit("mel", {"x": x}) for x in requests]
+        for x, future in zip(requests, futures, strict=True):
+            np.testing.assert_array_equal(future.result(30)["y"], session.run(None, {"x": x})[0])
