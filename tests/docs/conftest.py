@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from docs.pages import ROOT
+from e2e.server import ServerProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A directory as a reader has it, the server that the pages speak of, and the environment of its commands."""
+
+    directory: Path
+    server: ServerProcess
+    variables: Mapping[str, str]
+
+    def adapted(self, text: str) -> str:
+        """A command or code for the server that runs here instead of the one at the usual ports."""
+        return text.replace("127.0.0.1:8001", self.server.address).replace(
+            "127.0.0.1:8002", self.metrics
+        ).replace("localhost:8001", self.server.address.replace("127.0.0.1", "localhost"))  # fmt: skip
+
+    @property
+    def metrics(self) -> str:
+        return str(self.server.ready["metrics"]).removeprefix("http://").removesuffix("/metrics")
+
+    def arrange(self, *arguments: str) -> Place:
+        """The same directory with another server, which the caller stops."""
+        server = start(self.directory, *arguments)
+        return Place(self.directory, server, variables(self.directory, server))
+
+
+def start(directory: Path, *arguments: str) -> ServerProcess:
+    """A server that was started in the directory, at free ports."""
+    before = Path.cwd()
+    os.chdir(directory)
+    try:
+        return ServerProcess.start(*arguments, "--metrics-port", "0", transport="lane")
+    finally:
+        os.chdir(before)
+
+
+def variables(directory: Path, server: ServerProcess) -> dict[str, str]:
+    """An environment in which `tensorferry` is this one, and calls this server where no other is named."""
+    address, metrics = server.address, str(server.ready["metrics"])
+    bin_directory = directory / f"bin-{server.process.pid}"
+    bin_directory.mkdir()
+    program = bin_directory / "tensorferry"
+    program.write_text(
+        "#!/bin/sh\n"
+        "command=$1; shift\n"
+        'case "$command $*" in\n'
+        f'*--target*) ;;\nmodels*|describe*|infer*|ready*) set -- "$@" --target {address} ;;\n'
+        f'top*) set -- "$@" --target {metrics} ;;\nesac\n'
+        f'exec {shlex.quote(sys.executable)} -m tensorferry.server "$command" "$@"\n'
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    packages = os.pathsep.join(str(ROOT / name) for name in ("protos", "batcher", "server", "client"))
+    path = os.pathsep.join((str(bin_directory), str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    return {**os.environ, "PATH": path, "PYTHONPATH": packages}
+
+
+@pytest.fixture(scope="package")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    directory = tmp_path_factory.mktemp("reader")
+    for name in ("examples", "deploy"):
+        (directory / name).symlink_to(ROOT / name)
+    models = directory / "models" / "digits" / "1"
+    models.mkdir(parents=True)
+    (models / "model.onnx").symlink_to(ROOT / "examples" / "digits" / "digits.onnx")
+    server = start(directory, "examples/digits/digits.onnx")
+    yield Place(directory, server, variables(directory, server))
+    assert server.stop() == 0, server.log

@@ -1,0 +1,130 @@
+"""The commands and the Python of README.md and docs/*.md, as a reader would copy them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from docs.not_run import OTHERS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What the first word of a command is; other indented blocks are output, trees or configuration.
+PROGRAMS = {
+    "cat", "curl", "docker", "go", "grpcurl", "java", "kubectl", "kustomize", "make", "mkdir", "npm", "openssl",
+    "perf_analyzer", "pip", "promtool", "python", "tensorferry",
+}  # fmt: skip
+_ASSIGNMENT = re.compile(r"[A-Z_]+=(?:\$\([^)]*\)|\S*)\s+(?=\S)|P=\S+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block of a page; `language` is "" for one that is indented, or a fence without a word."""
+
+    page: str
+    line: int
+    language: str
+    fenced: bool
+    text: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command of the shell, with its continuation lines."""
+
+    page: str
+    line: int
+    text: str
+
+    @property
+    def words(self) -> list[str]:
+        """Program and arguments, without variables and comment."""
+        return shlex.split(bare(self.text), comments=True)
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}: {self.text.splitlines()[0]}"
+
+
+def bare(text: str) -> str:
+    """A command without the variables before it."""
+    while found := _ASSIGNMENT.match(text):
+        text = text[found.end() :]
+    return text
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks() -> Iterator[Block]:
+    """All fenced and indented blocks."""
+    for page in pages():
+        lines = page.read_text().splitlines()
+        name = str(page.relative_to(ROOT))
+        at = 0
+        while at < len(lines):
+            begin = at
+            fence = re.match(r"(\s*)```(\w*)$", lines[at])
+            if fence:
+                at += 1
+                while lines[at].strip() != "```":
+                    at += 1
+                yield Block(name, begin + 2, fence[2], True, "\n".join(lines[begin + 1 : at]))
+            elif re.match(r" {4,}\S", lines[at]) and (at == 0 or not lines[at - 1].strip()):
+                while at + 1 < len(lines) and re.match(r" {4,}\S", lines[at + 1]):
+                    at += 1
+                indent = len(lines[begin]) - len(lines[begin].lstrip())
+                text = "\n".join(line[indent:] for line in lines[begin : at + 1])
+                yield Block(name, begin + 1, "", False, text)
+            at += 1
+
+
+def is_shell(block: Block) -> bool:
+    if block.language == "sh":
+        return True
+    if any(block.page == page and block.text.startswith(begins) for page, begins in OTHERS):
+        return False
+    first = bare(block.text.splitlines()[0]).split()
+    return not block.fenced and bool(first) and first[0] in PROGRAMS
+
+
+def commands(block: Block) -> Iterator[Command]:
+    """The commands of a block of the shell."""
+    text, begin = "", block.line
+    for number, line in enumerate(block.text.splitlines(), block.line):
+        if not text:
+            begin = number
+        text = f"{text}\n{line}" if text else line
+        if _complete(text):
+            yield Command(block.page, begin, text)
+            text = ""
+    assert not text, f"{block.place}: a command without an end: {text}"
+
+
+def _complete(text: str) -> bool:
+    if text.rstrip().endswith(("\\", "|")) or (text.startswith("for ") and not text.endswith("done")):
+        return False
+    try:
+        shlex.split(text, comments=True)
+    except ValueError:
+        return False
+    return True
+
+
+def expected_output(code: str) -> list[str] | None:
+    """What the prints of a block say in comments that they print; None where one does not say it, or is in a loop."""
+    expected = []
+    for line in code.splitlines():
+        if line.strip().startswith("print("):
+            found = re.search(r"\)  # (.*)$", line)
+            if found is None:
+                return None
+            expected.append(found[1])
+    return expected
