@@ -32,6 +32,7 @@ class OnTheCpu:
         self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self._sess = self._session._sess
         self.get_inputs, self.get_outputs = self._session.get_inputs, self._session.get_outputs
+        self.get_overridable_initializers = self._session.get_overridable_initializers
         self.io_binding = self._session.io_binding
         self.run_with_iobinding = self._session.run_with_iobinding
 

@@ -113,6 +113,10 @@ def test_files_hold_one_row_which_is_repeated(directory: Path) -> None:
             r"'x' has dims \[3\]; the model takes \[2\] \(without the batch axis\)",
         ),
         (x("zero_data: true", "1, 2") + S, r"'x' has dims \[1, 2\]; the model takes \[2\]"),
+        (
+            x("zero_data: true") + S.replace("dims: 3", "dims: 0"),
+            r"'s' has dims \[0\]; give them at least one element along axes that vary",
+        ),
         (x("") + S, "expects input 'x' to have input_data_type set"),
         (
             x(file("short")) + S,

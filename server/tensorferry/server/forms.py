@@ -251,8 +251,14 @@ def _key(shapes: Hashable, model: Model, decoded: Decoded) -> Hashable:
 
 
 def _runs_alone(model: Model, decoded: Decoded) -> bool:
-    """Whether a request shares no batch: it gives an optional input, and the model was only tested, without any."""
-    return model.verdict == "tested" and len(decoded.signature.inputs) > len(model.signature.inputs)
+    """Whether a request shares no batch: it gives an optional input that may be made for its rows alone.
+
+    That is so of one whose shape may vary, and of any if the model was only tested: it was then run without.
+    """
+    extra = decoded.signature.inputs[len(model.signature.inputs) :]
+    return any(
+        model.verdict == "tested" or not all(isinstance(dim, int) for dim in spec.dims) for spec in extra
+    )
 
 
 def _value(tensor: Tensor) -> Hashable:

@@ -108,6 +108,13 @@ def _array(given: ModelWarmup.Input, spec: TensorSpec, rows: int, directory: Pat
             f"input {spec.name!r} has dims {list(dims)}; the model takes {list(wanted)}"
             + (" (without the batch axis)" if rows else "")
         )
+    if 0 in dims and (
+        spec.any_rank or any(dim == 0 and size == -1 for dim, size in zip(dims, wanted, strict=True))
+    ):
+        raise ModelConfigError(
+            f"input {spec.name!r} has dims {list(dims)}; give them at least one element along axes that vary: without any, "
+            "some models end the server"
+        )
     # A reference to a string takes as much as a float64.
     size = math.prod(dims) * max(1, rows) * (spec.datatype.size or 8)
     check_fits(f"input {spec.name!r} with dims {list(dims)} and batch_size {rows}", size, "lower them")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from server.models import node, save, value
 from server.rig import Replies, infer, request, response_of
 from server.shapes.scaled import with_defaults
 
@@ -74,6 +75,30 @@ def test_a_model_that_is_only_tested_gets_them_alone(tmp_path: Path) -> None:
             )
         assert model.batcher.statistics().batches == before + batches
     loaded.batcher.close()
+
+
+def test_one_whose_shape_may_vary_is_for_its_rows_alone(tmp_path: Path) -> None:
+    """It may have a row for each of the request's: of two requests together it would have too few."""
+    path = save(
+        tmp_path / "m.onnx",
+        [node("Add", "x state", "y")],
+        [value("x", dims=["n", 3]), value("state", dims=["m", 3])],
+        [value("y", dims=["n", 3])],
+        {"state": np.zeros((1, 3), np.float32)},
+    )
+    model = load(path)
+    service = service_of(model)
+    unattended: set[object] = set()
+    replies = [Replies() for _ in range(3)]
+    for each in replies:
+        data = request({"x": X, "state": 2 * X}).SerializeToString()
+        service.infer(data, math.inf, each, unattended=unattended)  # type: ignore[arg-type]
+    model.batcher.attend(math.inf)
+    for each in replies:
+        (raw,) = response_of(each.first()).raw_output_contents
+        np.testing.assert_array_equal(np.frombuffer(raw, "<f4"), np.full(6, 3))
+    assert model.batcher.statistics().failed_batches == 0
+    model.batcher.close()
 
 
 def test_configurations(tmp_path: Path) -> None:
