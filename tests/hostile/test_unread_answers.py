@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from e2e.server import ServerProcess, running
+from e2e.test_metrics import scrape
 from fuzz.attacks import RESOURCE_EXHAUSTED
 from fuzz.raw import Connection, framed, headers_of
 from polling import until
@@ -18,8 +19,9 @@ from tensorferry.server.core_options import WINDOW_BYTES
 
 PATIENCE = 60.0
 # Of which a connection may hold 4 MiB, and a stream reads on below 1 MiB.
-FLAGS = ("--max-unsent-bytes", "16MiB")
+FLAGS = ("--max-unsent-bytes", "16MiB", "--metrics-port", "0")
 COLUMNS = 400_000
+ROW_BYTES, MOST_OF_CONNECTION = 4 * COLUMNS, 4 << 20
 LARGE = framed(request({"x": np.zeros((1, COLUMNS), np.float32)}, model="m").SerializeToString())
 # Of 1.6 MB each, two fit into the 4 MiB of a connection.
 HELD = 2
@@ -45,6 +47,10 @@ def send(connection: Connection, call: int, message: bytes, *, last: bool) -> No
         at += room
 
 
+def unsent(server: ServerProcess) -> int:
+    return int(scrape(server)["tensorferry_unsent_answer_bytes"])
+
+
 def is_good(server: ServerProcess) -> bool:
     with InferenceClient(server.address) as client:
         answer = client.infer("m", {"x": np.ones((1, COLUMNS), np.float32)})
@@ -64,6 +70,7 @@ def test_unary_answers(server: ServerProcess) -> None:
             assert {answer.grpc_status for answer in ended} == {RESOURCE_EXHAUSTED}
             assert all("to this connection wait to be read, of at most 4194304" in a.message for a in ended)
             assert len(ended) == CALLS - HELD
+            assert HELD * ROW_BYTES < unsent(server) < MOST_OF_CONNECTION
             late = connection.begin(headers_of())
             connection.flush()
             if server.ready["transport"] == "threaded":
@@ -72,6 +79,7 @@ def test_unary_answers(server: ServerProcess) -> None:
             connection.await_answers([late])
             assert connection.answers[late].grpc_status == RESOURCE_EXHAUSTED
             assert is_good(server)
+        assert until(lambda: unsent(server) == 0)
 
 
 def test_a_stream_is_not_read_any_further(server: ServerProcess) -> None:

@@ -55,7 +55,13 @@ def registry(runner: ScriptedRunner) -> Iterator[ModelRegistry]:
 
 
 SERVER = ServerStatistics(
-    "0.1.0", "lane", ready=True, open_streams=2, call_threads=7, refused={grpc.StatusCode.NOT_FOUND: 3}
+    "0.1.0",
+    "lane",
+    ready=True,
+    open_streams=2,
+    call_threads=7,
+    unsent_bytes=9,
+    refused={grpc.StatusCode.NOT_FOUND: 3},
 )
 
 
@@ -217,6 +223,7 @@ def test_the_server_itself(registry: ModelRegistry) -> None:
     found = samples(page(registry))
     assert found["tensorferry_server_info", (("release", "0.1.0"), ("transport", "lane"))] == 1
     assert found["tensorferry_open_streams", ()] == 2
+    assert found["tensorferry_unsent_answer_bytes", ()] == 9
     assert found["tensorferry_call_threads", ()] == 7
     assert found["tensorferry_calls_refused_total", (("code", "NOT_FOUND"),)] == 3
     assert found["tensorferry_calls_refused_total", (("code", "INTERNAL"),)] == 0

@@ -249,6 +249,7 @@ class App:
             ready=self._service.ready,
             open_streams=lane + self._servicer.open_streams,
             call_threads=self._threads.count + self._health.threads,
+            unsent_bytes=self._unsent.total,
             refused=self._service.refused,
         )
 

@@ -123,6 +123,7 @@ class ServerMetric(MetricName):
         "code",
     )
     OPEN_STREAMS = ("open_streams", "gauge", "Open calls of ModelStreamInfer")
+    UNSENT_BYTES = ("unsent_answer_bytes", "gauge", "Bytes of answers that clients have yet to read")
     CALL_THREADS = (
         "call_threads",
         "gauge",

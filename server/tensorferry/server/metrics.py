@@ -162,6 +162,7 @@ def server_families(server: ServerStatistics) -> Sequence[Metric]:
     every[ServerMetric.INFO].add_metric((server.release, server.transport), 1)
     every[ServerMetric.READY].add_metric((), float(server.ready))
     every[ServerMetric.OPEN_STREAMS].add_metric((), server.open_streams)
+    every[ServerMetric.UNSENT_BYTES].add_metric((), server.unsent_bytes)
     every[ServerMetric.CALL_THREADS].add_metric((), server.call_threads)
     for code in dict.fromkeys((*_CODES, *server.refused)):
         every[ServerMetric.CALLS_REFUSED].add_metric((code.name,), server.refused.get(code, 0))
