@@ -66,6 +66,9 @@ MAX_STREAMS = HANDLER_THREADS // 2
 MAX_STREAMS_OF_LANE = 10_000
 
 
+# So that one large message does not keep all others waiting.
+_UNPACKERS = 2
+
 # Time for the last responses to leave once nothing is in flight any more.
 _GOODBYE_SECONDS = 1.0
 _LAST_TRACES_SECONDS = 5.0
@@ -142,6 +145,7 @@ class App:
         # is done meanwhile.
         self._health_lock = threading.Lock()
         self._health = Health()
+        self._unpackers = HandlerThreads(_UNPACKERS, "unpack")
         self._threads = HandlerThreads(max(HANDLER_THREADS, 2 * (config.max_streams or 0)))
         self._server = grpc.server(
             self._threads,
@@ -271,6 +275,7 @@ class App:
                 outbox=self._outbox,
                 access=self._access,
                 unsent=self._unsent,
+                unpackers=self._unpackers,
             )
         except Exception as error:
             reason = f"the lane does not work with grpcio {grpc.__version__}: {error!r}"
@@ -344,6 +349,7 @@ class App:
             close_connections(self.port)
         self._server.stop(None).wait()
         self._threads.shutdown(wait=False)
+        self._unpackers.shutdown(wait=False)
         self._health.close()
         if self._metrics is not None:
             self._metrics.close()

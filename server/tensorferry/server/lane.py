@@ -20,6 +20,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor
 from types import MethodType
 from typing import Any
 
@@ -40,6 +41,8 @@ from tensorferry.server.stream import BROKEN, TOO_MANY
 from tensorferry.server.transport.lane_account import hold
 from tensorferry.server.transport.underway import Until
 from tensorferry.server.transport.unsent import SMALL_BYTES, Account, Unsent
+from tensorferry.server.wire.compression import is_packed
+from tensorferry.server.wire.unpacking import Unpacker
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -71,7 +74,7 @@ class Lane:
 
     At most `max_streams` streams are open at a time; of each, at most `max_in_flight` requests
     are between being read and having their response sent. At most `max_calls` unary calls are in
-    progress.
+    progress. `unpackers` unpack what is compressed; without them the polling thread does.
     """
 
     def __init__(
@@ -85,8 +88,10 @@ class Lane:
         outbox: Outbox | None = None,
         access: Access | None = None,
         unsent: Unsent | None = None,
+        unpackers: Executor | None = None,
     ) -> None:
         self._service = service
+        self._unpacker = None if unpackers is None else Unpacker(service.infer, unpackers)
         self.unsent = unsent or Unsent()
         self._door = Door(service, access, max_calls, self._rest_after, self.unsent)
         self.outbox = outbox or Outbox()
@@ -228,6 +233,8 @@ class Lane:
         caller: Caller,
     ) -> Call:
         """As the service's. On the polling thread, which attends to the batcher when nothing else is there."""
+        if self._unpacker is not None and is_packed(data):
+            return self._unpacker.infer(data, deadline, complete, metadata, caller)
         call = self._service.infer(data, deadline, complete, metadata, self._unattended, caller)
         if self._unattended:
             self._core.queue.due = 0.0
