@@ -1,0 +1,83 @@
+"""Inputs without rows, and optional ones, where batches lie in the device's memory."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from server.device import Device
+from server.rig import PATIENCE
+from server.shapes.scaled import scaled, with_defaults
+
+from tensorferry.batcher import Batcher, Outcome, Request, Tensor
+from tensorferry.server.session import Session
+
+_FLOAT = np.dtype("<f4")
+
+
+class _Answers:
+    """Outcomes by the requests' numbers."""
+
+    def __init__(self, count: int) -> None:
+        self.outcomes: dict[int, Outcome] = {}
+        self._left = threading.Semaphore(0)
+        self._count = count
+
+    def completion(self, number: int) -> Any:
+        def complete(outcome: Outcome) -> None:
+            self.outcomes[number] = outcome
+            self._left.release()
+
+        return complete
+
+    def await_all(self) -> None:
+        for _ in range(self._count):
+            assert self._left.acquire(timeout=PATIENCE)
+
+
+def _request(number: int, others: dict[str, Any], answers: _Answers) -> Request:
+    x = np.full((2, 3), number, _FLOAT)
+    arrays = {"x": x, **{name: np.asarray(array, _FLOAT) for name, array in others.items()}}
+    return Request(
+        tuple(Tensor(_FLOAT, array.shape, array.tobytes()) for array in arrays.values()),
+        answers.completion(number),
+        names=tuple(arrays),
+        rows=2,
+        nbytes=1,
+        key=repr(others),
+        shared=frozenset(range(1, len(arrays))),
+    )
+
+
+def _answered(session: Session, given: list[dict[str, Any]]) -> list[Any]:
+    assert session.staged is not None
+    answers = _Answers(len(given))
+    # A batch leaves when it is full: two requests of each kind share one.
+    with Batcher(session.staged, 4, 600.0, pipelined=True, steady=False) as batcher:
+        for number, others in enumerate(given):
+            batcher.enqueue(_request(number, others, answers))
+        answers.await_all()
+        assert batcher.statistics().batches == len(given) / 2
+    for outcome in answers.outcomes.values():
+        assert outcome.error is None
+    return [answers.outcomes[number].outputs["y"].tolist() for number in range(len(given))]
+
+
+def test_a_scalar_lies_beside_the_rows(tmp_path: Path, device: Device) -> None:
+    session = Session(scaled(tmp_path / "m.onnx"), memory=device)
+    scales = [2, 3, 3, 2]
+    found = _answered(session, [{"scale": scale} for scale in scales])
+    assert found == [[[number * scale] * 3] * 2 for number, scale in enumerate(scales)]
+    assert device.loads == 2
+
+
+def test_an_optional_input_takes_the_way_of_the_host(tmp_path: Path, device: Device) -> None:
+    session = Session(with_defaults(tmp_path / "m.onnx"), memory=device)
+    given: list[dict[str, Any]] = [{}, {"scale": 3}, {"bias": [1, 1, 1]}] * 2
+    found = _answered(session, given)
+    for number, (others, y) in enumerate(zip(given, found, strict=True)):
+        expected = number * others.get("scale", 2) + (1 if "bias" in others else 0)
+        assert y == [[expected] * 3] * 2
+    assert device.loads == 1
