@@ -200,9 +200,3 @@ def test_what_is_not_run_is_still_there() -> None:
         assert any(b.page == page and begins in b.text for b in PYTHON), (page, begins)
     for page, begins in not_run.OTHERS:
         assert any(b.page == page and b.text.startswith(begins) for b in BLOCKS), (page, begins)
-
-
-def test_files_that_pages_link_to_exist() -> None:
-    for page in {block.page for block in BLOCKS}:
-        for link in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", (ROOT / page).read_text()):
-            assert (ROOT / page).parent.joinpath(link).exists(), (page, link)

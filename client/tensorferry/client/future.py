@@ -14,7 +14,7 @@ import grpc
 
 from tensorferry.client import errors, message
 from tensorferry.client.deadline import Deadline
-from tensorferry.client.errors import InferenceError
+from tensorferry.client.errors import ClientClosed, InferenceError
 from tensorferry.client.message import InferenceResult
 from tensorferry.client.retry import Attempts
 
@@ -99,7 +99,8 @@ class InferenceFuture(Future[InferenceResult]):
         try:
             call = self._call = self._start()
         except Exception as failure:
-            self._fail(errors.closed(self._request_id) if self._waiting.closed else failure)
+            ended = self._waiting.closed or isinstance(failure, ClientClosed)
+            self._fail(errors.closed(self._request_id) if ended else failure)
             return
         if self.cancelled():
             call.cancel()

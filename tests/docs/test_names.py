@@ -1,0 +1,40 @@
+"""What pages link to and name is there: pages, headings, files of the repository, targets of make."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from docs.pages import ROOT, pages
+
+# What a checkout has only once it was used.
+MADE = ("benchmarks/serving/results",)
+FOLDERS = "batcher|benchmarks|client|deploy|docs|examples|protos|requirements|server|tests"
+
+
+def slugs(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"`|\*", "", text)).lower().replace(" ", "-") for text in headings}
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_links(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([\w./-]*)(?:#([\w-]+))?\)", page.read_text()):
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        assert not anchor or anchor in slugs(linked), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_files(page: Path) -> None:
+    for name in re.findall(rf"`((?:{FOLDERS})/[\w./-]+)`", page.read_text()):
+        assert (ROOT / name).exists() or name.startswith(MADE), name
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_targets_of_make(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`make (?:-k )?([a-z-]+)", page.read_text()):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
