@@ -61,8 +61,10 @@ def load_config(
         elif from_file:
             fields[option.field] = option.value(_text(from_file[0], option), f"{option.flag} in {file}")
     if in_file:
-        allowed = ", ".join(["models", *(option.flag for option in OPTIONS)])
-        raise ConfigError(f"{file} has the unknown key {next(iter(in_file))!r}; known are {allowed}")
+        key = next(iter(in_file))
+        near = nearest(key.replace("_", "-"), ["models", *(option.flag for option in OPTIONS)])
+        meant = f"; did you mean {near}?" if near else "; tensorferry serve --help shows all options"
+        raise ConfigError(f"{file} has the unknown key {key!r}{meant}")
     sources = tuple(model_source(text) for text in models or listed)
     if not sources and not fields.get("model_repositories"):
         raise ConfigError(
