@@ -123,7 +123,8 @@ def test_help_has_every_option_once_in_its_group_with_its_form(capsys: pytest.Ca
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     help = capsys.readouterr().out
-    assert sorted(flag for flags in GROUPS.values() for flag in flags) == sorted(o.flag for o in OPTIONS)
+    grouped = [flag for flags in GROUPS.values() for flag in flags]
+    assert sorted(grouped) == sorted(o.flag for o in OPTIONS), "each option has its place in flags.GROUPS"
     for option in OPTIONS:
         assert help.count(f"  --{option.flag} {option.metavar}") == 1
         assert option.metavar != "VALUE"

@@ -40,7 +40,13 @@ GROUPS: Mapping[str, Sequence[str]] = {
     ),
     "limits for requests and all clients": (
         *("max-queue-size", "max-queue-bytes", "max-request-rows", "max-strings", "max-string-bytes"),
-        *("max-calls", "max-streams", "max-in-flight-per-stream", "max-unsent-bytes"),
+        *(
+            "max-calls",
+            "max-streams",
+            "max-in-flight-per-stream",
+            "max-unsent-bytes",
+            "max-calls-per-connection",
+        ),
     ),
     "limits for each client": (
         *("client-max-requests", "client-max-rows", "client-max-bytes", "client-rate", "client-burst"),
