@@ -22,6 +22,15 @@ _RETRY_SECONDS = 1.0
 SMALL_BYTES = 4096
 
 
+def given_up() -> UnreadAnswersError:
+    """Why a call ends whose answers are dropped because others need their room."""
+    return UnreadAnswersError(
+        f"the client has read nothing of its answers for {_PATIENCE_SECONDS:g} s, and others needed their room; read answers "
+        "as they come, or start the server with a larger --max-unsent-bytes",
+        _RETRY_SECONDS,
+    )
+
+
 class Unsent:
     """Counts the bytes of answers between their completion and their being sent. Thread-safe.
 
@@ -36,7 +45,7 @@ class Unsent:
         self.most_of_stream = max(1, self.most_of_connection // _CONNECTION_SHARE)
         self._clock = clock
         # Guards every field below and the fields of every account. Nothing is called while it is held.
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._total = 0
         self._connections: dict[str, int] = {}
         # Those that hold bytes; the one that nothing was read of for longest is the first.
@@ -50,27 +59,20 @@ class Unsent:
     @property
     def total(self) -> int:
         """How many bytes clients have yet to read."""
-        with self._lock:
+        with self.lock:
             return self._total
 
     def refusal(self, connection: str) -> UnreadAnswersError | None:
         """Return why no new call of this connection is taken on; None if it is. Ask only while `pressed`."""
-        with self._lock:
+        with self.lock:
             nbytes = self._wanted.get(connection, 0) or self._wanted_of_all
             if not nbytes:
                 return None
             stale = self._make_room_locked(connection, nbytes)
             error = self._refusal_locked(connection, nbytes)
         for account in stale:
-            account.give_up(self._given_up())
+            account.give_up(given_up())
         return error
-
-    def _given_up(self) -> UnreadAnswersError:
-        return UnreadAnswersError(
-            f"the client has read nothing of its answers for {_PATIENCE_SECONDS:g} s, and others needed their room; "
-            "read answers as they come, or start the server with a larger --max-unsent-bytes",
-            _RETRY_SECONDS,
-        )
 
     def _exceeds_locked(self, connection: str, nbytes: int) -> bool:
         held = self._connections.get(connection, 0)
@@ -88,8 +90,7 @@ class Unsent:
             if since > long_ago or not self._exceeds_locked(connection, nbytes):
                 break
             if self._total + nbytes > self.most or account.connection == connection:
-                account.closed = True
-                self._remove_locked(account, account.held)
+                account.drop_locked()
                 stale.append(account)
         return stale
 
@@ -110,25 +111,17 @@ class Unsent:
             _RETRY_SECONDS,
         )
 
-    def _add(self, account: Account, nbytes: int) -> UnreadAnswersError | None:
-        connection = account.connection
-        with self._lock:
-            if account.closed or not nbytes:
-                return None
-            stale = self._make_room_locked(connection, nbytes)
-            error = self._refusal_locked(connection, nbytes)
-            if error is None and not account.closed:
-                self._accounts.setdefault(account, self._clock())
-                account.held += nbytes
-                self._change_locked(connection, nbytes)
-        for other in stale:
-            other.give_up(self._given_up())
-        return error
+    def admit_locked(self, account: Account, nbytes: int) -> tuple[UnreadAnswersError | None, list[Account]]:
+        """Counts bytes of an account, or returns why not; and the accounts that are to be given up for it."""
+        stale = self._make_room_locked(account.connection, nbytes)
+        error = self._refusal_locked(account.connection, nbytes)
+        if error is None and account not in stale:
+            self._accounts.setdefault(account, self._clock())
+            self._change_locked(account.connection, nbytes)
+        return error, stale
 
-    def _remove_locked(self, account: Account, nbytes: int) -> None:
-        if not nbytes:
-            return
-        account.held -= nbytes
+    def removed_locked(self, account: Account, nbytes: int) -> None:
+        """That many bytes of an account were read, or are dropped."""
         self._change_locked(account.connection, -nbytes)
         # Something of it was read: it is the last to be given up.
         del self._accounts[account]
@@ -147,15 +140,6 @@ class Unsent:
             self._wanted_of_all = 0
             self.pressed = bool(self._wanted)
 
-    def _remove(self, account: Account, nbytes: int) -> None:
-        with self._lock:
-            self._remove_locked(account, min(nbytes, account.held))
-
-    def _close(self, account: Account) -> None:
-        with self._lock:
-            account.closed = True
-            self._remove_locked(account, account.held)
-
 
 class Account:
     """The answers of one call. Thread-safe.
@@ -163,7 +147,7 @@ class Account:
     `give_up` is called, on any thread and at most once, when the call is to end with this error.
     """
 
-    __slots__ = ("closed", "connection", "give_up", "held", "unsent")
+    __slots__ = ("_closed", "connection", "give_up", "held", "unsent")
 
     def __init__(
         self, unsent: Unsent, connection: str, give_up: Callable[[UnreadAnswersError], None]
@@ -171,18 +155,38 @@ class Account:
         self.unsent = unsent
         self.connection = connection
         self.give_up = give_up
-        # Both are guarded by the lock of `unsent`, which changes them.
+        # Both are guarded by the lock of `unsent`.
         self.held = 0
-        self.closed = False
+        self._closed = False
 
     def add(self, nbytes: int) -> UnreadAnswersError | None:
         """Count an answer that is to be sent; or return why it must not be kept."""
-        return self.unsent._add(self, nbytes)
+        with self.unsent.lock:
+            if self._closed or not nbytes:
+                return None
+            error, stale = self.unsent.admit_locked(self, nbytes)
+            if error is None and not self._closed:
+                self.held += nbytes
+        for other in stale:
+            other.give_up(given_up())
+        return error
 
     def remove(self, nbytes: int) -> None:
         """An answer of that size was sent, or is dropped."""
-        self.unsent._remove(self, nbytes)
+        with self.unsent.lock:
+            self._remove_locked(min(nbytes, self.held))
 
     def close(self) -> None:
         """The call is over: nothing of it is kept any more. Idempotent."""
-        self.unsent._close(self)
+        with self.unsent.lock:
+            self.drop_locked()
+
+    def drop_locked(self) -> None:
+        """From now on nothing of the call is counted."""
+        self._closed = True
+        self._remove_locked(self.held)
+
+    def _remove_locked(self, nbytes: int) -> None:
+        if nbytes:
+            self.held -= nbytes
+            self.unsent.removed_locked(self, nbytes)
