@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
@@ -179,4 +180,17 @@ def test_the_digest_covers_external_data(tmp_path: Path) -> None:
     assert digest_of(path, "") == before != digest_of(path, "another version")
     with (tmp_path / "weights.bin").open("r+b") as file:
         file.write(b"\x01\x02")
+    assert digest_of(path, "") != before
+
+
+def test_a_file_that_is_the_same_is_not_read_again(tmp_path: Path) -> None:
+    path = models.echo(tmp_path / "m.onnx")
+    before, status = digest_of(path, ""), path.stat()
+    content = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(bytes(len(content)))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    # Nothing shows that it is another: so it was not read.
+    assert digest_of(path, "") == before
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     assert digest_of(path, "") != before

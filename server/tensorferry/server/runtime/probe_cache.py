@@ -9,12 +9,15 @@ import mmap
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 _log = logging.getLogger("tensorferry.server")
+
+_T = TypeVar("_T")
 
 # Where a tensor of an ONNX file names the file that has its elements: key "location" of a StringStringEntryProto.
 _LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]*[\x00-\x7f])")
@@ -34,19 +37,33 @@ def cache_directory() -> Path | None:
 def digest_of(path: Path, about: str) -> str:
     """A digest of a model's file, the files that have its weights, and what else the finding depends on."""
     digest = hashlib.sha256(about.encode())
-    for each in (path, *_external_data(path)):
-        with each.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+    for each in (path, *_unless_changed(_external_data, path)):
+        # Bytes of weights that look like a reference to a file seldom name one.
+        if each.is_file():
+            digest.update(_unless_changed(_digest, each))
     return digest.hexdigest()
 
 
-def _external_data(path: Path) -> list[Path]:
-    """The files that a model refers to. Bytes that look like a reference and are none seldom name a file."""
-    if not path.stat().st_size:
+def _unless_changed(function: Callable[[Path, int, int, int], _T], path: Path) -> _T:
+    """What the function says of a file, which it reads once for as long as the file is the same."""
+    status = path.stat()
+    return function(path, status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=1024)
+def _digest(path: Path, _inode: int, _modified: int, _size: int) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+@lru_cache(maxsize=1024)
+def _external_data(path: Path, _inode: int, _modified: int, size: int) -> list[Path]:
+    """The files that a model may refer to."""
+    if not size:
         return []
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         names = set(_locations(data))
-    return sorted(path.parent / name for name in names if (path.parent / name).is_file())
+    return sorted(path.parent / name for name in names)
 
 
 def _locations(data: mmap.mmap) -> Iterator[Path]:
