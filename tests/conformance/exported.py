@@ -195,6 +195,17 @@ _GRU = """g (float[batch, seq, 3] x, int64[batch] lengths) => (float[batch, 8] y
     u = Transpose <perm = [1, 0, 2]> (h)
     y = Reshape (u, flat)
 }"""
+# As CLIP picks the last token of each text: hidden[torch.arange(hidden.shape[0]), ids.argmax(-1)].
+_OWN_TOKEN = """g (int64[batch, seq] x) => (float[batch, 8] y) {
+    hidden = Gather (table, x)
+    token = ArgMax <axis = -1, keepdims = 0> (x)
+    s = Shape (hidden) n = Gather <axis = 0> (s, zero) numbers = Range (zero, n, one)
+    both = Add (numbers, token) shape = Shape (both)
+    wide = Expand (numbers, shape) column = Unsqueeze (wide, last)
+    wide_token = Expand (token, shape) column_token = Unsqueeze (wide_token, last)
+    indices = Concat <axis = -1> (column, column_token)
+    y = GatherND (hidden, indices)
+}"""
 # Boxes and scores of one image after the other, and how many are left of each depends on all.
 _DETECTION = """g (float[batch, 6, 4] boxes, float[batch, 2, 6] scores) => (int64[left, 3] y) {
     y = NonMaxSuppression (boxes, scores, most, overlap, least)
@@ -269,6 +280,12 @@ def _written() -> list[Exported]:
             _PROVED,
         ),
         Exported("squeeze", _model(_SQUEEZED, one=one, axes1=axes1), {"x": _random(6, 1, 4)}, _PROVED),
+        Exported(
+            "own_token",
+            _model(_OWN_TOKEN, table=_random(9, 8), zero=zero, one=one, last=_ints(-1)),
+            {"x": ids},
+            _PROVED,
+        ),
         Exported(
             "detection_nms",
             _model(_DETECTION, **nms),

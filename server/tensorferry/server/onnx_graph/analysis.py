@@ -135,6 +135,8 @@ def _trouble_of(name: str, value: Value | None) -> Trouble | None:
     if value.trouble is not None:
         return value.trouble
     rows = value.rows
+    if value.row_numbers:
+        return Trouble(unknown=(f"output {name} has the places of rows in the batch",))
     if rows is None:
         return Trouble(mixes=(f"output {name} does not follow the batch axis: it is the same for all rows",))
     if rows.axis:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from tensorferry.server.onnx_graph.operators import MixesRows, NotKnown
+from tensorferry.server.onnx_graph.operators import NUMBERS, MixesRows, NotKnown
 from tensorferry.server.onnx_graph.places import axis_of, moved, placed, shape_of
 from tensorferry.server.onnx_graph.sizes import Product, Size, unknown
 from tensorferry.server.onnx_graph.values import Value, joined
@@ -159,7 +159,13 @@ def _check_shared(value: Value, how: str) -> None:
 
 def _carried(value: Value | None) -> Value:
     """A tensor without its numbers, which are others each time."""
-    return Value() if value is None else replace(value, content=None)
+    return Value() if value is None else replace(_unnumbered(value), content=None)
+
+
+def _unnumbered(value: Value) -> Value:
+    if value.row_numbers:
+        raise NotKnown(NUMBERS)
+    return value
 
 
 def _either(name: str, one: Value, other: Value) -> Value:
@@ -167,7 +173,7 @@ def _either(name: str, one: Value, other: Value) -> Value:
     valued = one.by_values or other.by_values
     if one.trouble is not None or other.trouble is not None:
         return Value(trouble=joined((one.trouble, other.trouble)), by_values=True)
-    if one.rows != other.rows:
+    if _unnumbered(one).rows != _unnumbered(other).rows:
         raise NotKnown("makes a tensor with rows on one axis, or one with none or on another")
     counted = one.counted or other.counted
     same = one.content is not None and other.content is not None and one.content.shape == other.content.shape
@@ -186,7 +192,7 @@ def _either(name: str, one: Value, other: Value) -> Value:
 
 def _element(value: Value, axis: int) -> tuple[Value, Size]:
     """What the body gets of a tensor that is scanned along the axis, and how often."""
-    sizes = shape_of(value)
+    sizes = shape_of(_unnumbered(value))
     axis = axis_of(axis, len(sizes))
     rows = value.rows
     if rows is not None and rows.axis == axis:
@@ -202,7 +208,7 @@ def _stacked(value: Value, axis: int, length: Size) -> Value:
         return value
     if value.shape is None:
         return Value(by_values=value.by_values)
-    sizes = value.shape
+    sizes = shape_of(_unnumbered(value))
     axis = axis_of(axis, len(sizes) + 1)
     rows = value.rows
     new = placed(

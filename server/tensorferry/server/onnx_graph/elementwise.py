@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from onnx import TensorProto
 
 from tensorferry.server.onnx_graph.alignment import broadcast
 from tensorferry.server.onnx_graph.folding import folded
-from tensorferry.server.onnx_graph.operators import MICROSOFT, ML, MixesRows, Node, NotKnown, operator
+from tensorferry.server.onnx_graph.operators import (
+    MICROSOFT,
+    ML,
+    NUMBERS,
+    MixesRows,
+    Node,
+    NotKnown,
+    operator,
+)
 from tensorferry.server.onnx_graph.places import keep_apart, only_rows_in, shape_of
 from tensorferry.server.onnx_graph.sizes import Product
-from tensorferry.server.onnx_graph.values import Content, Value, of_content
+from tensorferry.server.onnx_graph.values import Content, Trouble, Value, of_content
 
 _OF_ONE = [
     "Abs",
@@ -93,14 +103,20 @@ _OF_SEVERAL = [
 _ARITHMETIC = ["Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "PRelu", "Pow", "Sub", "Xor"]
 
 
-@operator(*_OF_ONE, *_OF_SEVERAL, "Clip")
+@operator(*_OF_ONE, *_OF_SEVERAL, "Clip", row_numbers=True)
 @operator("BiasGelu", "FastGelu", "Gelu", "QuickGelu", domain=MICROSOFT)
 def elementwise(node: Node) -> Value:
     """All inputs broadcast together."""
     if node.operator in _ARITHMETIC and node.opset < 7 and node.attribute("broadcast"):
         raise NotKnown("is aligned by the attributes of an old version")
     content = folded(node)
-    return of_content(content) if content is not None else broadcast(node.given)
+    if content is not None:
+        return of_content(content)
+    value = broadcast(node.given)
+    if any(one.row_numbers for one in node.given):
+        # Some exporters take nothing but its shape.
+        return Value(value.shape, trouble=Trouble(unknown=(f"{node.label} {NUMBERS}",)))
+    return value
 
 
 @operator("Binarizer", "LabelEncoder", "CategoryMapper", domain=ML)
@@ -110,12 +126,16 @@ def each_element(node: Node) -> Value:
     return broadcast([node.input(0)])
 
 
-@operator("Cast")
+@operator("Cast", row_numbers=True)
 def cast(node: Node) -> Value:
     """Elementwise; numbers keep their values where the datatype has them."""
     value = node.input(0)
     content = None if value.content is None else _converted(value.content, node.attribute("to"))
-    return of_content(content) if content is not None else broadcast([value])
+    if content is not None:
+        return of_content(content)
+    if value.row_numbers and node.attribute("to") not in (TensorProto.INT32, TensorProto.INT64):
+        raise NotKnown(NUMBERS)
+    return replace(broadcast([value]), row_numbers=value.row_numbers)
 
 
 _INTEGERS = {

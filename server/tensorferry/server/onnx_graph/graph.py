@@ -11,7 +11,7 @@ import onnx
 from onnx import helper
 
 from tensorferry.server.onnx_graph import control, operators
-from tensorferry.server.onnx_graph.operators import MixesRows, Node, NotKnown, Operator
+from tensorferry.server.onnx_graph.operators import NUMBERS, MixesRows, Node, NotKnown, Operator
 from tensorferry.server.onnx_graph.order import in_order
 from tensorferry.server.onnx_graph.reading import constant
 from tensorferry.server.onnx_graph.sizes import counts_rows
@@ -115,7 +115,9 @@ class Walk:
         self._check_steady(label, found, inputs)
         opset = self._opsets.get(domain, 1)
         view = Node(node.op_type, opset, inputs, count, self.attributes(node), label)
-        values = self._guarded(label, inputs, inputs, count, lambda: _apply(found, view))
+        # Of a tensor in trouble the shape may be known all the same.
+        counting = [] if found.shape_only and _have_shapes(inputs) else inputs
+        values = self._guarded(label, counting, inputs, count, lambda: _apply(found, view))
         valued = not found.shape_only and any(value is not None and value.by_values for value in inputs)
         return [replace(value, by_values=valued or value.trouble is not None) for value in values]
 
@@ -202,6 +204,10 @@ class Walk:
                 return
 
 
+def _have_shapes(inputs: Sequence[Value | None]) -> bool:
+    return all(value is not None and value.shape is not None for value in inputs)
+
+
 def label_of(node: onnx.NodeProto) -> str:
     """How a node is called in a reason: its operator and its name, or that of its first output."""
     own = f"{node.domain}.{node.op_type}" if node.domain not in ("", operators.DOMAIN) else node.op_type
@@ -221,6 +227,8 @@ def _apply(found: Operator, node: Node) -> Sequence[Value]:
     for index in found.sizes:
         if node.has(index) and node.input(index).rows is not None:
             raise NotKnown("makes a shape that depends on the rows' values")
+    if not found.row_numbers and any(value.row_numbers for value in node.given):
+        raise NotKnown(NUMBERS)
     made = found.rule(node)
     values = [made] * node.outputs if isinstance(made, Value) else made
     if counted:

@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from tensorferry.server.onnx_graph.operators import MICROSOFT, ML, MixesRows, Node, NotKnown, operator
+from tensorferry.server.onnx_graph.operators import (
+    MICROSOFT,
+    ML,
+    NUMBERS,
+    MixesRows,
+    Node,
+    NotKnown,
+    operator,
+)
 from tensorferry.server.onnx_graph.places import axis_of, keep_apart, only_rows_in, placed, shape_of
 from tensorferry.server.onnx_graph.sizes import NUMBER_OF_ROWS, Product, Size, fixed, product, quotient, total
-from tensorferry.server.onnx_graph.values import Rows, Value, of_content
+from tensorferry.server.onnx_graph.values import ALL, Rows, Value, of_content
 
 # An end of a Slice from which on it means the end of the axis.
 _END = 2**31 - 1
 
 
-@operator("Concat")
+@operator("Concat", row_numbers=True)
 def concat(node: Node) -> Value:
     """Tensors one after the other along an axis."""
-    return joined_along(node.given, int(node.attribute("axis", 1)))
+    axis = int(node.attribute("axis", 1))
+    made = joined_along(node.given, axis)
+    if any(value.row_numbers for value in node.given):
+        return replace(made, row_numbers=_numbers(node.given, axis))
+    return made
+
+
+def _numbers(values: Sequence[Value], axis: int) -> frozenset[int]:
+    """The places along the last axis where rows have their numbers, once the values are joined."""
+    if axis_of(axis, len(shape_of(values[0]))) != len(shape_of(values[0])) - 1:
+        raise NotKnown(NUMBERS)
+    found: set[int] = set()
+    before = 0
+    for value in values:
+        width = shape_of(value)[-1]
+        if not isinstance(width, int):
+            raise NotKnown(NUMBERS)
+        found |= {before + at for at in (range(width) if value.row_numbers == ALL else value.row_numbers)}
+        before += width
+    return frozenset(found)
 
 
 @operator("QLinearConcat", domain=MICROSOFT)

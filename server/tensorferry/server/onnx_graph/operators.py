@@ -18,6 +18,10 @@ ML = "ai.onnx.ml"
 MICROSOFT = "com.microsoft"
 
 
+# Why a node is not known that takes tensors with `row_numbers`.
+NUMBERS = "depends on the places of rows in the batch"
+
+
 class MixesRows(Exception):
     """A rule's finding that the node makes an answer depend on other rows; the message says how."""
 
@@ -99,12 +103,14 @@ class Operator:
 
     The values of the inputs `sizes` decide the shapes of its outputs. `shape_only` is true when only the
     shapes of its inputs matter. With `by_values` the values of any input decide the shapes of its outputs.
+    `row_numbers` is true when the rule takes tensors that have these.
     """
 
     rule: Rule
     sizes: Collection[int] = ()
     shape_only: bool = False
     by_values: bool = False
+    row_numbers: bool = False
 
 
 _TABLE: dict[tuple[str, str], Operator] = {}
@@ -116,12 +122,13 @@ def operator(
     sizes: Collection[int] = (),
     shape_only: bool = False,
     by_values: bool = False,
+    row_numbers: bool = False,
 ) -> Callable[[Rule], Rule]:
     """Enter a function into the table as the rule of the operators named."""
 
     def enter(rule: Rule) -> Rule:
         for name in names:
-            _TABLE[domain, name] = Operator(rule, sizes, shape_only, by_values)
+            _TABLE[domain, name] = Operator(rule, sizes, shape_only, by_values, row_numbers)
         return rule
 
     return enter

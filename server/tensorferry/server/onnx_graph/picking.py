@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from tensorferry.server.onnx_graph.operators import MICROSOFT, ML, MixesRows, Node, NotKnown, operator
+from tensorferry.server.onnx_graph.operators import (
+    MICROSOFT,
+    ML,
+    NUMBERS,
+    MixesRows,
+    Node,
+    NotKnown,
+    operator,
+)
 from tensorferry.server.onnx_graph.places import axis_of, keep_apart, moved, only_rows_in, placed, shape_of
 from tensorferry.server.onnx_graph.sizes import Product, Size, fixed, product
-from tensorferry.server.onnx_graph.values import Rows, Value, of_content
+from tensorferry.server.onnx_graph.values import ALL, Rows, Value, of_content
 
 
-@operator("Gather")
+@operator("Gather", row_numbers=True)
 def gather(node: Node) -> Value:
     """Parts of an axis, at indices of any shape."""
     data, indices = node.input(0), node.input(1)
@@ -19,6 +27,12 @@ def gather(node: Node) -> Value:
         if all(isinstance(index, int) for index in chosen):
             taken = data.content.take(chosen, axis)
             return of_content(taken.reshape(fixed((*sizes[:axis], *at, *sizes[axis + 1 :]))))
+    new = (*sizes[:axis], *at, *sizes[axis + 1 :])
+    if data.row_numbers or indices.row_numbers:
+        if data.row_numbers or data.rows is None or data.rows.axis != axis or indices.row_numbers != ALL:
+            raise NotKnown(NUMBERS)
+        _check_own_rows(data, indices, -1)
+        return placed(new, None if indices.rows is None else moved(indices.rows, axis + indices.rows.axis))
     keep_apart(data, (axis,), "picks elements along")
     if data.rows is not None and indices.rows is not None:
         raise MixesRows("picks for each row from all rows")
@@ -28,7 +42,7 @@ def gather(node: Node) -> Value:
         rows = moved(data.rows, data.rows.axis + shift)
     elif indices.rows is not None:
         rows = moved(indices.rows, indices.rows.axis + axis)
-    return placed((*sizes[:axis], *at, *sizes[axis + 1 :]), rows)
+    return placed(new, rows)
 
 
 @operator("GatherElements")
@@ -49,7 +63,7 @@ def gather_elements(node: Node) -> Value:
     return placed(sizes, data.rows)
 
 
-@operator("GatherND")
+@operator("GatherND", row_numbers=True)
 def gather_nd(node: Node) -> Value:
     """Parts at indices of several axes at once."""
     data, indices = node.input(0), node.input(1)
@@ -60,6 +74,8 @@ def gather_nd(node: Node) -> Value:
         raise NotKnown("takes indices of unknown length")
     keep_apart(indices, (len(at) - 1,), "takes indices along")
     new = (*at[:-1], *sizes[batch + width :])
+    if data.row_numbers or (indices.row_numbers and (data.rows is None or data.rows.axis < batch)):
+        raise NotKnown(NUMBERS)
     if data.rows is None:
         if indices.rows is not None and indices.rows.axis < batch:
             raise NotKnown("has a batch axis that its data lacks")
@@ -69,10 +85,22 @@ def gather_nd(node: Node) -> Value:
         if indices.rows != data.rows:
             raise NotKnown("takes indices that have no rows beside data that has")
         return placed(new, data.rows)
+    if indices.row_numbers:
+        _check_own_rows(data, indices, axis - batch)
+        return placed(new, indices.rows)
     keep_apart(data, range(batch, batch + width), "picks elements along")
     if indices.rows is not None:
         raise MixesRows("picks for each row from all rows")
     return placed(new, moved(data.rows, axis - batch - width + len(at) - 1))
+
+
+def _check_own_rows(data: Value, indices: Value, place: int) -> None:
+    """NotKnown where it is not shown that the indices name a row's own number on the batch axis."""
+    whole = all(
+        value.rows is not None and (value.rows.outer, value.rows.inner) == (1, 1) for value in (data, indices)
+    )
+    if not whole or place not in indices.row_numbers:
+        raise NotKnown(NUMBERS)
 
 
 @operator("ScatterElements", "Scatter")
@@ -93,7 +121,7 @@ def scatter_elements(node: Node) -> Value:
     return placed(sizes, values[0].rows)
 
 
-@operator("ScatterND")
+@operator("ScatterND", row_numbers=True)
 def scatter_nd(node: Node) -> Value:
     """The data with parts put at indices of several axes at once."""
     data, indices, updates = (node.input(index) for index in range(3))
@@ -101,6 +129,13 @@ def scatter_nd(node: Node) -> Value:
     if data.rows is indices.rows is updates.rows is None:
         return Value(sizes)
     width = at[-1] if at else None
+    if indices.row_numbers and not data.row_numbers and not updates.row_numbers and data.rows is not None:
+        _check_own_rows(data, indices, data.rows.axis)
+        if updates.rows != indices.rows:
+            raise NotKnown("puts elements that have no rows, or have them on another axis")
+        return placed(sizes, data.rows)
+    if any(value.row_numbers for value in (data, indices, updates)):
+        raise NotKnown(NUMBERS)
     if data.rows is None or indices.rows is not None or not isinstance(width, int):
         raise NotKnown("puts rows at places that are computed as it runs, or into a tensor that has none")
     keep_apart(data, range(width), "puts elements along")

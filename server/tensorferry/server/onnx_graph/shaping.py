@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from onnx import numpy_helper
 
-from tensorferry.server.onnx_graph.operators import MixesRows, Node, NotKnown, operator
+from tensorferry.server.onnx_graph.operators import NUMBERS, MixesRows, Node, NotKnown, operator
 from tensorferry.server.onnx_graph.places import axis_of, moved, placed, shape_of
 from tensorferry.server.onnx_graph.reading import constant
 from tensorferry.server.onnx_graph.sizes import (
@@ -22,7 +23,7 @@ from tensorferry.server.onnx_graph.sizes import (
     product,
     quotient,
 )
-from tensorferry.server.onnx_graph.values import Rows, Value, integers, of_content
+from tensorferry.server.onnx_graph.values import ALL, Rows, Value, integers, of_content
 
 # Numbers of a Range that are kept.
 _MOST = 256
@@ -43,7 +44,7 @@ def constant_of(node: Node) -> Value:
     raise NotKnown("has no tensor of the usual kind")
 
 
-@operator("Shape", shape_only=True)
+@operator("Shape", shape_only=True, row_numbers=True)
 def shape(node: Node) -> Value:
     """The sizes of the axes, or of some of them."""
     sizes = shape_of(node.input(0))
@@ -72,7 +73,7 @@ def transpose(node: Node) -> Value:
     return found
 
 
-@operator("Reshape", sizes=(1,))
+@operator("Reshape", sizes=(1,), row_numbers=True)
 def reshape(node: Node) -> Value:
     """The rows stay apart where they are a factor of an axis of the new shape."""
     value = node.input(0)
@@ -90,7 +91,16 @@ def reshape(node: Node) -> Value:
         at = sizes.index(-1)
         others = [*sizes[:at], *sizes[at + 1 :]]
         sizes[at] = _inferred(node, old, others)
-    return _reshaped(value, tuple(sizes))
+    return _numbered(value, _reshaped(value, tuple(sizes)))
+
+
+def _numbered(value: Value, made: Value) -> Value:
+    """The tensor made of the value by giving it another shape, with the rows' numbers if the value has them."""
+    if not value.row_numbers:
+        return made
+    if value.row_numbers != ALL or made.rows is None or (made.rows.outer, made.rows.inner) != (1, 1):
+        raise NotKnown(NUMBERS)
+    return replace(made, row_numbers=ALL)
 
 
 @operator("Flatten")
@@ -103,7 +113,7 @@ def flatten(node: Node) -> Value:
     return _reshaped(value, (product(*sizes[:at]), product(*sizes[at:])))
 
 
-@operator("Squeeze", sizes=(1,))
+@operator("Squeeze", sizes=(1,), row_numbers=True)
 def squeeze(node: Node) -> Value:
     """Leaves out axes of size 1."""
     value = node.input(0)
@@ -122,10 +132,12 @@ def squeeze(node: Node) -> Value:
     new = tuple(sizes[axis] for axis in kept)
     if value.content is not None:
         return of_content(value.content.reshape(fixed(new)))
-    return placed(new, None if value.rows is None else moved(value.rows, kept.index(value.rows.axis)))
+    return _numbered(
+        value, placed(new, None if value.rows is None else moved(value.rows, kept.index(value.rows.axis)))
+    )
 
 
-@operator("Unsqueeze", sizes=(1,))
+@operator("Unsqueeze", sizes=(1,), row_numbers=True)
 def unsqueeze(node: Node) -> Value:
     """Puts in axes of size 1."""
     value = node.input(0)
@@ -141,10 +153,13 @@ def unsqueeze(node: Node) -> Value:
         new[axis] = size
     if value.content is not None:
         return of_content(value.content.reshape(fixed(new)))
-    return placed(tuple(new), None if value.rows is None else moved(value.rows, old_axes[value.rows.axis]))
+    return _numbered(
+        value,
+        placed(tuple(new), None if value.rows is None else moved(value.rows, old_axes[value.rows.axis])),
+    )
 
 
-@operator("Expand", sizes=(1,))
+@operator("Expand", sizes=(1,), row_numbers=True)
 def expand(node: Node) -> Value:
     """Repeats along axes of size 1, up to the shape given."""
     value = node.input(0)
@@ -162,7 +177,7 @@ def expand(node: Node) -> Value:
     if wanted[rows.axis] not in (1, rows.size):
         fixed = wanted[rows.axis]
         raise NotKnown(f"stretches the batch axis to the size {fixed}")
-    return placed(new, rows)
+    return _numbered(value, placed(new, rows))
 
 
 def _stretched(node: Node, old: Size, wanted: Size) -> Size:
@@ -210,6 +225,8 @@ def numbers_in_a_range(node: Node) -> Value:
     """Numbers from the first to the last."""
     contents = [node.content(index) for index in range(3)]
     start, limit, delta = (None if content is None else content.reshape(-1)[0] for content in contents)
+    if start == 0 and limit == NUMBER_OF_ROWS and delta == 1:
+        return Value((NUMBER_OF_ROWS,), Rows(0), row_numbers=ALL)
     if counts_rows(start) or counts_rows(limit) or counts_rows(delta):
         raise NotKnown("makes a range from how many rows a batch has")
     if isinstance(start, Product) or isinstance(limit, Product) or isinstance(delta, Product):

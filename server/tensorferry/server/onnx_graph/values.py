@@ -43,6 +43,10 @@ class Trouble:
     unknown: tuple[str, ...] = ()
 
 
+# For `row_numbers`: all elements.
+ALL = frozenset({-1})
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """A tensor.
@@ -52,6 +56,7 @@ class Value:
     values; `counted` is then true when it depends on how many there are.
     `shape` is None when the rank is unknown, `content` None when the numbers are.
     `by_values` is true when the numbers depend on the values of the model's inputs.
+    `row_numbers` are places along the last axis where each row has its own number in the batch, or `ALL`.
     """
 
     shape: tuple[Size, ...] | None = None
@@ -60,6 +65,7 @@ class Value:
     counted: bool = False
     content: Content | None = None
     by_values: bool = False
+    row_numbers: frozenset[int] = frozenset()
 
     @property
     def rank(self) -> int | None:
