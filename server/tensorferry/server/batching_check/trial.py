@@ -149,6 +149,7 @@ class _Trying:
         self._generator = np.random.default_rng(1)
         self._ends = 0.0
         self._usual: list[Row] = []
+        self._alone_outputs: list[Mapping[str, Array]] = []
         self._row_seconds = 0.0
         self._row_bytes = 1
         self.batches: dict[int, int] = {}
@@ -156,7 +157,7 @@ class _Trying:
 
     def usual_rows(self) -> None:
         """Compares usual rows run alone with the same in batches, in other orders and with other neighbours."""
-        alone = self._draw_usual()
+        alone = self._alone_outputs = self._draw_usual()
         in_rows = max(_LEAST_SECONDS, _MOST_ROWS * self._row_seconds)
         self._ends = self._conditions.clock() + min(self._conditions.seconds, in_rows)
         self._check_again(alone[0])
@@ -243,16 +244,16 @@ class _Trying:
     def _compare(self, rows: Sequence[Row], alone: Sequence[Mapping[str, Array]]) -> None:
         for order in ([3, 0, 4, 2, 1], [1, 3], [4, 2, 0]):
             together = self._together([rows[row] for row in order])
-            for spec in self._signature.outputs:
-                output = together[spec.name]
-                for at, row in enumerate(order):
-                    difference = difference_of(
-                        spec, alone[row][spec.name], output[at : at + 1], self._conditions.precision
-                    )
-                    if difference:
-                        raise _Mixes(
-                            f"output {spec.name!r} of a row changes with its neighbours: {difference}"
-                        )
+            self._hold_alone({at: alone[row] for at, row in enumerate(order)}, together)
+
+    def _hold_alone(self, alone: Mapping[int, Mapping[str, Array]], together: Mapping[str, Array]) -> None:
+        """Raises if rows of a batch, by their places, are others than alone."""
+        for spec in self._signature.outputs:
+            for at, outputs in alone.items():
+                got = together[spec.name][at : at + 1]
+                difference = difference_of(spec, outputs[spec.name], got, self._conditions.precision)
+                if difference:
+                    raise _Mixes(f"output {spec.name!r} of a row changes with its neighbours: {difference}")
 
     def _together(self, rows: Sequence[Row]) -> Mapping[str, Array]:
         outputs = self._run(join(self._signature, rows))
@@ -313,7 +314,10 @@ class _Trying:
             self._hold(batch, first, other, places, f"beside {name} rows, in a batch of {rows}")
 
     def _large(self, victims: Sequence[Row], kinds: Mapping[str, Row]) -> None:
-        """The same in the largest batch that bytes and time allow, beside rows of all kinds at once."""
+        """The same in the largest batch that bytes and time allow, beside rows of all kinds at once.
+
+        There, too, usual rows are held against the same alone.
+        """
         rows = self._largest()
         while rows > USUAL:
             places = {place: victims[place // 2 % len(victims)] for place in range(0, rows, 2)}
@@ -327,8 +331,15 @@ class _Trying:
                 # It may be too large for the device, or for a table in the model; the warm-up finds its limit.
                 rows //= 2
                 continue
+            usual = {at: self._number_of(row) for at, row in enumerate(batch)}
+            self._hold_alone(
+                {at: self._alone_outputs[number] for at, number in usual.items() if number is not None}, first
+            )
             self._hold(batch, first, other, places, f"beside others, in a batch of {rows}")
             return
+
+    def _number_of(self, row: Row) -> int | None:
+        return next((number for number, usual in enumerate(self._usual) if usual is row), None)
 
     def _largest(self) -> int:
         left = self._ends - self._conditions.clock()
