@@ -194,3 +194,13 @@ def test_a_file_that_is_the_same_is_not_read_again(tmp_path: Path) -> None:
     assert digest_of(path, "") == before
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     assert digest_of(path, "") != before
+
+
+def test_bytes_that_look_like_a_reference_are_passed_over(tmp_path: Path) -> None:
+    """Of weights, say: what they would name is no file, or has a name that no file can have."""
+    path = models.echo(tmp_path / "m.onnx")
+    reference = b"\x0a\x08location\x12"
+    for name in (b"gone", b"\0", b"x" * 300, b"\xff\xfe"):
+        length = bytes([len(name) & 127 | 128, len(name) >> 7])
+        path.write_bytes(path.read_bytes() + reference + length + name)
+    assert digest_of(path, "")

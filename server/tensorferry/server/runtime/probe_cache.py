@@ -39,7 +39,7 @@ def digest_of(path: Path, about: str) -> str:
     digest = hashlib.sha256(about.encode())
     for each in (path, *_unless_changed(_external_data, path)):
         # Bytes of weights that look like a reference to a file seldom name one.
-        if each.is_file():
+        if os.path.isfile(each):
             digest.update(_unless_changed(_digest, each))
     return digest.hexdigest()
 
