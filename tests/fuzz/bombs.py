@@ -143,14 +143,15 @@ class Other(threading.Thread):
 
 
 def _send(
-    address: str, bomb: Bomb, data: bytes, packed: bool, token: str | None, seconds: float
+    address: str, bomb: Bomb, data: bytes, packed: bool, token: str | None, given: argparse.Namespace
 ) -> Counter[str]:
     """What becomes of ten calls, one after the other, each by a client of its own; and again for so long."""
     send = _send_packed if packed else _send_plain
     outcomes: Counter[str] = Counter()
     began = time.monotonic()
-    while not outcomes or time.monotonic() - began < seconds:
-        outcomes.update(send(address, bomb.method, data, token) for _ in range(10))
+    while outcomes.total() < 10 or time.monotonic() - began < given.seconds:
+        outcomes[send(address, bomb.method, data, token)] += 1
+        time.sleep(given.pause)
     return outcomes
 
 
@@ -193,6 +194,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=3.0, help="how long each is sent, ten times at least"
     )
+    parser.add_argument("--pause", type=float, default=0.1, help="seconds between two of them")
     parser.add_argument("--plain", action="store_true", help="as they are too, not only packed by gzip")
     parser.add_argument("--without-token", action="store_true", help="by clients that may not call")
     given = parser.parse_args()
@@ -229,7 +231,7 @@ def _measure(wire: Wire, given: argparse.Namespace) -> None:
             other = Other(wire)
             cpu = wire.cpu_seconds()
             other.start()
-            outcomes = _send(wire.server.address, bomb, data, packed, token, given.seconds)
+            outcomes = _send(wire.server.address, bomb, data, packed, token, given)
             p99, longest = other.over()
             cpu = wire.cpu_seconds() - cpu - of_a_good_call * len(other.took)
             print(
