@@ -147,7 +147,7 @@ class Connection:
         answer, at = self.answers[call], 0
         while at < len(data) and not (answer.ended or self.closed):
             room = min(self.h2.local_flow_control_window(call), self.h2.max_outbound_frame_size)
-            if room:
+            if room > 0:
                 self.h2.send_data(call, data[at : at + room], end_stream=at + room >= len(data))
                 at += room
                 self.flush()
