@@ -133,14 +133,6 @@ def compare(model: Model) -> Compared:
     return Compared(model.name, analysis, own or tried or (own if tried is None else tried))
 
 
-def compare_own_rows(model: Model) -> Compared:
-    """The same, run with the model's own rows and such as are made from them only."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "m.onnx"
-        path.write_bytes(model.model.SerializeToString())
-        return Compared(model.name, analyse_batching(path, list(model.rows)), _own_rows(model))
-
-
 def _tried_rows(path: Path) -> str | None:
     """How rows change with their neighbours, as the server tries it with rows of its own; as in `Compared`."""
     try:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from conformance.batching import Model, compare, compare_own_rows, variants
+from conformance.batching import Model, compare, variants
 from conformance.cases import node_cases
 from conformance.exported import Exported, exported
-from conformance.random_graphs import random_model
 
 from tensorferry.server.onnx_graph import RowMixing
 
@@ -58,11 +57,3 @@ def test_models_as_exporters_make_them(one: Exported) -> None:
     assert found.analysis.finding is one.finding, found.analysis.reasons
     if one.name != "sklearn_text":  # which needs a locale that the machine may lack
         assert found.mixing == "" if one.finding is RowMixing.SEPARATE else found.mixing
-
-
-def test_no_random_graph_that_mixes_rows_is_proved() -> None:
-    found = [compare_own_rows(random_model(seed, size)) for seed in range(60) for size in (3, 8)]
-    proved = [one for one in found if one.analysis.finding is RowMixing.SEPARATE]
-    assert [(one.name, one.mixing) for one in proved if one.mixing and "does not run" not in one.mixing] == []
-    assert len(proved) > 20
-    assert sum(one.analysis.finding is RowMixing.MIXES for one in found) > 20
