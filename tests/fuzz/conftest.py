@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from fuzz.attacks import MAX_MESSAGE_BYTES
 from fuzz.wire import Wire
+from polling import until
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +25,8 @@ def wire(transport: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
 @pytest.fixture
 def good_client(wire: Wire) -> Iterator[None]:
     """Is answered before and after each attack."""
-    wire.check_good()
+    until(wire.answers_good)
     yield
-    wire.check_good()
+    until(wire.answers_good)
     assert wire.server.process.poll() is None
     assert not wire.server.errors()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import grpc
 import hpack
 import numpy as np
 import pytest
@@ -72,18 +70,6 @@ def flood(connection: Connection, calls: Sequence[int], message: bytes) -> dict[
     return taken
 
 
-def is_answered(wire: Wire) -> bool:
-    """Whether a good client is answered, rather than refused because the queue is full."""
-    try:
-        wire.check_good()
-    except grpc.RpcError as error:
-        status: Any = error
-        if status.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-            raise
-        return False
-    return True
-
-
 def test_streams_whose_answers_nobody_reads_are_not_read_any_further(wire: Wire) -> None:
     """Neither the client's connection nor the kernel's buffers say how much of each is taken and kept."""
     before = wire.figures()["memory_kb"]
@@ -96,7 +82,7 @@ def test_streams_whose_answers_nobody_reads_are_not_read_any_further(wire: Wire)
         assert max(taken.values()) < MOST_TAKEN
         assert grown << 10 < STREAMS * MOST_TAKEN
         # What was taken may yet have to be run, a full queue at a time.
-        until(lambda: is_answered(wire))
+        until(wire.answers_good)
 
 
 def test_many_slow_bodies_and_headers(wire: Wire) -> None:
