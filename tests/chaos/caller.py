@@ -21,24 +21,12 @@ import grpc
 from chaos.content import Mark, request, rows_of, verdict, verdict_of
 
 from tensorferry.client import InferenceClient, InferenceError
-from tensorferry.protos import SERVICE_NAME, inference_pb2_grpc
+from tensorferry.protos import inference_pb2_grpc
 
 ROBIN = json.dumps(
     {
         "loadBalancingConfig": [{"round_robin": {}}],
         "healthCheckConfig": {"serviceName": ""},
-        "methodConfig": [
-            {
-                "name": [{"service": SERVICE_NAME}],
-                "retryPolicy": {
-                    "maxAttempts": 4,
-                    "initialBackoff": "0.05s",
-                    "maxBackoff": "1s",
-                    "backoffMultiplier": 2,
-                    "retryableStatusCodes": ["UNAVAILABLE"],
-                },
-            }
-        ],
     }
 )
 ROUND_ROBIN = (("grpc.service_config", ROBIN), ("grpc.max_reconnect_backoff_ms", 1000))
