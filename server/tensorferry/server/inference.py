@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
@@ -15,20 +15,13 @@ from tensorferry.batcher import (
     Batcher,
     BatcherClosed,
     BatcherError,
-    BatchInfo,
-    ModelRowsError,
-    Outcome,
-    Request,
-    Tensor,
 )
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import TensorError
-from tensorferry.server import logs
 from tensorferry.server.caller import ANYONE, Caller
-from tensorferry.server.codec import Wanted, decode, place
+from tensorferry.server.codec import decode
 from tensorferry.server.errors import (
     InvalidRequestError,
-    ModelFailedError,
     NotReadyError,
     PermissionDeniedError,
     ServerError,
@@ -38,11 +31,16 @@ from tensorferry.server.foresight import Foresight
 from tensorferry.server.forms import Form, FormCache, unremembered
 from tensorferry.server.limits import DEFAULT, RequestLimits
 from tensorferry.server.models import ModelRegistry
+from tensorferry.server.pending_inference import (
+    PendingInference,
+    SharedMemoryInference,
+    TracedCall,
+    TracedReply,
+)
 from tensorferry.server.reply import OVER, Call, Metadata, Reply, failed
-from tensorferry.server.responses import Piece, id_field_of
+from tensorferry.server.responses import id_field_of
 from tensorferry.server.shapes.no_rows import outputs_without_rows
 from tensorferry.server.shapes.response_size import check_response_size
-from tensorferry.server.shapes.shared_axes import explained
 from tensorferry.server.shared_memory import Lease, Regions
 from tensorferry.server.status import INTERNAL, Status, code_of, known_status_of, status_of
 from tensorferry.server.trace_context import TRACEPARENT
@@ -54,200 +52,6 @@ from tensorferry.server.wire.receiving import parsed
 _log = logging.getLogger("tensorferry.server")
 
 SHUTTING_DOWN = "the server is shutting down and has stopped accepting new requests; retry elsewhere"
-
-
-class _Queued(Call, Reply):
-    """A request that the batcher has, and the reply to it once there is an outcome: one object for all."""
-
-    __slots__ = ("_complete", "_form", "_id_field", "_outcome", "_request")
-
-    def __init__(
-        self,
-        form: Form,
-        request_id: str,
-        id_field: bytes,
-        metadata: Metadata,
-        complete: Callable[[Reply], None],
-    ) -> None:
-        self._form = form
-        self.request_id = request_id
-        self._id_field = id_field
-        self._metadata = metadata
-        self._complete = complete
-
-    def enqueue(
-        self, tensors: tuple[Tensor, ...], deadline: float, unattended: set[Batcher] | None, client: str
-    ) -> None:
-        """Hands a client's request to its model's batcher, which may refuse it by an error."""
-        form = self._form
-        batcher = form.model.batcher
-        self._request = form.request(tensors, self.completed, deadline, client, self.request_id)
-        try:
-            if unattended is None:
-                batcher.enqueue(self._request)
-            elif batcher.enqueue_quietly(self._request):
-                unattended.add(batcher)
-        except BaseException:
-            # Refused: they would keep each other, and the call, alive.
-            del self._request
-            raise
-
-    def answer_empty(self, tensors: tuple[Tensor, ...], deadline: float, outputs: Mapping[str, Any]) -> None:
-        """Answers a request of no rows at once, unless the model's batcher refuses it by an error."""
-        form = self._form
-        self._request = form.request(tensors, self.completed, deadline, "", self.request_id)
-        try:
-            form.model.batcher.answer_empty(self._request, outputs)
-        except BaseException:
-            # Refused: they would keep each other, and the call, alive.
-            del self._request
-            raise
-
-    def cancel(self) -> None:
-        self._form.model.batcher.cancel(self._request)
-
-    @property
-    def addressed(self) -> tuple[str, str]:
-        return self._form.model.name, self._form.model.version
-
-    @property
-    def waiting(self) -> Batcher | None:
-        batcher = self._form.model.batcher
-        return batcher if batcher.awaits_attendance else None
-
-    def completed(self, outcome: Outcome) -> None:
-        """What the batcher calls, once."""
-        if isinstance(outcome.error, (ModelFailedError, ModelRowsError)):
-            form = self._form
-            error = explained(outcome.error, form.signature, form.shapes)
-            outcome = outcome._replace(error=error)
-        self._outcome = outcome
-        if isinstance(outcome.error, (ModelFailedError, ModelRowsError)):
-            about = self.about()
-            _log.warning(
-                "model %s failed on request %s%s: %s",
-                self._form.model.name,
-                logs.quoted(self.request_id),
-                f" (trace {about['trace_id']})" if "trace_id" in about else "",
-                outcome.error.__cause__ or outcome.error,
-                extra=about,
-            )
-        exemplars = self._form.model.exemplars
-        if exemplars is not None:
-            for name, value in self._metadata:
-                if name == TRACEPARENT and outcome.batch is not None and outcome.error is None:
-                    exemplars.note(value, _latency(self._request, outcome.batch))
-        complete = self._complete
-        # It knows the call's place in a stream, which knows this.
-        del self._complete
-        complete(self)
-
-    @property
-    def nbytes(self) -> int:
-        outputs = self._outcome.outputs
-        return 0 if outputs is None else sum(map(_nbytes, outputs.values()))
-
-    def refuse(self, error: Exception) -> None:
-        self._outcome = Outcome(error=error)
-
-    def pieces(self) -> Sequence[Piece]:
-        outcome = self._outcome
-        if outcome.error is not None:
-            raise outcome.error
-        return self._form.response.pieces(self._id_field, outcome)
-
-
-def _nbytes(array: Any) -> int:
-    # Of strings, numpy counts the references.
-    return sum(map(len, array.flat)) if array.dtype == object else int(array.nbytes)
-
-
-def _latency(request: Request, batch: BatchInfo) -> float:
-    """From the arrival of a request until its answer was handed out, in seconds, as the batcher counts it."""
-    arrived = request.parts[0] if request.parts else request
-    return batch.ended + batch.output_time - arrived.arrival
-
-
-class _Leased(_Queued):
-    """One with tensors in shared memory: its outputs go there, and its regions are let go, before it is answered."""
-
-    __slots__ = ("_lease", "_wanted")
-
-    def __init__(
-        self,
-        form: Form,
-        request_id: str,
-        id_field: bytes,
-        metadata: Metadata,
-        complete: Callable[[Reply], None],
-        lease: Lease,
-        wanted: Wanted,
-    ) -> None:
-        super().__init__(form, request_id, id_field, metadata, complete)
-        self._lease = lease
-        self._wanted = wanted
-
-    def completed(self, outcome: Outcome) -> None:
-        if outcome.error is None:
-            try:
-                place(self._wanted, outcome)
-            except Exception as error:
-                outcome = outcome._replace(outputs=None, error=error)
-        self._lease.release()
-        super().completed(outcome)
-
-
-class _TracedReply(Reply):
-    """Another reply, of a request that is traced."""
-
-    __slots__ = ("_reply", "trace")
-
-    trace: Trace
-
-    def __init__(self, reply: Reply, trace: Trace) -> None:
-        self.request_id = reply.request_id
-        self._metadata = reply._metadata
-        self._reply = reply
-        self.trace = trace
-
-    @property
-    def addressed(self) -> tuple[str, str]:
-        return self._reply.addressed
-
-    @property
-    def waiting(self) -> Batcher | None:
-        return self._reply.waiting
-
-    @property
-    def nbytes(self) -> int:
-        return self._reply.nbytes
-
-    def refuse(self, error: Exception) -> None:
-        self._reply.refuse(error)
-
-    def pieces(self) -> Sequence[Piece]:
-        return self._reply.pieces()
-
-    def stream_message(self) -> bytes:
-        self.trace.streamed = True
-        return super().stream_message()
-
-
-class _TracedCall(Call):
-    """Another call, of a request that is traced."""
-
-    __slots__ = ("_call", "_trace")
-
-    def __init__(self, call: Call, trace: Trace) -> None:
-        self._call = call
-        self._trace = trace
-
-    def cancel(self) -> None:
-        self._call.cancel()
-
-    def abandon(self) -> None:
-        self._call.abandon()
-        self._trace.abandoned()
 
 
 class InferenceService:
@@ -397,11 +201,11 @@ class InferenceService:
                     if trace is not None:
                         answer, metadata = self._traced(trace, complete, form), _metadata_of(trace)
                 if lease:
-                    queued: _Queued = _Leased(
+                    queued: PendingInference = SharedMemoryInference(
                         form, request_id, id_field, metadata, answer, lease, decoded.wanted
                     )
                 else:
-                    queued = _Queued(form, request_id, id_field, metadata, answer)
+                    queued = PendingInference(form, request_id, id_field, metadata, answer)
                 if empty is not None:
                     queued.answer_empty(tensors, min(deadline, now + form.timeout), empty)
                 else:
@@ -431,24 +235,24 @@ class InferenceService:
                     # Else it is the model that was to serve it, and has gone since.
                     trace.addressed = addressed
                 trace.completed(None, 0.0, error, self._known_status_of(error))
-                complete(_TracedReply(reply, trace))
-                return _TracedCall(OVER, trace)
-            return queued if trace is None else _TracedCall(queued, trace)
+                complete(TracedReply(reply, trace))
+                return TracedCall(OVER, trace)
+            return queued if trace is None else TracedCall(queued, trace)
 
     def _traced(self, trace: Trace, complete: Callable[[Reply], None], form: Form) -> Callable[[Any], None]:
         """A completion for a request that is to be enqueued now: its trace has the outcome before the other hears of it."""
         trace.enqueued(form.model)
 
-        def completed(queued: _Queued) -> None:
-            outcome, error = queued._outcome, queued._outcome.error
-            trace.accepted, trace.rows = True, queued._request.rows
+        def completed(queued: PendingInference) -> None:
+            outcome, error = queued.outcome, queued.outcome.error
+            trace.accepted, trace.rows = True, queued.request.rows
             trace.completed(
                 outcome.batch,
                 outcome.queue_delay,
                 error,
                 None if error is None else self._known_status_of(error),
             )
-            complete(_TracedReply(queued, trace))
+            complete(TracedReply(queued, trace))
 
         return completed
 
