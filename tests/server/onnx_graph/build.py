@@ -13,7 +13,9 @@ from tensorferry.server.onnx_graph import BatchAnalysis, analyse_batching
 
 def model(text: str, opset: int = 21) -> onnx.ModelProto:
     """The model of a graph in ONNX's text syntax."""
-    opsets = ", ".join([f'"" : {opset}', '"com.microsoft" : 1', '"ai.onnx.ml" : 3', '"com.acme" : 1'])
+    opsets = ", ".join(
+        [f'"" : {opset}', '"local" : 1', '"com.microsoft" : 1', '"ai.onnx.ml" : 3', '"com.acme" : 1']
+    )
     made: onnx.ModelProto = parser.parse_model(f"<ir_version: 8, opset_import: [{opsets}]>\n{text}")
     return made
 

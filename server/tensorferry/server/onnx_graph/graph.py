@@ -28,7 +28,7 @@ _MOST_NUMBERS = 256
 # Functions within functions: the format allows no recursion, a file may have it all the same.
 _DEEPEST = 40
 # Nodes that are looked at, those of loops and functions each time: few graphs have 20,000.
-_MOST_NODES = 200_000
+_MOST_NODES = 100_000
 
 _MISSING = Value(trouble=Trouble(unknown=("the graph uses a tensor that nothing makes",)), by_values=True)
 
