@@ -114,7 +114,9 @@ def _read_if_small(tensor: onnx.TensorProto, folder: Path) -> None:
     try:
         external_data_helper.load_external_data_for_tensor(tensor, str(folder))
     except Exception:  # they are then unknown, and a node that needs them says so
-        tensor.ClearField("raw_data")
+        return
+    tensor.ClearField("external_data")
+    tensor.data_location = onnx.TensorProto.DEFAULT
 
 
 def constant(tensor: onnx.TensorProto) -> Value:
@@ -125,6 +127,8 @@ def constant(tensor: onnx.TensorProto) -> Value:
 
 def _content(tensor: onnx.TensorProto, shape: tuple[int, ...]) -> Value | None:
     if int(np.prod(shape, dtype=np.int64)) > _SMALL or tensor.data_type == onnx.TensorProto.STRING:
+        return None
+    if external_data_helper.uses_external_data(tensor):
         return None
     try:
         array = numpy_helper.to_array(tensor)
