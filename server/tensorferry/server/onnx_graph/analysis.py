@@ -9,7 +9,9 @@ from pathlib import Path
 
 import onnx
 
-from tensorferry.server.onnx_graph import (  # noqa: F401  (they fill the table of operators)
+from tensorferry.server.onnx_graph.graph import Walk
+from tensorferry.server.onnx_graph.reading import UnreadableModel, read_model
+from tensorferry.server.onnx_graph.rules import (  # noqa: F401  (they fill the table of operators)
     axes,
     elementwise,
     images,
@@ -20,8 +22,6 @@ from tensorferry.server.onnx_graph import (  # noqa: F401  (they fill the table 
     shaping,
     tables,
 )
-from tensorferry.server.onnx_graph.graph import Walk
-from tensorferry.server.onnx_graph.reading import UnreadableModel, read_model
 from tensorferry.server.onnx_graph.sizes import NUMBER_OF_ROWS, ROWS, Size, Symbol, of_symbol
 from tensorferry.server.onnx_graph.values import Rows, Trouble, Value, joined
 
