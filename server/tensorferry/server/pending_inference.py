@@ -140,7 +140,7 @@ def _latency(request: Request, batch: BatchInfo) -> float:
 
 
 class SharedMemoryInference(PendingInference):
-    """One with tensors in shared memory: its outputs go there, and its regions are let go, before it is answered."""
+    """A request with tensors in shared memory. Its outputs are written there, and its regions released, before it is answered."""
 
     __slots__ = ("_lease", "_wanted")
 

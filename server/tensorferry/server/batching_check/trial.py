@@ -33,10 +33,10 @@ from tensorferry.server.signature import Signature
 
 # Draws of usual rows, until the model runs on enough of them.
 _DRAWS = 8
-# The largest batch is at most so large, in bytes of inputs and outputs; and in time, but for the least.
+# Bounds of the largest batch: bytes of its inputs and outputs, and the rows that it has even where they take long.
 _MOST_BYTES = 256 * 2**20
 _LEAST_LARGE = 8
-# No more is run than takes as long as so many rows, which is more than a warm-up runs; but at least for so long.
+# The whole check takes as long as this number of rows, more than a warm-up runs, or this time if that is longer.
 _MOST_ROWS = 300
 _LEAST_SECONDS = 0.1
 

@@ -68,7 +68,7 @@ def unsteady_nodes(path: Path) -> tuple[str, ...]:
 
 
 def _not_analysed(error: Exception) -> str:
-    """What is said of a file that is no model, or of a model that the analysis fails on: files have many makers."""
+    """The reason for a file that is no model, or a model that the analysis fails on."""
     if isinstance(error, UnreadableModel):
         return f"the file {error}"
     return f"the graph could not be analysed ({type(error).__name__}: {error})"

@@ -25,7 +25,7 @@ _Attributes = Mapping[str, onnx.AttributeProto]
 
 # Numbers kept of a tensor: more are never axes or shapes.
 _MOST_NUMBERS = 256
-# Functions within functions: the format allows no recursion, a file may have it all the same.
+# Depth of functions within functions. The format forbids recursion, but a file may have it.
 _DEEPEST = 40
 # Nodes that are looked at, those of loops and functions each time: few graphs have 20,000.
 _MOST_NODES = 100_000
@@ -115,7 +115,7 @@ class Walk:
         self._check_steady(label, found, inputs)
         opset = self._opsets.get(domain, 1)
         view = Node(node.op_type, opset, inputs, count, self.attributes(node), label)
-        # Of a tensor in trouble the shape may be known all the same.
+        # The shape of a tensor may be known even where its rows are not.
         counting = [] if found.shape_only and _have_shapes(inputs) else inputs
         values = self._guarded(label, counting, inputs, count, lambda: _apply(found, view))
         valued = not found.shape_only and any(value is not None and value.by_values for value in inputs)

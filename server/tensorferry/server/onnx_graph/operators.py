@@ -1,4 +1,4 @@
-"""The table of operators: for each, the rule that says what becomes of the rows."""
+"""The table of operators: for each, the rule that says where the rows are in its outputs."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tensorferry.server.wire.fields import DELIMITED, encoded_varint, fields
 
 # Numbers that a constant may have to be kept: axes, shapes, pads and the like have few.
 _SMALL = 256
-# Bytes from which on a field of a tensor is left out: more than so many numbers have.
+# Fields of a tensor with more bytes are left out; 256 numbers have fewer.
 _LARGE = 4096
 
 # The messages in a message, by their fields' numbers.

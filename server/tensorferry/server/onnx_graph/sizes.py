@@ -31,7 +31,7 @@ ROWS = Symbol("rows", counts_rows=True)
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """An integer times symbols, which are sorted and of which there is at least one."""
+    """An integer times at least one symbol. The symbols are sorted."""
 
     factor: int
     symbols: tuple[Symbol, ...]

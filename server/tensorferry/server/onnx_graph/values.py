@@ -79,7 +79,7 @@ class Value:
 
 
 def of_content(content: Content) -> Value:
-    """A tensor of which the numbers are known."""
+    """A tensor whose numbers are known."""
     counted = any(counts_rows(number) for number in content.flat)
     return Value(content.shape, counted=counted, content=content)
 

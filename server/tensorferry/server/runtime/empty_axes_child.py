@@ -28,7 +28,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """What the process is told on its standard input; one run may take `run_seconds`."""
+    """What the process reads from its standard input; one run may take `run_seconds`."""
 
     path: Path
     settings: SessionOptions

@@ -1,6 +1,6 @@
-"""Outputs whose first dimension the file fixes to 1, and which have a row for each of the inputs' all the same.
+"""Outputs whose first dimension is 1 in the file, but which have one row for each row of the inputs.
 
-Some exporters write that of the label of a classifier, onnxmltools of LightGBM's among them.
+Some exporters write a classifier's label so, for instance onnxmltools for LightGBM.
 """
 
 from __future__ import annotations

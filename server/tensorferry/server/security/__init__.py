@@ -1,1 +1,1 @@
-"""Who may call what."""
+"""Access control: names in clients' certificates."""

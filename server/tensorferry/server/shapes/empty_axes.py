@@ -14,7 +14,7 @@ from tensorferry.server.signature import Signature
 Axis = tuple[str, int]
 Axes = frozenset[Axis]
 
-# Up to so many symbols every combination is tried; of more, each by itself and all together.
+# Every combination of at most this number of symbols is tried; of more symbols, each alone and all together.
 _MOST_COMBINED = 3
 
 

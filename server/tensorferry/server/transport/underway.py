@@ -9,7 +9,7 @@ import grpc
 
 
 class Until:
-    """Waits until something holds of which others say when it may have changed. Thread-safe."""
+    """Waits until a condition holds. Other threads call `changed` when it may hold. Thread-safe."""
 
     def __init__(self, holds: Callable[[], bool]) -> None:
         self._holds = holds

@@ -1,7 +1,7 @@
 """Compressed messages, unpacked within bounds.
 
-gRPC's core would unpack a message up to the largest that the server takes, whatever it has to do with what came: 61 KB
-become 60 MB. So core is told not to (`grpc.per_message_decompression`), and hands messages on as they came.
+gRPC's core would unpack any message up to the server's largest: 61 KB become 60 MB. Its option
+`grpc.per_message_decompression` is therefore off, and core passes messages on as they are received.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import zlib
 
 from tensorferry.server.errors import InvalidRequestError, LimitError
 
-# A message may unpack to so many bytes in any case: a small tensor of zeros shrinks to a thousandth of its size.
+# Every message may unpack to this number of bytes, because a small tensor of zeros shrinks to a thousandth of its size.
 FREE_BYTES = 4 << 20
-# Beyond that, to at most so many times what came. Tensors of measured values seldom shrink to a tenth.
+# A larger message may be at most this multiple of what was received. Tensors of measured values seldom shrink to a tenth.
 MOST_RATIO = 100
 
 _GZIP = b"\x1f\x8b"

@@ -22,7 +22,7 @@ from tensorferry.server.wire import bounds
 from tensorferry.server.wire.bounds import BOUNDS, Bound
 from tensorferry.server.wire.fields import DELIMITED, Data, MalformedError, fields
 
-# Contents of so many elements in all of a message cost too little to be looked at.
+# Contents with at most this number of elements in a message are not checked, because they cost little.
 _FEW_ELEMENTS = 16 * 1024
 _LONGEST_DIMENSION = 10
 

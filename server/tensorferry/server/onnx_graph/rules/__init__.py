@@ -1,1 +1,1 @@
-"""The rules of operators: what becomes of the rows, one module for each kind of operator."""
+"""The rules of operators: where the rows are in their outputs. One module for each kind of operator."""

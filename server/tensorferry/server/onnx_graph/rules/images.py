@@ -218,7 +218,7 @@ def resize(node: Node) -> Value:
 
 
 def _scales(node: Node) -> tuple[list[Any] | None, list[Any] | None]:
-    """Scales and sizes, one of which is given."""
+    """Scales or sizes: one is given, the other None."""
     if node.operator == "Upsample" or node.opset < 11:
         return node.sizes("scales", 1), None
     # An empty tensor stands for one that is left out.
