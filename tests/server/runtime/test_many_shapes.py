@@ -22,7 +22,7 @@ from tensorferry.server.reply import Reply
 
 _MIB = 1 << 20
 # Distinct shapes of one half; the bounds of all caches are below.
-_SHAPES = 2_000
+_SHAPES = 1_000
 
 
 def _message(index: int) -> bytes:
