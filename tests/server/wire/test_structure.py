@@ -36,6 +36,13 @@ BOMBS = [
 ]
 
 
+def _is_repeated(field: Any) -> bool:
+    """Protobuf before 6.31 has only the label, which newer versions warn of."""
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == field.LABEL_REPEATED)
+
+
 def messages_in(message: Any, seen: set[str]) -> Iterator[Any]:
     """The descriptors of a message and of all that is in it."""
     if message.full_name in seen:
@@ -58,7 +65,7 @@ def test_the_table_bounds_every_text_and_every_list_that_a_client_sends() -> Non
             expected = {
                 each.name
                 for each in message.fields
-                if each.cpp_type == FieldDescriptor.CPPTYPE_STRING or each.is_repeated
+                if each.cpp_type == FieldDescriptor.CPPTYPE_STRING or _is_repeated(each)
             }
             assert set(bounded) == expected, message.full_name
     assert set(bounds.BOUNDS) <= seen
