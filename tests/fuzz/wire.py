@@ -76,6 +76,10 @@ _CHANGES: Sequence[tuple[str, Sequence[str | None]]] = (
 )  # fmt: skip
 
 
+# How a call ends when the queue is full, and when more calls wait for the server than core keeps.
+_FULL = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
+
+
 class _Messages:
     """As much of a target as the mutator asks for."""
 
@@ -133,12 +137,12 @@ class Wire:
             raise FindingError(f"request {good.id} was answered with {answer}")
 
     def answers_good(self) -> bool:
-        """As `check_good`; False where the queue is full, as it may be until all that an attacker sent is run."""
+        """As `check_good`; False where the server is full, as it may be until all that attackers sent is run."""
         try:
             self.check_good()
         except grpc.RpcError as error:
             status: Any = error
-            if status.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+            if status.code() not in _FULL:
                 raise
             return False
         return True

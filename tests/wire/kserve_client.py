@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -63,10 +64,18 @@ async def failure(call: Any) -> dict[str, Any]:
     return {"code": "OK", "message": ""}
 
 
+def _state(task: Path) -> str:
+    """The state of a thread, as proc(5) has it: after its name, which is in parentheses."""
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+
+
 @contextmanager
 def standing_still(pid: int) -> Iterator[None]:
     """The server is stopped, as by a debugger."""
     os.kill(pid, signal.SIGSTOP)
+    # The signal takes effect later; a call in between would be answered.
+    while any(_state(task) != "T" for task in Path(f"/proc/{pid}/task").iterdir()):
+        os.sched_yield()
     try:
         yield
     finally:
