@@ -36,8 +36,8 @@ run: $(VENV)/.$(EXTRA) ## start the server with the demo model, show real answer
 demo: $(VENV)/.$(EXTRA) ## the same, and stop after the answers
 	@$(BIN)/python examples/digits/demo.py --port 0 --device $(DEVICE) --once
 
-test: $(VENV)/.dev ## all tests
-	$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/deploy/test_ray.py --ignore tests/installs
+test: $(VENV)/.dev ## all tests (PROCESSES=4: how many at once)
+	$(BIN)/python -m pytest -q -n $(or $(PROCESSES),4) --dist loadfile --no-loadscope-reorder --ignore tests/deploy/test_ray.py --ignore tests/installs
 
 test-ray: $(VENV)/.dev $(CLIENTS)/ray/.done ## the Ray Serve application in a Ray of its own (three minutes)
 	$(BIN)/python -m pytest -q tests/deploy/test_ray.py

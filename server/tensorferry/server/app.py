@@ -327,10 +327,9 @@ class App:
         if self._lane is not None:
             self._lane.begin_drain()
 
-    def _wait_until_over(self, grace: float) -> None:
-        """Waits until what was answered is sent, for at most `grace` seconds."""
-        give_up = time.monotonic() + grace
-        self._servicer.wait_until_over(grace)
+    def _wait_until_over(self, give_up: float) -> None:
+        """Wait until what was answered is sent, at most until `give_up`, a time of `time.monotonic`."""
+        self._servicer.wait_until_over(max(0.0, give_up - time.monotonic()))
         if self._lane is not None:
             self._lane.wait_until_over(max(0.0, give_up - time.monotonic()))
 
@@ -341,10 +340,14 @@ class App:
         """
         self._stopping.set()
         self._begin_drain()
-        self._wait_until_over(grace)
+        give_up = time.monotonic() + grace
+        self._wait_until_over(give_up)
         ended = [self._control.close(grace)]
         ended += [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]
         if self.port and close_port(self.port):
+            # Calls that came on open connections meanwhile are being refused. A proxy takes a call whose connection is
+            # closed amid its answer for broken.
+            self._wait_until_over(give_up)
             # Core ends calls that come while it stops with CANCELLED. A client whose connection is closed has UNAVAILABLE.
             close_connections(self.port)
         self._server.stop(None).wait()
