@@ -6,82 +6,22 @@ Prints how many graphs are proved, tested and refused; 1 if one that mixes rows 
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 from conformance.batching import Compared, Model, compare, report
-from onnx import TensorProto, helper, numpy_helper
+from conformance.drawing import FLOAT, ROWS, Drawing
+from onnx import TensorProto, numpy_helper
 
-# Rows with which a graph is tried while it is made.
-_ROWS = 3
 _MOST_NODES = 7
 _MOST_ELEMENTS = 512
-_FLOAT = TensorProto.FLOAT
 # What exporters write for the end of an axis.
 _END = (1 << 63) - 1
-
-
-class Drawing:
-    """A graph while it is drawn: a node is kept if the graph still runs."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        # Each value has a name, and the shape that it has for `_ROWS` rows.
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.nodes: list[onnx.NodeProto] = []
-        self.constants: list[onnx.TensorProto] = []
-        rank = self.random.choice((2, 2, 3, 3, 4))
-        # Two and three are likely to be taken for the rows, or for each other.
-        self.row = tuple(self.random.choice((1, 2, 3, 3, 4)) for _ in range(rank - 1))
-        self.shapes["x"] = (_ROWS, *self.row)
-
-    def any(self) -> str:
-        """A value, the latest most likely."""
-        names = list(self.shapes)
-        return names[-1] if self.random.random() < 0.6 else self.random.choice(names)
-
-    def constant(self, array: object, dtype: type = np.float32) -> str:
-        name = f"c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.asarray(array, dtype), name))
-        return name
-
-    def ints(self, *values: int) -> str:
-        return self.constant(values, np.int64)
-
-    def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        name = f"t{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, inputs, [name], name=f"/{name}", **attributes))
-        return name
-
-    def axis(self, name: str) -> int:
-        rank = len(self.shapes[name])
-        return self.random.randrange(-rank, rank) if rank else 0
-
-    def weights(self, *shape: int) -> str:
-        return self.constant(np.random.default_rng(len(self.constants)).standard_normal(shape))
-
-    def model(self, output: str) -> onnx.ModelProto:
-        """The nodes that the output is made of."""
-        needed, nodes = {output}, list[onnx.NodeProto]()
-        for node in reversed(self.nodes):
-            if needed.intersection(node.output):
-                needed.update(node.input)
-                nodes.insert(0, node)
-        graph = helper.make_graph(
-            nodes,
-            "composed",
-            [helper.make_tensor_value_info("x", _FLOAT, ["N", *self.row])],
-            [helper.make_tensor_value_info(output, _FLOAT, None)],
-            self.constants,
-        )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 Maker = Callable[[Drawing], str]
@@ -130,7 +70,7 @@ def _reduce(draw: Drawing) -> str:
 def _arg(draw: Drawing) -> str:
     name = draw.any()
     found = draw.node(draw.random.choice(("ArgMax", "ArgMin")), name, axis=draw.axis(name), keepdims=1)
-    return draw.node("Cast", found, to=_FLOAT)
+    return draw.node("Cast", found, to=FLOAT)
 
 
 def _transpose(draw: Drawing) -> str:
@@ -149,7 +89,7 @@ def _reshape(draw: Drawing) -> str:
     elif way == 1 and len(shape) > 1:
         target = [-1, *shape[2:]]
     elif way == 2:
-        elements = int(np.prod(shape)) // _ROWS
+        elements = int(np.prod(shape)) // ROWS
         factors = [one for one in range(1, elements + 1) if elements % one == 0] or [1]
         first = draw.random.choice(factors)
         target = draw.random.choice(
@@ -157,7 +97,7 @@ def _reshape(draw: Drawing) -> str:
         )
     elif way == 3:
         target = [*shape[:-1], 1, -1] if shape else [1]
-        if target[0] == _ROWS and draw.random.random() < 0.7:
+        if target[0] == ROWS and draw.random.random() < 0.7:
             target[0] = 0
     else:
         target = [-1]
@@ -323,7 +263,7 @@ def _number_of_rows(draw: Drawing) -> str:
     size = draw.node(
         "Gather", draw.node("Shape", draw.any()), draw.constant(draw.random.choice((0, 0, 1, -1)), np.int64)
     )
-    return draw.node(draw.random.choice(("Mul", "Add")), draw.any(), draw.node("Cast", size, to=_FLOAT))
+    return draw.node(draw.random.choice(("Mul", "Add")), draw.any(), draw.node("Cast", size, to=FLOAT))
 
 
 def _positions(draw: Drawing) -> str:
@@ -332,7 +272,7 @@ def _positions(draw: Drawing) -> str:
         "Gather", draw.node("Shape", draw.any()), draw.constant(draw.random.choice((0, 1, 1)), np.int64)
     )
     numbers = draw.node("Range", draw.constant(0, np.int64), size, draw.constant(1, np.int64))
-    return draw.node("Add", draw.any(), draw.node("Cast", numbers, to=_FLOAT))
+    return draw.node("Add", draw.any(), draw.node("Cast", numbers, to=FLOAT))
 
 
 def _where(draw: Drawing) -> str:
@@ -405,7 +345,7 @@ MAKERS: Sequence[Maker] = (
 def composed(seed: int) -> Model | None:
     """The graph of this seed; None if its output has not as many rows as the input."""
     draw = Drawing(seed)
-    x = np.random.default_rng(seed).standard_normal((_ROWS, *draw.row)).astype(np.float32)
+    x = np.random.default_rng(seed).standard_normal((ROWS, *draw.row)).astype(np.float32)
     output = "x"
     for _ in range(draw.random.randrange(2, _MOST_NODES)):
         nodes, constants = len(draw.nodes), len(draw.constants)
@@ -420,7 +360,7 @@ def composed(seed: int) -> Model | None:
             continue
         draw.shapes[output] = shape
     output = list(draw.shapes)[-1]
-    if output == "x" or draw.shapes[output][0] != _ROWS:
+    if output == "x" or draw.shapes[output][0] != ROWS:
         return None
     rows = np.concatenate([x, x[::-1] * 3 + 1])
     return Model(f"composed {seed}", draw.model(output), {"x": rows})
