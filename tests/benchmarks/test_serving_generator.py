@@ -77,6 +77,6 @@ def test_of_a_batch_that_is_partly_in_the_time_measured_a_part_is_counted(
             timeout=_WAIT_SECONDS,
         )
     measured = json.loads(done.stdout.splitlines()[-1])
-    assert measured["answers"] % _CALLERS == measured["errors"] == 0
+    assert measured["answers"] > measured["errors"] == 0
     # Each caller has one request in flight, always.
     assert measured["rate"] * measured["mean_ms"] / 1e3 == pytest.approx(_CALLERS, rel=0.1)

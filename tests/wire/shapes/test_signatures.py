@@ -107,7 +107,7 @@ def test_a_tensor_of_any_rank_has_lengths_of_its_own(client: triton.InferenceSer
 def test_a_scalar_beside_rows(client: triton.InferenceServerClient) -> None:
     """Equal ones share a batch, others do not; what is remembered of a message does not mix them up."""
     metadata = client.get_model_metadata("scaled")
-    assert [list(tensor.shape) for tensor in metadata.inputs] == [[-1, 3], []]
+    assert [list(one.shape) for one in metadata.inputs] == [[-1, 3], []]
     config = client.get_model_config("scaled").config
     assert [one.is_shape_tensor for one in config.input] == [False, True]
     for _ in range(3):
