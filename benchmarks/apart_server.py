@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tensorferry.server import environment
 from tensorferry.server.__main__ import main
+from tensorferry.server.transport import grpc_environment
 
 # The time of a batch, in milliseconds: "FIXED,PER_ROW".
 COST = "APART_COST_MS"
@@ -22,8 +22,8 @@ COST = "APART_COST_MS"
 def wait_as_a_device() -> None:
     """From now on each run of a session takes its time."""
     # As the command does, before grpc is loaded.
-    environment.prepare()
-    from tensorferry.server.session import Session
+    grpc_environment.prepare()
+    from tensorferry.server.runtime.session import Session
 
     fixed, per_row = (float(part) / 1e3 for part in os.environ[COST].split(","))
     run = Session.run

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from threading import Condition
 
 from tensorferry.batcher.errors import DeadlineExceeded
-from tensorferry.batcher.policy import Limits, Wait
-from tensorferry.batcher.queue import RequestQueue
+from tensorferry.batcher.learning.return_model import Returners, at_once
+from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import Outcome, Request
-from tensorferry.batcher.returners import Returners, at_once
 from tensorferry.batcher.work import Work
 
 _ARRIVAL, _DONE, _TIMER = range(3)

@@ -18,8 +18,8 @@ from itertools import count
 
 from closed_loop import Clock
 
-from tensorferry.batcher.policy import Limits, Wait
-from tensorferry.batcher.queue import RequestQueue
+from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import Outcome, Request
 from tensorferry.batcher.work import Work
 

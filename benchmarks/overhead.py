@@ -31,7 +31,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-import tensorferry.batcher.queue as queue_module
+import tensorferry.batcher.queue.request_queue as queue_module
 from tensorferry.batcher import Batcher, Outcome, Request, Tensor
 
 _RAW = np.zeros(4, np.float32).tobytes()

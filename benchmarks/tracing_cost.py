@@ -21,13 +21,13 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor
 
 from tensorferry.batcher import BatchInfo
-from tensorferry.server.access_log import AccessLog
-from tensorferry.server.models import Model
-from tensorferry.server.otel import OpenTelemetry
-from tensorferry.server.otel_sampling import sampler_of
-from tensorferry.server.outbox import Outbox
+from tensorferry.server.models.registry import Model
 from tensorferry.server.signature import Signature
-from tensorferry.server.tracing import Tracing
+from tensorferry.server.tracing.access_log import AccessLog
+from tensorferry.server.tracing.otel import OpenTelemetry
+from tensorferry.server.tracing.otel_sampling import sampler_of
+from tensorferry.server.tracing.trace import Tracing
+from tensorferry.server.transport.lane.batched_sends import Outbox
 
 BATCH = 8
 REQUESTS = 25 * BATCH

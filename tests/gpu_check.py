@@ -41,19 +41,19 @@ if __name__ == "__main__":
     use_this_checkout()
 
 import gpu_failures  # noqa: E402
-from e2e import models as e2e_models  # noqa: E402
-from server import models  # noqa: E402
+from support.processes import models as e2e_models  # noqa: E402
+from support.server import models  # noqa: E402
 
 from tensorferry.batcher import Batcher, Outcome  # noqa: E402
-from tensorferry.batcher.collate import request_of  # noqa: E402
+from tensorferry.batcher.execution.collate import request_of  # noqa: E402
 from tensorferry.protos.tensors import DATATYPES  # noqa: E402
-from tensorferry.server.devices import choose_device  # noqa: E402
 from tensorferry.server.errors import StartError  # noqa: E402
-from tensorferry.server.ladder import GraphOptions  # noqa: E402
-from tensorferry.server.memory import Memory  # noqa: E402
-from tensorferry.server.proof import sample  # noqa: E402
-from tensorferry.server.session import Session  # noqa: E402
-from tensorferry.server.session_options import SessionOptions  # noqa: E402
+from tensorferry.server.gpu.cuda_graphs import GraphOptions  # noqa: E402
+from tensorferry.server.gpu.pinned_memory import Memory  # noqa: E402
+from tensorferry.server.runtime.devices import choose_device  # noqa: E402
+from tensorferry.server.runtime.ort_options import SessionOptions  # noqa: E402
+from tensorferry.server.runtime.sampling import sample  # noqa: E402
+from tensorferry.server.runtime.session import Session  # noqa: E402
 
 Array = npt.NDArray[Any]
 

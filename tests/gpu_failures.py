@@ -20,9 +20,9 @@ from typing import Any
 
 import grpc
 import numpy as np
-from e2e import broken_gpu
-from e2e.server import ServerProcess
-from server import models
+from support.processes import broken_gpu
+from support.processes.server import ServerProcess
+from support.server import models
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc

@@ -37,7 +37,7 @@ def test_the_wheel_has_every_module_and_the_command(tmp_path: Path) -> None:
         for file in (folder / "tensorferry" / package).rglob("*"):
             if file.suffix in (".py", ".pyi", ".proto", ".typed", ".html"):
                 assert str(file.relative_to(folder)) in names
-    assert "tensorferry/server/status.html" in names
+    assert "tensorferry/server/monitoring/status.html" in names
     assert b"tensorferry = tensorferry.server.__main__:main" in entry_points
 
 
@@ -52,7 +52,7 @@ def test_client_and_batcher_need_no_server_package(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["tensorferry.server.app", "tensorferry.server.lane", "tensorferry.client"]
+    "module", ["tensorferry.server.app", "tensorferry.server.transport.lane.lane", "tensorferry.client"]
 )
 def test_nothing_is_imported_whose_generated_code_wants_a_protobuf_of_its_own(module: str) -> None:
     """Such a package, beside one that holds protobuf back, would keep the server from starting."""

@@ -123,8 +123,8 @@ class _Bound:
     """A session with its inputs and outputs bound, anew for each size."""
 
     def __init__(self, path: str, workload: Workload, device: str) -> None:
-        from tensorferry.server.devices import preload_libraries
-        from tensorferry.server.engine import onnxruntime
+        from tensorferry.server.runtime.devices import preload_libraries
+        from tensorferry.server.runtime.ort import onnxruntime
 
         self._workload = workload
         self._ort = onnxruntime

@@ -67,7 +67,7 @@ def _there(module: str) -> bool:
 
 def versions() -> dict[str, str]:
     """Of what is installed; of ONNX Runtime what is imported, for another build of it may be installed beside."""
-    from tensorferry.server.engine import onnxruntime
+    from tensorferry.server.runtime.ort import onnxruntime
 
     built = import_module("onnxruntime.capi.build_and_package_info")
     cuda = getattr(built, "cuda_version", "")

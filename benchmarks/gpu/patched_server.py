@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from tensorferry.batcher.device import Device
+from tensorferry.batcher.queue.devices import Device
 from tensorferry.server.__main__ import main
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -41,14 +41,17 @@ def at_once(device: Device, now: float) -> float:
 @contextmanager
 def eager() -> Iterator[None]:
     """Inside, every queue closes eagerly."""
-    with patch("tensorferry.batcher.queue.Returners", Eager), patch.object(Device, "turn", at_once):
+    with (
+        patch("tensorferry.batcher.queue.request_queue.Returners", Eager),
+        patch.object(Device, "turn", at_once),
+    ):
         yield
 
 
 @contextmanager
 def unstaged() -> Iterator[None]:
     """Inside, no session has buffers of its own."""
-    with patch("tensorferry.server.session._cuda_memory", lambda device: None):
+    with patch("tensorferry.server.runtime.session._cuda_memory", lambda device: None):
         yield
 
 

@@ -128,8 +128,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _device(wanted: str) -> tuple[str, str]:
     """The device, and why it is not a GPU."""
-    from tensorferry.server.devices import choose_device
     from tensorferry.server.errors import StartError
+    from tensorferry.server.runtime.devices import choose_device
 
     if wanted == "cpu":
         return "cpu", "the CPU was asked for"
@@ -144,7 +144,7 @@ def _device(wanted: str) -> tuple[str, str]:
 def _device_name(device: str) -> str:
     if device == "cpu":
         return "CPU"
-    from tensorferry.server.devices import pci_bus_id
+    from tensorferry.server.runtime.devices import pci_bus_id
 
     # Its numbers are not CUDA's, which follow CUDA_VISIBLE_DEVICES.
     place = pci_bus_id(int(device.partition(":")[2])) or ""

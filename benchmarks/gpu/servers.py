@@ -25,7 +25,7 @@ from gpu.workloads import Workload
 _PROGRAM = ("-m", "tensorferry.server")
 _PATCHED = str(Path(__file__).with_name("patched_server.py"))
 # What makes a session's buffers.
-_STAGING = "tensorferry.server.session:_cuda_memory"
+_STAGING = "tensorferry.server.runtime.session:_cuda_memory"
 # LoadGen's Server scenario offers more than the server can do for some seconds: nothing is refused.
 _LIMITS = ("--max-queue-size", "1000000", "--max-queue-bytes", "16GiB")
 _STOP_SECONDS = 40

@@ -40,15 +40,15 @@ if __name__ == "__main__":
 from gpu.workloads import ON_GPU, workload_of
 from serving.run import cache_folder
 from tensorferry.batcher import Outcome, Request
-from tensorferry.batcher.collate import join, request_of
-from tensorferry.server.devices import choose_device
-from tensorferry.server.engine import onnxruntime
+from tensorferry.batcher.execution.collate import join, request_of
 from tensorferry.server.errors import StartError
-from tensorferry.server.ladder import GraphOptions
-from tensorferry.server.memory import CpuMemory
-from tensorferry.server.proof import sample, working_size
-from tensorferry.server.session import Session
-from tensorferry.server.session_options import SessionOptions
+from tensorferry.server.gpu.cuda_graphs import GraphOptions
+from tensorferry.server.gpu.pinned_memory import CpuMemory
+from tensorferry.server.runtime.devices import choose_device
+from tensorferry.server.runtime.ort import onnxruntime
+from tensorferry.server.runtime.ort_options import SessionOptions
+from tensorferry.server.runtime.sampling import sample, working_size
+from tensorferry.server.runtime.session import Session
 
 # From requests to answers, the turn held only where the device computes.
 Way = Callable[[Sequence[Request], threading.Lock], object]

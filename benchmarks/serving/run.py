@@ -22,7 +22,7 @@ from serving.machine import describe
 from serving.measure import Bench
 from serving.plan import RAW, Visit, full_round, quick_round
 from serving.processes import Cores
-from serving.ratios import table
+from serving.reporting.ratios import table
 from serving.servers import OURS, servers
 from serving.workloads import write_models
 

@@ -17,7 +17,7 @@ from costs import Noise
 from scenarios import Scenario
 from traces import Trace
 
-from tensorferry.batcher.calibration import calibrate
+from tensorferry.batcher.learning.calibration import calibrate
 
 # As the server warms up.
 WARMUP_RUNS = 2

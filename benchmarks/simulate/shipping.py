@@ -15,8 +15,8 @@ from scenarios import Scenario
 from traces import Trace
 
 from tensorferry.batcher.errors import DeadlineExceeded, QueueFull
-from tensorferry.batcher.policy import Limits, Wait
-from tensorferry.batcher.queue import RequestQueue
+from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import Outcome, Request
 from tensorferry.batcher.work import Work, in_vain
 

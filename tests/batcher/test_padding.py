@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from batcher.conftest import Make
-from batcher.rig import Recorder, enqueue, error, fails_below_zero, ignore, reproducible, result
 from hypothesis import given
 from hypothesis import strategies as st
+from support.batcher.rig import Recorder, enqueue, error, fails_below_zero, ignore, reproducible, result
 
 from tensorferry.batcher import (
     Batcher,
@@ -25,7 +25,7 @@ from tensorferry.batcher import (
     RequestTooLarge,
     batch_inference,
 )
-from tensorferry.batcher.collate import join, request_of, split
+from tensorferry.batcher.execution.collate import join, request_of, split
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 Array = npt.NDArray[Any]

@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from batcher.rig import PATIENCE, reach
+from support.batcher.rig import PATIENCE, reach
 
 from tensorferry.batcher.clock import MonotonicClock
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock

@@ -6,7 +6,7 @@ import pytest
 from sections import Section
 
 from gpu import report as gpu_report
-from serving import report as serving_report
+from serving.reporting import report as serving_report
 
 SECTIONS = [serving_report.SECTION, gpu_report.SECTION]
 

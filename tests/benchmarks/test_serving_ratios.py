@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from serving.plan import ONE_STREAM, OPEN, RAW, UNARY
-from serving.ratios import Ratio, all_ratios, divided, figures, of_raw, seen_text, table, wanted_text
+from serving.reporting.ratios import (
+    Ratio,
+    all_ratios,
+    divided,
+    figures,
+    of_raw,
+    seen_text,
+    table,
+    wanted_text,
+)
 from serving.servers import ECHO, LANE, TRITON
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from serving import tables
 from serving.plan import OPEN, RAW, UNARY, full_round, quick_round
-from serving.report import generated
+from serving.reporting import tables
+from serving.reporting.report import generated
 from serving.servers import ECHO, LANE, SLOW_PEERS, servers
 
 ROW = {

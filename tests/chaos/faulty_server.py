@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 from chaos.content import Mark
-from e2e.faulty import _BROKEN, failed
+from support.processes.faulty import _BROKEN, failed
 
+from tensorferry.batcher.execution.executor import Running
 from tensorferry.batcher.request import Request
-from tensorferry.batcher.running import Running
 from tensorferry.batcher.work import Work
-from tensorferry.server import recovery
 from tensorferry.server.__main__ import main
-from tensorferry.server.session import Session
+from tensorferry.server.recovery import recovering_instance
+from tensorferry.server.runtime.session import Session
 
 # The most files of the process, and for how many seconds a run hangs.
 FILES, HANG_SECONDS = "CHAOS_FILES", 2.5
@@ -105,7 +105,7 @@ class Faults:
 if __name__ == "__main__":
     if limit := os.environ.get(FILES):
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(limit), int(limit)))
-    recovery._FIRST_SECONDS = 0.05
+    recovering_instance._FIRST_SECONDS = 0.05
     # For whoever wants to know where it hangs.
     faulthandler.register(signal.SIGUSR1)
     Faults()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos import faulty_server
-from e2e.server import environment
+from support.processes.server import environment
 
 # A server starts, or stops, in less, be the machine ever so busy.
 PATIENCE = 60.0

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from client.scripted import ScriptedServer
 
-from tensorferry.client import InferenceClient, aio, cli
-from tensorferry.client.bearer import bearer
+from tensorferry.client import InferenceClient, aio
+from tensorferry.client.cli import commands
+from tensorferry.client.connection.bearer import bearer
 
 
 def sent(server: ScriptedServer) -> list[Any]:
@@ -96,13 +97,13 @@ class TestCommands:
         path = tmp_path / "token"
         path.write_text("of-file\n")
         arguments = ["--target", server.target]
-        assert cli.models([*arguments, "--token-file", str(path)]) == 0
+        assert commands.models([*arguments, "--token-file", str(path)]) == 0
         monkeypatch.setattr("sys.stdin", io.StringIO("of-stdin\n"))
-        assert cli.models([*arguments, "--token-file", "-"]) == 0
+        assert commands.models([*arguments, "--token-file", "-"]) == 0
         monkeypatch.setenv("TENSORFERRY_TOKEN", "of-environment")
-        assert cli.models(arguments) == 0
+        assert commands.models(arguments) == 0
         monkeypatch.setenv("TENSORFERRY_TOKEN", "")
-        assert cli.models(arguments) == 0
+        assert commands.models(arguments) == 0
         assert sent(server) == ["Bearer of-file", "Bearer of-stdin", "Bearer of-environment", None]
 
     def test_it_is_not_sent_elsewhere(
@@ -110,7 +111,7 @@ class TestCommands:
     ) -> None:
         monkeypatch.setenv("TENSORFERRY_TOKEN", "my-secret")
         with pytest.raises(SystemExit) as caught:
-            cli.models(["--target", "10.0.0.7:8001"])
+            commands.models(["--target", "10.0.0.7:8001"])
         assert caught.value.code == 2
         told = capsys.readouterr().err
         assert "--token-over-plaintext" in told
@@ -118,5 +119,5 @@ class TestCommands:
 
     def test_a_file_that_is_missing(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
-            cli.models(["--token-file", "/nowhere"])
+            commands.models(["--token-file", "/nowhere"])
         assert "argument --token-file: '/nowhere' cannot be read" in capsys.readouterr().err

@@ -8,10 +8,12 @@ import grpc
 import numpy as np
 import pytest
 from client.scripted import ScriptedServer
-from server.certificates import Issued
+from support.server.certificates import Issued
 
 from tensorferry import client as tf
-from tensorferry.client import InferenceClient, Tls, aio, channel, cli
+from tensorferry.client import InferenceClient, Tls, aio
+from tensorferry.client.cli import commands
+from tensorferry.client.connection import channel
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +56,8 @@ def test_the_commands_speak_tls(secure: tuple[str, Tls]) -> None:
     arguments = ["--target", target, "--ca-file", str(tls.ca_file)]
     if tls.cert_file:
         arguments += ["--cert-file", str(tls.cert_file), "--key-file", str(tls.key_file)]
-    assert cli.models(arguments) == 0
-    assert cli.models(["--target", target, "--tls"]) == 1
+    assert commands.models(arguments) == 0
+    assert commands.models(["--target", target, "--tls"]) == 1
 
 
 def test_contradictions_are_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 from client.scripted import ScriptedServer, ScriptedServicer
 
 from tensorferry.client import InferenceClient, InvalidInput, ModelMetadata, TensorMetadata, aio
-from tensorferry.client.checks import check_inputs
+from tensorferry.client.messages.checks import check_inputs
 
 
 def model(datatype: str, *shape: int) -> ModelMetadata:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from client.scripted import ScriptedServer, echo, model
 
-from tensorferry.client import cli
-from tensorferry.client.arrayfile import read_array, write_array
+from tensorferry.client.cli import commands
+from tensorferry.client.cli.array_files import read_array, write_array
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import Array
 
@@ -39,7 +39,7 @@ def test_infer_prints_the_outputs(
         f"weights={weights}",
         "--parameter=word=a\x1b[2J",
     ]
-    assert cli.infer(arguments) == 0
+    assert commands.infer(arguments) == 0
     assert capsys.readouterr().out.splitlines() == [
         "model text, version 2",
         "words  BYTES [2]",
@@ -61,7 +61,7 @@ def test_infer_sends_what_the_options_say(server: ScriptedServer, tmp_path: Path
     x = saved(tmp_path, "x", np.array([1]))
     options = ["--model-version", "7", "--request-id", "r1", "--output", "x", "--header", "X-Key=a=b"]
     parameters = [f"--parameter={pair}" for pair in ("b=true", "i=3", "f=0.5", "s=x=y")]
-    assert cli.infer(["row", "--target", server.target, "--input", f"x={x}", *options, *parameters]) == 0
+    assert commands.infer(["row", "--target", server.target, "--input", f"x={x}", *options, *parameters]) == 0
     (request,) = received
     assert (request.model_version, request.id, request.outputs[0].name) == ("7", "r1", "x")
     assert request.parameters["b"].bool_param is True
@@ -78,7 +78,7 @@ def test_infer_writes_files(
     file = saved(tmp_path, "x", np.array([1.5, 2], ml_dtypes.bfloat16))
     out = tmp_path / "new" / "out"
     arguments = ["--input", f"a/b={file}", "--input", f"a:b={file}", "--output-dir", str(out)]
-    assert cli.infer(["m", "--target", server.target, *arguments]) == 0
+    assert commands.infer(["m", "--target", server.target, *arguments]) == 0
     assert sorted(path.name for path in out.iterdir()) == ["a_b-2.npy", "a_b.npy"]
     array = np.load(out / "a_b.npy")
     assert array.dtype == np.float32
@@ -99,7 +99,7 @@ def test_bytes_are_written_without_loss(tmp_path: Path) -> None:
 
 
 def test_models_lists_the_repository(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.models(["--target", server.target]) == 0
+    assert commands.models(["--target", server.target]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "NAME    VERSION  STATE        REASON",
         "digits  1        READY",
@@ -112,7 +112,7 @@ def test_models_lists_the_repository(server: ScriptedServer, capsys: pytest.Capt
 def test_describe_shows_inputs_and_outputs(
     server: ScriptedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.describe(["digits", "--target", server.target]) == 0
+    assert commands.describe(["digits", "--target", server.target]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "digits: onnxruntime_onnx, versions 1, 2",
         "        NAME   DATATYPE  SHAPE",
@@ -124,8 +124,8 @@ def test_describe_shows_inputs_and_outputs(
 @pytest.mark.parametrize(
     ("command", "arguments", "text"),
     [
-        (cli.describe, ["nothing"], "tensorferry describe: {target}: NOT_FOUND: no model 'nothing'\n"),
-        (cli.infer, ["nothing"], "tensorferry infer: {target}: NOT_FOUND: no model 'nothing'\n"),
+        (commands.describe, ["nothing"], "tensorferry describe: {target}: NOT_FOUND: no model 'nothing'\n"),
+        (commands.infer, ["nothing"], "tensorferry infer: {target}: NOT_FOUND: no model 'nothing'\n"),
     ],
 )
 def test_a_server_error_is_one_line(
@@ -140,7 +140,7 @@ def test_a_server_error_is_one_line(
 
 
 def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.models(["--target", "127.0.0.1:1"]) == 1
+    assert commands.models(["--target", "127.0.0.1:1"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("tensorferry models: 127.0.0.1:1: UNAVAILABLE: ")
     assert error.count("\n") == 1
@@ -180,7 +180,7 @@ def test_a_bad_argument_exits_with_2(
     server: ScriptedServer, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.infer(["row", "--target", server.target, *arguments])
+        commands.infer(["row", "--target", server.target, *arguments])
     assert caught.value.code == 2
     error = capsys.readouterr().err
     assert text in error
@@ -188,12 +188,12 @@ def test_a_bad_argument_exits_with_2(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [cli.infer, cli.models, cli.describe, cli.ready])
+@pytest.mark.parametrize("command", [commands.infer, commands.models, commands.describe, commands.ready])
 @pytest.mark.parametrize("argument", [["--target", "http://a:1"], ["--timeout", "0"]], ids=" ".join)
 def test_each_command_checks_target_and_timeout(
     command: Callable[[Sequence[str]], int], argument: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = ["m"] if command in (cli.infer, cli.describe) else []
+    model = ["m"] if command in (commands.infer, commands.describe) else []
     with pytest.raises(SystemExit) as caught:
         command([*model, *argument])
     assert caught.value.code == 2
@@ -201,10 +201,10 @@ def test_each_command_checks_target_and_timeout(
 
 
 def test_a_timeout_without_end(server: ScriptedServer) -> None:
-    assert cli.models(["--target", server.target, "--timeout", "inf"]) == 0
+    assert commands.models(["--target", server.target, "--timeout", "inf"]) == 0
 
 
-@pytest.mark.parametrize("command", [cli.infer, cli.models, cli.describe])
+@pytest.mark.parametrize("command", [commands.infer, commands.models, commands.describe])
 def test_help_is_there(command: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         command(["--help"])
@@ -219,10 +219,10 @@ def test_pickles_are_not_loaded(tmp_path: Path) -> None:
 
 
 def test_ready_says_it_by_its_exit_status(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.ready(["--target", server.target, "--timeout", "30"]) == 0
+    assert commands.ready(["--target", server.target, "--timeout", "30"]) == 0
     server.servicer.ready = False
-    assert cli.ready(["--target", server.target, "--timeout", "30"]) == 1
-    assert cli.ready(["--target", "127.0.0.1:1", "--timeout", "30"]) == 1
+    assert commands.ready(["--target", server.target, "--timeout", "30"]) == 1
+    assert commands.ready(["--target", "127.0.0.1:1", "--timeout", "30"]) == 1
     assert capsys.readouterr().err.splitlines() == [
         f"tensorferry ready: {server.target}: UNAVAILABLE: not there, or not ready",
         "tensorferry ready: 127.0.0.1:1: UNAVAILABLE: not there, or not ready",
@@ -243,6 +243,6 @@ def test_wrong_arguments_are_one_line_with_the_nearest_flag(
     command: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        getattr(cli, command)(arguments)
+        getattr(commands, command)(arguments)
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"tensorferry {command}: {said} (--help shows all options)\n"

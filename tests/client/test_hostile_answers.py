@@ -8,7 +8,7 @@ from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from tensorferry.client.errors import ResourceExhausted, from_status
-from tensorferry.client.message import decode_stream
+from tensorferry.client.messages.tensors import decode_stream
 from tensorferry.protos import inference_pb2 as pb
 
 

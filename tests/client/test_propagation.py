@@ -13,7 +13,7 @@ from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from tensorferry.client import InferenceClient, aio
-from tensorferry.client.propagation import with_context
+from tensorferry.client.connection.propagation import with_context
 
 IMAGES = {"image": np.zeros((1, 8, 8), np.uint8)}
 
@@ -75,7 +75,7 @@ def test_baggage_goes_along_without_a_span() -> None:
 
 def test_nothing_of_opentelemetry_is_imported_for_the_clients_sake() -> None:
     program = (
-        "import sys; from tensorferry.client.propagation import with_context; "
+        "import sys; from tensorferry.client.connection.propagation import with_context; "
         "assert with_context((('a', 'b'),)) == (('a', 'b'),); "
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )

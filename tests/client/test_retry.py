@@ -15,8 +15,8 @@ from client.scripted import ScriptedServer, echo, streamed
 from polling import until
 
 from tensorferry.client import Cancelled, InferenceClient, ResourceExhausted, Retry, aio
+from tensorferry.client.connection.retry import Retries
 from tensorferry.client.errors import InferenceError, of_code
-from tensorferry.client.retry import Retries
 from tensorferry.protos import inference_pb2 as pb
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED

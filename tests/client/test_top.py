@@ -22,8 +22,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tensorferry.client import top
-from tensorferry.client.top_view import Looks, lines_of, percentile
+from tensorferry.client.cli import top
+from tensorferry.client.cli.top_view import Looks, lines_of, percentile
 
 PATIENCE = 30.0
 
@@ -360,7 +360,7 @@ class Terminal:
             # And where tests run in the background, it ignores that from its birth.
             "import fcntl, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
             "signal.signal(signal.SIGINT, signal.default_int_handler); "
-            f"from tensorferry.client.top import main; sys.exit(main({list(arguments)!r}))"
+            f"from tensorferry.client.cli.top import main; sys.exit(main({list(arguments)!r}))"
         )
         self.process = subprocess.Popen(
             [sys.executable, "-c", script],

@@ -24,7 +24,7 @@ from onnx import numpy_helper
 
 from tensorferry.server.batching_check.trial import Conditions, Outcome, try_rows
 from tensorferry.server.onnx_graph import BatchAnalysis, RowMixing, analyse_batching
-from tensorferry.server.session import Session
+from tensorferry.server.runtime.session import Session
 
 # Rows that one model is run with, and the batches that are made of them.
 _ROWS = 6

@@ -14,7 +14,7 @@ import onnx
 import tritonclient.grpc as triton
 from conformance.cases import Array, Case, DataSet
 from conformance.compare import difference
-from e2e.server import ServerProcess
+from support.processes.server import ServerProcess
 from tritonclient.utils import InferenceServerException
 
 from tensorferry.protos.tensors import datatype_of

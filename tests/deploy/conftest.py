@@ -7,8 +7,8 @@ from pathlib import Path
 import grpc
 import pytest
 from deploy.promql import Page, page_of
-from e2e.probe import WAIT_SECONDS, request
-from e2e.server import ServerProcess
+from support.processes.probe import WAIT_SECONDS, request
+from support.processes.server import ServerProcess
 
 from tensorferry.protos import inference_pb2_grpc
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wire.programs import CLIENTS, needs
+from support.wire.programs import CLIENTS, needs
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 CHECK = Path(__file__).with_name("check_manifests.py")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tensorferry.server.metric_names import GPU_LABELS, GpuMetric
+from tensorferry.server.monitoring.metric_names import GPU_LABELS, GpuMetric
 
 # What Prometheus itself adds to every series, and a series of its own about each scrape.
 TARGET = ("job", "instance")

@@ -79,7 +79,7 @@ def main() -> None:
         tell({"unable": reason})
         return
     port = free_port()
-    functions = ["tensorferry.server.ray_ingress.add_to_ingress"]
+    functions = ["tensorferry.server.ray.ingress.add_to_ingress"]
     serve.start(
         http_options={"port": free_port(), "host": "127.0.0.1"},
         grpc_options=gRPCOptions(port=port, grpc_servicer_functions=functions),

@@ -15,9 +15,9 @@ from pathlib import Path
 import grpc
 import pytest
 from deploy.manifests import DEPLOY, MANIFEST_TOOLS, Document, built, checked, of_kind
-from e2e.probe import WAIT_SECONDS, answer, output, request
-from e2e.server import ServerProcess
-from server.certificates import LOCAL, Pair, authority, issue
+from support.processes.probe import WAIT_SECONDS, answer, output, request
+from support.processes.server import ServerProcess
+from support.server.certificates import LOCAL, Pair, authority, issue
 
 from tensorferry.protos import inference_pb2_grpc
 

@@ -10,13 +10,13 @@ import pytest
 from deploy.manifests import DEPLOY, MANIFEST_TOOLS, Document, built, checked, of_kind
 
 from tensorferry.protos import SERVICE_NAME
-from tensorferry.server.config import ServerConfig
-from tensorferry.server.configure import load_config
-from tensorferry.server.metrics import Metrics
-from tensorferry.server.models import ModelRegistry
-from tensorferry.server.option import Option
-from tensorferry.server.options import OPTIONS
-from tensorferry.server.server_statistics import ServerStatistics
+from tensorferry.server.config.load import load_config
+from tensorferry.server.config.option_types import Option
+from tensorferry.server.config.options import OPTIONS
+from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.monitoring.metrics import Metrics
+from tensorferry.server.monitoring.server_statistics import ServerStatistics
 
 OVERLAYS = sorted(folder.name for folder in (DEPLOY / "kubernetes" / "overlays").iterdir())
 COMPONENTS = sorted(folder.name for folder in (DEPLOY / "kubernetes" / "components").iterdir())

@@ -11,9 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 from deploy.traffic import Traffic
-from e2e.probe import answer, output, request
-from e2e.server import STOP_SECONDS, ServerProcess
-from wire.programs import CLIENTS
+from support.processes.probe import answer, output, request
+from support.processes.server import STOP_SECONDS, ServerProcess
+from support.wire.programs import CLIENTS
 
 from tensorferry.protos import inference_pb2_grpc
 

@@ -7,8 +7,8 @@ import re
 import pytest
 from deploy.conftest import TRACE, scrape
 from deploy.promtool import needs_promtool, promtool
-from e2e.server import ServerProcess
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from support.processes.server import ServerProcess
 
 # What Prometheus of today sends.
 PROMETHEUS = (

@@ -18,9 +18,9 @@ import grpc
 import numpy as np
 import pytest
 from deploy.traffic import Traffic
-from e2e.probe import OpenStream, answer, batch_of, output, request
-from e2e.server import environment
-from wire.programs import CLIENTS, needs
+from support.processes.probe import OpenStream, answer, batch_of, output, request
+from support.processes.server import environment
+from support.wire.programs import CLIENTS, needs
 
 from tensorferry.client import InferenceClient, NotFound, ResourceExhausted
 from tensorferry.protos import inference_pb2 as pb

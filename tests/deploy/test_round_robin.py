@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 from deploy.traffic import Traffic
-from e2e.server import ServerProcess
+from support.processes.server import ServerProcess
 
 from tensorferry.protos import SERVICE_NAME, inference_pb2_grpc
 from tensorferry.protos import inference_pb2 as pb

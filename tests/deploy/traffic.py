@@ -11,7 +11,7 @@ from types import TracebackType
 
 import grpc
 import numpy as np
-from e2e.probe import answer, output, request
+from support.processes.probe import answer, output, request
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from docs.pages import ROOT
-from e2e.server import ServerProcess
+from support.processes.server import ServerProcess
 
 
 @dataclass(frozen=True, slots=True)

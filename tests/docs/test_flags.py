@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from docs.pages import ROOT, pages
 
-from tensorferry.client import cli, top
-from tensorferry.server import config_command, token_command
-from tensorferry.server.cli import _parser
-from tensorferry.server.config import ServerConfig
-from tensorferry.server.configure import load_config
-from tensorferry.server.flags import read_flags
-from tensorferry.server.options import OPTIONS
+from tensorferry.client.cli import commands, top
+from tensorferry.server.cli import make_token, show_config
+from tensorferry.server.cli.serve import _parser
+from tensorferry.server.config.flags import read_flags
+from tensorferry.server.config.load import load_config
+from tensorferry.server.config.options import OPTIONS
+from tensorferry.server.config.server_config import ServerConfig
 
 # Of other programs, and of what is run with Python or make in this repository.
 OTHERS = frozenset({
@@ -38,13 +38,13 @@ DEFAULTS = [
 def flags_of_other_commands() -> set[str]:
     found: set[str] = set()
     for command in (
-        cli.infer,
-        cli.models,
-        cli.describe,
-        cli.ready,
+        commands.infer,
+        commands.models,
+        commands.describe,
+        commands.ready,
         top.main,
-        config_command.main,
-        token_command.main,
+        show_config.main,
+        make_token.main,
     ):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), pytest.raises(SystemExit):

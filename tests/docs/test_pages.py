@@ -18,10 +18,10 @@ from docs import not_run
 from docs.conftest import Place
 from docs.pages import ROOT, Block, Command, blocks, commands, expected_output, is_shell
 
-from tensorferry.server.cli import _parser
-from tensorferry.server.configure import load_config
-from tensorferry.server.flags import read_flags
-from tensorferry.server.options import OPTIONS
+from tensorferry.server.cli.serve import _parser
+from tensorferry.server.config.flags import read_flags
+from tensorferry.server.config.load import load_config
+from tensorferry.server.config.options import OPTIONS
 
 BLOCKS = list(blocks())
 COMMANDS = [command for block in BLOCKS if is_shell(block) for command in commands(block)]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from e2e import faulty, models
-from e2e.server import ServerProcess
+from support.processes import faulty, models
+from support.processes.server import ServerProcess
 
 Serve = Callable[..., ServerProcess]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e.faulty import HANG
 from e2e.fixtures import Serve
-from e2e.probe import TABLE_ERROR
-from e2e.server import ServerProcess, command, environment, running
 from e2e.test_metrics import scrape_until
+from support.processes.faulty import HANG
+from support.processes.probe import TABLE_ERROR
+from support.processes.server import ServerProcess, command, environment, running
 
 from tensorferry.client import (
     DeadlineExceeded,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 from e2e.fixtures import Serve
-from e2e.server import environment
+from support.processes.server import environment
 
 from tensorferry.client import InferenceClient
 

@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from e2e.server import command, environment
+from support.processes.server import command, environment
 
-from tensorferry.server import environment as product
+from tensorferry.server.transport import grpc_environment as product
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "NONE"), ("DEBUG", "DEBUG"), ("", "")])

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import onnxruntime
 from e2e.fixtures import Serve
-from e2e.server import command, environment
-from server import models
+from support.processes.server import command, environment
+from support.server import models
 
 from tensorferry.client import InferenceClient
 

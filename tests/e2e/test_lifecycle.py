@@ -14,12 +14,12 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from e2e.faulty import HANG
 from e2e.fixtures import Serve
-from e2e.probe import OpenStream, answer, output, request
-from e2e.server import command, environment
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from polling import until
+from support.processes.faulty import HANG
+from support.processes.probe import OpenStream, answer, output, request
+from support.processes.server import command, environment
 
 from tensorferry.client import InferenceClient, Unavailable
 from tensorferry.protos import inference_pb2 as pb
@@ -184,7 +184,7 @@ _LEAVER = """
 import os, sys, queue
 sys.path[:0] = {path!r}
 import grpc
-from e2e.probe import OpenStream, request
+from support.processes.probe import OpenStream, request
 channel = grpc.insecure_channel({address!r})
 stream = OpenStream(channel)
 stream.send(*(request(tag) for tag in range(1, 20)))

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import grpc
 import numpy as np
 import pytest
-from e2e import models
 from e2e.fixtures import Serve
-from e2e.probe import OpenStream, request
 from e2e.test_metrics import scrape
+from support.processes import models
+from support.processes.probe import OpenStream, request
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc

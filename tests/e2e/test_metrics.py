@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 import grpc
 import numpy as np
 import pytest
-from e2e.faulty import HANG
 from e2e.fixtures import Serve
-from e2e.probe import WAIT_SECONDS, OpenStream, request
-from e2e.server import ServerProcess, command, environment
 from polling import until
 from prometheus_client.parser import text_string_to_metric_families
+from support.processes.faulty import HANG
+from support.processes.probe import WAIT_SECONDS, OpenStream, request
+from support.processes.server import ServerProcess, command, environment
 
 from tensorferry.client import InferenceClient
 from tensorferry.protos import inference_pb2 as pb

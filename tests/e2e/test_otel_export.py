@@ -14,10 +14,10 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from e2e.collector import Collector, attributes, collecting
-from e2e.probe import request
-from e2e.server import STOP_SECONDS, ServerProcess, command, environment
 from opentelemetry.sdk.trace import TracerProvider
+from support.processes.collector import Collector, attributes, collecting
+from support.processes.probe import request
+from support.processes.server import STOP_SECONDS, ServerProcess, command, environment
 
 from tensorferry.client import InferenceClient
 from tensorferry.protos import inference_pb2_grpc

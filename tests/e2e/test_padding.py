@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnxruntime
 import pytest
 from e2e.fixtures import Serve
-from server import models
+from support.server import models
 
 from tensorferry.client import InferenceClient, InferenceResult
 

@@ -12,12 +12,13 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from e2e.probe import WAIT_SECONDS
-from e2e.server import ServerProcess, command, environment
 from polling import until
-from server.certificates import Issued
+from support.processes.probe import WAIT_SECONDS
+from support.processes.server import ServerProcess, command, environment
+from support.server.certificates import Issued
 
-from tensorferry.client import InferenceClient, Tls, Unauthenticated, aio, cli
+from tensorferry.client import InferenceClient, Tls, Unauthenticated, aio
+from tensorferry.client.cli import commands
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 
@@ -96,9 +97,9 @@ def test_the_commands(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None
     tls = secured.tls
     arguments = ["--target", secured.server.address, "--ca-file", str(tls.ca_file)]
     arguments += ["--cert-file", str(tls.cert_file), "--key-file", str(tls.key_file)]
-    assert cli.models(arguments) == 1
+    assert commands.models(arguments) == 1
     monkeypatch.setenv("TENSORFERRY_TOKEN", secured.user)
-    assert cli.models(arguments) == 0
+    assert commands.models(arguments) == 0
 
 
 def test_who_must_not_change_anything_does_not(secured: Secured) -> None:

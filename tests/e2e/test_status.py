@@ -12,11 +12,11 @@ from typing import Any
 
 import grpc
 import numpy as np
-from e2e.faulty import HANG
 from e2e.fixtures import Serve
-from e2e.probe import WAIT_SECONDS, request
-from e2e.server import ServerProcess, command, environment
 from polling import until
+from support.processes.faulty import HANG
+from support.processes.probe import WAIT_SECONDS, request
+from support.processes.server import ServerProcess, command, environment
 
 from tensorferry.client import InferenceClient
 from tensorferry.protos import inference_pb2_grpc

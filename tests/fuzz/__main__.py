@@ -84,7 +84,7 @@ def fuzz(name: str, folder: Path, runs: float, seconds: float, seed: int) -> Res
         str(figures),
     ]
     if name.startswith("wire-"):
-        command = ["-m", "fuzz.wire", "--transport", name.removeprefix("wire-"), *common]
+        command = ["-m", "fuzz.attackers.wire", "--transport", name.removeprefix("wire-"), *common]
     else:
         corpus = folder / name
         corpus.mkdir(exist_ok=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fuzz.client import ClientTarget
-from fuzz.codec import TensorsTarget
-from fuzz.configs import ConfigTarget, FilesTarget, RepositoryTarget
-from fuzz.infer import InferTarget
-from fuzz.methods import MemoryTarget, SettingsTarget
-from fuzz.stream import StreamTarget
 from fuzz.target import Target
+from fuzz.targets.client import ClientTarget
+from fuzz.targets.codec import TensorsTarget
+from fuzz.targets.configs import ConfigTarget, FilesTarget, RepositoryTarget
+from fuzz.targets.infer import InferTarget
+from fuzz.targets.methods import MemoryTarget, SettingsTarget
+from fuzz.targets.stream import StreamTarget
 
 # Inputs worth keeping, by target: `make test` runs all of them, and `make fuzz` begins with them.
 KEPT = Path(__file__).parent / "corpus"

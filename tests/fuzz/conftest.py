@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fuzz.attacks import MAX_MESSAGE_BYTES
-from fuzz.wire import Wire
+from fuzz.attackers.attacks import MAX_MESSAGE_BYTES
+from fuzz.attackers.wire import Wire
 from polling import until
 
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import grpc
 from google.protobuf.message import Message
 
-from tensorferry.server.inference import InferenceService
-from tensorferry.server.reply import Reply
+from tensorferry.server.inference.reply import Reply
+from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.status import status_of
 
 # Longest that one input may take, and that a completion is waited for. Far above what any takes, also on a

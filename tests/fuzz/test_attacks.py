@@ -12,7 +12,7 @@ import threading
 import h2.exceptions
 import hpack
 import pytest
-from fuzz.attacks import (
+from fuzz.attackers.attacks import (
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -29,8 +29,8 @@ from fuzz.attacks import (
     connect,
     frame,
 )
-from fuzz.raw import Connection, framed, headers_of, say_no_more
-from fuzz.wire import Wire
+from fuzz.attackers.raw import Connection, framed, headers_of, say_no_more
+from fuzz.attackers.wire import Wire
 from polling import until
 
 pytestmark = pytest.mark.usefixtures("good_client")

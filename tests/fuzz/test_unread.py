@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import hpack
 import numpy as np
 import pytest
-from fuzz.attacks import (
+from fuzz.attackers.attacks import (
     DATA,
     GOOD,
     HEADERS,
@@ -16,12 +16,12 @@ from fuzz.attacks import (
     connect,
     frame,
 )
-from fuzz.raw import Connection, framed, headers_of
-from fuzz.wire import Wire
+from fuzz.attackers.raw import Connection, framed, headers_of
+from fuzz.attackers.wire import Wire
 from polling import until
-from server.rig import request
+from support.server.rig import request
 
-from tensorferry.server.core_options import WINDOW_BYTES
+from tensorferry.server.transport.channel_args import WINDOW_BYTES
 
 LARGE = framed(request({"x": np.zeros((4096, 3), np.float32)}, model="m").SerializeToString())
 STREAMS = 8

@@ -8,7 +8,7 @@ import zlib
 from typing import Any
 
 import pytest
-from fuzz.attacks import (
+from fuzz.attackers.attacks import (
     DEADLINE_EXCEEDED,
     GOOD,
     INTERNAL,
@@ -21,8 +21,8 @@ from fuzz.attacks import (
     connect,
     sent,
 )
-from fuzz.raw import PREFIX, framed, headers_of
-from fuzz.wire import Wire
+from fuzz.attackers.raw import PREFIX, framed, headers_of
+from fuzz.attackers.wire import Wire
 
 pytestmark = pytest.mark.usefixtures("good_client")
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from server.cuda import ScriptedDriver
-from server.rig import fp32, request, spec
+from support.server.cuda_driver import ScriptedDriver
+from support.server.rig import fp32, request, spec
 
 from tensorferry.batcher import Batcher, Padding, PadInput
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.models import Model, ModelRegistry
-from tensorferry.server.shared_memory import Regions
+from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.shared_memory.regions import Regions
 from tensorferry.server.signature import Signature, TensorSpec
 
 REGION_BYTES = 96

@@ -8,8 +8,8 @@ import struct
 from collections.abc import Callable, Sequence
 
 import hpack
-from fuzz.attacks import DATA, END_HEADERS, END_STREAM, HEADERS, SETTINGS, frame
-from fuzz.raw import framed, headers_of
+from fuzz.attackers.attacks import DATA, END_HEADERS, END_STREAM, HEADERS, SETTINGS, frame
+from fuzz.attackers.raw import framed, headers_of
 
 STEPS = (
     "connect",

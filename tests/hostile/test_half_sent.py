@@ -9,8 +9,8 @@ from pathlib import Path
 import h2.settings
 import numpy as np
 import pytest
-from e2e.server import ServerProcess, running
-from fuzz.raw import Connection, framed, headers_of
+from fuzz.attackers.raw import Connection, framed, headers_of
+from support.processes.server import ServerProcess, running
 
 from tensorferry.client import InferenceClient
 

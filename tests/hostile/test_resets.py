@@ -11,14 +11,14 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from e2e.server import ServerProcess, running
 from hostile.leaver import STEPS, Leaver, RefusedError, Wrap, secured
 from polling import until
-from server.certificates import Issued
-from server.rig import request
+from support.processes.server import ServerProcess, running
+from support.server.certificates import Issued
+from support.server.rig import request
 
 from tensorferry.client import InferenceClient, Tls
-from tensorferry.server.transport.leaks import leaks_files
+from tensorferry.server.transport.core_leaks import leaks_files
 
 pytestmark = pytest.mark.skipif(
     leaks_files(grpc.__version__, os.environ.get("GRPC_EXPERIMENTS", "")),

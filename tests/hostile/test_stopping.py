@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 import numpy as np
-from e2e.server import ServerProcess
-from fuzz.raw import PREFIX
+from fuzz.attackers.raw import PREFIX
 from polling import PATIENCE, until
-from server.rig import request
+from support.processes.server import ServerProcess
+from support.server.rig import request
 
 ROUNDS, CALLERS, AT_ONCE = 4, 6, 8
 LEAST_ANSWERS = 200

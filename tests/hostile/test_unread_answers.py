@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e.server import ServerProcess, running
 from e2e.test_metrics import scrape
-from fuzz.attacks import RESOURCE_EXHAUSTED
-from fuzz.raw import Connection, framed, headers_of
+from fuzz.attackers.attacks import RESOURCE_EXHAUSTED
+from fuzz.attackers.raw import Connection, framed, headers_of
 from polling import until
-from server.rig import request
+from support.processes.server import ServerProcess, running
+from support.server.rig import request
 
 from tensorferry.client import InferenceClient
-from tensorferry.server.core_options import WINDOW_BYTES
+from tensorferry.server.transport.channel_args import WINDOW_BYTES
 
 PATIENCE = 60.0
 # Of which a connection may hold 4 MiB, and a stream reads on below 1 MiB.

@@ -8,21 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server import models
-from server.controlled import World
-from server.device import Device
-from server.rig import Load, Make, made_apps
-from server.scripted import Door, opened
-from server.tokens import TOKENS, line
+from support.server import models
+from support.server.controlled_models import World
+from support.server.cpu_as_device import Device
+from support.server.rig import Load, Make, made_apps
+from support.server.scripted_service import Door, opened
+from support.server.tokens import TOKENS, line
 
-from tensorferry.server import access, fp16, loading
 from tensorferry.server.app import App
-from tensorferry.server.config import ModelSource, ServerConfig
-from tensorferry.server.devices import choose_device
-from tensorferry.server.model_config import parse_config
-from tensorferry.server.models import Model
-from tensorferry.server.session import Session
-from tensorferry.server.shared_memory import Regions
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.model_config.pbtxt import parse_config
+from tensorferry.server.models import loader
+from tensorferry.server.models.registry import Model
+from tensorferry.server.runtime import fp16
+from tensorferry.server.runtime.devices import choose_device
+from tensorferry.server.runtime.session import Session
+from tensorferry.server.security import access_control
+from tensorferry.server.shared_memory.regions import Regions
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
         given = parse_config(config, "test") if config is not None else None
         source = ModelSource(name, build(tmp_path / "m.onnx"), config=given)
         place = choose_device(options.get("device", "cpu"))
-        loaded.append(loading.load_model(source, ServerConfig((source,), **options), place))
+        loaded.append(loader.load_model(source, ServerConfig((source,), **options), place))
         return loaded[-1]
 
     yield make
@@ -87,7 +89,7 @@ def on_device(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     """What models are loaded on."""
     staged = partial(Session, memory=device)
     monkeypatch.setattr(fp16, "Session", staged)
-    monkeypatch.setattr(loading, "Session", staged)
+    monkeypatch.setattr(loader, "Session", staged)
     return device
 
 
@@ -103,7 +105,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked at for each call, not at most once a second."""
-    monkeypatch.setattr(access, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(access_control, "_LOOK_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -12,16 +12,16 @@ import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from server.rig import PATIENCE, Make, fp32, request
+from support.server.rig import PATIENCE, Make, fp32, request
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 from tensorferry.protos.standard import reflection_pb2 as standard
 from tensorferry.server.app import App
-from tensorferry.server.config import ModelSource
-from tensorferry.server.corks import Corks
+from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import StartError
 from tensorferry.server.methods.reflection import REFLECTION_SERVICES
+from tensorferry.server.transport.tcp_cork import Corks
 
 
 def dial(app: App) -> grpc.Channel:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from server.rig import signature, spec
+from support.server.rig import signature, spec
 
 from tensorferry.server.errors import StartError
 from tensorferry.server.signature import Signature, signature_of

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from tensorferry import batcher
-from tensorferry.client.retry import ANSWERED_KEY
+from tensorferry.client.connection.retry import ANSWERED_KEY
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server import errors
 from tensorferry.server.status import Status, status_of, trailing_metadata

@@ -17,16 +17,18 @@ import grpc
 import grpc._server
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from server import models
-from server.rig import PATIENCE
+from support.server import models
+from support.server.rig import PATIENCE
 
-from tensorferry.server import corks, metrics_server, watchdog
 from tensorferry.server.app import App
-from tensorferry.server.config import ModelSource, ServerConfig
-from tensorferry.server.corks import Corks
-from tensorferry.server.metrics_server import MetricsServer
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.monitoring import http_server
+from tensorferry.server.monitoring.http_server import MetricsServer
+from tensorferry.server.recovery import watchdog
+from tensorferry.server.recovery.watchdog import Watchdog, Watched
 from tensorferry.server.threads import HandlerThreads, watch_threads
-from tensorferry.server.watchdog import Watchdog, Watched
+from tensorferry.server.transport import tcp_cork
+from tensorferry.server.transport.tcp_cork import Corks
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -190,7 +192,7 @@ def test_without_a_file_to_look_answers_leave_one_by_one(monkeypatch: pytest.Mon
 
     held = Corks()
     held.serve(1)
-    monkeypatch.setattr(corks, "os", SimpleNamespace(listdir=exhausted, path=os.path))
+    monkeypatch.setattr(tcp_cork, "os", SimpleNamespace(listdir=exhausted, path=os.path))
     held.begin(32)
     assert not held.holding
     held.wrote(10)
@@ -198,7 +200,7 @@ def test_without_a_file_to_look_answers_leave_one_by_one(monkeypatch: pytest.Mon
 
 
 def test_metrics_wait_for_a_file_and_are_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(http_server, "_AGAIN_SECONDS", 0.01)
     server = MetricsServer("127.0.0.1", 0, lambda accept: (b"page", accept))
     accepts, tries = socket.socket.accept, 0
 

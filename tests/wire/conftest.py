@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import tritonclient.grpc as triton
-from e2e.server import ServerProcess
+from support.processes.server import ServerProcess
 
 
 @pytest.fixture

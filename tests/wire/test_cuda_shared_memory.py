@@ -16,12 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from e2e import models
-from e2e.server import ServerProcess, running
+from support.processes import models
+from support.processes.server import ServerProcess, running
+from support.wire.device_memory import DeviceMemory, build_stand_in
+from support.wire.inputs import given, probe, tensor, wanted
+from support.wire.rig import LONG, Stream
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
-from wire.device_memory import DeviceMemory, build_stand_in
-from wire.inputs import given, probe, tensor, wanted
-from wire.rig import LONG, Stream
 
 SIXTEEN = np.arange(16, dtype=np.int32).reshape(1, 16)
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e import models
-from e2e.probe import TABLE_ERROR
-from e2e.server import ServerProcess, running
-from wire.programs import CLIENTS, needs
+from support.processes import models
+from support.processes.probe import TABLE_ERROR
+from support.processes.server import ServerProcess, running
+from support.wire.programs import CLIENTS, needs
 
 PROTOS = Path(__file__).resolve().parents[2] / "protos"
 

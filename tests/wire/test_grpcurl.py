@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e.server import ServerProcess, running
+from support.processes.server import ServerProcess, running
 
 GRPCURL = shutil.which("grpcurl", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 

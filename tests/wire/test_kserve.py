@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e import models
-from e2e.probe import TABLE_ERROR
-from e2e.server import running
-from wire.programs import CLIENTS, needs
+from support.processes import models
+from support.processes.probe import TABLE_ERROR
+from support.processes.server import running
+from support.wire.programs import CLIENTS, needs
 
 PYTHON = CLIENTS / "kserve" / "bin" / "python"
-CLIENT = Path(__file__).with_name("kserve_client.py")
+CLIENT = Path(__file__).resolve().parents[1] / "support" / "wire" / "kserve_client.py"
 pytestmark = needs(CLIENTS / "kserve" / ".done")
 
 TENSORS: dict[str, list[Any]] = {

@@ -10,8 +10,8 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from e2e.fixtures import Serve
+from support.wire.inputs import probe
 from tritonclient.utils import InferenceServerException
-from wire.inputs import probe
 
 AT_FIRST = {
     "log_file": {"string_param": ""},

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from e2e.fixtures import Serve
-from e2e.server import command, environment, running
 from google.protobuf import text_format
-from server import models
+from support.processes.server import command, environment, running
+from support.server import models
+from support.wire.inputs import tensor
+from support.wire.rig import PATIENCE
 from tritonclient.utils import InferenceServerException
-from wire.inputs import tensor
-from wire.rig import PATIENCE
 
 CONFIG = """
 max_batch_size: 8

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import grpc
 import pytest
-from e2e import models
-from e2e.server import ServerProcess
-from wire import provoking_control, provoking_memory, provoking_requests
-from wire.provoking import KEY, Provoke, Served
-from wire.rig import PATIENCE
+from support.processes import models
+from support.processes.server import ServerProcess
+from support.wire import provoking_control, provoking_memory, provoking_requests
+from support.wire.provoking import KEY, Provoke, Served
+from support.wire.rig import PATIENCE
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc

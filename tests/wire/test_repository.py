@@ -14,10 +14,10 @@ import onnx
 import pytest
 import tritonclient.grpc as triton
 from e2e.fixtures import Serve
-from e2e.server import ServerProcess, command, environment, running
 from onnx import TensorProto, helper, numpy_helper
+from support.processes.server import ServerProcess, command, environment, running
+from support.wire.inputs import tensor
 from tritonclient.utils import InferenceServerException
-from wire.inputs import tensor
 
 RELOADS, CLIENTS = 50, 4
 

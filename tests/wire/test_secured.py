@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from e2e.server import ServerProcess, running
-from server.certificates import Issued
+from support.processes.server import ServerProcess, running
+from support.server.certificates import Issued
+from support.wire.inputs import tensor
 from tritonclient.utils import InferenceServerException
-from wire.inputs import tensor
 
 GRPCURL = shutil.which("grpcurl", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from e2e import models
-from e2e.server import ServerProcess, running
+from support.processes import models
+from support.processes.server import ServerProcess, running
+from support.wire.inputs import given, probe, tensor, wanted
+from support.wire.rig import LONG, Stream
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 from tritonclient.utils import shared_memory as shm
-from wire.inputs import given, probe, tensor, wanted
-from wire.rig import LONG, Stream
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
-from e2e.server import ServerProcess, running
+from support.processes.server import ServerProcess, running
+from support.wire.inputs import probe
 from tritonclient.utils import InferenceServerException
-from wire.inputs import probe
 
 from tensorferry.protos import inference_pb2 as pb
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from e2e.fixtures import Serve
-from server import models
+from support.server import models
+from support.wire.inputs import tensor
+from support.wire.rig import PATIENCE, Answers
 from tritonclient.utils import InferenceServerException
-from wire.inputs import tensor
-from wire.rig import PATIENCE, Answers
 
 
 def texts(*words: str) -> list[Any]:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from e2e.fixtures import Serve
+from support.wire.inputs import probe
 from tritonclient.utils import InferenceServerException
-from wire.inputs import probe
 
 RAN = [
     "GRPC_WAITREAD_START",

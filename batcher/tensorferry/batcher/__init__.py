@@ -4,9 +4,6 @@ A library of its own: it needs numpy alone, and knows neither transport nor engi
 """
 
 from tensorferry.batcher.batcher import Batcher
-from tensorferry.batcher.clients import ClientPolicy
-from tensorferry.batcher.completions import Together
-from tensorferry.batcher.distribution import BOUNDS, Distribution, interval_of
 from tensorferry.batcher.errors import (
     BatcherClosed,
     BatcherError,
@@ -22,15 +19,18 @@ from tensorferry.batcher.errors import (
     RunTimedOut,
     Shed,
 )
+from tensorferry.batcher.execution.completion import Together
+from tensorferry.batcher.execution.staged_model import StagedModel
 from tensorferry.batcher.offline import batch_inference
-from tensorferry.batcher.options import BatcherSettings
 from tensorferry.batcher.padding import Padding, PadInput, PadPlan
-from tensorferry.batcher.policy import CloseReason
-from tensorferry.batcher.record import BatchRecord, Rider
+from tensorferry.batcher.policy.close_rule import CloseReason
+from tensorferry.batcher.queue.client_quotas import ClientPolicy
+from tensorferry.batcher.queue.timeouts import QueuePolicy
 from tensorferry.batcher.request import BatchInfo, Outcome, Request, Tensor
-from tensorferry.batcher.staged import StagedModel
-from tensorferry.batcher.statistics import BatcherStatistics
-from tensorferry.batcher.timeouts import QueuePolicy
+from tensorferry.batcher.settings import BatcherSettings
+from tensorferry.batcher.statistics.counters import BatcherStatistics
+from tensorferry.batcher.statistics.histogram import BOUNDS, Distribution, interval_of
+from tensorferry.batcher.statistics.recent_batches import BatchRecord, Rider
 
 __all__ = [
     "BOUNDS",

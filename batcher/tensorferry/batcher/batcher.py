@@ -9,26 +9,26 @@ from typing import Any
 
 import numpy.typing as npt
 
-from tensorferry.batcher.clients import ClientPolicy
 from tensorferry.batcher.clock import Clock, MonotonicClock
-from tensorferry.batcher.collate import request_of
-from tensorferry.batcher.completions import Together
 from tensorferry.batcher.errors import BatcherClosed, QueueFull, RunTimedOut
-from tensorferry.batcher.options import (
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.execution.completion import Together
+from tensorferry.batcher.execution.futures import deliver_row, deliver_rows, propagate_cancel
+from tensorferry.batcher.execution.worker import Health
+from tensorferry.batcher.padding import Padding
+from tensorferry.batcher.parts import put_together
+from tensorferry.batcher.queue.client_quotas import ClientPolicy
+from tensorferry.batcher.queue.timeouts import QueuePolicy
+from tensorferry.batcher.request import Request
+from tensorferry.batcher.settings import (
     BatcherSettings,
     check_batching,
     check_classes,
     check_sizes,
     functions_of,
 )
-from tensorferry.batcher.padding import Padding
-from tensorferry.batcher.parts import put_together
-from tensorferry.batcher.record import BatchRecord
-from tensorferry.batcher.request import Request
-from tensorferry.batcher.results import deliver_row, deliver_rows, propagate_cancel
-from tensorferry.batcher.statistics import BatcherStatistics
-from tensorferry.batcher.timeouts import QueuePolicy
-from tensorferry.batcher.worker import Health
+from tensorferry.batcher.statistics.counters import BatcherStatistics
+from tensorferry.batcher.statistics.recent_batches import BatchRecord
 
 DEFAULT_MAX_QUEUE_SIZE = 4096
 DEFAULT_MAX_QUEUE_BYTES = 1 << 30

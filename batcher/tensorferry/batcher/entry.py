@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.completions import Completions, completed_twice
 from tensorferry.batcher.errors import (
     BatcherError,
     Cancelled,
@@ -16,10 +15,11 @@ from tensorferry.batcher.errors import (
     QueueFull,
     RequestTooLarge,
 )
-from tensorferry.batcher.options import BatcherSettings
-from tensorferry.batcher.queue import RequestQueue
+from tensorferry.batcher.execution.completion import Completions, completed_twice
+from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import Outcome, Request, flatten, split_request
-from tensorferry.batcher.statistics import Ledger
+from tensorferry.batcher.settings import BatcherSettings
+from tensorferry.batcher.statistics.counters import Ledger
 
 
 class Entry:

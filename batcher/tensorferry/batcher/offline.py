@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
-from tensorferry.batcher.collate import first_row, join, request_of, split
+from tensorferry.batcher.execution.collate import first_row, join, request_of, split
 from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.request import Outcome, Request
 

@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensorferry.batcher.clients import ClientPolicy
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.completions import Completions, Together
-from tensorferry.batcher.crew import Crew
 from tensorferry.batcher.entry import Entry
-from tensorferry.batcher.instance import Instance
-from tensorferry.batcher.options import BatcherSettings
-from tensorferry.batcher.policy import Limits, unreachable
-from tensorferry.batcher.queue import RequestQueue
-from tensorferry.batcher.record import Record
-from tensorferry.batcher.statistics import Ledger
-from tensorferry.batcher.worker import Health
+from tensorferry.batcher.execution.completion import Completions, Together
+from tensorferry.batcher.execution.instance import Instance
+from tensorferry.batcher.execution.worker import Health
+from tensorferry.batcher.execution.worker_pool import Crew
+from tensorferry.batcher.policy.close_rule import Limits, unreachable
+from tensorferry.batcher.queue.client_quotas import ClientPolicy
+from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.settings import BatcherSettings
+from tensorferry.batcher.statistics.counters import Ledger
+from tensorferry.batcher.statistics.recent_batches import Record
 
 _log = logging.getLogger("tensorferry.batcher")
 

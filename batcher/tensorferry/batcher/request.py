@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensorferry.batcher.fairness import Share
 from tensorferry.batcher.padding import PadPlan
-from tensorferry.batcher.policy import CloseReason
+from tensorferry.batcher.policy.client_fairness import Share
+from tensorferry.batcher.policy.close_rule import CloseReason
 
 Array = npt.NDArray[Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tensorferry.batcher.policy import CloseReason
+from tensorferry.batcher.policy.close_rule import CloseReason
 from tensorferry.batcher.request import Request
 
 

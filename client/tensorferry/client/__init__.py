@@ -3,8 +3,9 @@
 `InferenceClient` is for threads; `tensorferry.client.aio` has the same for asyncio.
 """
 
-from tensorferry.client.channel import Tls
 from tensorferry.client.client import InferenceClient
+from tensorferry.client.connection.channel import Tls
+from tensorferry.client.connection.retry import Retry
 from tensorferry.client.errors import (
     Cancelled,
     ClientClosed,
@@ -22,9 +23,8 @@ from tensorferry.client.errors import (
     Unimplemented,
 )
 from tensorferry.client.future import InferenceFuture
-from tensorferry.client.message import InferenceResult, StreamRequest
-from tensorferry.client.metadata import ModelMetadata, ModelStatus, ServerMetadata, TensorMetadata
-from tensorferry.client.retry import Retry
+from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata, TensorMetadata
+from tensorferry.client.messages.tensors import InferenceResult, StreamRequest
 
 __all__ = [
     "Cancelled",

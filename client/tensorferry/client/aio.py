@@ -10,15 +10,17 @@ from typing import Any, Literal, Self, overload
 
 import grpc
 
-from tensorferry.client import aio_stream, arguments, channel, errors, message
+from tensorferry.client import aio_stream, errors
 from tensorferry.client.base import ClientBase, StreamPlan
-from tensorferry.client.deadline import Deadline
+from tensorferry.client.connection import channel
+from tensorferry.client.connection.deadline import Deadline
+from tensorferry.client.connection.propagation import with_context
+from tensorferry.client.connection.retry import Attempts
 from tensorferry.client.errors import DeadlineExceeded, InferenceError, ResourceExhausted, Unavailable
 from tensorferry.client.inflight import Outcome, id_of
-from tensorferry.client.message import InferenceResult, Parameter, StreamRequest
-from tensorferry.client.metadata import ModelMetadata, ModelStatus, ServerMetadata
-from tensorferry.client.propagation import with_context
-from tensorferry.client.retry import Attempts
+from tensorferry.client.messages import arguments, tensors
+from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata
+from tensorferry.client.messages.tensors import InferenceResult, Parameter, StreamRequest
 from tensorferry.protos import inference_pb2 as pb
 
 
@@ -95,14 +97,14 @@ class InferenceClient(ClientBase):
         InvalidInput, before anything is sent, when inputs or outputs do not fit the model.
         """
         deadline = Deadline.after(timeout)
-        request = message.request_of(inputs, request_id, outputs, parameters)
+        request = tensors.request_of(inputs, request_id, outputs, parameters)
         encoded = await self._encode(model, version, deadline, request)
         try:
             answer = await self._call(self._stub.ModelInfer, encoded, deadline, request.request_id)
         except InferenceError as error:
             self._cache.refused(model, version, error)
             raise
-        return message.decode(answer)
+        return tensors.decode(answer)
 
     def submit(
         self,
@@ -292,7 +294,7 @@ class InferenceClient(ClientBase):
         if encoded is not None:
             return encoded
         metadata = await self._fetch(model, version, deadline, request.request_id)
-        return message.encode(model, version, request, metadata)
+        return tensors.encode(model, version, request, metadata)
 
     async def _fetch(
         self, model: str, version: str, deadline: Deadline, request_id: str = ""
@@ -319,7 +321,7 @@ class InferenceClient(ClientBase):
             answer = await self._call(
                 self._stub.ModelInfer, encoded, deadline, refused.request_id, attempts=attempts
             )
-            return message.decode(answer)
+            return tensors.decode(answer)
         except InferenceError as error:
             return error
 

@@ -24,10 +24,11 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from tensorferry.client import errors, message
+from tensorferry.client import errors
 from tensorferry.client.errors import InferenceError
 from tensorferry.client.inflight import InFlight, Outcome, unanswered
-from tensorferry.client.message import StreamDefaults, StreamRequest
+from tensorferry.client.messages import tensors
+from tensorferry.client.messages.tensors import StreamDefaults, StreamRequest
 from tensorferry.protos import inference_pb2 as pb
 
 Requests = (
@@ -177,7 +178,7 @@ def complete(requests: Requests, defaults: StreamDefaults) -> AsyncGenerator[Str
     """The requests of an iterable, asynchronous or not, with their defaults."""
     if isinstance(requests, AsyncIterable):
         return _complete(requests, defaults)
-    return _complete_plain(message.iterated(requests), defaults)
+    return _complete_plain(tensors.iterated(requests), defaults)
 
 
 async def _complete(
@@ -226,7 +227,7 @@ async def run(
                 break
             if answer is None:
                 break
-            in_flight.settle(answer.infer_response.id, message.decode_stream(answer))
+            in_flight.settle(answer.infer_response.id, tensors.decode_stream(answer))
         outcomes, failure = feed.abandon(broken)
         for outcome in outcomes:
             yield outcome

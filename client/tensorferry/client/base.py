@@ -8,17 +8,19 @@ from typing import Any
 
 import grpc
 
-from tensorferry.client import arguments, channel, errors, message
-from tensorferry.client.bearer import bearer
-from tensorferry.client.cache import MetadataCache
-from tensorferry.client.deadline import Deadline, seconds_of
+from tensorferry.client import errors
+from tensorferry.client.connection import channel
+from tensorferry.client.connection.bearer import bearer
+from tensorferry.client.connection.deadline import Deadline, seconds_of
+from tensorferry.client.connection.propagation import with_context
+from tensorferry.client.connection.retry import DEFAULT_RETRY, Attempts, Retries, Retry, retry_of
+from tensorferry.client.connection.target import check_target
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.inflight import InFlight
-from tensorferry.client.message import Parameter, StreamDefaults, StreamRequest
-from tensorferry.client.metadata import ModelMetadata
-from tensorferry.client.propagation import with_context
-from tensorferry.client.retry import DEFAULT_RETRY, Attempts, Retries, Retry, retry_of
-from tensorferry.client.target import check_target
+from tensorferry.client.messages import arguments, tensors
+from tensorferry.client.messages.metadata import ModelMetadata
+from tensorferry.client.messages.metadata_cache import MetadataCache
+from tensorferry.client.messages.tensors import Parameter, StreamDefaults, StreamRequest
 from tensorferry.protos import inference_pb2 as pb
 
 
@@ -94,7 +96,7 @@ class ClientBase:
         """The request's message; None when the model's metadata is to be fetched for it, perhaps again."""
         arguments.model(model, version)
         if not self._check:
-            return message.encode(model, version, request, None)
+            return tensors.encode(model, version, request, None)
         return self._cache.encode(model, version, request)
 
     def _learned(self, model: str, version: str, answer: pb.ModelMetadataResponse) -> ModelMetadata:

@@ -11,16 +11,18 @@ from typing import Any, Literal, Self, overload
 
 import grpc
 
-from tensorferry.client import arguments, channel, errors, message, stream
+from tensorferry.client import errors, stream
 from tensorferry.client.base import ClientBase, StreamPlan
-from tensorferry.client.deadline import Deadline
+from tensorferry.client.connection import channel
+from tensorferry.client.connection.deadline import Deadline
+from tensorferry.client.connection.propagation import with_context
+from tensorferry.client.connection.retry import Attempts
 from tensorferry.client.errors import DeadlineExceeded, InferenceError, ResourceExhausted, Unavailable
 from tensorferry.client.future import InferenceFuture, Waiting
 from tensorferry.client.inflight import Outcome, id_of
-from tensorferry.client.message import InferenceResult, Parameter, StreamRequest
-from tensorferry.client.metadata import ModelMetadata, ModelStatus, ServerMetadata
-from tensorferry.client.propagation import with_context
-from tensorferry.client.retry import Attempts
+from tensorferry.client.messages import arguments, tensors
+from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata
+from tensorferry.client.messages.tensors import InferenceResult, Parameter, StreamRequest
 from tensorferry.protos import inference_pb2 as pb
 
 
@@ -99,14 +101,14 @@ class InferenceClient(ClientBase):
         Thread-safe.
         """
         deadline = Deadline.after(timeout)
-        request = message.request_of(inputs, request_id, outputs, parameters)
+        request = tensors.request_of(inputs, request_id, outputs, parameters)
         encoded = self._encode(model, version, deadline, request)
         try:
             answer = self._call(self._stub.ModelInfer, encoded, deadline, request.request_id)
         except InferenceError as error:
             self._cache.refused(model, version, error)
             raise
-        return message.decode(answer)
+        return tensors.decode(answer)
 
     def submit(
         self,
@@ -126,7 +128,7 @@ class InferenceClient(ClientBase):
         request for a model waits for the model's metadata. Thread-safe.
         """
         deadline = Deadline.after(timeout)
-        request = message.request_of(inputs, request_id, outputs, parameters)
+        request = tensors.request_of(inputs, request_id, outputs, parameters)
         encoded = self._encode(model, version, deadline, request)
         return InferenceFuture(
             lambda: self._stub.ModelInfer.future(encoded, **self._call_options(deadline, request.request_id)),
@@ -203,7 +205,7 @@ class InferenceClient(ClientBase):
         plan = self._plan_stream(
             model, version, ordered, max_in_flight, timeout, outputs, parameters, on_error
         )
-        return self._stream(plan, map(plan.defaults.complete, message.iterated(requests)))
+        return self._stream(plan, map(plan.defaults.complete, tensors.iterated(requests)))
 
     def _stream(self, plan: StreamPlan, requests: Iterator[StreamRequest]) -> Generator[Outcome, None, None]:
         self._check_open()
@@ -289,7 +291,7 @@ class InferenceClient(ClientBase):
         if encoded is not None:
             return encoded
         metadata = self._fetch(model, version, deadline, request.request_id)
-        return message.encode(model, version, request, metadata)
+        return tensors.encode(model, version, request, metadata)
 
     def _fetch(self, model: str, version: str, deadline: Deadline, request_id: str = "") -> ModelMetadata:
         request = pb.ModelMetadataRequest(name=model, version=version)
@@ -314,7 +316,7 @@ class InferenceClient(ClientBase):
             answer = self._call(
                 self._stub.ModelInfer, encoded, deadline, refused.request_id, attempts=attempts
             )
-            return message.decode(answer)
+            return tensors.decode(answer)
         except InferenceError as error:
             return error
 

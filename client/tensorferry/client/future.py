@@ -12,11 +12,12 @@ from typing import Any
 
 import grpc
 
-from tensorferry.client import errors, message
-from tensorferry.client.deadline import Deadline
+from tensorferry.client import errors
+from tensorferry.client.connection.deadline import Deadline
+from tensorferry.client.connection.retry import Attempts
 from tensorferry.client.errors import ClientClosed, InferenceError
-from tensorferry.client.message import InferenceResult
-from tensorferry.client.retry import Attempts
+from tensorferry.client.messages import tensors
+from tensorferry.client.messages.tensors import InferenceResult
 
 
 class InferenceFuture(Future[InferenceResult]):
@@ -72,7 +73,7 @@ class InferenceFuture(Future[InferenceResult]):
         try:
             answer = call.result()
             self._attempts.answered()
-            result = message.decode(answer)
+            result = tensors.decode(answer)
         except grpc.RpcError as error:
             failure = errors.from_rpc(error, self._request_id)
             self._refused(failure)

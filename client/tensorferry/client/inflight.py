@@ -12,9 +12,9 @@ from collections import deque
 import grpc
 
 from tensorferry.client import errors
-from tensorferry.client.arguments import integer
 from tensorferry.client.errors import InferenceError, InvalidInput
-from tensorferry.client.message import InferenceResult
+from tensorferry.client.messages.arguments import integer
+from tensorferry.client.messages.tensors import InferenceResult
 
 Outcome = InferenceResult | InferenceError
 

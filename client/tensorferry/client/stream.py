@@ -13,10 +13,11 @@ from typing import Any
 
 import grpc
 
-from tensorferry.client import errors, message
+from tensorferry.client import errors
 from tensorferry.client.errors import InferenceError
 from tensorferry.client.inflight import InFlight, Outcome, unanswered
-from tensorferry.client.message import StreamRequest
+from tensorferry.client.messages import tensors
+from tensorferry.client.messages.tensors import StreamRequest
 from tensorferry.protos import inference_pb2 as pb
 
 Encode = Callable[[StreamRequest], pb.ModelInferRequest]
@@ -103,7 +104,7 @@ class _Feed:
 
     def settle(self, answer: pb.ModelStreamInferResponse) -> None:
         """An answer arrived."""
-        outcome = message.decode_stream(answer)
+        outcome = tensors.decode_stream(answer)
         with self._lock:
             self._in_flight.settle(answer.infer_response.id, outcome)
 

@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
-from tensorferry.server import environment
-from tensorferry.server.installed import wrong_versions
+from tensorferry.server.cli.installed_versions import wrong_versions
+from tensorferry.server.transport import grpc_environment
 
 # Loaded by name, when asked for: the client's commands then need no server packages, and
 # server and client stay strangers to each other.
 _COMMANDS = {
-    "serve": ("tensorferry.server.cli", "main", "serve ONNX models over gRPC"),
-    "config": ("tensorferry.server.config_command", "main", "print a model's completed configuration"),
-    "token": ("tensorferry.server.token_command", "main", "make a bearer token for a caller"),
-    "infer": ("tensorferry.client.cli", "infer", "send one request to a running server"),
-    "ready": ("tensorferry.client.cli", "ready", "whether a running server takes requests"),
-    "models": ("tensorferry.client.cli", "models", "list a running server's models"),
-    "describe": ("tensorferry.client.cli", "describe", "show a model's inputs and outputs"),
-    "top": ("tensorferry.client.top", "main", "show what a running server does, in a terminal"),
+    "serve": ("tensorferry.server.cli.serve", "main", "serve ONNX models over gRPC"),
+    "config": ("tensorferry.server.cli.show_config", "main", "print a model's completed configuration"),
+    "token": ("tensorferry.server.cli.make_token", "main", "make a bearer token for a caller"),
+    "infer": ("tensorferry.client.cli.commands", "infer", "send one request to a running server"),
+    "ready": ("tensorferry.client.cli.commands", "ready", "whether a running server takes requests"),
+    "models": ("tensorferry.client.cli.commands", "models", "list a running server's models"),
+    "describe": ("tensorferry.client.cli.commands", "describe", "show a model's inputs and outputs"),
+    "top": ("tensorferry.client.cli.top", "main", "show what a running server does, in a terminal"),
 }
 
 
@@ -58,7 +58,7 @@ def _run(argv: Sequence[str] | None) -> int:
         return 2
     module, function, _ = _COMMANDS[arguments[0]]
     if arguments[0] == "serve":
-        environment.prepare()
+        grpc_environment.prepare()
     try:
         command = getattr(import_module(module), function)
     except ModuleNotFoundError as error:

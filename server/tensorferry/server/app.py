@@ -13,49 +13,49 @@ from typing import TYPE_CHECKING
 import grpc
 
 from tensorferry.protos import POOL, SERVICE_NAME
-from tensorferry.server.access import access_of
-from tensorferry.server.access_interceptor import AccessInterceptor
-from tensorferry.server.closing import close_connections, close_port
-from tensorferry.server.condition import Condition
-from tensorferry.server.config import ModelSource, ServerConfig
-from tensorferry.server.configuration import ModelConfiguration
-from tensorferry.server.control import ModelControl
-from tensorferry.server.core_options import core_options
-from tensorferry.server.device_options import cuda_flags
-from tensorferry.server.devices import choose_device
+from tensorferry.server.config.device_options import cuda_flags
+from tensorferry.server.config.limit_options import limits_of
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.gpus import Gpus, open_gpus
-from tensorferry.server.health import HEALTH_SERVICE, Health
-from tensorferry.server.inference import InferenceService
-from tensorferry.server.limit_options import limits_of
-from tensorferry.server.loading import load_model
-from tensorferry.server.log_settings import LogSettings
-from tensorferry.server.logs import LogOutput
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.methods.health import HEALTH_SERVICE, Health
+from tensorferry.server.methods.log_settings import LogSettings
+from tensorferry.server.methods.model_config import ModelConfiguration
 from tensorferry.server.methods.reflection import REFLECTION_SERVICES, Reflection
-from tensorferry.server.models import Model, ModelRegistry
-from tensorferry.server.outbox import Outbox
-from tensorferry.server.recovery import REBUILD_SECONDS
-from tensorferry.server.repository import Repository
-from tensorferry.server.repository_methods import RepositoryMethods
+from tensorferry.server.methods.repository import RepositoryMethods
+from tensorferry.server.methods.shared_memory import SharedMemory
+from tensorferry.server.methods.statistics import StatisticsExtension
+from tensorferry.server.methods.trace_settings import TraceSettings
+from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.models.repository import Repository
+from tensorferry.server.models.repository_control import ModelControl
+from tensorferry.server.monitoring.gpu_metrics import Gpus, open_gpus
+from tensorferry.server.monitoring.server_statistics import ServerStatistics
+from tensorferry.server.recovery.instance_health import Condition
+from tensorferry.server.recovery.recovering_instance import REBUILD_SECONDS
+from tensorferry.server.recovery.watchdog import Watchdog
+from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.runtime.scratch_directory import remove_abandoned
-from tensorferry.server.server_statistics import ServerStatistics
-from tensorferry.server.servicer import Servicer
-from tensorferry.server.shared_memory import Regions
-from tensorferry.server.shared_memory_methods import SharedMemory
-from tensorferry.server.statistics import StatisticsExtension
-from tensorferry.server.telemetry import Telemetry
+from tensorferry.server.security.access_control import access_of
+from tensorferry.server.security.interceptor import AccessInterceptor
+from tensorferry.server.security.tls import TlsFiles
+from tensorferry.server.shared_memory.regions import Regions
+from tensorferry.server.telemetry.logs import LogOutput
 from tensorferry.server.threads import HandlerThreads
-from tensorferry.server.tls import TlsFiles
-from tensorferry.server.trace_file import TraceFile
-from tensorferry.server.trace_settings import TraceSettings
-from tensorferry.server.transport.leaks import warning_of as leak_warning
-from tensorferry.server.transport.unsent import Unsent
-from tensorferry.server.triton_tracing import TritonTracing
-from tensorferry.server.watchdog import Watchdog
+from tensorferry.server.tracing.triton import TritonTracing
+from tensorferry.server.tracing.triton_file import TraceFile
+from tensorferry.server.tracing.wiring import Telemetry
+from tensorferry.server.transport.channel_args import core_options
+from tensorferry.server.transport.core_leaks import warning_of as leak_warning
+from tensorferry.server.transport.core_sockets import close_connections, close_port
+from tensorferry.server.transport.lane.batched_sends import Outbox
+from tensorferry.server.transport.threaded_servicer import Servicer
+from tensorferry.server.transport.unread_responses import Unsent
 
 if TYPE_CHECKING:
-    from tensorferry.server.lane import Lane
-    from tensorferry.server.metrics_server import MetricsServer
+    from tensorferry.server.monitoring.http_server import MetricsServer
+    from tensorferry.server.transport.lane.lane import Lane
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -233,10 +233,10 @@ class App:
 
     def _serve_metrics(self, port: int) -> MetricsServer:
         # Here, since it takes a while to import what makes and serves them.
-        from tensorferry.server.metrics import Metrics
-        from tensorferry.server.metrics_server import MetricsServer
-        from tensorferry.server.status_page import routes_of
-        from tensorferry.server.status_report import StatusReport
+        from tensorferry.server.monitoring.http_server import MetricsServer
+        from tensorferry.server.monitoring.metrics import Metrics
+        from tensorferry.server.monitoring.status_page import routes_of
+        from tensorferry.server.monitoring.status_report import StatusReport
 
         status = StatusReport(
             self.registry, self._service, self.config, lambda: self.address, lambda: self.transport
@@ -262,8 +262,8 @@ class App:
             return None
         try:
             # Here, since the import itself fails with a grpcio that lacks what it uses.
-            from tensorferry.server.lane import Lane
-            from tensorferry.server.lane_proof import prove
+            from tensorferry.server.transport.lane.lane import Lane
+            from tensorferry.server.transport.lane.selftest import prove
 
             prove()
             return Lane(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from client.resilience.leaving import CLIENTS, LEAVINGS, Leaving, LeavingServer
 
-from tensorferry.client import channel
+from tensorferry.client.connection import channel
 
 
 @pytest.mark.parametrize("stream", CLIENTS)

@@ -17,8 +17,8 @@ import pytest
 from client.scripted import ScriptedServer
 
 from tensorferry.client import InferenceClient, Retry, Unavailable, aio
+from tensorferry.client.connection.retry import ANSWERED_KEY, Attempts, Ending, Retries, ending_of
 from tensorferry.client.errors import of_code
-from tensorferry.client.retry import ANSWERED_KEY, Attempts, Ending, Retries, ending_of
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 

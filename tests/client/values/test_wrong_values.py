@@ -19,7 +19,8 @@ import pytest
 from client.scripted import ScriptedServer, ScriptedServicer, model
 
 from tensorferry import client as tf
-from tensorferry.client import InferenceClient, InvalidInput, Retry, StreamRequest, Tls, aio, message
+from tensorferry.client import InferenceClient, InvalidInput, Retry, StreamRequest, Tls, aio
+from tensorferry.client.messages import tensors
 
 ROW = {"x": [1]}
 Call = Callable[..., Any]
@@ -311,13 +312,13 @@ def test_the_repr_of_a_result_shows_its_outputs_and_no_values() -> None:
         "words": np.array([[b"w" * 10_000]], object),
         "image": np.zeros((512, 512), np.float32),
     }
-    result = message.InferenceResult("digits", "1", "r1", {"text": "t" * 10**6, "batch_rows": 3}, outputs)
+    result = tensors.InferenceResult("digits", "1", "r1", {"text": "t" * 10**6, "batch_rows": 3}, outputs)
     shown = repr(result)
     assert "outputs={'label': INT64 [2], 'words': BYTES [1, 1], 'image': FP32 [512, 512]}" in shown
     assert shown.startswith("InferenceResult(model_name='digits', model_version='1', id='r1', ")
     assert "'batch_rows': 3" in shown
     assert len(shown) < 500
-    many = message.InferenceResult(
+    many = tensors.InferenceResult(
         "m", "", "", {}, {f"{'n' * 10**5}{i}": outputs["label"] for i in range(10_000)}
     )
     assert "and 9980 more" in repr(many)

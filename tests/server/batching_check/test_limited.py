@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import helper
-from server.models import node, save, value
+from support.server.models import node, save, value
 
 from tensorferry.server.batching_check.limited import limited
 from tensorferry.server.batching_check.trial import Conditions, Outcome, try_rows
 from tensorferry.server.errors import ModelFailedError
-from tensorferry.server.session import Session
+from tensorferry.server.runtime.session import Session
 
 
 def halved_until_small(path: Path) -> Path:

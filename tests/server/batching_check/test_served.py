@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 from e2e.fixtures import Serve
-from server import models
 from server.batching_check import graphs
+from support.server import models
 
 from tensorferry.client import InferenceClient
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from server import models
-from server.rig import Array, signature, spec
+from support.server import models
+from support.server.rig import Array, signature, spec
 
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.batching_check.trial import Conditions, Outcome, Trial, try_rows
-from tensorferry.server.proof import sample
-from tensorferry.server.session import Session
-from tensorferry.server.words import words_of
+from tensorferry.server.runtime.onnx_strings import words_of
+from tensorferry.server.runtime.sampling import sample
+from tensorferry.server.runtime.session import Session
 
 Build = Callable[[Path], Path]
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from server import models
 from server.batching_check import graphs
-from server.rig import Load
+from support.server import models
+from support.server.rig import Load
 
 from tensorferry.server.batching_check import verdict
 from tensorferry.server.batching_check.trial import Conditions, Outcome, Trial, try_rows
 from tensorferry.server.batching_check.verdict import Finding, Verdict, judge
 from tensorferry.server.onnx_graph import BatchAnalysis, RowMixing
-from tensorferry.server.session import Session
+from tensorferry.server.runtime.session import Session
 
 Build = Callable[[Path], Path]
 

@@ -6,8 +6,8 @@ import logging
 
 import grpc
 import pytest
-from server.rig import Make
-from server.tokens import METHODS, outcome
+from support.server.rig import Make
+from support.server.tokens import METHODS, outcome
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.wire import bounds

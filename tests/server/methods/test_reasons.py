@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 import pytest
-from server.rig import PATIENCE, Make
-from server.tokens import METHODS, TOKENS, bearer
+from support.server.rig import PATIENCE, Make
+from support.server.tokens import METHODS, TOKENS, bearer
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.methods.reasons import without_paths

@@ -9,12 +9,12 @@ from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import pytest
-from server.rig import PATIENCE
+from support.server.rig import PATIENCE
 
 from tensorferry.batcher.testing import VirtualClock
-from tensorferry.server import metrics_server
-from tensorferry.server.metrics_server import MetricsServer
+from tensorferry.server.monitoring import http_server
 from tensorferry.server.monitoring.http_connections import Connections, TimedReader
+from tensorferry.server.monitoring.http_server import MetricsServer
 
 
 @pytest.fixture
@@ -81,8 +81,8 @@ def test_a_request_that_comes_byte_by_byte_has_no_more_time(
 
 
 def test_slow_clients_do_not_shut_out_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "_MOST_CONNECTIONS", 8)
-    monkeypatch.setattr(metrics_server, "_MOST_PER_ADDRESS", 4)
+    monkeypatch.setattr(http_server, "_MOST_CONNECTIONS", 8)
+    monkeypatch.setattr(http_server, "_MOST_PER_ADDRESS", 4)
     server = MetricsServer("127.0.0.1", 0, lambda accept: (b"page\n", "text/plain"))
     parts = urlsplit(server.url)
     address = (parts.hostname, parts.port)
@@ -97,7 +97,7 @@ def test_slow_clients_do_not_shut_out_a_probe(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_threads_of_closed_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "_MOST_PER_ADDRESS", 1)
+    monkeypatch.setattr(http_server, "_MOST_PER_ADDRESS", 1)
     server = MetricsServer("127.0.0.1", 0, lambda accept: (b"page\n", "text/plain"))
     parts = urlsplit(server.url)
     with ExitStack() as stack:

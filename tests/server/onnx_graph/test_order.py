@@ -6,12 +6,12 @@ from pathlib import Path
 
 import onnx
 import pytest
-from server import models
 from server.onnx_graph.build import model
+from support.server import models
 
-from tensorferry.server.fp16 import convert
 from tensorferry.server.onnx_graph import RowMixing, analyse_batching
-from tensorferry.server.session_options import Fp16
+from tensorferry.server.runtime.fp16 import convert
+from tensorferry.server.runtime.ort_options import Fp16
 
 CAPTURING = """
 g (float[N, 4] x, bool c) => (float[N, 4] y) {

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from server import models
-from server.models import node, value
+from support.server import models
+from support.server.models import node, value
 
 from tensorferry.batcher.testing import VirtualClock
 from tensorferry.server.runtime.arena_shrinkage import ArenaShrinkage
 from tensorferry.server.runtime.host_memory import resident_bytes
-from tensorferry.server.session import Session
+from tensorferry.server.runtime.session import Session
 
 MIB = 1 << 20
 

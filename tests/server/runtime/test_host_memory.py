@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from server import models
-from server.models import node, value
+from support.server import models
+from support.server.models import node, value
 
-from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.loading import load_model
-from tensorferry.server.model_config import parse_config
+from tensorferry.server.model_config.pbtxt import parse_config
+from tensorferry.server.models.loader import load_model
 from tensorferry.server.runtime.host_memory import (
     GrowthCheck,
     available_bytes,

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import onnx
 import pytest
-from server.models import node, value
+from support.server.models import node, value
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.session import Session
+from tensorferry.server.runtime.session import Session
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -75,7 +75,7 @@ def test_what_is_not_known_has_no_cure(tmp_path: Path) -> None:
     assert "It is" not in str(caught.value)
 
 
-LOADS = "import sys; from pathlib import Path; from tensorferry.server.session import Session; Session(Path(sys.argv[1]))"
+LOADS = "import sys; from pathlib import Path; from tensorferry.server.runtime.session import Session; Session(Path(sys.argv[1]))"
 
 
 def load(path: Path, locales: Path) -> subprocess.CompletedProcess[str]:

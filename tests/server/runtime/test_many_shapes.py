@@ -9,16 +9,16 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
-from server import models
-from server.models import value
-from server.rig import PATIENCE
+from support.server import models
+from support.server.models import value
+from support.server.rig import PATIENCE
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.config import ModelSource, ServerConfig
-from tensorferry.server.inference import InferenceService
-from tensorferry.server.loading import load_model
-from tensorferry.server.models import ModelRegistry
-from tensorferry.server.reply import Reply
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.inference.reply import Reply
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.registry import ModelRegistry
 
 _MIB = 1 << 20
 # Distinct shapes of one half; the bounds of all caches are below.

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tensorferry.server.models.uploaded_files import SentFiles
 from tensorferry.server.runtime.scratch_directory import ScratchDirectory, remove_abandoned
-from tensorferry.server.sent_files import SentFiles
 
 _OTHER_PROCESS = """
 import sys
 sys.path[:0] = {path!r}
-from tensorferry.server.sent_files import SentFiles
+from tensorferry.server.models.uploaded_files import SentFiles
 files = SentFiles("m", {{"1/model.onnx": b"uploaded"}})
 print(files.directory, flush=True)
 sys.stdin.read()

@@ -9,8 +9,8 @@ import pytest
 from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
-from server.certificates import authority, issue
-from server.rig import reproducible
+from support.server.certificates import authority, issue
+from support.server.rig import reproducible
 
 from tensorferry.server.security.certificate_names import has_nul
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from server.models import node, save, value
-from server.shapes.shapeless import doubled, shapeless
+from support.server.models import node, save, value
+from support.server.shapeless_models import doubled, shapeless
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.loading import load_model
-from tensorferry.server.models import Model
-from tensorferry.server.session import Session
+from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.registry import Model
+from tensorferry.server.runtime.session import Session
 
 
 def load(path: Path, config: str = "") -> Model:

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from server.models import node, save, value
-from server.rig import Replies, infer, request, response_of
-from server.shapes.scaled import with_defaults
+from support.server.models import node, save, value
+from support.server.rig import Replies, infer, request, response_of
+from support.server.scaled_models import with_defaults
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.config import ModelSource, ServerConfig
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.inference import InferenceService
-from tensorferry.server.loading import load_model
-from tensorferry.server.models import Model, ModelRegistry
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.registry import Model, ModelRegistry
 
 X = np.ones((2, 3), np.float32)
 

@@ -10,13 +10,13 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from server.models import node, save, value
-from server.rig import PATIENCE, Array, Make, fp32, request
+from support.server.models import node, save, value
+from support.server.rig import PATIENCE, Array, Make, fp32, request
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 from tensorferry.server.app import App
-from tensorferry.server.config import ModelSource
+from tensorferry.server.config.server_config import ModelSource
 
 MOST = 10_000
 Infer = Callable[[pb.ModelInferRequest], pb.ModelInferResponse]

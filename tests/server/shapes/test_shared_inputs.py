@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from server.models import node, save, value
-from server.rig import infer, request, signature, spec
-from server.shapes.scaled import scaled, sometimes_mixing
+from support.server.models import node, save, value
+from support.server.rig import infer, request, signature, spec
+from support.server.scaled_models import scaled, sometimes_mixing
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.batching_check.shared import mixing_by_shared
 from tensorferry.server.batching_check.trial import Conditions
-from tensorferry.server.config import ModelSource, PadLengths, ServerConfig
+from tensorferry.server.config.server_config import ModelSource, PadLengths, ServerConfig
 from tensorferry.server.errors import InvalidRequestError, StartError
-from tensorferry.server.inference import InferenceService
-from tensorferry.server.loading import load_model
-from tensorferry.server.models import Model, ModelRegistry
-from tensorferry.server.session import Session
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.runtime.session import Session
 
 
 def load(path: Path, config: str = "", **options: object) -> Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensorferry.server.transport.leaks import leaks_files, warning_of
+from tensorferry.server.transport.core_leaks import leaks_files, warning_of
 
 
 @pytest.mark.parametrize(

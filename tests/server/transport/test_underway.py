@@ -8,7 +8,7 @@ from typing import Any
 
 from polling import PATIENCE
 
-from tensorferry.server.transport.underway import Underway, Until
+from tensorferry.server.transport.calls_in_progress import Underway, Until
 
 
 class Context:

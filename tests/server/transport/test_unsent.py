@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensorferry.server.errors import UnreadAnswersError
-from tensorferry.server.transport.unsent import Account, Unsent
+from tensorferry.server.transport.unread_responses import Account, Unsent
 
 MOST = 1600
 OF_CONNECTION = 400

@@ -8,12 +8,12 @@ from typing import Any
 
 import grpc
 import pytest
-from fuzz.bombs import Bomb, bombs, field
-from fuzz.raw import Connection, framed, headers_of
-from server.rig import PATIENCE, Make
-from server.tokens import EVERY, TOKENS, bearer, outcome
+from fuzz.attackers.bombs import Bomb, bombs, field
+from fuzz.attackers.raw import Connection, framed, headers_of
+from support.server.rig import PATIENCE, Make
+from support.server.tokens import EVERY, TOKENS, bearer, outcome
 
-from tensorferry.server import inference
+from tensorferry.server.inference import service
 from tensorferry.server.wire import bounds, receiving, structure
 
 # More than the most fields of a message, and fewer integers than it may have.
@@ -33,7 +33,7 @@ def parsed_kinds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return parse(data, kind)
 
     monkeypatch.setattr(receiving, "parsed", counted)
-    monkeypatch.setattr(inference, "parsed", counted)
+    monkeypatch.setattr(service, "parsed", counted)
     return kinds
 
 
@@ -100,7 +100,7 @@ def test_nothing_is_looked_at_before_it_is_known_who_calls(
     app = start(auth_tokens=tokens, auth_exempt_health=False)
     for module, name in ((receiving, "unpacked"), (receiving, "parsed"), (structure, "check")):
         monkeypatch.setattr(module, name, looked)
-    monkeypatch.setattr(inference, "unpacked", looked)
+    monkeypatch.setattr(service, "unpacked", looked)
     with grpc.insecure_channel(app.address) as channel:
         for method, path in EVERY.items():
             for metadata in ((), bearer("wrong")):

@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 import pytest
-from fuzz.bombs import field
+from fuzz.attackers.bombs import field
 from google.protobuf.descriptor import FieldDescriptor
-from server.rig import Make
-from server.tokens import EVERY, outcome
 from server.wire.kinds import BY_METHOD
+from support.server.rig import Make
+from support.server.tokens import EVERY, outcome
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.wire import bounds

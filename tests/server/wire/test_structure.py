@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzz.bombs import Bomb, bombs, field
+from fuzz.attackers.bombs import Bomb, bombs, field
 from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
-from server.rig import fp32, reproducible, request
 from server.wire.kinds import BY_METHOD, KINDS
+from support.server.rig import fp32, reproducible, request
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError

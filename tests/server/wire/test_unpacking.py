@@ -11,17 +11,17 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from fuzz.raw import Connection, framed, headers_of
-from server.rig import PATIENCE, Make, request
-from server.tokens import METHODS
+from fuzz.attackers.raw import Connection, framed, headers_of
+from support.server.rig import PATIENCE, Make, request
+from support.server.tokens import METHODS
 
 from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server import inference
-from tensorferry.server.caller import ANYONE
-from tensorferry.server.reply import Call, Reply
+from tensorferry.server.identity import ANYONE
+from tensorferry.server.inference import service
+from tensorferry.server.inference.reply import Call, Reply
+from tensorferry.server.transport.lane.unpacking import Unpacker
 from tensorferry.server.wire.compression import unpacked
-from tensorferry.server.wire.unpacking import Unpacker
 
 
 class Later(Executor):
@@ -146,7 +146,7 @@ def test_others_are_answered_while_one_is_unpacked(
         assert go_on.wait(PATIENCE)
         return unpacked(data, most)
 
-    monkeypatch.setattr(inference, "unpacked", slowly)
+    monkeypatch.setattr(service, "unpacked", slowly)
     app = start()
     message = request({"x": np.ones((1, 3), np.float32)}).SerializeToString()
     with Connection(app.address, PATIENCE) as connection, grpc.insecure_channel(app.address) as channel:

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from e2e.server import ServerProcess, running
-from server.models import node, save, value
-from server.rig import Array
-from server.shapes.classifiers import trees
-from server.shapes.scaled import scaled, with_defaults
-from server.shapes.shapeless import doubled
+from support.processes.server import ServerProcess, running
+from support.server.classifiers import trees
+from support.server.models import node, save, value
+from support.server.rig import Array
+from support.server.scaled_models import scaled, with_defaults
+from support.server.shapeless_models import doubled
+from support.wire.inputs import tensor
+from support.wire.rig import Stream
 from tritonclient.utils import InferenceServerException
-from wire.inputs import tensor
-from wire.rig import Stream
 
 from tensorferry.client import InferenceClient, InvalidInput
 

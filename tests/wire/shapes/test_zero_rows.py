@@ -11,15 +11,15 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from e2e import models
-from e2e.server import ServerProcess, running
-from server.models import mlp, node, save, value
-from server.rig import request
-from server.shapes import recurrent
+from support.processes import models
+from support.processes.server import ServerProcess, running
+from support.server import recurrent_models
+from support.server.models import mlp, node, save, value
+from support.server.rig import request
+from support.wire.inputs import given, tensor, wanted
+from support.wire.rig import Stream
 from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as shm
-from wire.inputs import given, tensor, wanted
-from wire.rig import Stream
 
 from tensorferry.protos.inference_pb2_grpc import GRPCInferenceServiceStub
 
@@ -37,8 +37,8 @@ def _unnamed(path: Path) -> Path:
 @pytest.fixture(scope="module")
 def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
     served: list[str | Path] = [
-        recurrent.gru(model_dir / "gru.onnx"),
-        recurrent.lstm(model_dir / "lstm.onnx"),
+        recurrent_models.gru(model_dir / "gru.onnx"),
+        recurrent_models.lstm(model_dir / "lstm.onnx"),
         mlp(model_dir / "mlp.onnx"),
         _unnamed(model_dir / "unnamed.onnx"),
         *models.echoes(model_dir, "BYTES", "BF16", "INT32"),

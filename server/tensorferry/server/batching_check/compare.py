@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tensorferry.server.batching_check.rows import is_float
-from tensorferry.server.proof import TOLERANCE, Array, as_float64
+from tensorferry.server.runtime.sampling import TOLERANCE, Array, as_float64
 from tensorferry.server.signature import TensorSpec
 
 # Room for numbers that vary from run to run, as multiples of the variation that was seen.

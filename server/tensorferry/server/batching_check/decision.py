@@ -15,13 +15,13 @@ from tensorferry.server.batching_check.limited import limited
 from tensorferry.server.batching_check.shared import mixing_by_shared
 from tensorferry.server.batching_check.trial import Conditions
 from tensorferry.server.batching_check.verdict import Finding, Verdict, judge
-from tensorferry.server.config import ServerConfig
-from tensorferry.server.model_config import Batching, ModelConfigError, is_complete
-from tensorferry.server.proof import Array, working_size
-from tensorferry.server.session import Session
-from tensorferry.server.session_options import BATCHING
+from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.model_config.pbtxt import Batching, ModelConfigError, is_complete
+from tensorferry.server.runtime.onnx_strings import words_of
+from tensorferry.server.runtime.ort_options import BATCHING
+from tensorferry.server.runtime.sampling import Array, working_size
+from tensorferry.server.runtime.session import Session
 from tensorferry.server.signature import Signature
-from tensorferry.server.words import words_of
 
 _log = logging.getLogger("tensorferry.server")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from tensorferry.server.proof import Array, Run
-from tensorferry.server.session import Session
+from tensorferry.server.runtime.sampling import Array, Run
+from tensorferry.server.runtime.session import Session
 
 
 def limited(run: Run, session: Session, seconds: float) -> Run:

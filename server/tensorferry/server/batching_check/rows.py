@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensorferry.server.proof import Array, Run
+from tensorferry.server.runtime.sampling import Array, Run
 from tensorferry.server.signature import Signature, TensorSpec
 
 Row = Mapping[str, Array]

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from tensorferry.server.batching_check.trial import Conditions, Outcome, try_rows
-from tensorferry.server.proof import Array, Run, sample
+from tensorferry.server.runtime.sampling import Array, Run, sample
 from tensorferry.server.signature import Signature
 
 # Of each trial with other values, beyond the least.

@@ -28,7 +28,7 @@ from tensorferry.server.batching_check.rows import (
     join,
 )
 from tensorferry.server.batching_check.usual import USUAL, differing, rows_of, spoken
-from tensorferry.server.proof import Array, Run, difference_of, working_size
+from tensorferry.server.runtime.sampling import Array, Run, difference_of, working_size
 from tensorferry.server.signature import Signature
 
 # Draws of usual rows, until the model runs on enough of them.

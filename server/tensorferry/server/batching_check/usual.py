@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tensorferry.server.batching_check.rows import Row, batched
-from tensorferry.server.proof import Array, sample
+from tensorferry.server.runtime.sampling import Array, sample
 from tensorferry.server.signature import Signature
 
 USUAL = 5

@@ -11,7 +11,7 @@ from tensorferry.server.batching_check import quantisation
 from tensorferry.server.batching_check.rows import batched
 from tensorferry.server.batching_check.trial import Conditions, Outcome, Trial, try_rows
 from tensorferry.server.onnx_graph import BatchAnalysis, RowMixing, analyse_batching
-from tensorferry.server.proof import Run, working_size
+from tensorferry.server.runtime.sampling import Run, working_size
 from tensorferry.server.signature import Signature
 
 _log = logging.getLogger("tensorferry.server")

@@ -1,1 +1,1 @@
-"""Methods of the standard services beside ours."""
+"""Methods of the protocol beside inference, and of the standard services."""

@@ -1,1 +1,1 @@
-"""ONNX Runtime and the machine: what sessions are made from, and what the machine has room for."""
+"""ONNX Runtime: sessions, options, providers, devices."""

@@ -1,1 +1,1 @@
-"""Access control: names in clients' certificates."""
+"""Security: access control, credentials, TLS."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from tensorferry.server.codec import Decoded
 from tensorferry.server.errors import InvalidRequestError, LimitError
+from tensorferry.server.inference.codec import Decoded
 from tensorferry.server.shapes.no_rows import named_sizes
 from tensorferry.server.signature import Signature, TensorSpec
 

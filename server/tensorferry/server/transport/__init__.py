@@ -1,1 +1,1 @@
-"""Protection of the transports against clients that leave, do not read or do not finish sending."""
+"""The gRPC transports, and what both share: admission, limits, channel arguments."""

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
-from tensorferry.server.logs import quoted
+from tensorferry.server.telemetry.logs import quoted
 from tensorferry.server.wire import bounds
 from tensorferry.server.wire.bounds import BOUNDS, Bound
 from tensorferry.server.wire.fields import DELIMITED, Data, MalformedError, fields

@@ -1,0 +1,1 @@
+"""Threads and batches: workers join, run and split batches, and complete requests."""

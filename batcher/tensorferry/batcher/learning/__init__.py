@@ -1,0 +1,1 @@
+"""Models fitted online: batch cost, device speed, arrival rate, returning callers, memory."""

@@ -1,0 +1,161 @@
+"""When a batch leaves: pure functions of the queue and the time.
+
+The rule is late-binding and work-conserving: `decide` is asked when the device can start a
+batch, and closes one whenever a request waits, unless `max_queue_delay` gives a window. The
+window runs from a request's arrival, so what a request has already waited counts.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tensorferry.batcher.policy.protocols import BucketView, Waiting
+
+
+class CloseReason(enum.Enum):
+    """Why a batch left."""
+
+    # That of `Enum` is a method in Python, and batches are counted by their reason.
+    __hash__ = object.__hash__
+
+    FULL = "full"
+    PREFERRED = "preferred"
+    WINDOW = "window"
+    IDLE = "idle"
+    DRAIN = "drain"
+
+
+# For what is done for each batch: to look a member up costs more.
+_FULL, _IDLE = CloseReason.FULL, CloseReason.IDLE
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`max_batch_size` in rows (at least 1), `max_queue_delay` in seconds from arrival (0: no window).
+
+    `preferred` are the sizes that a batch has, if it can, in ascending order. Unless requests `merge`, each
+    is a batch of its own, as soon as it can be: there are no windows and no preferred sizes then.
+    """
+
+    max_batch_size: int
+    max_queue_delay: float
+    preferred: tuple[int, ...] = ()
+    merges: bool = True
+
+    @property
+    def full(self) -> int:
+        """With so many rows queued nothing is gained by waiting."""
+        return self.max_batch_size if self.merges else 1
+
+
+def unreachable(limits: Limits, max_queue_rows: int) -> Iterator[str]:
+    """Why a full batch can never come about, if there is a reason in the limits."""
+    if max_queue_rows < limits.max_batch_size:
+        yield (
+            f"no batch can have more than {max_queue_rows} rows, since no more can be queued; max_batch_size is "
+            f"{limits.max_batch_size}: raise max_queue_size to at least that"
+        )
+
+
+class Close(NamedTuple):
+    """Form a batch from this bucket now, of at most so many rows, which the class `lead` leads."""
+
+    key: Hashable
+    reason: CloseReason
+    rows: int
+    lead: int = 0
+
+
+# Of the order in which buckets' classes leave; smaller goes first: has credit, class, due, arrival.
+_LAST = (True, math.inf, math.inf, math.inf)
+
+
+class Wait(NamedTuple):
+    """Nothing leaves before `until` (inf: before something arrives)."""
+
+    until: float
+
+
+def decide(
+    buckets: Mapping[Hashable, BucketView],
+    now: float,
+    limits: Limits,
+    draining: bool,
+    credits: Sequence[float] = (0.0,),
+) -> Close | Wait:
+    """Which bucket's batch leaves now, or how long nothing does.
+
+    Among the classes that have something in the buckets that may leave, the highest with credit
+    leads, and of its buckets the one that is due first; so neither class nor bucket starves
+    behind busier ones. A window ends early when a deadline would be missed by its end.
+    """
+    until = math.inf
+    chosen: Close | None = None
+    chosen_order = _LAST
+    for key, bucket in buckets.items():
+        reason, rows = _closes(bucket, now, limits, draining)
+        if reason is None:
+            until = min(until, bucket.oldest_arrival + limits.max_queue_delay, bucket.latest_start)
+            continue
+        if len(buckets) == 1 == len(bucket.lanes):
+            # The usual case: there is nothing to choose from.
+            return Close(key, reason, rows)
+        for level, lane in enumerate(bucket.lanes):
+            if not lane.rows:
+                continue
+            order = (credits[level] < 1, level, lane.due, bucket.oldest_arrival)
+            if order < chosen_order:
+                chosen, chosen_order = Close(key, reason, rows, level), order
+    return chosen if chosen is not None else Wait(until)
+
+
+def _closes(bucket: BucketView, now: float, limits: Limits, draining: bool) -> tuple[CloseReason | None, int]:
+    """Why the bucket's batch may leave now, if it may, and the rows that it then has at most."""
+    most, delay = limits.max_batch_size, limits.max_queue_delay
+    if not delay and not limits.preferred:
+        # The usual case.
+        if limits.merges:
+            return (_IDLE if bucket.rows < most else _FULL), most
+        return _FULL, 1
+    window_over = delay > 0 and now >= min(bucket.oldest_arrival + delay, bucket.latest_start)
+    if limits.preferred and not window_over:
+        rows = preferred_rows(_in_order(bucket), limits)
+        if rows:
+            return CloseReason.PREFERRED, rows
+    if bucket.rows >= most:
+        return CloseReason.FULL, most
+    if delay == 0:
+        return CloseReason.IDLE, most
+    if draining:
+        return CloseReason.DRAIN, most
+    return (CloseReason.WINDOW, most) if window_over else (None, 0)
+
+
+def _in_order(bucket: BucketView) -> Iterator[Waiting]:
+    for lane in bucket.lanes:
+        yield from lane.dated
+        yield from lane.patient
+
+
+def preferred_rows(requests: Iterable[Waiting], limits: Limits) -> int:
+    """The rows of the batch that leaves before its window is over, 0 for none.
+
+    Triton's rule (`preferred_batch_size` in its model configuration): the largest preferred size
+    that requests in their order add up to; and when they pass the largest preferred size without
+    having hit any, those before.
+    """
+    best = rows = 0
+    for request in requests:
+        if rows + request.cost > limits.preferred[-1] and not best and rows:
+            return rows
+        if rows + request.cost > limits.max_batch_size and rows:
+            break
+        rows += request.cost
+        if rows in limits.preferred:
+            best = rows
+    # Beyond the largest preferred size nothing is to be waited for.
+    return best or (rows if rows >= limits.preferred[-1] else 0)

@@ -1,0 +1,199 @@
+"""Dispatch: what a worker is given when it asks for work for its device, or for how long it has none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+
+from tensorferry.batcher.clock import Clock
+from tensorferry.batcher.policy.close_rule import Close, CloseReason, Limits, Wait, decide
+from tensorferry.batcher.queue.backlog import Backlog
+from tensorferry.batcher.queue.batch_selection import Departure
+from tensorferry.batcher.queue.devices import Device, Devices
+from tensorferry.batcher.queue.endings import Ends
+from tensorferry.batcher.queue.expiry import Expiry
+from tensorferry.batcher.queue.reply_wait import Company
+from tensorferry.batcher.queue.slow_devices import LeftBucket, Paced, left_to
+from tensorferry.batcher.queue.wakeup import Waking
+from tensorferry.batcher.request import QUEUED, RUNNING, Request
+from tensorferry.batcher.work import Work
+
+_INF = math.inf
+
+# For what is done for each batch: to look a member up costs more.
+_IDLE = CloseReason.IDLE
+
+_new = tuple.__new__
+
+# After so many seconds a slower device to which nothing was left runs one request all the same: perhaps it
+# is no longer slow, and nobody else would see that.
+_RETRY_SECONDS = 10.0
+
+
+class Dispatch:
+    """Guarded by the queue's lock."""
+
+    __slots__ = (
+        "_backlog",
+        "_clock",
+        "_company",
+        "_departure",
+        "_devices",
+        "_dying",
+        "_ends",
+        "_expiry",
+        "_limits",
+        "_orphans",
+        "_pipelined",
+        "_waking",
+    )
+
+    def __init__(
+        self,
+        clock: Clock,
+        limits: Limits,
+        backlog: Backlog,
+        devices: Devices,
+        departure: Departure,
+        expiry: Expiry,
+        company: Company,
+        waking: Waking,
+        ends: Ends,
+        *,
+        pipelined: bool,
+    ) -> None:
+        self._clock = clock
+        self._limits = limits
+        self._backlog = backlog
+        self._devices = devices
+        self._departure = departure
+        self._expiry = expiry
+        self._company = company
+        self._waking = waking
+        self._ends = ends
+        self._pipelined = pipelined
+        # Ended by a thread that takes work, which has yet to hand them out.
+        self._dying: Sequence[Request] = ()
+        # The same, once it fell before it could.
+        self._orphans: list[Request] = []
+
+    def poll(self, device: Device) -> Work | Wait | None:
+        """What a device's worker has to do now, or until when nothing; None when the queue is closed and empty."""
+        now, backlog = self._clock.now(), self._backlog
+        start = now
+        # What left for it is unanswered at least as long as it is in flight.
+        if device.unanswered:
+            turn = self._waking.turn(device, now)
+            if turn > now:
+                if backlog.rows and not device.idle:
+                    # It may have been woken instead of one that can start at once.
+                    self._devices.wake_idle()
+                return Wait(turn if backlog.rows else _INF)
+            start = device.starts(now)
+        dead = self._dying = self._expiry.take(start, now) if self._expiry.needed else ()
+        left: Mapping[Hashable, LeftBucket] = {}
+        if self._devices.unequal and backlog.rows:
+            device.passes = False
+            if self._devices.slower(device):
+                left = left_to(backlog.buckets, device.pace.value, start)
+                if not left:
+                    return self._pass_on(device, now, dead)
+        credits, closing = self._departure.credits(now), self._ends.closing
+        decision = decide(left or backlog.buckets, now, self._limits, closing, credits)
+        if isinstance(decision, Close):
+            if decision.reason is _IDLE and not closing and len(backlog.buckets) == 1:
+                bucket = backlog.buckets[decision.key]
+                most = self._limits.max_batch_size
+                if self._departure.row_limits.needed:
+                    most = self._departure.row_limits.rows(self._devices.each.index(device), decision.key)
+                until = self._company.wait_until(bucket, now, most - bucket.rows)
+                if until > now and not dead:
+                    return self._waking.wait_for_company(device, until)
+            return self._close(device, decision, now, dead, left.get(decision.key))
+        if dead:
+            return self._hand_out(Work((), None, tuple(dead)), now)
+        if closing and not backlog.rows:
+            return None
+        return decision
+
+    def _pass_on(self, device: Device, now: float, dead: Sequence[Request]) -> Work | Wait:
+        """A slower device leaves what is queued to faster ones, but for one request now and then."""
+        again = device.ran_at + _RETRY_SECONDS
+        if now >= again and not self._ends.closing:
+            device.ran_at = now
+            key = next(iter(self._backlog.buckets))
+            return self._close(device, Close(key, _IDLE, 1), now, dead)
+        if dead:
+            return self._hand_out(Work((), None, tuple(dead)), now)
+        # A rounding error must not make this a busy loop.
+        until = max(self._expiry.next(now), now + 1e-4)
+        return self._waking.pass_on(device, min(until, again) if again > now else until, now)
+
+    def _close(
+        self,
+        device: Device,
+        close: Close,
+        now: float,
+        dead: Sequence[Request],
+        left: LeftBucket | None = None,
+    ) -> Work:
+        profile, ends = self._backlog.buckets[close.key].profile, self._ends
+        times = profile if device.pace.value == 1.0 else Paced(profile, device.pace.value)
+        batch, shed, riding = self._departure.take(close, device, now, left)
+        before = device.unanswered, ends.running, ends.busy
+        try:
+            for request in batch:
+                request.state = RUNNING
+                request.started = now
+            ends.running += len(batch)
+            rows = sum(riding)
+            keeps = whole = times.whole(rows)
+            if self._pipelined:
+                device.preparation, keeps = profile.preparation(rows), times.mean(rows)
+                if len(self._devices.each) > 1:
+                    # A single device would lose more by the smaller batches than is late: nobody else takes the rest.
+                    device.doubt = times.upper(rows) - whole
+            self._devices.left(device, now, keeps)
+            # As `Work(...)`, in half the time.
+            work = _new(Work, (tuple(batch), close.reason, tuple(dead), tuple(shed), whole))
+            handed = self._hand_out(work, now)
+        except BaseException:
+            unanswered, ends.running, ends.busy = before
+            if device.unanswered > unanswered:
+                device.unsay()
+            self._back_in_line([*batch, *shed])
+            raise
+        for request in shed:
+            ends.end(request)
+        return handed
+
+    def _hand_out(self, work: Work, now: float) -> Work:
+        self._ends.busy += 1
+        # Another must now wait for what this one leaves behind, be it only for a window's end.
+        if self._backlog.rows:
+            self.tell_of_queued(now)
+        self._dying = ()
+        return work
+
+    def tell_of_queued(self, now: float) -> None:
+        """Something is queued of which others may not know."""
+        self._waking.wake(now)
+        if self._expiry.needed:
+            self._expiry.watch(self._expiry.next(now))
+
+    def _back_in_line(self, requests: Sequence[Request]) -> None:
+        """They were taken out of the queue in vain."""
+        for request in requests:
+            request.state = QUEUED
+            request.started = math.nan
+        self._backlog.put_back(requests)
+
+    def fell(self) -> None:
+        """Who asked for work fell: those that it had ended are told by whoever puts that right, see `orphaned`."""
+        self._orphans += self._dying
+        self._dying = ()
+
+    def orphaned(self) -> list[Request]:
+        """Those that were ended and never handed out: the caller does."""
+        orphans, self._orphans = self._orphans, []
+        return orphans

@@ -1,0 +1,275 @@
+"""A backlog whose clients share its batches and its room by weight: what is queued is known by client, too."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from operator import attrgetter
+
+from tensorferry.batcher.learning.cost_model import Profile
+from tensorferry.batcher.policy.batch_forming import Formed
+from tensorferry.batcher.policy.client_fairness import Turns, all_in_time, choose
+from tensorferry.batcher.policy.close_rule import Limits
+from tensorferry.batcher.policy.protocols import BatchTimes
+from tensorferry.batcher.queue.backlog import AGING_BATCHES, Backlog
+from tensorferry.batcher.queue.bucket import Bucket, Lane
+from tensorferry.batcher.request import Request
+
+_order = attrgetter("order")
+
+_INF = math.inf
+
+# So many full batches before its deadline a request goes first whose client had no more than others: one may just
+# have left, and another one of theirs.
+_TIMELY_BATCHES = 3
+# Before all that is due by deadline or age.
+_LONG_AGO = 1e9
+
+
+class FairLane(Lane):
+    """A lane that has one for each of its clients, beside that of all. Guarded by the queue's lock."""
+
+    __slots__ = ("clients", "turns")
+
+    def __init__(self, turns: Turns) -> None:
+        super().__init__()
+        self.turns = turns
+        self.clients: dict[str, Lane] = {}
+
+    @property
+    def due(self) -> float:
+        """When the first must ride. Where not all can be in time, those of clients that had no more than others go first.
+
+        Not at once, but while there is time for it: a batch of theirs would be smaller than it need be.
+        """
+        due, turns = super().due, self.turns
+        if not turns.contended:
+            return due
+        now, full = turns.looked, self.aging / AGING_BATCHES
+        for client, own in self.clients.items():
+            if turns.behind(client):
+                if own.dated and own.dated[0].deadline <= now + _TIMELY_BATCHES * full:
+                    due = min(due, own.dated[0].deadline - _LONG_AGO)
+                # Nothing says when those are too late; but so long they may well wait for company.
+                if own.patient and (arrival := next(iter(own.patient)).arrival) + self.aging / 2 <= now:
+                    due = min(due, arrival - _LONG_AGO)
+        return due
+
+    def add(self, request: Request) -> None:
+        """Puts a request in its place."""
+        super().add(request)
+        self.entered(request)
+
+    def entered(self, request: Request) -> None:
+        """The request is in its place in the lane of all."""
+        self._own(request.client).add(request)
+        self.turns.entered(request.client, request.cost)
+
+    def _own(self, client: str) -> Lane:
+        own = self.clients.get(client)
+        if own is None:
+            own = self.clients[client] = Lane()
+        return own
+
+    def put_back(self, request: Request) -> None:
+        """As `Lane.put_back`; its client's turn is as if it had not ridden, which it is to do once more."""
+        super().put_back(request)
+        if request.deadline == _INF:
+            # Where it has one, `add` was asked.
+            self._own(request.client).put_back(request)
+            self.turns.entered(request.client, request.cost)
+        share, request.charged = request.charged, None
+        if share is not None:
+            # That of a client which had nothing queued meanwhile is gone, and with it what it paid.
+            share.turn -= request.cost / share.weight
+
+    def remove(self, request: Request) -> None:
+        """Takes a request out."""
+        super().remove(request)
+        self._left(request)
+
+    def remove_all(self, requests: list[Request], rows: int) -> None:
+        """Takes several out, of so many rows together; those with a deadline in the order of these."""
+        super().remove_all(requests, rows)
+        if len(self.clients) == 1:
+            # Nobody shares with it.
+            self._all_left(requests[0].client, requests, rows)
+            return
+        each: dict[str, list[Request]] = {}
+        for request in requests:
+            each.setdefault(request.client, []).append(request)
+        for client, own in each.items():
+            self._all_left(client, own, sum([request.cost for request in own]))
+
+    def _all_left(self, client: str, requests: list[Request], rows: int) -> None:
+        own = self.clients[client]
+        own.remove_all(requests, rows)
+        if not own.rows:
+            del self.clients[client]
+        self.turns.left(client, rows)
+
+    def ahead(self, request: Request) -> float:
+        """As `Lane.ahead`: its client's own, and as many of the others as ride meanwhile by their weights."""
+        own = self.clients.get(request.client)
+        if own is None:
+            return 0.0
+        turns = self.turns
+        shared = own.ahead(request) * turns.weight / turns.shares[request.client].weight
+        return min(super().ahead(request), shared)
+
+    def _left(self, request: Request) -> None:
+        client = request.client
+        own = self.clients[client]
+        own.remove(request)
+        if not own.rows:
+            del self.clients[client]
+        self.turns.left(client, request.cost)
+
+
+class FairBacklog(Backlog):
+    """The queued requests, by client. Not thread-safe: the queue's lock guards it.
+
+    `weights` has those of clients that have another than 1.
+    """
+
+    def __init__(self, limits: Limits, classes: int, weights: Mapping[str, int], *, pipelined: bool) -> None:
+        super().__init__(limits, classes, pipelined=pipelined)
+        self._turns = [Turns(weights) for _ in range(classes)]
+
+    def _new_bucket(self, profile: Profile) -> Bucket:
+        bucket = super()._new_bucket(profile)
+        bucket.lanes = [FairLane(turns) for turns in self._turns]
+        return bucket
+
+    def look(self, now: float) -> None:
+        """Before it is decided which bucket leaves: whether there is a choice, and not time for all."""
+        for level, turns in enumerate(self._turns):
+            turns.looked = now
+            turns.contended = len(self.buckets) > 1 and len(turns.shares) > 1 and self._late(level, now)
+
+    def _late(self, level: int, now: float) -> bool:
+        """Whether of a class somebody will be late, or waits without a deadline."""
+        most = self._limits.max_batch_size
+        for bucket in self.buckets.values():
+            lane = bucket.lanes[level]
+            if lane.patient or not all_in_time(
+                lane.dated, lane.rows, most, now, bucket.profile, bucket.rows / self.rows
+            ):
+                return True
+        return False
+
+    def add(self, request: Request, bucket: Bucket) -> None:
+        """Puts a request into the bucket of its key."""
+        super().add(request, bucket)
+        if request.deadline == math.inf:
+            # Where it has one, its lane was asked.
+            lane = bucket.lanes[request.level]
+            assert isinstance(lane, FairLane)
+            lane.entered(request)
+
+    def displaceable(self, level: int, rows: int, client: str, most: int) -> Sequence[Request]:
+        """As `Backlog.displaceable`; and if those are not enough, who would ride last of the client with most rows.
+
+        That is one that has more than its share of a full queue of `most` rows, for one that has less.
+        """
+        lower = super().displaceable(level, rows, client, most)
+        if lower:
+            return lower
+        turns = self._turns[level]
+        heaviest = turns.over(client, rows, most)
+        if heaviest is None or turns.shares[heaviest].rows < rows:
+            return ()
+        found: list[Request] = []
+        for bucket in self.buckets.values():
+            lane = bucket.lanes[level]
+            assert isinstance(lane, FairLane)
+            if heaviest in lane.clients:
+                found += lane.clients[heaviest].last(rows)
+        found.sort(key=lambda request: request.arrival, reverse=True)
+        displaced: list[Request] = []
+        for request in found:
+            if rows <= 0:
+                break
+            displaced.append(request)
+            rows -= request.cost
+        return displaced
+
+    def share(
+        self, formed: Formed[Request], bucket: Bucket, now: float, times: BatchTimes, most: int
+    ) -> Formed[Request]:
+        """The same batch with as many rows of each class, of the clients whose turn it is.
+
+        Whoever rides instead of another has at least as late a deadline as the first of those chosen had.
+        """
+        batch: list[Request] = []
+        rows = list(formed.rows)
+        rode = formed.batch
+        for level, lane in enumerate(bucket.lanes):
+            assert isinstance(lane, FairLane)
+            if not rows[level]:
+                continue
+            riding = rode
+            if len(rows) > 1:
+                riding = [request for request in rode if request.level == level]
+            if len(lane.clients) > 1 and rows[level] < lane.rows:
+                riding = self._shared(riding, lane, now, times, most)
+                rows[level] = sum([request.cost for request in riding])
+            _charge(lane.turns, riding)
+            batch += riding
+        return Formed(batch, formed.shed, rows)
+
+    def charge(self, batch: Sequence[Request]) -> None:
+        """A batch is about to leave whose riders were not chosen by turns: it counts for these all the same."""
+        for level, turns in enumerate(self._turns):
+            _charge(turns, [request for request in batch if request.level == level])
+
+    def _shared(
+        self, riding: list[Request], lane: FairLane, now: float, times: BatchTimes, most: int
+    ) -> list[Request]:
+        dated = [request for request in riding if request.deadline < math.inf]
+        patient = riding
+        if dated:
+            patient = [request for request in riding if request.deadline == math.inf]
+            dated_rows = sum([request.cost for request in lane.dated]) if lane.patient else lane.rows
+            part = lane.rows / self.rows
+            if not all_in_time(lane.dated, dated_rows, most, now, times, part):
+                first = dated[0].order
+                dated = self._chosen(
+                    dated, lane, {name: _dated_from(own, first) for name, own in lane.clients.items()}
+                )
+                # Whoever removes them looks for neighbours.
+                dated.sort(key=_order)
+        if patient:
+            patient = self._chosen(
+                patient, lane, {name: iter(own.patient) for name, own in lane.clients.items()}
+            )
+        return dated + patient
+
+    def _chosen(
+        self, riding: list[Request], lane: FairLane, queues: Mapping[str, Iterator[Request]]
+    ) -> list[Request]:
+        rows = sum([request.cost for request in riding])
+        chosen = choose(queues, lane.turns.shares, rows)
+        room = rows - sum([request.cost for request in chosen])
+        if room and chosen != riding:
+            # What fits nobody whose turn it is: for those who would have ridden anyway.
+            taken = set(chosen)
+            for request in riding:
+                if request.cost <= room and request not in taken:
+                    chosen.append(request)
+                    room -= request.cost
+        return chosen
+
+
+def _charge(turns: Turns, riding: Sequence[Request]) -> None:
+    turns.rode(riding)
+    shares = turns.shares
+    for request in riding:
+        request.charged = shares[request.client]
+
+
+def _dated_from(own: Lane, order: tuple[float, int]) -> Iterator[Request]:
+    start = bisect_left(own.dated, order, key=_order) if own.dated else 0
+    return islice(own.dated, start, None)

@@ -1,0 +1,1 @@
+"""Counters, histograms and the record of recent batches."""

@@ -1,0 +1,148 @@
+"""The plots of the page, as small SVG files. Needs matplotlib."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from serving.plan import OPEN, RAW, SHARES, SIZES_IN_FLIGHT, UNARY
+from serving.reporting.ratios import Row
+from serving.reporting.tables import UNARY_IN_FLIGHT, middle
+from serving.servers import (
+    BENTOML,
+    ECHO,
+    ECHO_ASYNCIO,
+    LANE,
+    LITSERVE,
+    MLSERVER,
+    MOSEC,
+    PYTRITON,
+    RAY,
+    THREADED,
+    TRITON,
+    TRITON_WINDOW,
+)
+from serving.workloads import SIZES
+
+COLORS = {
+    LANE: ("tab:blue", "-"),
+    THREADED: ("tab:blue", "--"),
+    MOSEC: ("tab:orange", "-"),
+    TRITON: ("tab:green", "-"),
+    TRITON_WINDOW: ("tab:green", "--"),
+    ECHO: ("black", ":"),
+    ECHO_ASYNCIO: ("grey", ":"),
+    PYTRITON: ("tab:olive", "-"),
+    MLSERVER: ("tab:red", "-"),
+    LITSERVE: ("tab:purple", "-"),
+    BENTOML: ("tab:brown", "-"),
+    RAY: ("tab:pink", "-"),
+}
+
+
+def write(folder: Path, rows: Sequence[Row]) -> list[Path]:
+    """Writes all plots into the folder; returns their paths."""
+    try:
+        matplotlib = importlib.import_module("matplotlib")
+    except ModuleNotFoundError as error:
+        raise SystemExit("the plots need matplotlib: pip install matplotlib") from error
+    matplotlib.use("svg")
+    # Text stays text, and the same numbers make the same file.
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "tensorferry", "font.size": 9})
+    folder.mkdir(parents=True, exist_ok=True)
+    return [
+        _tiny(folder / "serving.svg", rows),
+        _models(folder / "serving_models.svg", rows),
+        _open(folder / "serving_open.svg", rows),
+    ]
+
+
+def _lines(panel: Any, rows: Sequence[Row], points: Sequence[tuple[float, dict[str, Any]]]) -> None:
+    """One line for each server over (place, what `middle` is asked for)."""
+    for name, (color, style) in COLORS.items():
+        found = [(at, middle(rows, name, **asked)) for at, asked in points]
+        shown = [(at, value) for at, value in found if value is not None]
+        if shown:
+            places, values = zip(*shown, strict=True)
+            panel.plot(
+                places, values, style, color=color, label=name, linewidth=1.3, marker=".", markersize=4
+            )
+
+
+def _tiny(path: Path, rows: Sequence[Row]) -> Path:
+    figure, panels = _panels(2)
+    for panel, field in zip(panels, ("rate", "p50_ms"), strict=True):
+        asked = [
+            (callers, {"workload": "tiny", "pattern": UNARY, "in_flight": callers, "field": field})
+            for callers in UNARY_IN_FLIGHT
+        ]
+        _lines(panel, rows, asked)
+        panel.set(xscale="log", yscale="log", xlabel="calls in flight", xticks=UNARY_IN_FLIGHT)
+        panel.set_xticklabels([str(callers) for callers in UNARY_IN_FLIGHT])
+        panel.minorticks_off()
+    panels[0].set(title="tiny model, unary", ylabel="calls/s")
+    panels[1].set(title="tiny model, unary", ylabel="p50, ms")
+    return _save(figure, panels[0], path)
+
+
+def _models(path: Path, rows: Sequence[Row]) -> Path:
+    figure, panels = _panels(3)
+    for panel, workload in zip(panels, ("mlp", "transformer"), strict=False):
+        bars = [(name, middle(rows, name, workload, UNARY, 32, "rate")) for name in COLORS]
+        shown = sorted(((value, name) for name, value in bars if value is not None))
+        panel.barh(
+            [name for _, name in shown], [value for value, _ in shown], color=[COLORS[n][0] for _, n in shown]
+        )
+        full = [
+            row["rate"]
+            for row in rows
+            if row["server"] == RAW and (row["workload"], row["rows"]) == (workload, 32)
+        ]
+        if full:
+            panel.axvline(sorted(full)[len(full) // 2], color="black", linestyle=":", linewidth=1)
+        panel.set(title=f"{workload}, 32 in flight", xlabel="calls/s (dotted: raw ONNX Runtime)")
+    sizes = [
+        (
+            size.width * 4,
+            {"workload": size.name, "pattern": UNARY, "in_flight": SIZES_IN_FLIGHT, "field": "rate"},
+        )
+        for size in SIZES
+    ]
+    _lines(panels[2], rows, sizes)
+    panels[2].set(
+        title="Identity, 8 in flight", xlabel="bytes each way", ylabel="calls/s", xscale="log", yscale="log"
+    )
+    return _save(figure, panels[2], path)
+
+
+def _open(path: Path, rows: Sequence[Row]) -> Path:
+    figure, panels = _panels(3)
+    for panel, workload in zip(panels, ("tiny", "mlp", "transformer"), strict=True):
+        asked = [
+            (
+                share,
+                {"workload": workload, "pattern": OPEN, "in_flight": 0, "field": "p99_ms", "share": share},
+            )
+            for share in SHARES
+        ]
+        _lines(panel, rows, asked)
+        panel.set(title=f"{workload}, open loop", xlabel="load / own capacity", xticks=SHARES)
+        panel.set_ylim(bottom=0)
+    panels[0].set_ylabel("p99, ms")
+    return _save(figure, panels[0], path)
+
+
+def _panels(count: int) -> tuple[Any, Any]:
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    figure, panels = pyplot.subplots(1, count, figsize=(max(3.4 * count, 8), 3.6), layout="constrained")
+    return figure, panels
+
+
+def _save(figure: Any, first: Any, path: Path) -> Path:
+    handles, names = first.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
+    return path

@@ -1,0 +1,1 @@
+"""Shell commands of the client: infer, ready, models, describe, top."""

@@ -1,0 +1,234 @@
+"""`tensorferry top`: the status of a running server in a terminal, as its status page shows it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import termios
+import time
+import tty
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import urlsplit
+
+from tensorferry.client.cli.parser import CommandParser
+from tensorferry.client.cli.top_view import Looks, lines_of
+
+_DEFAULT = "http://127.0.0.1:8002"
+_HOW = (
+    "is it there, and was it started with --metrics-port? Its first line of output says where its metrics are"
+)
+# The schema that is understood; newer ones of the same number have more fields at most.
+_SCHEMA = 1
+_MOST_BYTES = 64 << 20
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+# The other screen, without a cursor; and back.
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HOME, _LINE_END, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
+
+Status = dict[str, Any]
+
+
+class StatusError(Exception):
+    """The status cannot be had; the message says what to do."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Shows it until q or Ctrl-C; 1 after one line on stderr when there is nothing to show at first."""
+    parser = CommandParser(
+        prog="tensorferry top",
+        description="Show what a running server does: rates, latencies, queues, and its last batches. q ends it.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        help=f"where the server's metrics are, as http://HOST:PORT or HOST:PORT (default: {_DEFAULT})",
+    )
+    parser.add_argument(
+        "--target", metavar="HOST:PORT", help="the same as a flag, as the other commands have it"
+    )
+    parser.add_argument("--model", metavar="NAME", help="show this model alone")
+    parser.add_argument(
+        "--interval", metavar="SECONDS", type=_interval, default=1.0, help="between looks (default: 1)"
+    )
+    parser.add_argument("--once", action="store_true", help="look twice, print it as plain text, and end")
+    arguments = parser.parse(argv)
+    try:
+        if arguments.url is not None and arguments.target is not None:
+            parser.error("URL and --target are the same; give one of them")
+        given = arguments.target if arguments.url is None else arguments.url
+        url = status_url(_DEFAULT if given is None else given)
+        looks = Looks()
+        looks.add(read(url))
+    except StatusError as error:
+        print(f"tensorferry top: {error}", file=sys.stderr)
+        return 1
+    if arguments.model is not None and arguments.model not in looks.models:
+        known = ", ".join(looks.models) or "none"
+        print(f"tensorferry top: there is no model {arguments.model!r}; there are: {known}", file=sys.stderr)
+        return 1
+    if arguments.once or not sys.stdout.isatty():
+        return _once(url, looks, arguments)
+    with contextlib.suppress(KeyboardInterrupt):
+        _watch(url, looks, arguments)
+    return 0
+
+
+def status_url(given: str) -> str:
+    """Where the status is, of a URL, or host and port; StatusError when it is neither."""
+    try:
+        parts = urlsplit(given if "://" in given else f"//{given}", scheme="http")
+        port = parts.port
+    except ValueError:
+        port, parts = None, urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or (port is None and "://" not in given):
+        raise StatusError(f"{given!r} is no address; give http://HOST:PORT or HOST:PORT of the metrics")
+    return f"{parts.scheme}://{parts.netloc}/status.json"
+
+
+def read(url: str, timeout: float = 5.0) -> Status:
+    """The status of a server now; StatusError when it cannot be had."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout) as response:
+            told = json.loads(response.read(_MOST_BYTES))
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 404:
+            raise StatusError(f"{url} is not there: that is no tensorferry, or an older one") from None
+        raise StatusError(f"{url} answered {error.code} {error.reason}") from None
+    except (OSError, HTTPException) as error:
+        if _speaks_http2(url, timeout):
+            raise StatusError(
+                f"{url} is a gRPC port: give the port of the metrics, which the server has with --metrics-port and names "
+                "in its first line of output"
+            ) from None
+        reason = getattr(error, "reason", None) or error
+        raise StatusError(f"no server answers at {url} ({reason}): {_HOW}") from None
+    except ValueError:
+        raise StatusError(f"{url} is no status: give the metrics' port, not the one of gRPC") from None
+    if not isinstance(told, dict) or told.get("schema") != _SCHEMA:
+        raise StatusError(f"{url} is no status that this version understands: it needs schema {_SCHEMA}")
+    return told
+
+
+def _speaks_http2(url: str, timeout: float) -> bool:
+    """Whether what listens there answers the beginning of HTTP/2, which a server of HTTP/1.1 does not understand."""
+    parts = urlsplit(url)
+    try:
+        with socket.create_connection((parts.hostname, parts.port or 80), timeout) as connection:
+            connection.sendall(_HTTP2_PREFACE)
+            answer = connection.recv(9)
+    except OSError:
+        return False
+    # A frame of settings comes first: its length, and its type 4.
+    return len(answer) >= 4 and answer[3] == 4 and not answer.startswith(b"HTTP")
+
+
+def _interval(text: str) -> float:
+    seconds = float(text)
+    if not 0.1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not from 0.1 to 3600")
+    return seconds
+
+
+def _once(url: str, looks: Looks, arguments: argparse.Namespace) -> int:
+    """Rates need two looks."""
+    time.sleep(arguments.interval)
+    try:
+        looks.add(read(url))
+    except StatusError as error:
+        print(f"tensorferry top: {error}", file=sys.stderr)
+        return 1
+    # What reads a pipe cuts lines itself, if it wants to.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
+    for line in lines_of(looks, width, arguments.model, blocks=_blocks()):
+        print(line.rstrip())
+    return 0
+
+
+def _blocks() -> str:
+    """What bars are made of, if it can be written."""
+    try:
+        "█".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return "#"
+    return "█"
+
+
+def _watch(url: str, looks: Looks, arguments: argparse.Namespace) -> None:
+    trouble = ""
+    lost_since = 0.0
+    with _screen() as keys:
+        while True:
+            size = shutil.get_terminal_size((100, 40))
+            shown = lines_of(looks, size.columns, arguments.model, blocks=_blocks())
+            if trouble:
+                ago = time.monotonic() - lost_since
+                shown = [f"NO ANSWER for {ago:.0f} s, this is from before: {trouble}"[: size.columns], *shown]
+            _draw(shown, size.lines)
+            if keys(arguments.interval) in ("q", "Q", "\x03"):
+                return
+            try:
+                looks.add(read(url, timeout=2.0))
+                trouble = ""
+            except StatusError as error:
+                lost_since = lost_since if trouble else time.monotonic()
+                trouble = str(error)
+
+
+def _draw(lines: Sequence[str], most: int) -> None:
+    shown = lines[:most]
+    sys.stdout.write(_HOME + "\n".join(line + _LINE_END for line in shown) + _REST)
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _screen() -> Iterator[Callable[[float], str]]:
+    """A screen of its own, and what waits for a key for so many seconds: it, or "" for none.
+
+    A window that changes its size ends the wait, too.
+    """
+    number = sys.stdin.fileno() if sys.stdin.isatty() else None
+    before = termios.tcgetattr(number) if number is not None else None
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    # By it, since a signal that comes just before the wait begins would else not end it.
+    waker = signal.set_wakeup_fd(wakes)
+    handler = signal.signal(signal.SIGWINCH, lambda received, frame: None)
+
+    def key(seconds: float) -> str:
+        waited = [woken] if number is None else [woken, number]
+        ready, _, _ = select.select(waited, [], [], seconds)
+        if woken in ready:
+            os.read(woken, 4096)
+        if number is not None and number in ready:
+            return os.read(number, 1).decode(errors="replace")
+        return ""
+
+    try:
+        if number is not None:
+            tty.setcbreak(number)
+        sys.stdout.write(_ENTER)
+        yield key
+    finally:
+        sys.stdout.write(_LEAVE)
+        sys.stdout.flush()
+        if number is not None and before is not None:
+            termios.tcsetattr(number, termios.TCSADRAIN, before)
+        signal.signal(signal.SIGWINCH, handler)
+        signal.set_wakeup_fd(waker)
+        os.close(woken)
+        os.close(wakes)

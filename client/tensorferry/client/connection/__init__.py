@@ -1,0 +1,1 @@
+"""Channels: target, TLS, token, retries, deadlines."""

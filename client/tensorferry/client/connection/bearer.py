@@ -1,0 +1,54 @@
+"""The token by which a server knows a client, and where it may be sent."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from tensorferry.client.connection.channel import CallMetadata
+from tensorferry.client.errors import InvalidInput
+
+# What a header may have in it, without blanks (RFC 6750 allows less).
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+
+
+def bearer(token: str | None, target: str, *, secure: bool, over_plaintext: bool) -> CallMetadata:
+    """What goes with each call. InvalidInput for what is no token, and where others on the network could read it."""
+    if token is None:
+        return ()
+    # It is not quoted, since readers of the error must not have it.
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        received = f"a {type(token).__name__}"
+        if isinstance(token, str):
+            received = (
+                f"{len(token)} characters, with blanks, line ends or others that are not printable ASCII"
+            )
+        raise InvalidInput("token", "a str of printable ASCII", received, "give the token alone")
+    if not secure and not over_plaintext and not _is_local(target):
+        raise InvalidInput(
+            "token",
+            "a connection that others cannot read",
+            f"{target} in plain text",
+            "use TLS (tls=True, or --tls), or allow it (token_over_plaintext=True, or --token-over-plaintext)",
+        )
+    return (("authorization", f"Bearer {token}"),)
+
+
+def _is_local(target: str) -> bool:
+    """Whether nothing that is sent there leaves this machine."""
+    if target.startswith(("unix:", "unix-abstract:")):
+        return True
+    # Perhaps with the way in which gRPC resolves it in front: dns:///host:port, ipv4:address:port,address:port.
+    address = re.sub(r"^(?:dns:(?://[^/]*/)?|ipv[46]:)", "", target)
+    return all(_is_local_host(one) for one in address.split(","))
+
+
+def _is_local_host(address: str) -> bool:
+    bracketed = re.fullmatch(r"\[(.*)\](?::\d+)?", address)
+    host = bracketed[1] if bracketed else address.rpartition(":")[0] if address.count(":") == 1 else address
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,61 @@
+"""Timeouts: what callers may give, and one timeout over several calls."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from numbers import Real
+
+import grpc
+
+from tensorferry.client.errors import DeadlineExceeded, InvalidInput
+from tensorferry.client.messages.arguments import shown
+
+# Some 31 years: gRPC cannot carry much longer ones, and nothing waits for so long.
+_LONGEST_SECONDS = 1e9
+
+
+def seconds_of(timeout: object) -> float | None:
+    """A timeout in seconds, None for no limit; InvalidInput for what is no timeout."""
+    if timeout is None:
+        return None
+    seconds = 0.0
+    if isinstance(timeout, Real) and not isinstance(timeout, bool):
+        try:
+            seconds = float(timeout)
+        except OverflowError:  # an int beyond all floats
+            seconds = math.inf if timeout > 0 else 0.0  # type: ignore[operator]
+    if not seconds > 0:
+        raise InvalidInput(
+            "timeout",
+            "a positive number of seconds",
+            shown(timeout),
+            "give seconds above 0, or None (or infinity) for no limit",
+        )
+    return seconds if seconds < _LONGEST_SECONDS else None
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A moment on the monotonic clock, in seconds; None is never. May be used from any thread."""
+
+    at: float | None
+
+    @classmethod
+    def after(cls, timeout: float | None) -> Deadline:
+        """The deadline `timeout` seconds from now; InvalidInput for what is no timeout."""
+        seconds = seconds_of(timeout)
+        return cls(None if seconds is None else time.monotonic() + seconds)
+
+    def left(self) -> float | None:
+        """The seconds that are left; None without a deadline."""
+        return None if self.at is None else max(0.0, self.at - time.monotonic())
+
+    def for_call(self, request_id: str = "") -> float | None:
+        """The timeout of the next call; DeadlineExceeded when no time is left for one."""
+        left = self.left()
+        if left == 0:
+            text = "the timeout passed before the request was sent"
+            raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, text, request_id)
+        return left

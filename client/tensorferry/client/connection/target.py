@@ -1,0 +1,96 @@
+"""The address of a server, checked before gRPC resolves it."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from urllib.parse import unquote
+
+from tensorferry.client.errors import InvalidInput
+from tensorferry.client.messages.arguments import shown
+
+_EXPECTED = "'host:port'"
+# Schemes that gRPC's core resolves; the paths of the last ones have no port.
+_WITH_PORTS = ("dns", "ipv4", "ipv6")
+_WITHOUT_PORTS = ("unix", "unix-abstract", "vsock", "xds", "google-c2p")
+_HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/?#@,\[\]]+):([0-9]{1,5})", re.ASCII)
+_EXAMPLE = "127.0.0.1:8001"
+# Of characters; a list of addresses can have some thousand.
+_LONGEST = 100_000
+# As many characters of it are in an error.
+_SHOWN = 200
+
+
+def check_target(target: object) -> str:
+    """The target; InvalidInput, which says what to write, for what gRPC could never reach."""
+    if not isinstance(target, str):
+        raise _refused(target, _change_of_other(target))
+    if not target or len(target) > _LONGEST or not target.strip().isprintable():
+        raise _refused(target, f"write the server's address, such as '{_EXAMPLE}'")
+    if target != target.strip():
+        raise _refused(target, f"write '{target.strip() or _EXAMPLE}'")
+    scheme, colon, rest = target.partition(":")
+    if colon and scheme in _WITHOUT_PORTS:
+        if not rest.strip("/"):
+            raise _refused(target, f"name what is behind '{scheme}:', such as 'unix:/run/tensorferry.sock'")
+        return target
+    if "://" in target and scheme not in _WITH_PORTS:
+        secure = scheme.lower() in ("https", "grpcs")
+        address = re.split(r"[/?#]", target.partition("://")[2])[0].rpartition("@")[2]
+        tls = ", with tls=True (--tls)" if secure else ""
+        raise _refused(target, f"write '{_with_port(address)}'{tls}")
+    if colon and scheme in _WITH_PORTS and not rest.isdecimal():
+        # The brackets of IPv6 may be escaped, as they are in URIs.
+        addresses = unquote(re.sub(r"^//[^/]*/", "", rest)).split(",")
+        for address in addresses:
+            _check_address(target, address, scheme)
+        return target
+    _check_address(target, target)
+    return target
+
+
+def _check_address(target: str, address: str, scheme: str = "") -> None:
+    found = _HOST_PORT.fullmatch(address)
+    if found is None or not 0 < int(found[2]) < 1 << 16:
+        prefix = f"{scheme}:" if scheme else ""
+        raise _refused(target, f"write '{prefix}{_with_port(address)}'")
+    host = found[1].strip("[]")
+    looks_v4 = re.fullmatch(r"[0-9.]+", host) is not None
+    if looks_v4 or found[1].startswith("[") or scheme in ("ipv4", "ipv6"):
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            raise _refused(target, f"{host!r} is no IP address; write one such as '{_EXAMPLE}'") from None
+
+
+def _with_port(address: str) -> str:
+    """The address as it should be written, as far as that can be told."""
+    try:
+        if ipaddress.ip_address(address.strip("[]")).version == 6:
+            return f"[{address.strip('[]')}]:8001"
+    except ValueError:
+        pass
+    host, colon, port = address.partition(":")
+    if not colon:
+        host, port = address, ""
+    host = re.split(r"[\s/?#@,]", host)[0]
+    port = re.split(r"[\s/?#@,]", port)[0]
+    number = port if port.isdecimal() and port.isascii() and 0 < int(port[:6]) < 1 << 16 else "8001"
+    return f"{host or '127.0.0.1'}:{number}"
+
+
+def _change_of_other(target: object) -> str:
+    if isinstance(target, (list, tuple)) and target and all(isinstance(one, str) for one in target):
+        if len(target) == 1:
+            return f"write '{_with_port(target[0])}'"
+        return "write one str: a DNS name of all of them ('dns:///name:8001'), or 'ipv4:10.0.0.1:8001,10.0.0.2:8001'"
+    if isinstance(target, bytes):
+        return f"write {target.decode(errors='replace')!r}"
+    return f"write the server's address, such as '{_EXAMPLE}'"
+
+
+def _refused(target: object, change: str) -> InvalidInput:
+    received = repr(target) if isinstance(target, str) and len(target) < _SHOWN else shown(target)
+    if len(change) > 2 * _SHOWN:
+        change = f"write an address such as '{_EXAMPLE}'"
+    return InvalidInput("target", _EXPECTED, received, change)

@@ -1,0 +1,1 @@
+"""Arguments, messages and results: arrays to protobuf and back."""

@@ -1,0 +1,174 @@
+"""Holds a request against the model's metadata before it is sent.
+
+Pure functions; they may be called from any thread. All raise `InvalidInput`, which says what
+was expected, what was received and what to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from tensorferry.client.errors import InvalidInput
+from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
+from tensorferry.protos import tensors
+from tensorferry.protos.tensors import Array
+
+_FLOATS = ("FP16", "FP32", "FP64", "BF16")
+
+
+def check_inputs(inputs: Mapping[str, object], model: ModelMetadata) -> dict[str, Array]:
+    """The request's arrays, in the order of the model's inputs.
+
+    Arrays are never cast. A list, a tuple or a Python scalar becomes an array of the expected
+    datatype where that loses nothing; floats round to the nearest value of a float datatype,
+    as they do wherever numpy meets a Python float.
+    """
+    known = {tensor.name for tensor in model.inputs}
+    missing = [t.name for t in model.inputs if t.name not in inputs and not t.optional]
+    unknown = [name for name in inputs if name not in known]
+    if missing or unknown:
+        changes = [f"add {_names(missing)}"] * bool(missing) + [f"remove {_names(unknown)}"] * bool(unknown)
+        raise InvalidInput(
+            f"model {model.name!r}",
+            f"the inputs {_names(t.name for t in model.inputs)}",
+            _names(inputs),
+            " and ".join(changes),
+        )
+    return {
+        tensor.name: _check_input(inputs[tensor.name], tensor, model.name)
+        for tensor in model.inputs
+        if tensor.name in inputs
+    }
+
+
+def check_outputs(outputs: Sequence[str], model: ModelMetadata) -> None:
+    """Each requested output is one of the model's."""
+    known = {tensor.name for tensor in model.outputs}
+    unknown = [name for name in outputs if name not in known]
+    if unknown:
+        raise InvalidInput(
+            f"model {model.name!r}",
+            f"outputs out of {_names(t.name for t in model.outputs)}",
+            _names(outputs),
+            f"remove {_names(unknown)}",
+        )
+
+
+def array_of(name: str, value: object) -> Array:
+    """The value as an array, with nothing to hold it against; its dtype is numpy's choice."""
+    array = _as_array(value, f"input {name!r}", "an array")
+    if array.dtype.kind in "SU" and array is not value:
+        array = _as_array(value, f"input {name!r}", "an array", object)
+    try:
+        tensors.datatype_of(array)
+    except tensors.TensorError as error:
+        raise InvalidInput(
+            f"input {name!r}", "a datatype of the protocol", f"numpy dtype {array.dtype}", str(error)
+        ) from None
+    return array
+
+
+def _check_input(value: object, tensor: TensorMetadata, model_name: str) -> Array:
+    subject = f"input {tensor.name!r} of model {model_name!r}"
+    if tensor.datatype not in tensors.DATATYPES:
+        change = "the server is wrong about its model; check=False sends an array as it is"
+        raise InvalidInput(subject, "a datatype of the protocol", repr(tensor.datatype), change)
+    if isinstance(value, (list, tuple, bool, int, float, complex, str, bytes)) and not isinstance(
+        value, np.generic
+    ):
+        array = _from_python(value, tensor, subject)
+    else:
+        array = _as_array(value, subject, str(tensor))
+    change = _dtype_change(array, tensor.datatype)
+    shape_change = _shape_change(array.shape, tensor.shape)
+    if change or shape_change:
+        how = f"use array{change}{shape_change}" if shape_change in ("", "[np.newaxis]") else shape_change
+        raise InvalidInput(subject, str(tensor), f"{_datatype(array)} {list(array.shape)}", how)
+    return array
+
+
+def _dtype_change(array: Array, expected: str) -> str:
+    """What to append to the array to give it the datatype; "" when it has it."""
+    if _datatype(array) == expected:
+        return ""
+    if expected == "BYTES":
+        return ".astype(np.bytes_)"
+    if expected == "BF16":
+        return ".astype(ml_dtypes.bfloat16)"
+    return f".astype(np.{np.dtype(tensors.datatype(expected).storage).name.replace('bool', 'bool_')})"
+
+
+def _shape_change(got: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    if len(got) == len(expected):
+        wrong = [axis for axis, size in enumerate(expected) if size >= 0 and got[axis] != size]
+        if not wrong:
+            return ""
+        sizes = ", ".join(f"axis {axis} is {expected[axis]} long, not {got[axis]}" for axis in wrong)
+        return f"reshape or pad it so that {sizes}"
+    if len(got) + 1 == len(expected) and expected[0] in (-1, 1) and not _shape_change(got, expected[1:]):
+        return "[np.newaxis]"
+    return f"give it {len(expected)} axes, not {len(got)}"
+
+
+def _datatype(array: Array) -> str:
+    """The array's datatype, or numpy's name for a dtype that the protocol has none for."""
+    try:
+        return tensors.datatype_of(array)
+    except tensors.TensorError:
+        return f"numpy {array.dtype}"
+
+
+def _as_array(value: object, subject: str, expected: str, dtype: type | None = None) -> Array:
+    try:
+        return np.asarray(value, dtype)
+    # A value's own __array__ may raise anything.
+    except Exception as error:
+        raise InvalidInput(
+            subject, expected, f"a {type(value).__name__} that is no array ({error})", "use a numpy array"
+        ) from None
+
+
+def _from_python(value: object, tensor: TensorMetadata, subject: str) -> Array:
+    if tensor.datatype == "BYTES":
+        # Strings stay objects: numpy's own string dtypes drop the zero bytes at their ends.
+        return _as_array(value, subject, str(tensor), object)
+    natural = _as_array(value, subject, str(tensor))
+    if natural.dtype.kind not in "biuf":
+        received = f"{_python_kind(natural)} {list(natural.shape)}"
+        raise InvalidInput(subject, str(tensor), received, f"use numbers that {tensor.datatype} can hold")
+    try:
+        kind = tensors.datatype(tensor.datatype)
+        dtype = tensors.values(np.empty(0, dtype=kind.storage), tensor.datatype).dtype
+    except tensors.TensorError as error:
+        change = "install it, then call again"
+        raise InvalidInput(subject, str(tensor), f"a {type(value).__name__}; {error}", change) from None
+    with np.errstate(all="ignore"):  # a value that does not fit is found by comparison, below
+        array = natural.astype(dtype)
+    if not _same_values(natural, array, tensor.datatype):
+        raise InvalidInput(
+            subject,
+            str(tensor),
+            f"values that {tensor.datatype} cannot hold exactly (numpy reads them as {natural.dtype})",
+            f"round them first, or choose the loss yourself with np.array(values, dtype=np.{dtype.name})",
+        )
+    return array
+
+
+def _same_values(natural: Array, array: Array, datatype: str) -> bool:
+    if natural.dtype == array.dtype or not natural.size:
+        return True
+    if datatype in _FLOATS and natural.dtype.kind == "f":
+        return bool(np.array_equal(np.isfinite(natural), np.isfinite(array.astype(np.float64))))
+    # Python compares int with float exactly; numpy would round the int first.
+    back = array.astype(np.float64) if datatype == "BF16" else array
+    return bool(natural.ravel().tolist() == back.ravel().tolist())
+
+
+def _python_kind(array: Array) -> str:
+    return {"S": "bytes", "U": "str", "c": "complex numbers"}.get(array.dtype.kind, "mixed values")
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names) or "none"

@@ -1,0 +1,1 @@
+"""Subcommands of `tensorferry`: serve, config, token."""

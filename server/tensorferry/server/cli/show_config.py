@@ -1,0 +1,90 @@
+"""`tensorferry config`: a model's completed configuration, in text format, without a server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from tensorferry.server.config.device_options import DEVICE_OPTIONS
+from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
+from tensorferry.server.config.load import load_config, model_source
+from tensorferry.server.config.options import OPTIONS
+from tensorferry.server.config.server_config import ConfigError, ModelSource
+from tensorferry.server.errors import StartError
+from tensorferry.server.model_config.pbtxt import config_text
+from tensorferry.server.models.preparation import prepare
+from tensorferry.server.models.repository import Repository
+from tensorferry.server.runtime.devices import choose_device
+from tensorferry.server.telemetry import logs
+
+# Those that the configuration depends on.
+_FLAGS = (
+    *(option.flag for option in DEVICE_OPTIONS),
+    "max-batch-size",
+    "batching",
+    "max-queue-delay-ms",
+    "preferred-batch-sizes",
+    "priority-weights",
+    "default-priority",
+    "log-format",
+    "log-level",
+)
+_OPTIONS = [option for option in OPTIONS if option.flag in _FLAGS]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="tensorferry config",
+        usage="tensorferry config MODEL [--FLAG VALUE ...]",
+        description="Prints a model's completed configuration, as ModelConfig answers with it: what its config.pbtxt "
+        "says, if it has one, and what the ONNX file and the options add. The first line, a comment, says how it is "
+        "batched and whether that is proved, tested or trusted. Nothing is served.",
+        epilog="The options are those of tensorferry serve, and may come from the environment, too.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="path.onnx, name=path.onnx, or a model's directory NAME with NAME/VERSION/model.onnx and perhaps "
+        "NAME/config.pbtxt, of whose versions the highest that serves is read",
+    )
+    add_flags(parser, _OPTIONS)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 when it is printed, 1 when the model cannot be served, 2 for bad options."""
+    arguments, flags = read_flags(_parser(), argv, _OPTIONS)
+    # The configuration is on stdout; of the log, only what its owner must know.
+    flags["log-level"] = flags["log-level"] or os.environ.get("TENSORFERRY_LOG_LEVEL", "warning")
+    model = arguments["model"]
+    directory = Path(model)
+    try:
+        source = source_in(directory) if directory.is_dir() else model_source(model)
+        options = load_config([f"{source.name}={source.path}"], flags, os.environ, None)
+        logs.configure(options.log_format, options.log_level)
+        with ExitStack() as scratch:
+            prepared = prepare(source, options, choose_device(options.device), scratch)
+    except ConfigError as error:
+        print(f"tensorferry config: {error}", file=sys.stderr)
+        return 2
+    except StartError as error:
+        print(f"tensorferry config: {error}", file=sys.stderr)
+        return 1
+    # As a comment, so that the whole is still a config.pbtxt.
+    print(f"# {prepared.batching.words}")
+    print(config_text(prepared.config), end="")
+    return 0
+
+
+def source_in(directory: Path) -> ModelSource:
+    """The highest version that a model's directory in Triton's layout has serve; StartError when there is none."""
+    home = Path(os.path.abspath(directory))
+    versions = Repository([home.parent]).versions(home.name)
+    if not versions:
+        raise StartError(f"{directory} is named {home.name!r}, which no model can be: rename it")
+    return versions[-1].source

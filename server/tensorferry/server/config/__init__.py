@@ -1,0 +1,1 @@
+"""Server options: flags, environment variables, and the file of `--config`."""

@@ -1,0 +1,1 @@
+"""Device memory and CUDA graphs: staging buffers, pinned memory, captured graphs."""

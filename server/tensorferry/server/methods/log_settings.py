@@ -1,0 +1,120 @@
+"""LogSettings: what the server logs, read and changed by clients, with Triton's names."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.errors import InvalidRequestError, UnsupportedError, cut
+from tensorferry.server.telemetry.logs import LogOutput, Shown
+
+_log = logging.getLogger("tensorferry.server")
+
+# Triton's settings: the field of a value that each travels in, and how Triton's errors call its type.
+_KINDS = {
+    "log_file": ("string_param", "string"),
+    "log_info": ("bool_param", "boolean"),
+    "log_warning": ("bool_param", "boolean"),
+    "log_error": ("bool_param", "boolean"),
+    "log_verbose_level": ("uint32_param", "int32"),
+    "log_format": ("string_param", "string"),
+}
+_DEFAULT, _ISO = "default", "ISO8601"
+
+_CLOSED = (
+    "Log settings can not be changed by clients of this server. Start it with --allow-log-settings to let them, or with "
+    "another --log-level or --log-format"
+)
+
+
+class LogSettings:
+    """The extension `logging` of the protocol, over what the command line set up. Thread-safe.
+
+    Changes are refused unless they are `allowed`. One is checked as a whole before any of it is made, and is
+    itself a warning in the log, written before it takes effect.
+    """
+
+    names = ("logging",)
+
+    def __init__(self, output: LogOutput, *, allowed: bool = False) -> None:
+        self._output = output
+        self._allowed = allowed
+
+    def methods(self) -> Mapping[str, Callable[[Any], Any]]:
+        """LogSettings."""
+        return {"LogSettings": self.log_settings}
+
+    def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+        """All settings, after those in the request are made. Whatever is wrong with one, none is made."""
+        shown = self._output.shown
+        if request.settings:
+            if not self._allowed:
+                raise UnsupportedError(_CLOSED)
+            while (changed := self._changed(shown, request.settings)) != shown:
+                _log.warning("a client changes what is logged: %s", _difference(shown, changed))
+                if self._output.replace(shown, changed):
+                    shown = changed
+                    break
+                # Somebody else's change came between.
+                shown = self._output.shown
+        response = pb.LogSettingsResponse()
+        for name, value in _values(shown).items():
+            setattr(response.settings[name], _KINDS[name][0], value)
+        return response
+
+    def _changed(self, shown: Shown, settings: Mapping[str, Any]) -> Shown:
+        if "log_file" in settings:
+            raise UnsupportedError(
+                "log file location can not be updated through network protocol: the server logs to stderr, "
+                "its operator says where that goes"
+            )
+        changes: dict[str, Any] = {}
+        # In one order, so that the same request always gets the same error.
+        for name in sorted(settings):
+            if name not in _KINDS:
+                raise InvalidRequestError(f"unknown log setting {cut(name)!r}; known are {', '.join(_KINDS)}")
+            field, kind = _KINDS[name]
+            given = settings[name].WhichOneof("parameter_choice")
+            if given != field:
+                raise InvalidRequestError(
+                    f"expect {kind} for {name!r}, in {field}; got {given or 'no value'}"
+                )
+            value = getattr(settings[name], field)
+            if name == "log_format":
+                changes["iso_times"] = self._iso_times(value)
+            else:
+                changes[name.removeprefix("log_")] = value
+        return replace(shown, **changes)
+
+    def _iso_times(self, value: str) -> bool:
+        if value not in (_DEFAULT, _ISO):
+            raise InvalidRequestError(
+                f"invalid argument for log_format, got: {cut(value)}; it must be {_DEFAULT} or {_ISO}"
+            )
+        if self._output.json and value != _ISO:
+            raise InvalidRequestError(
+                f"invalid argument for log_format, got: {cut(value)}; this server logs JSON (--log-format json), whose times "
+                f"are always {_ISO}"
+            )
+        return value == _ISO
+
+
+def _values(shown: Shown) -> dict[str, bool | int | str]:
+    return {
+        "log_file": "",
+        "log_info": shown.info,
+        "log_warning": shown.warning,
+        "log_error": shown.error,
+        "log_verbose_level": shown.verbose_level,
+        "log_format": _ISO if shown.iso_times else _DEFAULT,
+    }
+
+
+def _difference(old: Shown, new: Shown) -> str:
+    before, after = _values(old), _values(new)
+    return ", ".join(
+        f"{name} from {before[name]} to {after[name]}" for name in before if before[name] != after[name]
+    )

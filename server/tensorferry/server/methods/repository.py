@@ -1,0 +1,171 @@
+"""The protocol's methods that list, load and unload models."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from google.protobuf import json_format
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.errors import InvalidRequestError, cut
+from tensorferry.server.identity import CONTROL, CURRENT
+from tensorferry.server.models.registry import NAME, ModelRegistry, ModelState
+from tensorferry.server.models.repository_control import ModelControl
+from tensorferry.server.wire import bounds
+
+CONFIG, FILE = "config", "file:"
+_UNLOAD_DEPENDENTS = "unload_dependents"
+
+_MOST_PARTS = 16
+# What file systems have for the name of a file.
+_LONGEST_PART = 255
+# It names the field first, and then what is there.
+_MOST_OF_JSON_ERROR = 512
+
+# VERSION/FILE, or deeper, and nothing that leads out of the model's directory.
+_FILE_PATH = re.compile(r"[1-9][0-9]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
+
+
+class RepositoryMethods:
+    """RepositoryIndex, RepositoryModelLoad and RepositoryModelUnload. Thread-safe.
+
+    There is one repository to clients: `repository_name` must be empty, as Triton has it too.
+    """
+
+    names: Sequence[str] = ("model_repository", "model_repository(unload_dependents)")
+
+    def __init__(self, registry: ModelRegistry, control: ModelControl) -> None:
+        self._registry = registry
+        self._control = control
+
+    def methods(self) -> Mapping[str, Callable[[Any], Any]]:
+        """By the protocol's names."""
+        return {
+            "RepositoryIndex": self.index,
+            "RepositoryModelLoad": self.load,
+            "RepositoryModelUnload": self.unload,
+        }
+
+    def index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        """Every model version and its state; with `ready`, only those that take requests.
+
+        Models that were never loaded have a name only; one of which it cannot even be read which versions
+        serve, no version, but a reason. Callers without the role `control` get reasons without paths.
+        """
+        _check_repository(request.repository_name)
+        in_full = CONTROL in CURRENT.get().roles
+        index = pb.RepositoryIndexResponse.ModelIndex
+        models: list[pb.RepositoryIndexResponse.ModelIndex] = [
+            index(
+                name=entry.name,
+                version=entry.version,
+                state=entry.state.value,
+                reason=entry.reason if in_full else entry.public_reason,
+            )
+            for entry in self._registry.entries()
+            if entry.state is ModelState.READY or not request.ready
+        ]
+        if not request.ready:
+            models += [
+                index(
+                    name=name,
+                    state=ModelState.UNAVAILABLE.value if reason else "",
+                    reason=reason if in_full else self._control.public(reason),
+                )
+                for name, reason in self._control.without_versions().items()
+            ]
+        return pb.RepositoryIndexResponse(models=sorted(models, key=operator.attrgetter("name")))
+
+    def load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+        """Loads a model, or what has changed of it, and returns when it is ready."""
+        _check_repository(request.repository_name)
+        _check_name(request.model_name)
+        config: ModelConfig | None = None
+        files: dict[str, bytes] = {}
+        for name, parameter in request.parameters.items():
+            kind = parameter.WhichOneof("parameter_choice")
+            if name == CONFIG and kind == "string_param":
+                config = _config(parameter.string_param, request.model_name)
+            elif name.startswith(FILE) and kind == "bytes_param":
+                path = name.removeprefix(FILE)
+                if not _FILE_PATH.fullmatch(path):
+                    raise InvalidRequestError(
+                        f"parameter {cut(name)!r} must be 'file:VERSION/NAME', such as 'file:1/model.onnx'"
+                    )
+                _check_path(path)
+                files[path] = parameter.bytes_param
+            elif name == CONFIG or name.startswith(FILE):
+                expected = "string_param" if name == CONFIG else "bytes_param"
+                raise InvalidRequestError(
+                    f"invalid value type for load parameter {cut(name)!r}: it is {kind}, it must be {expected}"
+                )
+            else:
+                raise InvalidRequestError(
+                    f"unrecognized load parameter {cut(name)!r}; there are 'config' and 'file:VERSION/NAME'"
+                )
+        if files and config is None:
+            raise InvalidRequestError(
+                "a load with files needs a configuration: give the parameter 'config', a ModelConfig in JSON"
+            )
+        self._control.load(request.model_name, config, files)
+        return pb.RepositoryModelLoadResponse()
+
+    def unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
+        """Takes no more requests for a model; what it has accepted is answered after this has returned."""
+        _check_repository(request.repository_name)
+        _check_name(request.model_name)
+        for name, parameter in request.parameters.items():
+            # No model here depends on another, so it makes no difference.
+            if name != _UNLOAD_DEPENDENTS or parameter.WhichOneof("parameter_choice") != "bool_param":
+                raise InvalidRequestError(
+                    f"unrecognized unload parameter {cut(name)!r}, or not of its type; there is {_UNLOAD_DEPENDENTS!r}, a "
+                    "bool_param"
+                )
+        self._control.unload(request.model_name)
+        return pb.RepositoryModelUnloadResponse()
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise InvalidRequestError(f"repository_name is {name!r}; it must be empty, for all repositories")
+
+
+def _check_path(path: str) -> None:
+    parts = path.split("/")
+    if len(parts) > _MOST_PARTS or max(map(len, parts)) > _LONGEST_PART:
+        raise InvalidRequestError(
+            f"the path {cut(path)!r} has {len(parts)} parts, the longest of {max(map(len, parts))} characters; this server "
+            f"takes at most {_MOST_PARTS} parts of {_LONGEST_PART} characters: send the file with a shorter path"
+        )
+
+
+def _check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise InvalidRequestError(
+            f"model_name is {name!r}; a name starts with a letter or digit, goes on with these and '.', '_', '-', and "
+            "has at most 128 characters"
+        )
+
+
+def _config(text: str, name: str) -> ModelConfig:
+    # Each entry of an object or a list begins with one of these; to make messages of them takes 5 us each.
+    entries = sum(map(text.count, ",{["))
+    if entries > bounds.MOST_FIELDS:
+        raise InvalidRequestError(
+            f"parameter 'config' has {entries} entries; this server takes at most {bounds.MOST_FIELDS}: send what the model needs"
+        )
+    try:
+        config = json_format.Parse(text, ModelConfig())
+    except json_format.ParseError as error:
+        raise InvalidRequestError(
+            f"parameter 'config' is not a ModelConfig in JSON: {cut(str(error), _MOST_OF_JSON_ERROR)}"
+        ) from None
+    if config.name not in ("", name):
+        raise InvalidRequestError(
+            f"parameter 'config' has the name {cut(config.name)!r}; it must be {name!r}, or none"
+        )
+    return config

@@ -1,0 +1,71 @@
+"""The process that runs a model with axes of length zero. ONNX Runtime may end it, or keep it: then it is killed."""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tensorferry.server.runtime.ort_options import SessionOptions
+
+# For the load of the model.
+LOAD_SECONDS = 120
+
+LOADED, ANSWERED, FAILED = "loaded", "answered", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A run with inputs of these shapes: with random values, or with zeros."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    zeros: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """What the process reads from its standard input; one run may take `run_seconds`."""
+
+    path: Path
+    settings: SessionOptions
+    run_seconds: int
+    attempts: tuple[Attempt, ...]
+
+
+def _main() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # By its default action the signal ends the process even while native code runs.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LOAD_SECONDS)
+    import numpy as np
+
+    from tensorferry.server.runtime.sampling import random_array
+    from tensorferry.server.runtime.session import Session
+
+    told: Attempts = pickle.load(sys.stdin.buffer)
+    session = Session(told.path, "cpu", told.settings)
+    print(LOADED, flush=True)
+    for attempt in told.attempts:
+        signal.alarm(told.run_seconds)
+        generator = np.random.default_rng(0)
+        inputs = {}
+        for spec in session.signature.inputs:
+            array = random_array(spec.datatype, attempt.shapes[spec.name], generator)
+            if attempt.zeros and spec.datatype.size:
+                array = np.zeros_like(array)
+            inputs[spec.name] = array
+        try:
+            session.run(inputs)
+        except Exception:
+            print(FAILED, flush=True)
+        else:
+            print(ANSWERED, flush=True)
+    signal.alarm(0)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,43 @@
+"""Outputs whose first dimension is 1 in the file, but which have one row for each row of the inputs.
+
+Some exporters write a classifier's label so, for instance onnxmltools for LightGBM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tensorferry.server.runtime.sampling import Run, sample, working_size
+from tensorferry.server.signature import Signature
+
+# Numbers of rows that are run. An output of one fixed length follows none but that.
+_ROWS = (2, 3)
+
+
+def with_output_rows(signature: Signature, run: Run) -> Signature:
+    """The signature with such outputs as they are: their first dimension varies with the rows.
+
+    The model is run only where there may be one: every input leads with a dimension that varies.
+    """
+    fixed = {spec.name for spec in signature.outputs if spec.dims[:1] == (1,)}
+    leading = [spec.dims[:1] for spec in signature.inputs]
+    if not fixed or not leading or any(not dims or isinstance(dims[0], int) for dims in leading):
+        return signature
+    size, _ = working_size(signature, run)
+    if size is None:
+        return signature
+    try:
+        for rows in _ROWS:
+            outputs = run(sample(signature, rows, size))
+            fixed = {name for name in fixed if outputs[name].shape[:1] == (rows,)}
+    except Exception:
+        # It does not run with several rows.
+        return signature
+    batch = signature.inputs[0].dims[0]
+    return replace(
+        signature,
+        outputs=tuple(
+            replace(spec, dims=(batch, *spec.dims[1:]), counts_rows=True) if spec.name in fixed else spec
+            for spec in signature.outputs
+        ),
+    )

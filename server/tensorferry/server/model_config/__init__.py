@@ -1,0 +1,1 @@
+"""Model configurations (config.pbtxt): read, completed, and compared with the ONNX file."""

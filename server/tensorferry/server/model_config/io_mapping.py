@@ -1,0 +1,262 @@
+"""The contract of a configured model: its configuration's inputs and outputs, held against the ONNX file's.
+
+What a client sends and gets is what the configuration says. Where the model itself has another shape
+(`reshape`), tensors are reshaped between the two; no element is copied for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy.typing as npt
+
+from tensorferry.protos import model_config_pb2 as pb
+from tensorferry.server.errors import ModelFailedError
+from tensorferry.server.model_config.pbtxt import ModelConfigError, type_name
+from tensorferry.server.signature import Signature, TensorSpec
+
+Array = npt.NDArray[Any]
+_Tensor = pb.ModelInput | pb.ModelOutput
+
+_VARIES = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    """A tensor's shape on the wire and in the model, both without the batch axis if `batched`; -1 varies.
+
+    The n-th dimension that varies is the same in both.
+    """
+
+    wire: tuple[int, ...]
+    model: tuple[int, ...]
+    batched: bool
+
+    def to_model(self, array: Array) -> Array:
+        """The array as the model takes it."""
+        return self._reshaped(array, self.wire, self.model)
+
+    def to_wire(self, array: Array) -> Array:
+        """The array as a client gets it."""
+        # What the file calls a scalar may have any shape: it says so, too, of one that it does not know.
+        if not self.model and array.ndim > self.batched:
+            return array
+        return self._reshaped(array, self.model, self.wire)
+
+    def _reshaped(self, array: Array, before: Sequence[int], after: Sequence[int]) -> Array:
+        rows = array.shape[: int(self.batched)]
+        found = iter(
+            [size for size, dim in zip(array.shape[len(rows) :], before, strict=True) if dim == _VARIES]
+        )
+        return array.reshape((*rows, *(next(found) if dim == _VARIES else dim for dim in after)))
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What clients see of a model, and how it becomes what the model sees: reshapes by tensor name."""
+
+    signature: Signature
+    inputs: Mapping[str, Reshape] = field(default_factory=dict)
+    outputs: Mapping[str, Reshape] = field(default_factory=dict)
+
+    def runner(
+        self, run: Callable[[Mapping[str, Array]], dict[str, Array]]
+    ) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+        """Runs the model with tensors as the wire has them."""
+        if not self.inputs and not self.outputs:
+            return run
+
+        def reshaped(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            given = {
+                name: self.inputs[name].to_model(array) if name in self.inputs else array
+                for name, array in inputs.items()
+            }
+            outputs = run(given)
+            for name, reshape in self.outputs.items():
+                try:
+                    outputs[name] = reshape.to_wire(outputs[name])
+                except ValueError as error:
+                    shape = list(outputs[name].shape)
+                    raise ModelFailedError(
+                        f"output {name!r} has shape {shape}, which does not fit the reshape of the model's "
+                        f"configuration, from {list(reshape.model)} to {list(reshape.wire)}"
+                    ) from error
+            return outputs
+
+        return reshaped
+
+
+def contract_of(config: pb.ModelConfig, signature: Signature) -> Contract:
+    """Holds a completed configuration against the ONNX file's signature; ModelConfigError says both sides."""
+    model, batched = config.name, config.max_batch_size > 0
+    required = [tensor for tensor in config.input if not tensor.optional]
+    if len(required) != len(signature.inputs):
+        raise ModelConfigError(
+            f"unable to load model {model!r}, configuration expects {len(required)} inputs, model provides "
+            f"{len(signature.inputs)}: {_listed(signature.inputs)}; the model's optional inputs, which need 'optional: "
+            f"true', are: {_listed(signature.optional)}"
+        )
+    inputs, reshapes_in = _tensors(required, signature.inputs, "input", model, batched)
+    given = [tensor for tensor in config.input if tensor.optional]
+    optional, reshapes_optional = _tensors(given, signature.optional, "optional input", model, batched)
+    outputs, reshapes_out = _tensors(config.output, signature.outputs, "output", model, batched)
+    served = Signature(inputs, outputs, optional)
+    if served.shared(batched=batched) and (lacking := served.lacks_batch_axis()):
+        raise ModelConfigError(
+            f"unable to load model {model!r}: {lacking}. A batched model needs an input with rows, and shape tensors that are "
+            "small"
+        )
+    return Contract(served, {**reshapes_in, **reshapes_optional}, reshapes_out)
+
+
+def _tensors(
+    tensors: Sequence[_Tensor], specs: Sequence[TensorSpec], kind: str, model: str, batched: bool
+) -> tuple[tuple[TensorSpec, ...], dict[str, Reshape]]:
+    by_name = {spec.name: spec for spec in specs}
+    served: list[TensorSpec] = []
+    reshapes: dict[str, Reshape] = {}
+    model_is_batched = batched
+    for tensor in tensors:
+        spec = by_name.get(tensor.name)
+        batched = model_is_batched and not (
+            isinstance(tensor, pb.ModelInput) and (tensor.is_shape_tensor or tensor.optional)
+        )
+        _check_shape(tensor, spec, kind, model, batched)
+        if spec is None:
+            raise ModelConfigError(
+                f"unexpected inference {kind} {tensor.name!r} in the configuration of model {model!r}, allowed "
+                f"{kind}s are: {', '.join(by_name)}"
+            )
+        if any(tensor.name == other.name for other in served):
+            raise ModelConfigError(
+                f"the configuration of model {model!r} has the {kind} {tensor.name!r} twice"
+            )
+        expected, provided = pb.DataType.Name(tensor.data_type), type_name(spec)
+        if expected != provided:
+            raise ModelConfigError(
+                f"unable to load model {model!r}, configuration expects datatype {expected} for {kind} "
+                f"{tensor.name!r}, model provides {provided}"
+            )
+        wire = tuple(tensor.dims)
+        if batched != model_is_batched and _VARIES in wire and not spec.optional:
+            raise ModelConfigError(
+                f"model {model!r}, input {tensor.name!r} is a shape tensor and has dims {list(wire)}: requests of a batch "
+                "have it in common, so that its dims must be fixed"
+            )
+        seen = tuple(tensor.reshape.shape) if tensor.HasField("reshape") else wire
+        if spec.any_rank and (seen == wire == (_VARIES,)) and (kind == "output" or not batched):
+            served.append(spec)
+            continue
+        if spec.any_rank:
+            # The configuration says of the shape what the file does not.
+            spec = replace(spec, dims=("",) * (len(seen) + batched), any_rank=False)
+        elif spec.dims or batched:
+            _check_dims(spec, seen, model, batched, exact=kind == "output")
+        elif any(dim != 1 for dim in seen):
+            raise ModelConfigError(
+                f"unable to load model {model!r}, scalar tensor {tensor.name!r}, should only provide 1 in the model "
+                f"configuration when the model doesn't support batching. Model configuration provided: {list(seen)}"
+            )
+        else:
+            seen = ()
+        if seen != wire:
+            reshapes[tensor.name] = Reshape(wire, seen, batched)
+        dims = _dims(spec, wire, seen, batched)
+        served.append(TensorSpec(spec.name, spec.datatype, dims, optional=spec.optional))
+    return tuple(served), reshapes
+
+
+def _dims(
+    spec: TensorSpec, wire: tuple[int, ...], seen: tuple[int, ...], batched: bool
+) -> tuple[int | str, ...]:
+    """The dimensions on the wire: what varies keeps the name that the ONNX file has for it."""
+    names = spec.dims[int(batched) :]
+    if seen != wire:
+        names = ("",) * len(wire)
+    varying = [name if isinstance(name, str) else "" for name in names]
+    dims = tuple(name if dim == _VARIES else dim for dim, name in zip(wire, varying, strict=True))
+    return (spec.dims[0], *dims) if batched else dims
+
+
+def _check_dims(spec: TensorSpec, dims: Sequence[int], model: str, batched: bool, *, exact: bool) -> None:
+    shape = spec.shape
+    if spec.counts_rows and not batched and dims[:1] == (1,):
+        # As the file has it.
+        shape = (1, *shape[1:])
+    if batched and shape[:1] != (_VARIES,):
+        raise ModelConfigError(
+            f"model {model!r}, tensor {spec.name!r}: for the model to support batching the shape should have at least "
+            f"1 dimension and the first dimension must be -1; but shape expected by the model is {list(shape)}: "
+            "export the model with a batch axis that varies, or set max_batch_size to 0 and give complete dims"
+        )
+    full = (_VARIES, *dims) if batched else tuple(dims)
+    fits = len(shape) == len(full) and all(
+        there == said or (there == _VARIES and not exact) for there, said in zip(shape, full, strict=True)
+    )
+    if not fits:
+        how = (
+            f"(an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making "
+            f"complete shape {list(full)})"
+            if batched
+            else f"(shape {list(full)})"
+        )
+        raise ModelConfigError(
+            f"model {model!r}, tensor {spec.name!r}: the model expects {len(shape)} dimensions (shape {list(shape)}) "
+            f"but the model configuration specifies {len(full)} dimensions {how}"
+        )
+
+
+def _check_shape(tensor: _Tensor, spec: TensorSpec | None, kind: str, model: str, batched: bool) -> None:
+    """What must hold of an entry by itself, but that the file's own shape is right even where it is of size 0."""
+    own = spec.shape[int(batched) :] if spec is not None else None
+    if not tensor.name:
+        raise ModelConfigError(f"model {kind} must specify 'name' for {model}")
+    said = f"model {kind} {tensor.name!r}"
+    if tensor.data_type == pb.TYPE_INVALID:
+        raise ModelConfigError(f"{said} must specify 'data_type' for {model}")
+    if (
+        isinstance(tensor, pb.ModelInput)
+        and tensor.format != pb.ModelInput.FORMAT_NONE
+        and len(tensor.dims) != 3
+    ):
+        raise ModelConfigError(
+            f"model input NHWC/NCHW require 3 dims for {model}, {said} has {list(tensor.dims)}"
+        )
+    for dims, what in ((tensor.dims, "dimension"), (tensor.reshape.shape, "reshape dimensions")):
+        if tuple(dims) != own and any(dim < 1 and dim != _VARIES for dim in dims):
+            raise ModelConfigError(
+                f"{said} {what} must be integer >= 1, or -1 to indicate a variable-size dimension for {model}, got "
+                f"{list(dims)}"
+            )
+    if not tensor.HasField("reshape"):
+        return
+    if not tensor.dims:
+        raise ModelConfigError(f"{said} must specify 'dims' for {model}, since it has a reshape")
+    if not tensor.reshape.shape and not batched:
+        raise ModelConfigError(
+            f"{said} cannot have empty reshape for non-batching model as scalar tensors are not supported for {model}"
+        )
+    # What varies stays; what is between must have as many elements.
+    if _chunks(tensor.dims) != _chunks(tensor.reshape.shape):
+        raise ModelConfigError(
+            f"{said} has different size for dims and reshape for {model}: {list(tensor.dims)} and "
+            f"{list(tensor.reshape.shape)}"
+        )
+
+
+def _chunks(dims: Sequence[int]) -> list[int]:
+    """The elements in each run of dimensions that do not vary."""
+    chunks: list[list[int]] = [[]]
+    for dim in dims:
+        if dim == _VARIES:
+            chunks.append([])
+        else:
+            chunks[-1].append(dim)
+    return [math.prod(chunk) for chunk in chunks]
+
+
+def _listed(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(spec.name for spec in specs) or "none"

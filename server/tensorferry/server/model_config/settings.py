@@ -1,0 +1,138 @@
+"""A completed configuration → the settings by which a model is scheduled and run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tensorferry.batcher import QueuePolicy
+from tensorferry.protos.model_config_pb2 import ModelConfig, ModelDynamicBatching, ModelQueuePolicy
+from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.model_config.instance_groups import InstanceGroup
+from tensorferry.server.model_config.pbtxt import Batching, ModelConfigError
+from tensorferry.server.runtime.ort_options import SessionOptions, session_options_of
+from tensorferry.server.runtime.tuning import tuned
+
+# Each is looked at for every batch.
+_MOST_LEVELS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """How a model is scheduled and run. Times in seconds; `devices` has one for each instance.
+
+    Priority classes share the rows by `priority_weights`, or, if `strict_priorities`, each rides before all
+    lower ones. `policies` has one for each class, or none at all.
+    """
+
+    max_batch_size: int
+    merges: bool
+    max_queue_delay: float
+    preferred_batch_sizes: tuple[int, ...]
+    priority_weights: tuple[int, ...]
+    strict_priorities: bool
+    default_priority: int
+    policies: tuple[QueuePolicy, ...]
+    devices: tuple[str, ...]
+    session: SessionOptions
+
+
+def settings_of(
+    config: ModelConfig,
+    batching: Batching,
+    groups: Sequence[InstanceGroup],
+    options: ServerConfig,
+    *,
+    own: bool,
+) -> ModelSettings:
+    """The settings in a completed configuration; ModelConfigError names a value that is not allowed.
+
+    `own` says that its dynamic_batching is the server's, made from the options, rather than the file's.
+    """
+    dynamic = config.dynamic_batching
+    check_dynamic_batching(config)
+    levels = dynamic.priority_levels
+    weights = (1,) * levels if levels else (1,)
+    # As in Triton, it says nothing where there are no levels.
+    default = dynamic.default_priority_level if levels else 0
+    if own:
+        weights, default = options.priority_weights, options.default_priority
+    preferred = tuple(dynamic.preferred_batch_size)
+    return ModelSettings(
+        max_batch_size=batching.max_batch_size,
+        merges=batching.merges,
+        max_queue_delay=dynamic.max_queue_delay_microseconds / 1e6 if batching.merges else 0.0,
+        # A full batch leaves anyway.
+        preferred_batch_sizes=() if preferred == (batching.max_batch_size,) else preferred,
+        priority_weights=weights,
+        strict_priorities=not own and len(weights) > 1,
+        default_priority=default,
+        policies=_policies(dynamic),
+        devices=tuple(device for group in groups for device in group.devices),
+        session=tuned(session_options_of(config), options, config.name),
+    )
+
+
+def _policies(dynamic: ModelDynamicBatching) -> tuple[QueuePolicy, ...]:
+    if not dynamic.HasField("default_queue_policy") and not dynamic.priority_queue_policy:
+        return ()
+    policies = dynamic.priority_queue_policy
+    return tuple(
+        _policy(policies.get(level, dynamic.default_queue_policy))
+        for level in range(1, (dynamic.priority_levels or 1) + 1)
+    )
+
+
+def _policy(policy: ModelQueuePolicy) -> QueuePolicy:
+    return QueuePolicy(
+        timeout=policy.default_timeout_microseconds / 1e6 or math.inf,
+        overridable=policy.allow_timeout_override,
+        delays=policy.timeout_action == ModelQueuePolicy.DELAY,
+        max_requests=policy.max_queue_size,
+    )
+
+
+def check_dynamic_batching(config: ModelConfig) -> None:
+    """Holds dynamic_batching to Triton's own rules."""
+    dynamic, model = config.dynamic_batching, config.name
+    for size in dynamic.preferred_batch_size:
+        if size <= 0:
+            raise ModelConfigError(
+                f"dynamic batching preferred size must be positive for {model}, got {size}"
+            )
+        if size > config.max_batch_size:
+            raise ModelConfigError(
+                f"dynamic batching preferred size must be <= max batch size for {model}, got {size} and "
+                f"{config.max_batch_size}"
+            )
+    levels = dynamic.priority_levels
+    if levels > _MOST_LEVELS:
+        raise ModelConfigError(
+            f"dynamic_batching.priority_levels of {model} is {levels}; this server has at most {_MOST_LEVELS}"
+        )
+    if levels and not 1 <= dynamic.default_priority_level <= levels:
+        raise ModelConfigError(
+            f"default priority level must be in range [1, {levels}] for {model}, got {dynamic.default_priority_level}"
+        )
+    for level in dynamic.priority_queue_policy if levels else ():
+        if not 1 <= level <= levels:
+            raise ModelConfigError(
+                f"priority queue policy must have priority level in range [1, {levels}] for {model}, got {level}"
+            )
+    if dynamic.priority_queue_policy and not levels:
+        raise ModelConfigError(
+            f"dynamic_batching of {model} has priority_queue_policy for priority level "
+            f"{', '.join(map(str, sorted(dynamic.priority_queue_policy)))}, but no priority_levels; give these, or put "
+            "the policy into default_queue_policy"
+        )
+    if dynamic.preserve_ordering:
+        if levels > 1:
+            raise ModelConfigError(
+                f"Only one priority level is allowed when 'preserve_ordering' is true for {model}, got {levels}"
+            )
+        for policy in (dynamic.default_queue_policy, *dynamic.priority_queue_policy.values()):
+            if policy.default_timeout_microseconds and policy.timeout_action == ModelQueuePolicy.DELAY:
+                raise ModelConfigError(
+                    f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {model}"
+                )

@@ -1,0 +1,1 @@
+"""Models: registry, repository, loading, unloading."""

@@ -1,0 +1,140 @@
+"""What becomes of a model's file and configuration: how it is batched, what clients see, where it runs."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.batching_check.decision import Candidate, as_asked, by_options
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.model_config.instance_groups import instance_groups
+from tensorferry.server.model_config.io_mapping import Contract, contract_of
+from tensorferry.server.model_config.pbtxt import Batching, ModelConfigError, complete, is_complete
+from tensorferry.server.model_config.settings import ModelSettings, check_dynamic_batching, settings_of
+from tensorferry.server.model_config.supported_fields import check_fields
+from tensorferry.server.runtime.devices import machine_of
+from tensorferry.server.runtime.fp16 import ModelFile, file_of
+from tensorferry.server.runtime.ort_options import (
+    SessionOptions,
+    session_options_of,
+    unknown_parameters,
+    with_flags,
+)
+from tensorferry.server.runtime.session import Session
+from tensorferry.server.runtime.tuning import tuned
+from tensorferry.server.telemetry.load_progress import doing
+
+_log = logging.getLogger("tensorferry.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that is loaded and decided on, but neither warm nor served.
+
+    `session` is its first instance, made from `file`, `size` one of the dimensions that vary besides the batch axis
+    with which it runs (None: none is known), and `precision` that to which its instances compute FP32.
+    """
+
+    file: ModelFile
+    session: Session
+    contract: Contract
+    batching: Batching
+    size: int | None
+    settings: ModelSettings
+    config: ModelConfig
+    precision: float
+
+
+def prepare(source: ModelSource, options: ServerConfig, device: str, scratch: ExitStack) -> Prepared:
+    """Loads a model's first instance and decides on all else; StartError says what is at fault.
+
+    What the instances are made from is there until `scratch` is closed.
+    """
+    asked = _asked(source)
+    groups = instance_groups(asked, source.name, machine_of(options.device, device))
+    devices = [place for group in groups for place in group.devices]
+    own = asked or ModelConfig(name=source.name)
+    _warn_of_unused_providers(source.name, session_options_of(own), devices)
+    tuning = tuned(session_options_of(with_flags(own, options, devices)), options, source.name)
+    file = file_of(source.path, tuning.fp16, scratch)
+    if tuning.fp16 is not None and "cpu" in devices:
+        _log.warning(
+            "model %s is in FP16 on the CPU, which has few operators for it and computes the others in FP32: it "
+            "gets no faster there",
+            source.name,
+        )
+    doing(f"making its session on {devices[0]}")
+    session = file.session(devices[0], tuning)
+    doing("checking whether rows of a batch affect each other")
+    precision = max(tuning.precision(place) for place in devices)
+
+    def completed(batching: Batching) -> ModelConfig:
+        config = complete(
+            asked,
+            session.signature,
+            batching,
+            groups,
+            options,
+            name=source.name,
+            filename=source.path.name,
+            scalars_as_one=source.directory is not None,
+        )
+        return with_flags(config, options, devices)
+
+    if asked is None or (asked.max_batch_size == 0 and not is_complete(asked)):
+        batching, size = by_options(
+            Candidate(source.name, session, session.signature, session.run, asked, options, precision)
+        )
+    else:
+        # How requests are batched changes nothing of what they look like.
+        contract = contract_of(completed(Batching(asked.max_batch_size, False, "")), session.signature)
+        run = contract.runner(session.run)
+        batching, size = as_asked(
+            Candidate(source.name, session, contract.signature, run, asked, options, precision), asked
+        )
+    config = completed(batching)
+    own_batching = asked is None or not asked.HasField("dynamic_batching")
+    settings = settings_of(config, batching, groups, options, own=own_batching)
+    return Prepared(
+        file, session, contract_of(config, session.signature), batching, size, settings, config, precision
+    )
+
+
+def _asked(source: ModelSource) -> ModelConfig | None:
+    """The configuration that was given, with the model's name, once nothing in it is refused."""
+    if source.config is None:
+        return None
+    asked = ModelConfig()
+    asked.CopyFrom(source.config)
+    asked.name = asked.name or source.name
+    for warning in check_fields(asked, source.name):
+        _log.warning("%s", warning)
+    for parameter in unknown_parameters(asked):
+        _log.warning(
+            "the configuration of model %r has the parameter %r: nothing reads it", source.name, parameter
+        )
+    if asked.max_batch_size < 0:
+        raise ModelConfigError(
+            f"'max_batch_size' must be non-negative for {asked.name}, got {asked.max_batch_size}; give 0 for a model "
+            "that is not batched, or leave it out"
+        )
+    if asked.max_batch_size:
+        check_dynamic_batching(asked)
+    return asked
+
+
+def _warn_of_unused_providers(name: str, tuning: SessionOptions, devices: list[str]) -> None:
+    if (tuning.gpu or tuning.cuda or tuning.graphs or tuning.priority) and "cpu" in devices:
+        _log.warning(
+            "the configuration of model %r has options of the GPU's execution providers, CUDA graphs or a priority: they "
+            "change nothing of its instances on the CPU",
+            name,
+        )
+    if tuning.cpu and set(devices) != {"cpu"}:
+        _log.warning(
+            "the configuration of model %r has a cpu_execution_accelerator: it changes nothing of its instances on "
+            "GPUs",
+            name,
+        )

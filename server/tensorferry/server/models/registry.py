@@ -1,0 +1,246 @@
+"""The models that the server has: lifecycle, and look-up by name and version."""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tensorferry.batcher import Batcher, Padding
+from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
+from tensorferry.server.recovery.instance_health import Condition
+from tensorferry.server.shapes.empty_axes import EmptyAxes
+from tensorferry.server.signature import Signature
+from tensorferry.server.telemetry.exemplars import Exemplars
+
+_UNLOADED = "unloaded"
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+
+
+class ModelState(enum.Enum):
+    """LOADING → READY → UNLOADING → UNAVAILABLE; only READY takes requests.
+
+    A version whose device fails goes from READY to UNAVAILABLE with its model, and back.
+    """
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A loaded version of a model. With `max_batch_size` 0, requests have no batch axis, and each runs alone.
+
+    `slo` is the time in seconds that every request has at most, inf for no such limit.
+    `padding` says how requests of different lengths share a batch; None when they do not. `config` is
+    the completed configuration, which says what is really used. `labels` are the names of the
+    classes, by output, `devices` where its instances run, and `condition` says whether they work.
+    `exemplars` keeps traced requests that were answered; None where nobody asks for them. `empty_axes` says which
+    axes of a request may have length zero. `verdict` is as in
+    `Batching`.
+    """
+
+    name: str
+    version: str
+    signature: Signature
+    max_batch_size: int
+    batching: str
+    batcher: Batcher
+    slo: float = math.inf
+    padding: Padding | None = None
+    config: ModelConfig = field(default_factory=ModelConfig, compare=False)
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    condition: Condition = field(default_factory=Condition, compare=False)
+    exemplars: Exemplars | None = field(default=None, compare=False)
+    empty_axes: EmptyAxes = field(default_factory=EmptyAxes)
+    verdict: str = "off"
+
+    @property
+    def batched(self) -> bool:
+        """Whether axis 0 counts rows."""
+        return self.max_batch_size > 0
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.signature}, {self.batching}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the registry knows of one version: its state, the model while it is loaded, and why it is not.
+
+    `public_reason` is the reason for callers that may not control models: without paths of the server's files.
+    """
+
+    name: str
+    version: str
+    state: ModelState
+    model: Model | None = None
+    reason: str = ""
+    public_reason: str = ""
+
+    @property
+    def gone(self) -> bool:
+        """Whether it was unloaded, because that was asked for or another took its place."""
+        return self.model is None and self.reason == _UNLOADED
+
+
+class ModelRegistry:
+    """Models by name and version. Every method is thread-safe.
+
+    `may_be_empty` says whether a server without a model is ready: clients may be about to load one.
+    """
+
+    def __init__(self, *, may_be_empty: bool = True) -> None:
+        self._may_be_empty = may_be_empty
+        # Guards _entries and changes of generation. Held for look-ups and replacements only, which may ask a model's
+        # condition; models are loaded and closed outside.
+        self._lock = threading.Lock()
+        self._entries: dict[str, dict[str, Entry]] = {}
+        # Grows whenever an entry changes: what was looked up before is then stale.
+        self.generation = 0
+        # Whether all that is served from the start is loaded.
+        self.complete = False
+
+    def loading(self, name: str, version: str) -> None:
+        """Announces a version that is being loaded; one that is ready goes on until it is replaced."""
+        with self._lock:
+            if not self._serves_locked(name, version):
+                broken = self._broken_locked(name, version)
+                self._put_locked(Entry(name, version, ModelState.LOADING, broken))
+
+    def ready(self, model: Model) -> Model | None:
+        """The version takes requests from now on. Returns the one that it replaces, which takes none any more."""
+        with self._lock:
+            before = self._entries.get(model.name, {}).get(model.version)
+            self._put_working_locked(model)
+        return before.model if before is not None else None
+
+    def failed(self, name: str, version: str, reason: str, public_reason: str | None = None) -> None:
+        """The version could not be loaded; one that is ready goes on. The public reason is the same if it is not given."""
+        with self._lock:
+            if not self._serves_locked(name, version):
+                broken = self._broken_locked(name, version)
+                public = reason if public_reason is None else public_reason
+                self._put_locked(Entry(name, version, ModelState.UNAVAILABLE, broken, reason, public))
+
+    def condition_changed(self, condition: Condition) -> None:
+        """A model's instances failed, or work again: whether it takes requests depends on its `reason` now."""
+        with self._lock:
+            entry = self._entries.get(condition.name, {}).get(condition.version)
+            if entry is None or entry.model is None or entry.model.condition is not condition:
+                return
+            if entry.state is not ModelState.UNLOADING and (
+                entry.state is ModelState.READY or condition.reason is None
+            ):
+                self._put_working_locked(entry.model)
+
+    def _put_working_locked(self, model: Model) -> None:
+        """The model is loaded: it takes requests if it works."""
+        reason = model.condition.reason
+        state = ModelState.READY if reason is None else ModelState.UNAVAILABLE
+        self._put_locked(Entry(model.name, model.version, state, model, reason or "", reason or ""))
+
+    def _broken_locked(self, name: str, version: str) -> Model | None:
+        """The model of a version whose device failed; it may come back, until it is replaced."""
+        entry = self._entries.get(name, {}).get(version)
+        if entry is None or entry.state not in (ModelState.UNAVAILABLE, ModelState.LOADING):
+            return None
+        return entry.model
+
+    @property
+    def serving(self) -> bool:
+        """Whether all that is served from the start is loaded, and a model of it works."""
+        with self._lock:
+            entries = [entry for versions in self._entries.values() for entry in versions.values()]
+        works = any(entry.state is ModelState.READY for entry in entries)
+        broken = any(
+            entry.model is not None and entry.state in (ModelState.UNAVAILABLE, ModelState.LOADING)
+            for entry in entries
+        )
+        return self.complete and (works or (self._may_be_empty and not broken))
+
+    def unloading(self, model: Model) -> None:
+        """The version takes no more requests."""
+        with self._lock:
+            self._put_locked(Entry(model.name, model.version, ModelState.UNLOADING, model))
+
+    def unloaded(self, model: Model, reason: str = _UNLOADED) -> None:
+        """The version has answered what it accepted, and is gone, unless it came back meanwhile."""
+        with self._lock:
+            entry = self._entries.get(model.name, {}).get(model.version)
+            if entry is not None and entry.model is model:
+                self._put_locked(
+                    Entry(model.name, model.version, ModelState.UNAVAILABLE, None, reason, reason)
+                )
+
+    def _serves_locked(self, name: str, version: str) -> bool:
+        entry = self._entries.get(name, {}).get(version)
+        return entry is not None and entry.state is ModelState.READY
+
+    def _put_locked(self, entry: Entry) -> None:
+        self._entries.setdefault(entry.name, {})[entry.version] = entry
+        self.generation += 1
+
+    def get(self, name: str, version: str = "") -> Model:
+        """The model that serves this name and version ("" for the latest).
+
+        InvalidRequestError for a version that is no number, NotFoundError for one that is not
+        there, NotReadyError for one that does not take requests now.
+        """
+        if version and not version.isdecimal():
+            raise InvalidRequestError(
+                f"failed to get model version from specified version string {version!r}: it must be a number of at "
+                "least 1, or empty for the latest"
+            )
+        with self._lock:
+            versions = self._entries.get(name)
+            if versions is None:
+                known = ", ".join(sorted(self._entries)) or "none"
+                raise NotFoundError(
+                    f"Request for unknown model: {name!r} is not found; the server has: {known}"
+                )
+            if not version:
+                entry = _latest(versions)
+            elif version in versions:
+                entry = versions[version]
+            else:
+                raise NotFoundError(
+                    f"Request for unknown model: {name!r} version {version} is not found; "
+                    f"the server has version {', '.join(versions)}"
+                )
+        if entry.state is not ModelState.READY or entry.model is None:
+            why = f" ({entry.public_reason})" if entry.public_reason else ""
+            raise NotReadyError(
+                f"model {name!r} version {entry.version} is not at ready state: it is {entry.state.value}{why}"
+            )
+        return entry.model
+
+    def serves(self, name: str) -> bool:
+        """Whether a version of the model takes requests."""
+        with self._lock:
+            return _latest(self._entries[name]).state is ModelState.READY if name in self._entries else False
+
+    def entries(self) -> Sequence[Entry]:
+        """All versions, by name and version."""
+        with self._lock:
+            return [
+                self._entries[name][version]
+                for name in sorted(self._entries)
+                for version in sorted(self._entries[name], key=int)
+            ]
+
+    def models(self) -> Sequence[Model]:
+        """All loaded models, ready or unloading."""
+        return [entry.model for entry in self.entries() if entry.model is not None]
+
+
+def _latest(versions: Mapping[str, Entry]) -> Entry:
+    """The version that is meant when none is named: the highest that is ready, or else the highest."""
+    return max(versions.values(), key=lambda entry: (entry.state is ModelState.READY, int(entry.version)))

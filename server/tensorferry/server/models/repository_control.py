@@ -1,0 +1,369 @@
+"""Which models of the repositories are loaded: at the start, as they change, and as clients ask.
+
+One thread loads and unloads, one model at a time. A version is loaded and warmed beside the one that
+it replaces; then requests go to it, and the old one answers what it has accepted and ends. What
+cannot be loaded leaves what serves alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TypeAlias
+
+from tensorferry.batcher.supervision import Pauses, last
+from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.config.server_config import ModelSource
+from tensorferry.server.errors import (
+    InvalidRequestError,
+    LoadFailedError,
+    NotFoundError,
+    NotReadyError,
+    StartError,
+)
+from tensorferry.server.methods.reasons import without_paths
+from tensorferry.server.models.registry import Model, ModelRegistry, ModelState
+from tensorferry.server.models.repository import Repository, Version
+from tensorferry.server.models.unloading import Retiring
+from tensorferry.server.models.uploaded_files import SentFiles
+
+_log = logging.getLogger("tensorferry.server")
+
+_Command: TypeAlias = Callable[[], None]
+
+
+def _closed() -> NotReadyError:
+    return NotReadyError("the server is shutting down and loads no models any more")
+
+
+class ModelControl:
+    """Loads and unloads. `start` once, then `close`; the methods for clients from any thread.
+
+    `load` makes a model of a source, or raises StartError. `changed` is called with a model's name
+    whenever it begins or ceases to serve.
+    """
+
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        repository: Repository,
+        load: Callable[[ModelSource], Model],
+        changed: Callable[[str], None],
+        *,
+        mode: str,
+        poll_seconds: float,
+    ) -> None:
+        self._registry = registry
+        self._repository = repository
+        self._load = load
+        self._changed = changed
+        self._mode = mode
+        self._poll_seconds = poll_seconds
+        # Models that were named by their files: not the repositories' to change.
+        self._named: frozenset[str] = frozenset()
+        # By name and version, what the files were like when it was loaded, or could not be. The
+        # loading thread's own, and before there is one the starting thread's.
+        self._loaded: dict[str, dict[str, Hashable]] = {}
+        self._broken: dict[str, dict[str, Hashable]] = {}
+        # By name, why it is not even known which versions serve. That thread replaces it, and any may read it.
+        self._unreadable: Mapping[str, str] = {}
+        self._retiring = Retiring(registry, changed)
+        # Guards _thread and changes of _closed. Nothing is loaded or waited for while it is held.
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._pauses = Pauses()
+        # Commands with what they are waited for by; None ends the thread.
+        self._commands: queue.SimpleQueue[tuple[_Command, Future[None]] | None] = queue.SimpleQueue()
+
+    def start(self, named: Sequence[ModelSource], names: Sequence[str], *, strict: bool) -> None:
+        """Loads what is served from the start: the sources, and the models of these names.
+
+        "*" stands for all that the repositories have. StartError for the first source that fails; and,
+        if `strict`, for the first model of the repositories that does.
+        """
+        self._named = frozenset(source.name for source in named)
+        if "*" in names:
+            names = self._repository.names()
+            for reason in self._repository.empty_roots():
+                _log.error("%s", reason)
+        for source in named:
+            self._registry.loading(source.name, source.version)
+        for name in names:
+            if name in self._named:
+                raise StartError(
+                    f"model {name!r} is named on the command line and is in the model repository too; rename one"
+                )
+        for source in named:
+            self._registry.ready(self._load(source))
+            self._changed(source.name)
+        for name in names:
+            try:
+                self._bring_up_to_date(name)
+            except NotFoundError as error:
+                raise StartError(f"--load-model: {error}") from None
+            except LoadFailedError as error:
+                if strict:
+                    raise StartError(f"{error} (--exit-on-error false serves the others)") from error
+        with self._lock:
+            if not self._closed and self._mode != "none":
+                self._thread = threading.Thread(target=self._run, name="model-control", daemon=True)
+                self._thread.start()
+
+    def load(
+        self, name: str, config: ModelConfig | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Loads a model, or what has changed of it; returns when it is ready.
+
+        `config` takes the place of its configuration file. With `files`, by their paths below the
+        model's directory, the repository's files are left aside. NotFoundError when there is no such
+        model, LoadFailedError when it cannot be loaded, NotReadyError when models cannot be controlled.
+        """
+        self._await(lambda: self._bring_up_to_date(name, config, files or {}, again=True))
+
+    def unload(self, name: str) -> None:
+        """Takes no more requests for a model, and lets it go when it has answered those it has.
+
+        NotFoundError when there is no such model, NotReadyError when models cannot be controlled.
+        """
+        self._await(lambda: self._unload_known(name))
+
+    def without_versions(self) -> Mapping[str, str]:
+        """Models of the repositories of which no version is known, and why; "" if nothing was ever done with one.
+
+        One whose versions are all unloaded is among them when its files have become unreadable since. NotReadyError
+        when a repository cannot be read.
+        """
+        entries, unreadable = self._registry.entries(), self._unreadable
+        known = {entry.name for entry in entries}
+        alive = {entry.name for entry in entries if entry.state is not ModelState.UNAVAILABLE}
+        return {
+            name: unreadable.get(name, "")
+            for name in self._names()
+            if name not in known or (name in unreadable and name not in alive)
+        }
+
+    def _names(self) -> Sequence[str]:
+        """The models in the repositories, for a client; NotReadyError when one of these cannot be read."""
+        try:
+            return self._repository.names()
+        except StartError as error:
+            raise NotReadyError(self.public(str(error))) from None
+
+    def public(self, reason: str) -> str:
+        """Why a model does not serve, for callers that may not control models."""
+        return without_paths(reason, self._repository.roots)
+
+    def drain(self, until: float) -> bool:
+        """Waits for models that were unloaded or replaced, until a time of `time.monotonic`; whether all have ended."""
+        return self._retiring.drain(until)
+
+    def close(self, timeout: float) -> bool:
+        """Ends the thread and every model that is on its way out; whether that came about in time."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        self._pauses.end()
+        self._commands.put(None)
+        until = time.monotonic() + timeout
+        ended = self._retiring.close(until)
+        if thread is None:
+            return ended
+        thread.join(max(0.0, until - time.monotonic()))
+        return ended and not thread.is_alive()
+
+    def _await(self, command: _Command) -> None:
+        if self._mode != "explicit":
+            raise NotReadyError(
+                "explicit model load / unload is not allowed if polling is enabled, or the repository is not "
+                f"controlled at all: --model-control is {self._mode!r}, it must be 'explicit'"
+            )
+        done: Future[None] = Future()
+        with self._lock:
+            if self._closed:
+                raise _closed()
+            if self._thread is None:
+                raise NotReadyError("the server is starting; load and unload models when it is ready")
+            self._commands.put((command, done))
+        done.result()
+
+    def _run(self) -> None:
+        last(self._run_until_closed, self._begin_again, self._pauses)
+
+    def _begin_again(self, fault: BaseException) -> None:
+        _log.error("the thread that loads models ended unexpectedly; it is begun again", exc_info=fault)
+
+    def _run_until_closed(self) -> None:
+        while True:
+            try:
+                given = self._commands.get(timeout=self._poll_seconds if self._mode == "poll" else None)
+            except queue.Empty:
+                self._poll()
+                continue
+            if given is None:
+                break
+            command, done = given
+            try:
+                if self._closed:
+                    raise _closed()
+                command()
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+            # An idle thread must not keep what the last command was about.
+            del command, done, given
+        while not self._commands.empty():
+            if (late := self._commands.get()) is not None:
+                late[1].set_exception(_closed())
+
+    def _poll(self) -> None:
+        try:
+            names = set(self._repository.names())
+        except StartError as error:
+            _log.warning("%s; the models stay as they are", error)
+            return
+        for name in sorted(names | self._loaded.keys()):
+            if self._closed:
+                return
+            if name in self._named:
+                continue
+            try:
+                if name in names:
+                    self._bring_up_to_date(name)
+                else:
+                    self._unload(name, list(self._loaded[name]))
+            except LoadFailedError:
+                pass
+            except NotFoundError:
+                # Removed since it was listed: the next look unloads it.
+                pass
+            except BaseException:
+                _log.exception(
+                    "model %s could not be looked after; this is a bug in tensorferry.server", name
+                )
+
+    def _bring_up_to_date(
+        self,
+        name: str,
+        config: ModelConfig | None = None,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        again: bool = False,
+    ) -> None:
+        """Loads what has changed of a model, and then unloads the versions that serve no more.
+
+        What could not be loaded before is tried `again`, or only once it has changed.
+        """
+        if name in self._named:
+            raise InvalidRequestError(
+                f"model {name!r} was named on the command line by its file, and is not in a model repository"
+            )
+        repository, sent = self._repository, None
+        if files:
+            try:
+                sent = SentFiles(name, files)
+            except OSError as error:
+                raise LoadFailedError(
+                    f"load failed for model {name!r}: the files that were sent cannot be kept ({error.strerror}): give "
+                    "them names that go together, or the server's TMPDIR more room"
+                ) from None
+            repository = Repository([sent.directory])
+        try:
+            versions = repository.versions(name, config)
+        except StartError as error:
+            if again or self._unreadable.get(name) != str(error):
+                # Once, however often the repository is looked at.
+                self._say(name, "", error)
+            self._unreadable = {**self._unreadable, name: str(error)}
+            raise LoadFailedError(f"load failed for model {name!r}: {error}") from None
+        self._forget_unreadable(name)
+        if not versions:
+            raise NotFoundError(
+                f"failed to load {name!r}, failed to poll from model repository: no directory of that name is in "
+                f"{', '.join(map(str, repository.roots))}"
+            )
+        wanted = {version.source.version for version in versions}
+        outgoing = [version for version in self._loaded.get(name, ()) if version not in wanted]
+        broken = [
+            wrong for version in versions if (wrong := self._load_version(version, sent, again, outgoing))
+        ]
+        if broken:
+            # Whatever serves goes on: the new is not there to take its place.
+            raise LoadFailedError(f"load failed for model {name!r}: {'; '.join(broken)}")
+        self._unload(name, outgoing)
+
+    def _forget_unreadable(self, name: str) -> None:
+        if name in self._unreadable:
+            self._unreadable = {other: why for other, why in self._unreadable.items() if other != name}
+
+    def _load_version(
+        self, version: Version, sent: SentFiles | None, again: bool, outgoing: Sequence[str]
+    ) -> str | None:
+        """Loads a version if it has changed, or was sent; what is wrong with it, if it cannot be loaded.
+
+        The log names the versions that it replaces, which are those `outgoing` and itself.
+        """
+        source, fingerprint = replace(version.source, files=sent), object() if sent else version.fingerprint
+        name, number = source.name, source.version
+        loaded, broken = self._loaded.setdefault(name, {}), self._broken.setdefault(name, {})
+        if loaded.get(number) == fingerprint:
+            return None
+        if broken.get(number) == fingerprint and not again:
+            return f"version {number} could not be loaded, and has not changed since"
+        self._registry.loading(name, number)
+        try:
+            model = self._load(source)
+        except StartError as error:
+            broken[number] = fingerprint
+            self._say(name, number, error)
+            return f"version {number} is at UNAVAILABLE state: {error}"
+        except BaseException:
+            self._registry.failed(name, number, "internal error while it was loaded; the log has it")
+            raise
+        broken.pop(number, None)
+        loaded[number] = fingerprint
+        replaced = self._registry.ready(model)
+        self._changed(name)
+        if replaced is not None:
+            self._retiring.retire(replaced)
+        if replaced is not None or outgoing:
+            before = [*(f"version {one}" for one in outgoing), *(["itself as it was"] if replaced else [])]
+            _log.info("model %s version %s serves now, in place of %s", name, number, " and ".join(before))
+        return None
+
+    def _say(self, name: str, version: str, error: StartError) -> None:
+        if version:
+            self._registry.failed(name, version, str(error), self.public(str(error)))
+        serves = "; the version that serves goes on" if self._registry.serves(name) else ""
+        _log.error("model %s version %s cannot be loaded: %s%s", name, version or "?", error, serves)
+        self._changed(name)
+
+    def _unload_known(self, name: str) -> None:
+        if name in self._named:
+            raise InvalidRequestError(
+                f"model {name!r} was named on the command line by its file, and is not in a model repository"
+            )
+        if name not in self._loaded and name not in self._names():
+            raise NotFoundError(
+                f"failed to unload {name!r}: no model of that name is loaded, or in the repository"
+            )
+        self._forget_unreadable(name)
+        self._unload(name, list(self._loaded.get(name, ())))
+
+    def _unload(self, name: str, versions: Sequence[str]) -> None:
+        for entry in self._registry.entries():
+            if entry.name == name and entry.version in versions and entry.model is not None:
+                self._registry.unloading(entry.model)
+                _log.info("model %s version %s is being unloaded", name, entry.version)
+                self._changed(name)
+                self._retiring.retire(entry.model)
+        for version in versions:
+            self._loaded[name].pop(version, None)
+        if not self._loaded.get(name):
+            self._loaded.pop(name, None)

@@ -1,0 +1,170 @@
+"""The warm-up samples of a model's configuration (`model_warmup`): requests that are run before it is ready."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensorferry.protos.model_config_pb2 import DataType, ModelConfig, ModelWarmup
+from tensorferry.protos.tensors import TensorError, decode_raw
+from tensorferry.server.errors import StartError
+from tensorferry.server.model_config.pbtxt import ModelConfigError, type_name
+from tensorferry.server.runtime.host_memory import check_fits
+from tensorferry.server.runtime.sampling import random_array
+from tensorferry.server.signature import Signature, TensorSpec
+
+Array = npt.NDArray[Any]
+
+# Runs of all samples together: other models wait to be loaded meanwhile.
+_MOST_RUNS = 1000
+# Below the model's directory.
+_DIRECTORY = "warmup"
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpSample:
+    """One sample: its inputs as the wire has them, and how often it is run."""
+
+    name: str
+    count: int
+    inputs: Mapping[str, Array]
+
+
+def warm_up_samples(
+    config: ModelConfig, signature: Signature, directory: Path | None
+) -> tuple[list[WarmUpSample], list[str]]:
+    """The samples of a completed configuration, and what is to be said in the log of those left out.
+
+    Files are looked for in `directory`, the model's. ModelConfigError names the sample and the input that
+    does not fit.
+    """
+    samples, warnings = [], []
+    runs = sum(max(1, given.count) for given in config.model_warmup)
+    if runs > _MOST_RUNS:
+        raise ModelConfigError(
+            f"model_warmup of model {config.name!r} asks for {runs} runs; at most {_MOST_RUNS} are made in all: lower 'count'"
+        )
+    for index, given in enumerate(config.model_warmup):
+        name = given.name or f"number {index + 1}"
+        if given.batch_size == 0:
+            warnings.append(
+                f"the warm-up sample {name!r} of model {config.name!r} has batch_size 0 and is left out, as Triton does: "
+                "give it at least 1"
+            )
+            continue
+        try:
+            inputs = _inputs(given, signature, config.max_batch_size, directory)
+        except StartError as error:
+            raise ModelConfigError(f"model_warmup {name!r} of model {config.name!r}: {error}") from None
+        samples.append(WarmUpSample(name, max(1, given.count), inputs))
+    return samples, warnings
+
+
+def _inputs(
+    given: ModelWarmup, signature: Signature, max_batch_size: int, directory: Path | None
+) -> dict[str, Array]:
+    if given.batch_size > max(1, max_batch_size):
+        raise ModelConfigError(
+            f"batch_size is {given.batch_size}; it must be at most {max(1, max_batch_size)}, for max_batch_size is "
+            f"{max_batch_size}"
+        )
+    expected = {spec.name: spec for spec in signature.inputs}
+    if set(given.inputs) != set(expected):
+        raise ModelConfigError(
+            f"it has the inputs {sorted(given.inputs)}; the model takes {sorted(expected)}"
+        )
+    return {
+        name: _array(
+            given.inputs[name],
+            spec,
+            given.batch_size if max_batch_size and spec.leads_with_rows else 0,
+            directory,
+        )
+        for name, spec in expected.items()
+    }
+
+
+def _array(given: ModelWarmup.Input, spec: TensorSpec, rows: int, directory: Path | None) -> Array:
+    """What a sample has for an input: `rows` times the same, or without a batch axis if they are 0."""
+    if DataType.Name(given.data_type) != type_name(spec):
+        raise ModelConfigError(
+            f"input {spec.name!r} has data_type {DataType.Name(given.data_type)}; the model takes {type_name(spec)}"
+        )
+    dims = tuple(given.dims)
+    wanted = spec.shape[1:] if rows else spec.shape
+    if any(dim < 0 for dim in dims):
+        raise ModelConfigError(
+            f"warmup setting expects all variable-size dimensions are specified for input {spec.name!r}, got {list(dims)}"
+        )
+    fits = len(dims) == len(wanted) and all(dim in (size, -1) for dim, size in zip(wanted, dims, strict=True))
+    if not fits and not spec.any_rank:
+        raise ModelConfigError(
+            f"input {spec.name!r} has dims {list(dims)}; the model takes {list(wanted)}"
+            + (" (without the batch axis)" if rows else "")
+        )
+    if 0 in dims and (
+        spec.any_rank or any(dim == 0 and size == -1 for dim, size in zip(dims, wanted, strict=True))
+    ):
+        raise ModelConfigError(
+            f"input {spec.name!r} has dims {list(dims)}; give them at least one element along axes that vary: without any, "
+            "some models end the server"
+        )
+    # A reference to a string takes as much as a float64.
+    size = math.prod(dims) * max(1, rows) * (spec.datatype.size or 8)
+    check_fits(f"input {spec.name!r} with dims {list(dims)} and batch_size {rows}", size, "lower them")
+    kind = given.WhichOneof("input_data_type")
+    if kind is None:
+        raise ModelConfigError(
+            f"warmup setting expects input {spec.name!r} to have input_data_type set: zero_data, random_data or "
+            "input_data_file"
+        )
+    if kind == "input_data_file":
+        one = _from_file(given.input_data_file, spec, dims, directory)
+    elif spec.datatype.name == "BYTES":
+        # Random ones are empty, too, as in Triton.
+        one = np.full(dims, "", dtype=object)
+    elif kind == "zero_data":
+        one = np.zeros(dims, spec.datatype.storage)
+    else:
+        one = random_array(spec.datatype, dims, np.random.default_rng(0))
+    return np.repeat(one[None], rows, axis=0) if rows else one
+
+
+def _from_file(name: str, spec: TensorSpec, dims: tuple[int, ...], directory: Path | None) -> Array:
+    if directory is None:
+        raise ModelConfigError(
+            f"input {spec.name!r} comes from the file {name!r}, but the model has no directory to look for it"
+        )
+    home = (directory / _DIRECTORY).resolve()
+    path = (home / name).resolve()
+    if not path.is_relative_to(home):
+        raise ModelConfigError(f"input {spec.name!r} comes from the file {name!r}, which is not in {home}")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelConfigError(
+            f"input {spec.name!r} comes from the file {name!r}, which cannot be read: {error}"
+        ) from None
+    if spec.datatype.size:
+        expected = math.prod(dims) * spec.datatype.size
+        if len(data) < expected:
+            raise ModelConfigError(
+                f"warmup setting expects {expected} bytes, but the data provided from {name} only has {len(data)} bytes"
+            )
+        # What is beyond is left, as Triton does.
+        data = data[:expected]
+    try:
+        array = decode_raw(data, spec.datatype, dims)
+        if spec.datatype.size:
+            return array
+        texts = np.empty(array.size, dtype=object)
+        texts[:] = [element.decode() for element in array.flat]
+        return texts.reshape(dims)
+    except (TensorError, UnicodeDecodeError) as error:
+        raise ModelConfigError(f"input {spec.name!r} comes from the file {name!r}: {error}") from None

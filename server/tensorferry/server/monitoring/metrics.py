@@ -1,0 +1,273 @@
+"""What a monitoring system reads, made from statistics when it asks.
+
+Nothing is done for a metric while requests are served. Names and meanings are in `metric_names.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+from prometheus_client import ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.samples import Exemplar as ShownExemplar
+
+from tensorferry.batcher import BOUNDS, BatcherStatistics, CloseReason, Distribution
+from tensorferry.server.models.registry import Entry, Model, ModelRegistry, ModelState
+from tensorferry.server.monitoring.gpu_metrics import Gpus, GpuStatistics
+from tensorferry.server.monitoring.metric_names import (
+    GPU_LABELS,
+    MODEL_LABELS,
+    GpuMetric,
+    MetricName,
+    ModelMetric,
+    ServerMetric,
+)
+from tensorferry.server.monitoring.server_statistics import ServerStatistics
+from tensorferry.server.monitoring.triton_metrics import Counted, triton_gpu_text, triton_text
+from tensorferry.server.recovery.instance_health import InstanceEvent
+from tensorferry.server.telemetry.exemplars import Exemplars
+
+# Of the text format that everything reads, for those who ask for no other.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_OPENMETRICS = "application/openmetrics-text"
+_END = b"# EOF\n"
+
+_REFUSALS = ("queue_full", "too_large", "deadline", "closed", "unavailable", "invalid")
+_UNANSWERED = ("failed", "cancelled", "expired", "shed", "abandoned")
+# Those that requests are answered with before a queue; any other is there once it happened.
+_CODES = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.INTERNAL,
+)
+_KINDS: Mapping[str, Callable[..., Any]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+# Of each GPU that serves: what of its statistics.
+_OF_GPUS: Mapping[GpuMetric, str] = {
+    GpuMetric.UTILIZATION: "utilization",
+    GpuMetric.MEMORY_USED: "memory_used_bytes",
+    GpuMetric.MEMORY_TOTAL: "memory_total_bytes",
+    GpuMetric.TEMPERATURE: "temperature_celsius",
+    GpuMetric.POWER: "power_watts",
+    GpuMetric.POWER_LIMIT: "power_limit_watts",
+    GpuMetric.ENERGY: "energy_joules",
+}
+
+# Values by the labels beside those of the group.
+_Values: TypeAlias = Mapping[tuple[str, ...], float]
+_N = TypeVar("_N", bound=MetricName)
+
+
+class Metrics:
+    """All metrics of a server.
+
+    `gpus` gives what tells of its GPUs, if anything does, `server` what the server itself tells. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        server: Callable[[], ServerStatistics],
+        gpus: Callable[[], Gpus | None] = lambda: None,
+    ) -> None:
+        self._registry = registry
+        self._server = server
+        self._gpus = gpus
+        # Of this process alone, not of those that some other code may register.
+        self._process = ProcessCollector(registry=None)
+
+    def page(self, accept: str = "") -> tuple[bytes, str]:
+        """What is there now, one moment's figures for each model, and its content type.
+
+        In the format for which the header Accept asks: OpenMetrics, which alone has exemplars, or the text format.
+        """
+        entries = self._registry.entries()
+        models = [entry.model for entry in entries if entry.model is not None]
+        counted = [(model, model.batcher.statistics()) for model in models]
+        reader = self._gpus()
+        devices = sorted({device for model in models for device in model.devices})
+        gpus = reader.statistics(devices) if reader is not None else ()
+        encode, content_type = choose_encoder(accept)
+        openmetrics = content_type.startswith(_OPENMETRICS)
+        page: bytes = encode(
+            _Collected(
+                [
+                    *families(entries, counted),
+                    *server_families(self._server()),
+                    *gpu_families(gpus),
+                    *self._process.collect(),
+                ]
+            )
+        )
+        # Written by ourselves, since their names are not what the library would write.
+        triton = (triton_text(counted, openmetrics) + triton_gpu_text(gpus, openmetrics)).encode()
+        if openmetrics:
+            return page.removesuffix(_END) + triton + _END, content_type
+        return page + triton, content_type
+
+
+class _Collected:
+    """What was collected, in the form in which prometheus-client takes it."""
+
+    def __init__(self, collected: Iterable[Metric]) -> None:
+        self._collected = collected
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collected
+
+
+def families(entries: Sequence[Entry], counted: Sequence[Counted]) -> Sequence[Metric]:
+    """Our own metrics of these models."""
+    every = _families(ModelMetric, MODEL_LABELS)
+    for entry in entries:
+        if not entry.gone:
+            ready = entry.state is ModelState.READY
+            every[ModelMetric.READY].add_metric((entry.name, entry.version), float(ready))
+    for model, counts in counted:
+        of = (model.name, model.version)
+        for metric, values in _values(model, counts).items():
+            for further, value in values.items():
+                every[metric].add_metric((*of, *further), value)
+        every[ModelMetric.BATCH_ROWS].add_metric(
+            of, _row_buckets(counts.batch_rows, model.max_batch_size), counts.rows
+        )
+        for metric, times, exemplars in (
+            (ModelMetric.LATENCY, counts.latencies, model.exemplars),
+            (ModelMetric.QUEUE_DELAY, counts.queue_delays, None),
+            (ModelMetric.COMPUTE_TIME, counts.compute_times, None),
+        ):
+            every[metric].add_metric(of, _time_buckets(times, exemplars), times.sum)
+    return list(every.values())
+
+
+def server_families(server: ServerStatistics) -> Sequence[Metric]:
+    """Our own metrics of the server as a whole."""
+    every = _families(ServerMetric, ())
+    every[ServerMetric.INFO].add_metric((server.release, server.transport), 1)
+    every[ServerMetric.READY].add_metric((), float(server.ready))
+    every[ServerMetric.OPEN_STREAMS].add_metric((), server.open_streams)
+    every[ServerMetric.UNSENT_BYTES].add_metric((), server.unsent_bytes)
+    every[ServerMetric.CALL_THREADS].add_metric((), server.call_threads)
+    for code in dict.fromkeys((*_CODES, *server.refused)):
+        every[ServerMetric.CALLS_REFUSED].add_metric((code.name,), server.refused.get(code, 0))
+    return list(every.values())
+
+
+def gpu_families(gpus: Sequence[GpuStatistics]) -> Sequence[Metric]:
+    """Our own metrics of the GPUs; none where there are no GPUs, and without those that none of them tells."""
+    every = _families(GpuMetric, GPU_LABELS)
+    for metric, field in _OF_GPUS.items():
+        for gpu in gpus:
+            if (value := getattr(gpu, field)) is not None:
+                every[metric].add_metric((gpu.device, gpu.uuid), value)
+    return [family for family in every.values() if family.samples]
+
+
+def _families(group: type[_N], labels: tuple[str, ...]) -> dict[_N, Any]:
+    """An empty family for each metric of a group. Any: their `add_metric` differ."""
+    return {
+        metric: _KINDS[metric.type](metric.family, metric.meaning, labels=(*labels, *metric.labels))
+        for metric in group
+    }
+
+
+def _values(model: Model, counts: BatcherStatistics) -> Mapping[ModelMetric, _Values]:
+    """The values of all but the histograms."""
+    times, sizes, batch_times = counts.answer_times, counts.sizes, counts.batch_times.values()
+    condition = model.condition.statistics()
+    return {
+        ModelMetric.INSTANCES: {(): condition.instances},
+        ModelMetric.INSTANCES_OUT: {(): condition.out},
+        ModelMetric.INSTANCE_EVENTS: {
+            (event.value,): condition.events.get(event, 0) for event in InstanceEvent
+        },
+        ModelMetric.ACCEPTED: {(): counts.accepted},
+        ModelMetric.REQUESTS: {
+            (outcome,): getattr(counts, outcome) for outcome in ("answered", *_UNANSWERED)
+        },
+        ModelMetric.RETRIED: {(): counts.retried},
+        ModelMetric.REFUSED: {(reason,): counts.refusals.get(reason, 0) for reason in _REFUSALS},
+        ModelMetric.ROWS_UNANSWERED: {
+            (outcome,): counts.ended_rows.get(outcome, 0) for outcome in ("refused", *_UNANSWERED)
+        },
+        ModelMetric.REQUEST_SECONDS: {
+            ("queue",): times.queue_delay_sum,
+            ("input",): times.input_time_sum,
+            ("compute",): times.compute_time_sum,
+            ("output",): times.output_time_sum,
+        },
+        ModelMetric.UNANSWERED_SECONDS: {(): counts.unanswered_time_sum},
+        ModelMetric.BATCH_SECONDS: {
+            ("input",): sum(one.input_time_sum for one in batch_times),
+            ("compute",): counts.compute_time_sum,
+            ("output",): sum(one.output_time_sum for one in batch_times),
+        },
+        ModelMetric.BATCHES_LEFT: {
+            (reason.value,): counts.close_reasons.get(reason, 0) for reason in CloseReason
+        },
+        ModelMetric.BATCHES_FAILED: {(): counts.failed_batches},
+        ModelMetric.BATCHES_PREDICTED: {(): counts.predictions},
+        ModelMetric.PREDICTED_SECONDS: {(): counts.predicted_time_sum},
+        ModelMetric.ACTUAL_SECONDS: {(): counts.actual_time_sum},
+        ModelMetric.PREDICTION_ERROR: {(): counts.prediction_error_sum},
+        ModelMetric.PADDED_POSITIONS: {
+            ("content",): counts.positions,
+            ("padding",): counts.padding_positions,
+        },
+        ModelMetric.QUEUED: {(): sizes.queued},
+        ModelMetric.QUEUED_ROWS: {
+            (str(priority),): rows for priority, rows in enumerate(sizes.class_rows, start=1)
+        },
+        ModelMetric.QUEUED_BUCKETS: {(): sum(bucket.queued > 0 for bucket in counts.buckets.values())},
+        ModelMetric.RUNNING: {(): sizes.running},
+        ModelMetric.HELD_BYTES: {(): sizes.held_bytes},
+    }
+
+
+def _time_buckets(times: Distribution, exemplars: Exemplars | None) -> Sequence[Sequence[Any]]:
+    """How many times were at most each bound, with a traced request between it and the one before, if there is any."""
+    latest = exemplars.latest() if exemplars is not None else (None,) * len(times.counts)
+    made: list[Sequence[Any]] = []
+    count = 0
+    for bound, more, exemplar in zip((*BOUNDS, math.inf), times.counts, latest, strict=True):
+        count += more
+        shown = exemplar and ShownExemplar({"trace_id": exemplar.trace_id}, exemplar.seconds, exemplar.at)
+        made.append((_le(bound), count, shown))
+    return made
+
+
+def _row_buckets(batch_rows: Mapping[int, int], most: int) -> Sequence[tuple[str, float]]:
+    """How many batches had at most so many rows, for each power of two up to the most, and that."""
+    return [
+        (_le(bound), sum(batches for rows, batches in batch_rows.items() if rows <= bound))
+        for bound in _row_bounds(max(1, most))
+    ] + [("+Inf", sum(batch_rows.values()))]
+
+
+def _le(bound: float) -> str:
+    """A bound as OpenMetrics wants it: alike in both formats, since it is a part of the series' name."""
+    return "+Inf" if math.isinf(bound) else str(float(bound))
+
+
+def _row_bounds(most: int) -> Iterator[int]:
+    bound = 1
+    while bound < most:
+        yield bound
+        bound *= 2
+    yield most

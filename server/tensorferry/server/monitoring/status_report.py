@@ -1,0 +1,218 @@
+"""All that a server tells people of itself, as JSON: its models, what they have done, their last batches.
+
+docs/status.md has the schema.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from tensorferry.batcher import BOUNDS, BatcherStatistics, BatchRecord, Rider
+from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.models.registry import Entry, Model, ModelRegistry, ModelState
+from tensorferry.server.signature import TensorSpec
+
+# Grows when a field changes its meaning or goes; new ones may come at any time.
+SCHEMA = 1
+
+# Of those that a batcher keeps. With all, a report of many models would be megabytes.
+_BATCHES = 32
+
+
+class StatusReport:
+    """Reports on a server. Thread-safe."""
+
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        service: InferenceService,
+        config: ServerConfig,
+        address: Callable[[], str],
+        transport: Callable[[], str],
+    ) -> None:
+        self._registry = registry
+        self._service = service
+        self._config = config
+        self._address = address
+        self._transport = transport
+        self._since = time.monotonic()
+        self._release = version("tensorferry")
+
+    def ready(self) -> bool:
+        """What ServerReady and gRPC's health say."""
+        return self._service.ready
+
+    def troubles(self) -> Sequence[str]:
+        """Why the server, or a part of it, takes no requests: a line for each reason."""
+        lines = []
+        if self._service.draining:
+            lines.append("the server is draining")
+        elif self._service.leaving:
+            lines.append("the server is about to drain")
+        if not self._registry.complete:
+            lines.append("what is to be served is still being loaded")
+        for entry in self._registry.entries():
+            if entry.state is not ModelState.READY:
+                why = f": {entry.reason}" if entry.reason else ""
+                lines.append(f"model {entry.name} version {entry.version} is {entry.state.value}{why}")
+        return lines
+
+    def report(self) -> dict[str, Any]:
+        """What is true now."""
+        now = time.monotonic()
+        return {
+            "schema": SCHEMA,
+            "server": {
+                "version": self._release,
+                "address": self._address(),
+                "transport": self._transport(),
+                "uptime_seconds": now - self._since,
+            },
+            "ready": self.ready(),
+            "draining": self._service.draining,
+            "troubles": self.troubles(),
+            "now_seconds": now,
+            "bounds_seconds": list(BOUNDS),
+            "models": [self._of(entry) for entry in self._registry.entries()],
+        }
+
+    def _of(self, entry: Entry) -> dict[str, Any]:
+        told: dict[str, Any] = {
+            "name": entry.name,
+            "version": entry.version,
+            "state": entry.state.value,
+            "reason": entry.reason,
+        }
+        model = entry.model
+        if model is not None:
+            told |= {
+                "inputs": [_tensor(spec) for spec in model.signature.inputs],
+                "outputs": [_tensor(spec) for spec in model.signature.outputs],
+                "batching": model.batching,
+                "batching_verdict": model.verdict,
+                "settings": self._settings(model),
+                **_counts(model.batcher.statistics()),
+                "last_batches": [_batch(record) for record in model.batcher.last_batches()[-_BATCHES:]],
+            }
+        return told
+
+    def _settings(self, model: Model) -> dict[str, Any]:
+        settings, padding = model.batcher.settings, model.padding
+        return {
+            "max_batch_size": settings.max_batch_size,
+            "max_queue_delay_seconds": settings.max_queue_delay,
+            "preferred_batch_sizes": settings.preferred_batch_sizes,
+            "requests_share_batches": settings.merge and settings.max_batch_size > 0,
+            "priority_weights": settings.priority_weights,
+            "strict_priorities": settings.strict_priorities,
+            "default_priority": settings.default_priority,
+            "queue_policies": [
+                {
+                    "timeout_seconds": _finite(policy.timeout),
+                    "overridable": policy.overridable,
+                    "action": "delay" if policy.delays else "reject",
+                    "max_requests": policy.max_requests,
+                }
+                for policy in settings.policies
+            ],
+            "devices": model.devices,
+            "batches_in_flight_per_device": 2 if settings.pipelined else 1,
+            "padded_lengths": padding.lengths if padding is not None else (),
+            "slo_seconds": _finite(model.slo),
+            "max_queue_rows": settings.max_queue_size,
+            "max_queue_bytes": settings.max_queue_bytes,
+            "max_message_bytes": self._config.max_message_bytes,
+            "run_timeout_seconds": self._config.run_timeout,
+        }
+
+
+def _finite(seconds: float) -> float | None:
+    """JSON has no infinity: None, which is no limit."""
+    return seconds if math.isfinite(seconds) else None
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype.name, "shape": spec.shape, "axes": spec.dims}
+
+
+def _counts(counts: BatcherStatistics) -> dict[str, Any]:
+    sizes = counts.sizes
+    return {
+        "requests": {
+            "accepted": counts.accepted,
+            "answered": counts.answered,
+            "failed": counts.failed,
+            "cancelled": counts.cancelled,
+            "expired": counts.expired,
+            "shed": counts.shed,
+            "abandoned": counts.abandoned,
+            "refused": counts.refused,
+            "retried": counts.retried,
+        },
+        "refusals": counts.refusals,
+        "times": {
+            "queue": counts.queue_delays.counts,
+            "compute": counts.compute_times.counts,
+            "total": counts.latencies.counts,
+        },
+        "batches": {
+            "ran": counts.batches,
+            "failed": counts.failed_batches,
+            "rows": counts.rows,
+            "compute_seconds": counts.compute_time_sum,
+            "by_rows": {str(rows): batches for rows, batches in sorted(counts.batch_rows.items())},
+            "by_reason": {reason.value: batches for reason, batches in counts.close_reasons.items()},
+        },
+        "predictions": {
+            "batches": counts.predictions,
+            "predicted_seconds": counts.predicted_time_sum,
+            "actual_seconds": counts.actual_time_sum,
+            "error_seconds": counts.prediction_error_sum,
+        },
+        "padding": {"positions": counts.positions, "added": counts.padding_positions},
+        "queue": {
+            "requests": sizes.queued,
+            "rows": sizes.queued_rows,
+            "rows_by_priority": sizes.class_rows,
+            "running": sizes.running,
+            "bytes": sizes.held_bytes,
+        },
+        "warnings": list(counts.warnings),
+    }
+
+
+def _batch(record: BatchRecord) -> dict[str, Any]:
+    return {
+        "number": record.number,
+        "instance": record.instance,
+        "requests": record.requests,
+        "rows": record.rows,
+        "reason": record.reason.value if record.reason is not None else None,
+        "again": record.again,
+        "error": record.error,
+        "predicted_seconds": record.predicted or None,
+        "padded_length": record.padded_length,
+        "left": record.left,
+        "joining": record.joining,
+        "ready": record.ready,
+        "started": record.started,
+        "ended": record.ended,
+        "answered": record.answered,
+        "done": record.done,
+        "riders": None if record.riders is None else [_rider(rider) for rider in record.riders],
+    }
+
+
+def _rider(rider: Rider) -> dict[str, Any]:
+    return {
+        "id": str(rider.tag or ""),
+        "rows": rider.rows,
+        "priority": rider.priority,
+        "waited_seconds": rider.queue_delay,
+        "answered": rider.answered,
+    }

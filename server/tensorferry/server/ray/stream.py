@@ -1,0 +1,89 @@
+"""One open ModelStreamInfer on an event loop: as `stream.ResponseStream`, which has threads for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from tensorferry.server.inference.reply import Metadata, Reply
+from tensorferry.server.inference.stream_order import Deliveries, Slot, Terms, message_or_end, terms_of
+from tensorferry.server.status import Status
+
+
+class RayStream:
+    """Reads requests and gives their responses, in request order or as they are done.
+
+    At most `max_in_flight` requests are between being read and having their response taken: then no more is read.
+    For one event loop. Who stops reading `responses` withdraws what is in flight.
+    """
+
+    def __init__(
+        self,
+        infer: Callable[[bytes, float, Metadata], Awaitable[Reply]],
+        status_of: Callable[[BaseException, Reply], Status],
+        deadline: float,
+        metadata: Metadata,
+        *,
+        max_in_flight: int,
+    ) -> None:
+        self._infer = infer
+        self._status_of = status_of
+        self._deadline = deadline
+        self._metadata = metadata
+        terms = terms_of(metadata)
+        # The status with which the server ends the stream before the client has finished it.
+        self.end: Status | None = terms if isinstance(terms, Status) else None
+        self._terms = Terms() if isinstance(terms, Status) else terms
+        self._deliveries = Deliveries(ordered=self._terms.ordered)
+        self._room = asyncio.Semaphore(max_in_flight)
+        self._in_flight = 0
+        self._reading = True
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def responses(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The responses, serialised, until the client has finished or left, or an error is the end."""
+        if self.end is not None:
+            return
+        self._start(self._read(messages))
+        try:
+            while (reply := await self._next()) is not None:
+                message = message_or_end(reply, self._terms, self._status_of)
+                if isinstance(message, Status):
+                    self.end = message
+                    return
+                yield message
+                self._in_flight -= 1
+                self._room.release()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    async def _next(self) -> Reply | None:
+        while True:
+            if (reply := self._deliveries.pop()) is not None:
+                return reply
+            if self._in_flight == 0 and not self._reading:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _read(self, messages: AsyncIterator[bytes]) -> None:
+        try:
+            await self._room.acquire()
+            async for data in messages:
+                self._in_flight += 1
+                self._start(self._serve(data, self._deliveries.add()))
+                await self._room.acquire()
+        finally:
+            self._reading = False
+            self._changed.set()
+
+    async def _serve(self, data: bytes, slot: Slot) -> None:
+        self._deliveries.done(slot, await self._infer(data, self._deadline, self._metadata))
+        self._changed.set()
+
+    def _start(self, work: Awaitable[None]) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

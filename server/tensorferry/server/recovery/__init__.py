@@ -1,0 +1,1 @@
+"""Recovery of instances: error classification, watchdog, health."""

@@ -1,0 +1,47 @@
+"""A stream of the server's own for a model's kernels, where these are to go before other models' or after them.
+
+A stream's priority is settled when it is made, and ONNX Runtime makes its own without: so it gets one of ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from pathlib import Path
+from typing import Any
+
+from tensorferry.server.errors import StartError
+from tensorferry.server.gpu.pinned_memory import Block, CudaMemory
+from tensorferry.server.runtime.ort_options import Priority
+from tensorferry.server.runtime.providers import CUDA, TENSORRT, Providers
+
+_log = logging.getLogger("tensorferry.server")
+
+
+def stream_of(device: str, priority: Priority | None, path: Path) -> Block | None:
+    """A stream for a model on this device; None where it needs none, or, with a line in the log, there can be none."""
+    if priority is None or device == "cpu":
+        return None
+    try:
+        return CudaMemory(int(device.partition(":")[2])).stream(first=priority is Priority.FIRST)
+    except (StartError, RuntimeError) as error:
+        _log.warning("%s on %s goes neither before other models nor after them: %s", path, device, error)
+        return None
+
+
+def on_stream(providers: Providers, stream: Block) -> Providers:
+    """The same providers, whose kernels run on this stream."""
+    ours = {"user_compute_stream": str(stream.address)}
+    return [
+        (name, {**options, **ours} if name in (CUDA, TENSORRT) else options) for name, options in providers
+    ]
+
+
+def keep_while(session: Any, stream: Block) -> None:
+    """Keeps the stream until ONNX Runtime's session is gone, which bindings may keep for longer than we do."""
+    weakref.finalize(getattr(session, "_sess", session), _let_go, stream).atexit = False
+
+
+def _let_go(stream: Block) -> None:
+    """The stream goes with the last reference, which this call had."""
+    del stream

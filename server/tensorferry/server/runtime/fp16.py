@@ -1,0 +1,265 @@
+"""FP16: a model's file converted to half precision when it is loaded, and what that costs in accuracy."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.runtime.ort_options import Fp16, SessionOptions
+from tensorferry.server.runtime.sampling import Array, as_float64, sample
+from tensorferry.server.runtime.scratch_directory import ScratchDirectory
+from tensorferry.server.runtime.session import Session
+from tensorferry.server.signature import Signature, TensorSpec
+
+if TYPE_CHECKING:
+    import onnx
+
+_log = logging.getLogger("tensorferry.server")
+
+Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+
+# Random inputs that are compared, beside the samples of the model's configuration.
+_DRAWS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """What the sessions of a model are made from: its own file, or the one that it was converted into."""
+
+    source: Path
+    path: Path
+
+    def session(self, device: str, settings: SessionOptions) -> Session:
+        """One more session; StartError as Session has it, naming the model's own file."""
+        if self.path == self.source:
+            return Session(self.path, device, settings)
+        try:
+            return Session(self.path, device, settings)
+        except StartError as error:
+            reason = str(error).removeprefix(f"{self.path}: ").replace(str(self.path), str(self.source))
+            raise StartError(
+                f"{self.source}: converted to FP16, {reason}; leave out FP16, or name the operators or nodes that are "
+                "to stay in FP32, by --fp16-except or its configuration's parameter fp16_except"
+            ) from error
+
+
+def file_of(source: Path, fp16: Fp16 | None, scratch: ExitStack) -> ModelFile:
+    """What sessions are made from until `scratch` is closed: a model's own file, or where it is to be, it in FP16."""
+    if fp16 is None:
+        return ModelFile(source, source)
+    folder = ScratchDirectory()
+    scratch.callback(folder.remove)
+    return convert(source, fp16, folder.path)
+
+
+def convert(source: Path, fp16: Fp16, folder: Path) -> ModelFile:
+    """Writes the model into a folder, in FP16 within and with its inputs and outputs as they were.
+
+    What the folder then has must stay until every session is made. StartError when it cannot be converted.
+    """
+    if not source.is_file():
+        # A session says why not.
+        return ModelFile(source, source)
+    try:
+        import onnx
+
+        converter = _converter()
+    except ImportError as error:
+        raise StartError(
+            f"{source}: it is to be converted to FP16, for which {error.name or 'a package'} is missing: pip install "
+            "'tensorferry[fp16]' has it"
+        ) from None
+    try:
+        model = _read(source)
+        if not any(tensor.data_type == onnx.TensorProto.FLOAT for tensor in _tensors(model.graph)):
+            _log.warning(
+                "%s has no weights in FP32: it is served as it is, without conversion to FP16", source
+            )
+            return ModelFile(source, source)
+        known = {name for node in _nodes(model.graph) for name in (node.op_type, node.name)}
+        for name in fp16.excepted:
+            if name not in known:
+                _log.warning(
+                    "%s has no operator or node %r: nothing stays in FP32 by that name", source, name
+                )
+        converted = converter.convert_float_to_float16(
+            model,
+            keep_io_types=True,
+            disable_shape_infer=True,
+            op_block_list=[*converter.DEFAULT_OP_BLOCK_LIST, *fp16.excepted],
+            node_block_list=list(fp16.excepted),
+        )
+        path = folder / "model.onnx"
+        # Beside it, since a file of this format holds no more than 2 GB.
+        onnx.save_model(converted, str(path), save_as_external_data=True, location="weights")
+    # The converter asserts, and onnx has errors of many kinds.
+    except Exception as error:
+        raise StartError(f"{source}: it cannot be converted to FP16: {error!r}; leave out FP16") from error
+    return ModelFile(source, path)
+
+
+def _converter() -> Any:
+    """ONNX Runtime's own converter; the folder that its package adds to the path of modules is taken off again."""
+    before = list(sys.path)
+    from onnxruntime.transformers import float16
+
+    added = str(Path(float16.__file__).parent)
+    if added in sys.path and added not in before:
+        sys.path.remove(added)
+    return float16
+
+
+def _read(source: Path) -> onnx.ModelProto:
+    """The model with its weights, and with the datatype of each value, without which nothing can be converted."""
+    import onnx
+    from onnx.external_data_helper import load_external_data_for_model
+    from onnx.inliner import inline_local_functions
+
+    model = onnx.load(str(source), load_external_data=False)
+    if model.functions:
+        # The converter does not look into functions.
+        model = inline_local_functions(model)
+    for node in _nodes(model.graph):
+        _as_tensor(node)
+    # Weights that are also inputs, as old exporters wrote them, would stay in FP32.
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in weights]
+    if len(inputs) < len(model.graph.input):
+        del model.graph.input[:]
+        model.graph.input.extend(inputs)
+        model.ir_version = max(model.ir_version, 4)
+    # While the weights are in files of their own: what is looked at may have at most 2 GB.
+    model = onnx.shape_inference.infer_shapes(model)
+    load_external_data_for_model(model, str(source.parent))
+    return model
+
+
+def _as_tensor(node: onnx.NodeProto) -> None:
+    """A constant that is written as a number or a list of them becomes a tensor: these alone are converted."""
+    import onnx
+
+    for attribute in node.attribute if node.op_type == "Constant" else ():
+        if attribute.name in ("value_float", "value_floats"):
+            array = np.array(onnx.helper.get_attribute_value(attribute), np.float32)
+            attribute.CopyFrom(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(array)))
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from _nodes(inner)
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for node in _nodes(graph):
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            if attribute.HasField("g"):
+                yield from attribute.g.initializer
+
+
+def check(
+    name: str,
+    signature: Signature,
+    run: Run,
+    reference: Run,
+    inputs: Sequence[Mapping[str, Array]],
+    tolerance: float,
+) -> None:
+    """Compares a model in FP16 with the same in FP32, and says in the log how far it is off.
+
+    StartError when an output of floats is off by more than the tolerance, relative to its greatest magnitude,
+    is infinite or no number where it was one, or when only one of both runs. Of other datatypes a difference is
+    said and allowed: where two classes are nearly alike, either may win.
+    """
+    worst, where, compared = 0.0, "", 0
+    others: dict[str, float] = {}
+    for given in inputs:
+        try:
+            expected = reference(given)
+        except ModelFailedError:
+            # Random input may be nothing for this model.
+            continue
+        try:
+            got = run(given)
+        except ModelFailedError as error:
+            raise StartError(f"model {name!r} runs in FP32, but not in FP16: {error}") from error
+        for spec in signature.outputs:
+            difference = _difference(spec, expected[spec.name], got[spec.name])
+            if not _is_float(spec):
+                others[spec.name] = max(others.get(spec.name, 0.0), difference)
+            elif difference >= worst:
+                worst, where = difference, spec.name
+        compared += 1
+    if not compared:
+        _log.warning(
+            "model %s is in FP16, and not compared with FP32: it does not run on random input; give its configuration "
+            "samples (model_warmup)",
+            name,
+        )
+        return
+    if not worst <= tolerance:
+        by = f"by {worst:.2g} of its greatest magnitude" if math.isfinite(worst) else "where it is finite"
+        raise StartError(
+            f"model {name!r} in FP16: output {where!r} differs from FP32 {by}, which is more than the tolerance, "
+            f"{tolerance:g}; leave out FP16, name the operators or nodes that are to stay in FP32 by --fp16-except, or "
+            "raise --fp16-tolerance (in its configuration, the parameters fp16, fp16_except and fp16_tolerance)"
+        )
+    if where:
+        _log.info(
+            "model %s in FP16: outputs differ from FP32 by at most %.2g of their greatest magnitude (%s), over %d inputs",
+            name,
+            worst,
+            where,
+            compared,
+        )
+    for output, share in others.items():
+        level = logging.WARNING if share else logging.INFO
+        _log.log(level, "model %s in FP16: %.2g %% of output %s differ from FP32", name, 100 * share, output)
+
+
+def check_inputs(
+    signature: Signature,
+    rows: int,
+    size: int | None,
+    sizes: Mapping[str, int],
+    given: Sequence[Mapping[str, Array]],
+) -> Sequence[Mapping[str, Array]]:
+    """What is run through both: the samples that are given, and random inputs where a size is known (see `sample`)."""
+    drawn = [] if size is None else [sample(signature, rows, size, seed, sizes) for seed in range(_DRAWS)]
+    return [*given, *drawn]
+
+
+def _difference(spec: TensorSpec, expected: Array, got: Array) -> float:
+    """Relative to the greatest magnitude; of what is no float, the share that differs. inf: not to be compared."""
+    if expected.shape != got.shape:
+        return math.inf
+    if not _is_float(spec):
+        return float(np.count_nonzero(expected != got)) / max(1, expected.size)
+    a, b = (as_float64(array, spec) for array in (expected, got))
+    finite = np.isfinite(a)
+    if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(
+        a[~finite], b[~finite], equal_nan=True
+    ):
+        return math.inf
+    if not finite.any():
+        return 0.0
+    scale = float(np.abs(a[finite]).max()) or 1.0
+    return float(np.abs(a[finite] - b[finite]).max()) / scale
+
+
+def _is_float(spec: TensorSpec) -> bool:
+    return spec.datatype.storage.kind == "f" or spec.datatype.name == "BF16"

@@ -1,0 +1,88 @@
+"""The files that say who may call: on each line a name, its roles, and what it is known by.
+
+    # NAME  ROLES          what proves it
+    alice   infer          sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+    deploy  infer,control  sha256:60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11b752
+
+A name may have several lines, so that what it is known by can be changed without a gap.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from tensorferry.server.identity import ROLES, Caller
+from tensorferry.server.models.registry import NAME
+
+TOKEN = "sha256:"
+SAN, COMMON_NAME = "san:", "cn:"
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MOST_BYTES = 16 << 20
+
+
+class BadCallersError(Exception):
+    """The file cannot be used: the message names it, the line, and what is wrong, and quotes nothing that may be secret."""
+
+
+def read_tokens(path: Path) -> Mapping[str, Caller]:
+    """Callers by the SHA-256 of their tokens, in hexadecimal."""
+    return _read(path, (TOKEN,), "sha256: and 64 hexadecimal digits, as tensorferry token prints them")
+
+
+def read_certificates(path: Path) -> Mapping[str, Caller]:
+    """Callers by the names in their certificates: san: and a subject alternative name, or cn: and a common name."""
+    return _read(path, (SAN, COMMON_NAME), "san: or cn:, and the name that the certificate has")
+
+
+def parse_roles(text: str) -> frozenset[str]:
+    """Roles with commas between; ValueError for others than there are."""
+    roles = frozenset(text.split(","))
+    if not roles <= ROLES:
+        raise ValueError
+    return roles
+
+
+def _read(path: Path, kinds: tuple[str, ...], expected: str) -> Mapping[str, Caller]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        text = data.decode()
+    except OSError as error:
+        raise BadCallersError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadCallersError(f"{path} is not text in UTF-8") from None
+    if len(data) > _MOST_BYTES:
+        raise BadCallersError(f"{path} has more than {_MOST_BYTES} bytes")
+    callers: dict[str, Caller] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        # A comment has a line of its own: a name in a certificate may have a # in it.
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        where = f"{path}, line {number}"
+        fields = line.split(maxsplit=2)
+        if len(fields) < 3:
+            raise BadCallersError(f"{where} has {len(fields)} of the three fields NAME ROLES and {expected}")
+        name, roles, proof = fields[0], fields[1], fields[2].strip()
+        # Neither is quoted: with the fields in another order it could be what nobody may read.
+        if not NAME.fullmatch(name):
+            raise BadCallersError(
+                f"{where} does not begin with a name: a letter or digit, then these and '.', '_', '-', at most 128"
+            )
+        try:
+            allowed = parse_roles(roles)
+        except ValueError:
+            raise BadCallersError(
+                f"{where} has unknown roles for {name}; there are {' and '.join(sorted(ROLES))}, with a comma between"
+            ) from None
+        kind = next((kind for kind in kinds if proof.startswith(kind)), None)
+        if kind == TOKEN:
+            proof = proof.removeprefix(TOKEN).lower()
+        if kind is None or (kind == TOKEN and not _DIGEST.fullmatch(proof)) or proof == kind:
+            raise BadCallersError(f"{where} must have as its third field, for {name}, {expected}")
+        if proof in callers:
+            raise BadCallersError(f"{where} has for {name} what another line has for {callers[proof].name}")
+        callers[proof] = Caller(name, allowed)
+    return callers

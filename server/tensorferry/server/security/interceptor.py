@@ -1,0 +1,86 @@
+"""Asks for every method that grpcio serves whether its caller has the role that it wants.
+
+The two that send requests are not among them: both transports ask for those by themselves, and tell the service who calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+
+from tensorferry.server.identity import CONTROL, CURRENT
+from tensorferry.server.security.access_control import Access, Certificate
+from tensorferry.server.security.method_roles import ASKING, HEALTH, role_of
+from tensorferry.server.status import status_of
+
+_log = logging.getLogger("tensorferry.server")
+
+
+def certificate_of(context: grpc.ServicerContext) -> Certificate:
+    """Whose certificate the call's connection has."""
+    # The stubs have its values as numbers, too.
+    properties: Mapping[str, Any] = context.auth_context()
+    (pem,) = properties.get("x509_pem_cert", (b"",))
+    return Certificate(context.peer_identity_key(), tuple(context.peer_identities() or ()), pem)
+
+
+class AccessInterceptor(grpc.ServerInterceptor):
+    """Ends calls of those who may not make them; with `exempt_health`, not those by which health is asked for. Thread-safe."""
+
+    def __init__(self, access: Access, *, exempt_health: bool) -> None:
+        self._access = access
+        self._exempt = ASKING | HEALTH if exempt_health else ASKING
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """What grpcio asks for each call."""
+        found = continuation(handler_call_details)
+        method = handler_call_details.method
+        if found is None or method in self._exempt:
+            return found
+        handler: Any = found
+        make, behaviour = _KINDS[handler.request_streaming, handler.response_streaming]
+        guarded: grpc.RpcMethodHandler[Any, Any] = make(
+            self._guarded(method, getattr(handler, behaviour)),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+        return guarded
+
+    def _guarded(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        role = role_of(method)
+
+        # With what grpcio is told by attributes of a function.
+        @functools.wraps(behaviour)
+        def guarded(request: Any, context: grpc.ServicerContext, *more: Any) -> Any:
+            try:
+                caller = self._access.admit(
+                    role, context.invocation_metadata(), context.peer, lambda: certificate_of(context)
+                )
+            except Exception as error:
+                status = status_of(error)
+                context.abort(status.code, status.message)
+            if role == CONTROL:
+                _log.info("%s is called by %s", method.rpartition("/")[2], caller.name)
+            called = CURRENT.set(caller)
+            try:
+                return behaviour(request, context, *more)
+            finally:
+                CURRENT.reset(called)
+
+        return guarded
+
+
+_KINDS: dict[tuple[bool, bool], tuple[Callable[..., Any], str]] = {
+    (False, False): (grpc.unary_unary_rpc_method_handler, "unary_unary"),
+    (False, True): (grpc.unary_stream_rpc_method_handler, "unary_stream"),
+    (True, False): (grpc.stream_unary_rpc_method_handler, "stream_unary"),
+    (True, True): (grpc.stream_stream_rpc_method_handler, "stream_stream"),
+}

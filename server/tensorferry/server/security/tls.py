@@ -1,0 +1,213 @@
+"""TLS of the server's port: its certificate, its key, and the authorities of its clients' certificates.
+
+All are files, which are looked at before each handshake: new ones count from the next on. What cannot be used is
+refused at the start, and later passed over with a line in the log, while what was there before goes on.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import re
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from tensorferry.server.errors import StartError
+from tensorferry.server.security.file_watch import Watched
+
+_log = logging.getLogger("tensorferry.server")
+
+_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
+_KEY = re.compile(rb"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----\s+([A-Za-z0-9+/=\s]+?)-----END")
+_ENCRYPTED = (b"BEGIN ENCRYPTED PRIVATE KEY", b"Proc-Type: 4,ENCRYPTED")
+# How keys of Ed25519 and Ed448 begin, both of which grpc's TLS has no use for.
+_EDWARDS = (bytes.fromhex("06032b6570"), bytes.fromhex("06032b6571"))
+_HEAD_BYTES = 32
+
+# Far more than any chain of certificates has; a device or a pipe has no end.
+_MOST_BYTES = 4 << 20
+
+
+class BadFileError(Exception):
+    """A file cannot be used: the message names it, and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A certificate with its key, the authorities of clients, and what was read of the first."""
+
+    certificate: bytes
+    key: bytes
+    authorities: bytes | None
+    expires: str
+
+
+class TlsFiles:
+    """What the server's port is secured by. Thread-safe. StartError when the files cannot be used.
+
+    With `client_ca` only clients with a certificate of these authorities can connect.
+    """
+
+    def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
+        self._certificate = certificate
+        self._key = key
+        self._client_ca = client_ca
+        self._watched = Watched([certificate, key] if client_ca is None else [certificate, key, client_ca])
+        # Guards the fields below. Files are read while it is held: each handshake needs what is found.
+        self._lock = threading.Lock()
+        self._watched.changed()
+        try:
+            self._current = self._read()
+        except (BadFileError, OSError) as error:
+            raise StartError(str(error)) from None
+        self._complaint = ""
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """For `grpc.Server.add_secure_port`."""
+        # None is for "as before", which its type does not know.
+        fetch: Any = self._fetch
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(self._current), fetch, self._client_ca is not None
+        )
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """What core asks before each handshake: what to use from now on, None for what it has."""
+        with self._lock:
+            if not self._watched.changed():
+                return None
+            complaint, pair = "", self._current
+            try:
+                pair = self._read()
+            except Exception as error:
+                # Whatever it is, it must not escape into core, and the files are looked at again.
+                complaint = str(error) if isinstance(error, (BadFileError, OSError)) else repr(error)
+                self._watched.forget()
+            said, self._complaint = self._complaint, complaint
+            changed, self._current = pair != self._current, pair
+        if complaint and complaint != said:
+            _log.warning("the new TLS files are not used, those before go on: %s", complaint)
+        if not changed:
+            return None
+        _log.info("new TLS files from %s, valid until %s", self._certificate, pair.expires)
+        return _configuration(pair)
+
+    def _read(self) -> _Pair:
+        certificate, key = _bytes_of(self._certificate), _bytes_of(self._key)
+        authorities = None if self._client_ca is None else _bytes_of(self._client_ca)
+        _check_forms(self._certificate, certificate, self._key, key)
+        if self._client_ca is not None and authorities is not None:
+            _check_authorities(self._client_ca, authorities)
+        with _in_memory(certificate) as first, _in_memory(key) as second:
+            server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            try:
+                server.load_cert_chain(first, second)
+            except ssl.SSLError as error:
+                if error.reason == "KEY_VALUES_MISMATCH":
+                    raise BadFileError(
+                        f"the key in {self._key} does not belong to the certificate in {self._certificate}, the first "
+                        "in its file: give the key that it was made with"
+                    ) from None
+                raise BadFileError(
+                    f"the certificate in {self._certificate} and the key in {self._key} cannot be used: {_reason(error)}"
+                ) from None
+        return _Pair(certificate, key, authorities, _expiry(self._certificate, certificate, server))
+
+
+def _configuration(pair: _Pair) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], pair.authorities)
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise BadFileError(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) > _MOST_BYTES:
+        raise BadFileError(f"{path} has more than {_MOST_BYTES} bytes; it must be a PEM file")
+    return data
+
+
+def _check_forms(certificate_path: Path, certificate: bytes, key_path: Path, key: bytes) -> None:
+    if _CERTIFICATE not in certificate:
+        raise BadFileError(
+            f"{certificate_path} is no certificate in PEM: it has no line {_CERTIFICATE.decode()!r}"
+        )
+    if any(mark in key for mark in _ENCRYPTED):
+        raise BadFileError(f"the key in {key_path} is encrypted; give one that is not, in a file of its own")
+    found = _KEY.search(key)
+    if found is None:
+        raise BadFileError(
+            f"{key_path} is no private key in PEM: it has no line '-----BEGIN PRIVATE KEY-----'"
+        )
+    try:
+        head = base64.b64decode(found[1])[:_HEAD_BYTES]
+    except ValueError:
+        raise BadFileError(f"the private key in {key_path} is damaged: it is not base64") from None
+    if any(mark in head for mark in _EDWARDS):
+        raise BadFileError(
+            f"the key in {key_path} is of Ed25519 or Ed448, which grpc does not take; use ECDSA (P-256) or RSA"
+        )
+
+
+def _check_authorities(path: Path, data: bytes) -> None:
+    if _CERTIFICATE not in data:
+        raise BadFileError(f"{path} is no certificate in PEM: it has no line {_CERTIFICATE.decode()!r}")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_verify_locations(cadata=data.decode("ascii", "ignore"))
+    except ssl.SSLError as error:
+        raise BadFileError(f"the certificates in {path} cannot be read: {_reason(error)}") from None
+    if not context.cert_store_stats()["x509_ca"]:
+        raise BadFileError(
+            f"no certificate in {path} is an authority's (basicConstraints CA:TRUE), so no client's could be verified by it"
+        )
+
+
+def _expiry(path: Path, certificate: bytes, server: ssl.SSLContext) -> str:
+    """When the certificate expires, found out by a handshake in memory with a client that trusts it."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(cadata=certificate.decode("ascii", "ignore"))
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(back, there)
+    answering = server.wrap_bio(there, back, server_side=True)
+    try:
+        for side in (asking, answering, asking):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+        return str((asking.getpeercert() or {})["notAfter"])
+    except ssl.SSLCertVerificationError as error:
+        raise BadFileError(
+            f"no client would take the certificate in {path}: {error.verify_message}"
+        ) from None
+    except (ssl.SSLError, KeyError, ValueError) as error:
+        raise BadFileError(
+            f"the certificate in {path} and its key do not make a connection: {_reason(error)}"
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    return (getattr(error, "reason", None) or "they cannot be read").replace("_", " ").lower()
+
+
+@contextmanager
+def _in_memory(data: bytes) -> Iterator[str]:
+    """A path of this process's own to what was read: a file may have changed since, and no key is written to a disk."""
+    number = os.memfd_create("tensorferry-tls")
+    try:
+        os.write(number, data)
+        yield f"/proc/self/fd/{number}"
+    finally:
+        os.close(number)

@@ -1,0 +1,1 @@
+"""Shared memory regions, of the system and of CUDA devices."""

@@ -1,0 +1,1 @@
+"""Logs and trace context, usable by every other package."""

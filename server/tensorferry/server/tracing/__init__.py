@@ -1,0 +1,1 @@
+"""Request traces: Triton's trace files, OpenTelemetry spans, the access log."""

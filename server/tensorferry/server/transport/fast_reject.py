@@ -1,0 +1,42 @@
+"""Who is turned away in an overload before the message is read: that is most of what a call costs which is refused."""
+
+from __future__ import annotations
+
+from tensorferry.batcher import Batcher, QueueFull
+from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.tracing.trace import Tracing
+
+
+class Foresight:
+    """Only where one model is served is it known whose queue a call will meet, and only untraced calls have nothing else to tell.
+
+    To be asked on one thread.
+    """
+
+    def __init__(self, registry: ModelRegistry, tracing: Tracing) -> None:
+        self._registry = registry
+        self._tracing = tracing
+        self._generation = -1
+        self._sole: Batcher | None = None
+
+    @property
+    def traces(self) -> bool:
+        """Whether calls are traced, those that are refused as well."""
+        return bool(self._tracing.sources)
+
+    def refusal(self, deadline: float) -> QueueFull | None:
+        """Why a call with this deadline is refused, which counts it; None where its message is to be read."""
+        if self._registry.generation != self._generation:
+            self.sole()
+        if self._sole is None or self._tracing.sources:
+            return None
+        return self._sole.foreseen(deadline)
+
+    def sole(self) -> Batcher | None:
+        """The one that all calls meet; None where there are several, or none."""
+        generation = self._registry.generation
+        if generation != self._generation:
+            models = self._registry.models()
+            self._sole = models[0].batcher if len(models) == 1 else None
+            self._generation = generation
+        return self._sole

@@ -1,0 +1,1 @@
+"""The lane: the transport on a completion queue of grpc's core."""

@@ -1,0 +1,110 @@
+"""As `test_interleavings`, on devices that break, run out of memory and hang, whatever the order of threads.
+
+Callers cancel, deadlines pass, and somebody drains or closes, while devices fail, alone or together, once or again,
+are brought back, at once, late or in vain, and are given up, rightly or not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from batcher.concurrency.test_interleavings import MOST, World, play, seeds_of
+
+from tensorferry.batcher import InstanceFailed, OutOfMemory, RunTimedOut
+from tensorferry.batcher.request import State
+
+
+class FailingWorld(World):
+    """Some runs break the device, some hang, and on some devices few rows fit into the memory."""
+
+    # What else a request may be told.
+    bugs: tuple[type[BaseException], ...] = ()
+
+    def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(seed, monkeypatch)
+        self.breaks = self.random.choice([0.0, 0.1, 0.4])
+        self.hangs = self.random.choice([0.0, 0.0, 0.1])
+        self.vain = self.random.choice([0.0, 0.5])
+        self.room = [self.random.choice([MOST, MOST, 2, 1]) for _ in range(self.devices)]
+        self.gives_up = self.random.random() < 0.5
+        self.broken = [False] * self.devices
+
+    def model_fn(self, device: int) -> Any:
+        works = super().model_fn(device)
+
+        def recover() -> None:
+            assert self.running[device] == 0, "while it runs"
+            self.loom.sleep(self.random.choice([0.0, 0.003, 0.05]))
+            if self.random.random() < self.vain:
+                raise InstanceFailed("in vain", self.random.choice([0.001, 0.02]))
+            self.broken[device] = False
+
+        def run(x: Any) -> Any:
+            assert not self.broken[device], "called while it is broken"
+            assert len(x) <= MOST
+            if self.random.random() < self.hangs:
+                self.running[device] += 1
+                self.loom.sleep(0.1)
+                self.running[device] -= 1
+            if len(x) > self.room[device]:
+                raise OutOfMemory(f"{len(x)} rows")
+            if self.random.random() < self.breaks:
+                self.loom.sleep(self.random.choice([0.0, 0.002]))
+                if self.random.random() < 0.2:
+                    raise InstanceFailed("a hiccup")
+                self.broken[device] = True
+                raise InstanceFailed("broken", recover=recover)
+            return works(x)
+
+        return run
+
+    def at_rest(self) -> None:
+        if not hasattr(self, "batcher"):
+            return
+        queue = self.batcher._queue
+        free = [
+            device
+            for device in queue._devices.each
+            if device.outage is None and device.idle and device.waiting and not device.passes
+        ]
+        if self.patience is None and not self.window and not self.attending:
+            assert not (free and queue._backlog.rows), "a device that works is idle, and requests wait"
+        at_its_post = vars(queue._expiry.due)["_waiters"]
+        for sent in self.sent if at_its_post else ():
+            waits = sent.request is not None and sent.request.state is State.QUEUED
+            assert not waits or sent.deadline >= self.loom.now(), "a deadline passed, and nobody was told"
+
+    def main(self) -> None:
+        if self.gives_up:
+            self.loom_thread("watchdog", self.watch)
+        super().main()
+
+    def watch(self) -> None:
+        for _ in range(3):
+            self.loom.sleep(self.random.choice([0.0, 0.01, 0.03]))
+            if hasattr(self, "batcher"):
+                self.batcher.give_up(self.random.randrange(self.devices), RunTimedOut("it hangs"))
+
+    def check_error(self, error: BaseException) -> None:
+        if isinstance(error, InstanceFailed):
+            assert self.breaks or self.gives_up
+        elif isinstance(error, RunTimedOut):
+            assert self.gives_up
+        elif not isinstance(error, self.bugs):
+            # No OutOfMemory: one row fits everywhere.
+            super().check_error(error)
+
+
+@pytest.mark.parametrize("attending", [False, True])
+@pytest.mark.parametrize("block", range(10))
+def test_whatever_fails_and_when_nothing_is_lost_or_doubled(
+    block: int, attending: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def attend(world: World) -> None:
+        if attending:
+            world.attending, world.short = world.random.choice([1, 2, 3]), 1.0
+            world.devices, world.pipelined, world.window, world.anchored = 1, False, 0.0, True
+
+    play(seeds_of(block, 30, 5000), monkeypatch, FailingWorld, attend)

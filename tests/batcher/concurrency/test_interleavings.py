@@ -1,0 +1,303 @@
+"""Properties 1, 2, 3, 5, 10, 11 and 13, whatever the order in which threads go on at locks.
+
+Each seed is another interleaving of callers, workers, the expiry thread and a closer, in virtual
+time. `Loom` fails a run in which a wake-up was lost: everybody waits, and for no time either.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from support.batcher.interleave import Loom, Strand
+from support.batcher.rig import figures_add_up
+
+from tensorferry.batcher import (
+    Batcher,
+    BatcherClosed,
+    BatcherError,
+    Cancelled,
+    DeadlineExceeded,
+    Outcome,
+    Request,
+    Shed,
+)
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.learning.return_model import Returners
+from tensorferry.batcher.request import State
+
+MOST, MOST_ROWS = 4, 12
+POISON = 7.0
+
+
+@dataclass
+class Sent:
+    tag: float
+    rows: int
+    deadline: float
+    request: Request | None = None
+    outcomes: list[tuple[float, Outcome]] = field(default_factory=list)
+
+
+class Loyal(Returners):
+    expected = True
+    patience = 0.0
+
+    def wait_until(self, now: float, queued: int, batch_time: Any, room: int, answering: Any = None) -> float:
+        """For so long after the last answers."""
+        return max(now, self._answered_at + self.patience)
+
+    def answered(self, now: float, callers: int) -> None:
+        self._answered_at = now
+
+
+class World:
+    """A batcher, its callers and whoever closes it, made from a seed."""
+
+    def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.random = random.Random(seed)
+        self.loom = Loom(seed, self.at_rest)
+        self.loom.install(monkeypatch)
+        self.devices = self.random.choice([1, 1, 2, 3])
+        self.pipelined = self.random.random() < 0.5
+        self.window = self.random.choice([0.0, 0.0, 0.0, 0.03])
+        # One device may be slower than the others.
+        self.slowness = self.random.choice([1, 1, 3])
+        self.slow_device = self.random.randrange(self.devices)
+        self.classes = self.random.choice([1, 2, 3])
+        self.anchored = self.random.random() < 0.5
+        # Completions take their time.
+        self.slow = self.random.random() < 0.5
+        # Callers are always expected back, and waited for for so long.
+        self.patience = self.random.choice([None, 0.0, 0.003])
+        if self.patience is not None:
+            loyal = type("Loyal", (Loyal,), {"patience": self.patience})
+            monkeypatch.setattr("tensorferry.batcher.queue.request_queue.Returners", loyal)
+        # So many of the callers run short batches themselves; some batches are.
+        self.attending, self.short = 0, 0.0
+        self.idle_since = math.inf
+        self.sent: list[Sent] = []
+        self.running = [0] * self.devices
+        self.callers = 3
+        self.batcher: Batcher
+
+    def be_unequal(self) -> None:
+        """One of several devices is slower, and so many callers keep both busy that this is known."""
+        self.devices = self.random.choice([2, 3])
+        self.running = [0] * self.devices
+        self.slowness, self.slow_device = 3, self.random.randrange(self.devices)
+        self.anchored, self.callers = True, self.random.choice([3, 5])
+
+    def model_fn(self, device: int) -> Any:
+        def run(x: Any) -> Any:
+            assert len(x) <= MOST
+            self.running[device] += 1
+            self.most_at_once = max(self.most_at_once, self.running[device])
+            seconds = 0.01 + 0.001 * len(x) + 0.002 * self.random.random()
+            self.loom.sleep(seconds * (self.slowness if device == self.slow_device else 1))
+            self.running[device] -= 1
+            if (x == POISON).any():
+                raise ValueError("poisoned")
+            return x * 2
+
+        return run
+
+    most_at_once = 0
+
+    def at_rest(self) -> None:
+        """Nobody can run before time moves: is everybody where he belongs?"""
+        if not hasattr(self, "batcher"):
+            return
+        sizes = self.batcher.statistics().sizes
+        assert 0 <= sizes.queued_rows <= MOST_ROWS
+        assert sum(sizes.class_rows) == sizes.queued_rows
+        # A device whose workers are busy completing requests can take no batch; any other must.
+        queue = self.batcher._queue
+        free = [device for device in queue._devices.each if device.idle and device.waiting]
+        # What only a faster one can answer in time is left to it.
+        free = [device for device in free if not device.passes]
+        if self.patience is not None:
+            free = [device for device in free if not device.unanswered]
+        if sizes.queued and free and not self.window:
+            self.idle_since = min(self.idle_since, self.loom.now())
+            lasted = self.loom.now() - self.idle_since
+            allowed = 3 * (self.patience or 0.0)
+            if self.attending:
+                # For the thread that enqueues quietly to say what else is there; here it never does.
+                allowed += max(bucket.profile.mean(1) for bucket in queue._backlog.buckets.values()) / 4
+            assert lasted <= allowed, "a device is idle, and requests wait"
+        else:
+            self.idle_since = math.inf
+        at_its_post = vars(queue._expiry.due)["_waiters"]
+        for sent in self.sent if at_its_post else ():
+            waits = sent.request is not None and sent.request.state is State.QUEUED
+            assert not waits or sent.deadline >= self.loom.now(), "a deadline passed, and nobody was told"
+
+    def main(self) -> None:
+        self.batcher = Batcher(
+            [self.model_fn(device) for device in range(self.devices)],
+            MOST,
+            self.window,
+            max_queue_size=MOST_ROWS,
+            priority_weights=(4, 2, 1)[: self.classes],
+            pipelined=self.pipelined,
+            clock=self.loom.clock,
+        )
+        if self.anchored:
+            self.batcher.anchor(1, 0.012)
+            self.batcher.anchor(MOST, 0.015)
+        callers = [
+            self.loom_thread(f"caller-{number}", partial(self.call, number)) for number in range(self.callers)
+        ]
+        closing = self.random.choice(["after", "drain", "abandon"])
+        if closing != "after":
+            self.loom.sleep(self.random.choice([0.0, 0.02, 0.05]))
+            self.batcher.close(drain=closing == "drain", timeout=self.random.choice([None, None, 0.005]))
+        for caller in callers:
+            caller.join()
+        if self.random.random() < 0.5:
+            assert self.batcher.drain()
+            assert all(len(sent.outcomes) == 1 for sent in self.sent), "drained, completions included"
+        assert self.batcher.close()
+
+    def loom_thread(self, name: str, target: Callable[[], object]) -> Strand:
+        strand = Strand(self.loom, target, name)
+        strand.start()
+        return strand
+
+    def call(self, number: int) -> None:
+        mine: list[Sent] = []
+        for turn in range(7):
+            if self.random.random() < 0.5:
+                self.loom.sleep(self.random.choice([0.0, 0.001, 0.012, 0.03]))
+            if mine and self.random.random() < 0.2:
+                request = self.random.choice(mine).request
+                assert request is not None
+                self.batcher.cancel(request)
+                continue
+            tag = POISON if self.random.random() < 0.1 else 100.0 + 10 * number + turn
+            timeout = self.random.choice([math.inf, math.inf, 0.004, 0.02, 0.05])
+            sent = Sent(tag, self.random.choice([0, 1, 1, 1, 2, 4, 6]), self.loom.now() + timeout)
+            width = self.random.choice([1, 1, 1, 2])
+            request = request_of(
+                np.full((sent.rows, width), tag),
+                lambda outcome, sent=sent: self.complete(sent, outcome),  # type: ignore[misc]
+                one_row=False,
+                deadline=sent.deadline,
+            )
+            request.priority = self.random.randint(0, self.classes)
+            try:
+                self.enqueue(number, request)
+            except BatcherError:
+                assert not sent.outcomes
+                continue
+            sent.request = request
+            mine.append(sent)
+            self.sent.append(sent)
+
+    def enqueue(self, number: int, request: Request) -> None:
+        if number >= self.attending:
+            self.batcher.enqueue(request)
+        elif self.batcher.enqueue_quietly(request):
+            while (again := self.batcher.attend(self.short)) < math.inf:
+                self.loom.sleep(again - self.loom.now())
+
+    def complete(self, sent: Sent, outcome: Outcome) -> None:
+        sent.outcomes.append((self.loom.now(), outcome))
+        if self.slow and self.random.random() < 0.3:
+            self.loom.sleep(self.random.choice([0.0, 0.002, 0.02]))
+
+    def check(self) -> None:
+        for sent in self.sent:
+            ((when, outcome),) = sent.outcomes
+            if outcome.error is None:
+                assert (outcome.outputs == 2 * sent.tag).all(), "its own rows"
+                assert len(outcome.outputs) == sent.rows
+                assert self.slow or when < sent.deadline
+            elif isinstance(outcome.error, ValueError):
+                assert sent.tag == POISON, "failed by a neighbour's fault"
+            elif isinstance(outcome.error, DeadlineExceeded):
+                assert sent.deadline < math.inf
+            else:
+                self.check_error(outcome.error)
+        counts = self.batcher.statistics()
+        assert counts.accepted == len(self.sent)
+        figures_add_up(counts)
+        assert self.most_at_once <= 1, "one thread at a time on a device"
+
+    def check_error(self, error: BaseException) -> None:
+        """Another error that a request ended with."""
+        assert isinstance(error, (Cancelled, Shed, BatcherClosed)), error
+
+
+def play(
+    seeds: range,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[int, pytest.MonkeyPatch], World] = World,
+    prepare: Callable[[Any], None] = lambda world: None,
+) -> None:
+    """Runs the world of each seed to its end; the seed of one that fails is in the error."""
+    for seed in seeds:
+        with monkeypatch.context() as patch:
+            world = make(seed, patch)
+            prepare(world)
+            try:
+                world.loom.run(world.main)
+                world.check()
+            except BaseException as error:
+                error.add_note(f"seed {seed}")
+                raise
+
+
+def seeds_of(block: int, count: int, start: int = 0) -> range:
+    """Those of one block, of so many seeds each."""
+    return range(start + count * block, start + count * (block + 1))
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_whoever_runs_the_batches_nothing_is_lost_or_doubled(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As below, but callers attend to their batches, where these are short."""
+
+    def attend(world: World) -> None:
+        world.attending = world.random.choice([1, 2, 3])
+        world.short = world.random.choice([0.0125, 0.0135, 1.0])
+        if world.random.random() < 0.9:
+            world.devices, world.pipelined, world.window, world.anchored = 1, False, 0.0, True
+
+    play(seeds_of(block, 40, 1000), monkeypatch, prepare=attend)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_in_whatever_order_threads_go_on_nothing_is_lost_or_doubled(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(seeds_of(block, 40), monkeypatch)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_on_unequal_devices_nothing_is_lost_or_doubled(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(seeds_of(block, 40, 2000), monkeypatch, prepare=World.be_unequal)
+
+
+def test_a_lost_wake_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tool itself: a queue that forgets to wake its worker fails the run."""
+    loom = Loom(0)
+    loom.install(monkeypatch)
+    monkeypatch.setattr("tensorferry.batcher.queue.wakeup.Waking.wake", lambda self, now: None)
+
+    def main() -> None:
+        batcher = Batcher(lambda x: x, clock=loom.clock)
+        loom.sleep(1.0)
+        future = batcher.submit(1.0)
+        loom.wait(future.done)
+
+    with pytest.raises(AssertionError, match="nobody will ever run again"):
+        loom.run(main)

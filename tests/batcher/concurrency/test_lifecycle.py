@@ -1,0 +1,131 @@
+"""A batcher's life: made with sensible options, closed in several ways, of no use afterwards."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from batcher.conftest import Make
+from support.batcher.rig import error, occupy, result
+
+from tensorferry.batcher import Batcher, BatcherClosed, QueueFull, RequestTooLarge
+from tensorferry.batcher.testing import ScriptedRunner
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("max_batch_size", -1),
+        ("max_queue_delay", -0.001),
+        ("max_queue_delay", float("nan")),
+        ("max_queue_delay", float("inf")),
+        ("max_queue_size", 0),
+        ("max_queue_bytes", 0),
+        ("workers", 0),
+    ],
+)
+def test_a_bad_option_is_named_with_its_value(option: str, value: Any) -> None:
+    threads = threading.active_count()
+    with pytest.raises(ValueError, match=rf"^{option} is {value}; it must be at least \d and finite$"):
+        Batcher(lambda x: x, **{option: value})
+    # Of another test one may end meanwhile.
+    assert threading.active_count() <= threads
+
+
+def test_leaving_the_context_finishes_what_was_accepted(runner: ScriptedRunner) -> None:
+    with Batcher(runner) as batcher:
+        futures = [occupy(batcher, runner), batcher.submit(1.0)]
+        runner.open()
+    assert all(future.done() for future in futures)
+    assert [result(future) for future in futures] == [0, 2]
+
+
+def test_the_worker_threads_have_names_and_end_at_close() -> None:
+    batcher = Batcher(lambda x: x, workers=3, name="digits")
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("digits-worker-")]
+    assert [thread.name for thread in threads] == [f"digits-worker-{index}" for index in range(3)]
+    assert batcher.close()
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_idle_workers_wake_up_to_end(workers: int) -> None:
+    for _ in range(20):
+        assert Batcher(lambda x: x, workers=workers).close()
+
+
+@pytest.mark.parametrize("method", ["submit", "submit_rows"])
+@pytest.mark.parametrize("end", [Batcher.close, Batcher.drain])
+def test_a_closed_batcher_refuses(make: Make, method: str, end: Any) -> None:
+    batcher = make(lambda x: x)
+    assert end(batcher)
+    assert end(batcher), "ending it again is no error"
+    with pytest.raises(BatcherClosed, match="accepts no new requests"):
+        getattr(batcher, method)([1.0])
+    assert batcher.statistics().refused == 1
+
+
+def test_drain_waits_only_so_long(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner)
+    future = occupy(batcher, runner)
+    assert not batcher.drain(timeout=0)
+    assert not batcher.drain(timeout=0.001)
+    runner.open()
+    assert batcher.drain()
+    assert future.done()
+
+
+def test_drain_does_not_wait_out_a_window(make: Make) -> None:
+    batcher = make(lambda x: x, 32, 3600.0)
+    future = batcher.submit(1.0)
+    assert batcher.drain()
+    assert result(future) == 1
+
+
+def test_close_without_drain_fails_what_is_queued_at_once(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner)
+    running, queued = occupy(batcher, runner), batcher.submit(1.0)
+    assert not batcher.close(drain=False, timeout=0), "a worker is still inside the model function"
+    assert isinstance(error(queued), BatcherClosed)
+    assert not running.done()
+    runner.open()
+    assert batcher.close()
+    assert result(running) == 0
+    assert batcher.statistics().abandoned == 1
+
+
+def test_close_fails_what_is_still_queued_when_its_time_is_over(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner)
+    running, queued = occupy(batcher, runner), batcher.submit(1.0)
+    assert not batcher.close(timeout=0.001)
+    assert isinstance(error(queued), BatcherClosed)
+    runner.open()
+    assert result(running) == 0
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner, 2, max_queue_size=4)
+    occupied = occupy(batcher, runner)
+    futures = [batcher.submit(float(tag)) for tag in range(4)]
+    with pytest.raises(QueueFull, match="4 of 4 rows wait") as caught:
+        batcher.submit(4.0)
+    assert caught.value.retry_after > 0
+    assert batcher.statistics().refused == 1
+    runner.open()
+    assert [result(future) for future in [occupied, *futures]] == [0, 0, 2, 4, 6]
+
+
+@pytest.mark.parametrize("options", [{"max_queue_size": 4}, {"max_queue_bytes": 32}])
+def test_what_could_never_be_queued_is_too_large(make: Make, options: dict[str, int]) -> None:
+    batcher = make(lambda x: x, 2, **options)
+    with pytest.raises(RequestTooLarge, match="send"):
+        batcher.submit_rows([1.0] * 5)
+    assert len(result(batcher.submit_rows([1.0] * 4))) == 4
+
+
+def test_the_text_form_shows_the_load(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner, name="digits")
+    occupy(batcher, runner)
+    batcher.submit(1.0)
+    assert repr(batcher) == "<Batcher digits: 1 requests running, 1 queued>"

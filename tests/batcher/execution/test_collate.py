@@ -1,0 +1,208 @@
+"""Rows keep their dtype, shape and value on the way into a batch and out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from batcher.conftest import Make
+from hypothesis import given
+from hypothesis import strategies as st
+from support.batcher.rig import error, ignore, occupy, reproducible, result
+
+from tensorferry.batcher import Batcher, InvalidRequest, ModelOutputError, Request
+from tensorferry.batcher.execution.collate import join, request_of, split
+from tensorferry.batcher.testing import ScriptedRunner
+
+Array = npt.NDArray[Any]
+
+
+def requests_of(*arrays: Any) -> list[Request]:
+    return [request_of(array, ignore, one_row=False) for array in arrays]
+
+
+def masked() -> Array:
+    array = np.arange(12, dtype=np.float32).reshape(4, 3)
+    array.flags.writeable = False
+    return array
+
+
+ARRAYS: dict[str, Callable[[], Array]] = {
+    "bool": lambda: np.array([True, False, True]),
+    "uint8": lambda: np.arange(6, dtype=np.uint8).reshape(3, 2),
+    "int64": lambda: np.arange(6).reshape(3, 2, 1),
+    "big-endian": lambda: np.arange(4, dtype=">f4"),
+    "float16": lambda: np.arange(6, dtype=np.float16).reshape(3, 2),
+    "bfloat16": lambda: np.arange(6).reshape(3, 2).astype(ml_dtypes.bfloat16),
+    "float8": lambda: np.arange(3).astype(ml_dtypes.float8_e4m3fn),
+    "complex": lambda: np.array([1 + 2j, 3 - 4j]),
+    "datetime": lambda: np.array(["2024-02-29", "1969-07-20", "NaT"], dtype="datetime64[s]"),
+    "timedelta": lambda: np.array([1, 2, 3], dtype="timedelta64[ms]"),
+    "structured": lambda: np.array([(1, 2.5), (3, 4.5)], dtype=[("a", "i4"), ("b", "f8")]),
+    "objects": lambda: np.array([{"a": 1}, None, [1, 2]], dtype=object),
+    "strings": lambda: np.array([["a", "bcd"], ["", "ü"]]),
+    "bytes": lambda: np.array([b"a", b"b\x00c"], dtype=object),
+    "read-only": masked,
+    "fortran order": lambda: np.asfortranarray(np.arange(12).reshape(3, 4)),
+    "transposed": lambda: np.arange(12).reshape(3, 4).T,
+    "every second row": lambda: np.arange(24).reshape(6, 4)[::2],
+    "backwards": lambda: np.arange(6)[::-1],
+    "broadcast": lambda: np.broadcast_to(np.float32(7), (3, 2)),
+    "no rows": lambda: np.zeros((0, 3), np.float32),
+    "empty rows": lambda: np.zeros((3, 0), np.float32),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_an_array_comes_back_as_it_went_in(name: str) -> None:
+    """Alone, in a batch, and cut into parts."""
+    expected = ARRAYS[name]()
+    dtype = np.dtype(object) if expected.dtype.kind == "U" else expected.dtype
+    for count in (1, 2, 3):
+        requests = requests_of(*[ARRAYS[name]() for _ in range(count)])
+        joined = join(requests)
+        assert joined.dtype == dtype
+        assert joined.shape == (count * len(expected), *expected.shape[1:])
+        for part in split(joined, requests):
+            assert part.dtype == dtype
+            np.testing.assert_array_equal(part, expected)
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("size", [1, 2, 32])
+def test_a_batcher_gives_back_what_an_identity_model_got(make: Make, name: str, size: int) -> None:
+    expected = ARRAYS[name]()
+    answer = result(make(lambda x: x, size).submit_rows(ARRAYS[name]()))
+    np.testing.assert_array_equal(answer, expected)
+    assert answer.shape == expected.shape
+
+
+def test_strings_of_different_lengths_share_a_batch(make: Make) -> None:
+    runner = ScriptedRunner(lambda x: [len(str(text)) for text in x], gated=True)
+    batcher = make(runner)
+    first = batcher.submit("")
+    runner.await_batches(1)
+    futures = [batcher.submit(text) for text in ("a", "four", "eleven char")]
+    runner.open()
+    assert [result(future) for future in [first, *futures]] == [0, 1, 4, 11]
+    assert len(runner.batches) == 2
+
+
+@reproducible
+@given(counts=st.lists(st.integers(0, 5), min_size=1, max_size=8), width=st.integers(0, 3))
+def test_every_request_gets_its_own_rows(counts: list[int], width: int) -> None:
+    arrays = [np.full((count, width), tag, np.int32) for tag, count in enumerate(counts)]
+    requests = requests_of(*arrays)
+    for got, sent in zip(split(join(requests), requests), arrays, strict=True):
+        np.testing.assert_array_equal(got, sent)
+
+
+def test_a_row_is_given_and_got_without_the_batch_axis(make: Make) -> None:
+    batcher = make(lambda x: {"sum": x.sum(axis=-1), "same": x, "list": x.tolist()})
+    answer = result(batcher.submit(np.arange(3)))
+    assert answer["sum"] == 3
+    assert answer["same"].tolist() == answer["list"] == [0, 1, 2]
+
+
+def test_zero_rows_ride_with_others(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner)
+    occupy(batcher, runner)
+    futures = [batcher.submit_rows(np.zeros(count)) for count in (0, 2, 0, 1)]
+    runner.open()
+    assert [len(result(future)) for future in futures] == [0, 2, 0, 1]
+    assert len(runner.batches) == 2
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (3.0, "input 'x' is a scalar"),
+        ({"a": [1], "b": 3.0}, "input 'b' is a scalar"),
+        ({"a": [1, 2], "b": [1]}, r"the same number of rows on axis 0, got {'a': 2, 'b': 1}"),
+        ({}, "has no inputs"),
+    ],
+)
+def test_what_has_no_common_rows_is_invalid_at_once(make: Make, x: Any, message: str) -> None:
+    batcher = make(lambda x: x)
+    with pytest.raises(InvalidRequest, match=message):
+        batcher.submit_rows(x)
+    assert batcher.statistics().sizes.queued == 0
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (np.zeros(1), r"result has shape \[1\], expected 3 rows"),
+        (np.zeros(()), r"result has shape \[\], expected 3 rows"),
+        ([1, 2], "result has 2 entries, expected 3"),
+        ({"a": np.zeros(3), "b": np.zeros((4, 3))}, r"output 'b' has shape \[4, 3\], expected 3 rows"),
+        ({"a": [1, 2, 3, 4]}, "output 'a' has 4 entries, expected 3"),
+        (None, "result is of type NoneType; return an array"),
+        (7.0, "result is of type float"),
+    ],
+)
+def test_an_output_without_the_batch_s_rows_is_the_model_s_error(
+    make: Make, output: Any, message: str
+) -> None:
+    caught = error(make(lambda x: output).submit_rows(np.zeros(3)))
+    assert isinstance(caught, ModelOutputError)
+    with pytest.raises(ModelOutputError, match=message):
+        raise caught
+
+
+@pytest.mark.parametrize("size", [0, 1, 8])
+@pytest.mark.parametrize(
+    "model_fn",
+    [
+        pytest.param(lambda x: x, id="its input"),
+        pytest.param(lambda x: (x * 2)[:], id="a view"),
+        pytest.param(lambda x: {"y": x[:]}, id="a dict"),
+        pytest.param(lambda x: list(x[:, None]), id="a list of views"),
+    ],
+)
+def test_a_result_is_the_caller_s_own(make: Make, model_fn: Callable[[Any], Any], size: int) -> None:
+    """Keeping a row does not keep the batch, and writing to it changes nobody else's."""
+    sent = np.arange(4.0)
+    answer = result(make(model_fn, size).submit_rows(sent))
+    answer = answer["y"] if isinstance(answer, dict) else answer
+    for array in answer if isinstance(answer, list) else [answer]:
+        assert array.base is None
+        array[...] = -1
+    assert sent.tolist() == [0, 1, 2, 3]
+
+
+def test_a_result_that_cannot_be_handed_over_is_an_error_not_a_silence(make: Make) -> None:
+    """There may be no memory for the copy."""
+
+    class Stubborn(np.ndarray[Any, Any]):
+        def copy(self, *_: Any) -> Any:
+            raise MemoryError
+
+    batcher = make(lambda x: x.view(Stubborn))
+    assert isinstance(error(batcher.submit_rows([1.0])), MemoryError)
+
+
+def test_the_callers_arrays_are_not_written_to_by_joining(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner)
+    occupy(batcher, runner)
+    arrays = [np.full(2, float(tag)) for tag in range(3)]
+    futures = [batcher.submit_rows(array) for array in arrays]
+    runner.open()
+    assert [result(future).tolist() for future in futures] == [[0, 0], [2, 2], [4, 4]]
+    assert [array.tolist() for array in arrays] == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_a_model_function_that_writes_to_its_input_leaves_the_callers_array_alone() -> None:
+    mine = np.arange(3, dtype=np.float32)
+
+    def in_place(x: Any) -> Any:
+        x += 1
+        return x
+
+    with Batcher(in_place) as batcher:
+        np.testing.assert_array_equal(batcher.submit(mine).result(30), [1, 2, 3])
+    np.testing.assert_array_equal(mine, [0, 1, 2])

@@ -1,0 +1,357 @@
+"""Requests enqueued quietly: the thread that brought them runs what is short itself, workers all else."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from support.batcher.inline_runs import LONG, MOST, SHORT, Model, await_worker, quietly, short_batches
+from support.batcher.rig import Recorder, enqueue, reach, result
+
+from tensorferry.batcher import Batcher, BatcherError, Outcome, RunTimedOut
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.learning.return_model import Returners
+from tensorferry.batcher.testing import VirtualClock
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture
+def batcher(make: Make, model: Model, clock: VirtualClock) -> Batcher:
+    return short_batches(make, model, clock)
+
+
+def test_a_short_batch_runs_on_the_thread_that_attends(batcher: Batcher, model: Model) -> None:
+    _, first, call = quietly(batcher, [1.0])
+    assert call
+    _, second, call = quietly(batcher, [2.0, 3.0])
+    assert not call, "it was told already"
+    assert not model.batches, "nobody was woken"
+    assert batcher.attend(MOST) == math.inf
+    assert model.batches == [[1.0, 2.0, 3.0]]
+    assert model.here
+    assert first.only.outputs.tolist() == [2.0]
+    assert second.only.outputs.tolist() == [4.0, 6.0]
+    assert second.only.position == 1
+
+
+def test_all_that_is_queued_leaves_batch_by_batch(batcher: Batcher, model: Model) -> None:
+    recorders = [quietly(batcher, [float(number)])[1] for number in range(9)]
+    assert batcher.attend(MOST) == math.inf
+    assert [len(batch) for batch in model.batches] == [4, 4, 1]
+    assert model.here
+    assert all(recorder.kind == "answered" for recorder in recorders)
+
+
+def test_nothing_to_do_is_done_at_once(batcher: Batcher, model: Model) -> None:
+    assert batcher.attend(MOST) == math.inf
+    assert not model.batches
+
+
+def test_what_is_enqueued_aloud_is_the_workers(batcher: Batcher, model: Model) -> None:
+    _, recorder = enqueue(batcher, [1.0])
+    recorder.await_outcome()
+    assert not model.here
+
+
+@pytest.mark.parametrize("anchors", [(), (LONG, LONG), (SHORT, LONG)], ids=["unknown", "long", "as large"])
+def test_a_worker_is_woken_for_what_may_be_long(
+    make: Make, model: Model, clock: VirtualClock, anchors: tuple[float, ...]
+) -> None:
+    batcher = make(model, 4, clock=clock)
+    for rows, seconds in zip((1, 4), anchors, strict=False):
+        batcher.anchor(rows, seconds)
+    await_worker(clock)
+    _, recorder, call = quietly(batcher, [1.0, 2.0, 3.0, 4.0])
+    assert call
+    assert batcher.attend(MOST) == math.inf
+    recorder.await_outcome()
+    assert not model.here
+
+
+def test_one_bucket_that_may_be_long_is_enough_to_wake_a_worker(
+    batcher: Batcher, model: Model, clock: VirtualClock
+) -> None:
+    """Which leaves first is decided when one leaves."""
+    wide = request_of(np.ones((1, 2)), Recorder(), one_row=False)
+    batcher.anchor(4, LONG, wide.key)
+    _, recorder, _ = quietly(batcher, [1.0])
+    batcher.enqueue_quietly(wide)
+    assert batcher.attend(MOST) == math.inf
+    recorder.await_outcome()
+    assert not model.here
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"workers": 2}, {"pipelined": True}, {"max_queue_delay": 1.0}],
+    ids=lambda each: next(iter(each)),
+)
+def test_a_worker_is_woken_where_there_is_more_to_decide(
+    make: Make, clock: VirtualClock, options: dict[str, Any]
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def model_fn(x: Any) -> Any:
+        threads.append(threading.current_thread())
+        return x
+
+    batcher = make(model_fn, 4, clock=clock, **options)
+    for rows in (1, 4):
+        batcher.anchor(rows, SHORT)
+    clock.await_sleepers(1 if "max_queue_delay" in options else 2, until=math.inf)
+    _, recorder, call = quietly(batcher, [1.0])
+    assert call
+    assert batcher.attend(MOST) == math.inf
+    if "max_queue_delay" in options:
+        clock.await_sleepers(until=1.0)
+        assert not recorder.outcomes, "a window is a window"
+        clock.advance(1.0)
+    recorder.await_outcome()
+    assert threads != [threading.current_thread()]
+
+
+def test_while_the_worker_runs_a_batch_the_next_is_its_own(
+    batcher: Batcher, model: Model, clock: VirtualClock
+) -> None:
+    go = threading.Event()
+    model.script = [lambda: reach(go)]
+    _, first = enqueue(batcher, [1.0])
+    _, second, call = quietly(batcher, [2.0])
+    if call:
+        assert batcher.attend(MOST) == math.inf
+    go.set()
+    first.await_outcome()
+    second.await_outcome()
+    assert threading.current_thread() not in model.threads
+
+
+@pytest.mark.parametrize("what", ["the run", "a run that fails", "an answer"])
+def test_after_a_batch_that_took_very_long_workers_run_all_for_a_second(
+    batcher: Batcher, model: Model, clock: VirtualClock, what: str
+) -> None:
+    def long() -> None:
+        clock.advance(0.1)
+
+    def fail() -> None:
+        long()
+        model._running -= 1
+        raise ValueError
+
+    def take_long(outcome: Outcome) -> None:
+        long()
+
+    def serve() -> bool:
+        """Serves a request; whether on this thread."""
+        for rows in (1, 4):
+            batcher.anchor(rows, 0.0)
+        await_worker(clock)
+        model.threads.clear()
+        _, recorder, _ = quietly(batcher, [2.0])
+        assert batcher.attend(10.0) == math.inf
+        assert recorder.await_outcome().error is None
+        return model.here
+
+    model.script = [{"the run": long, "a run that fails": fail}.get(what, lambda: None)]
+    complete = take_long if what == "an answer" else Recorder()
+    batcher.enqueue_quietly(request_of([1.0], complete, one_row=False))
+    batcher.attend(MOST)
+    assert model.here
+    assert not serve()
+    clock.advance(0.8)
+    assert not serve()
+    clock.advance(0.2)
+    assert serve()
+
+
+def test_a_batch_that_took_long_and_failed_is_run_again_by_a_worker(
+    batcher: Batcher, model: Model, clock: VirtualClock
+) -> None:
+    """In halves, until who is at fault is found, which could take as long each time."""
+
+    def fail() -> None:
+        clock.advance(0.1)
+        model._running -= 1
+        raise ValueError
+
+    model.script = [fail]
+    recorders = [quietly(batcher, [value])[1] for value in (1.0, -2.0, 3.0)]
+    assert batcher.attend(MOST) == math.inf
+    assert [recorder.await_outcome().error is None for recorder in recorders] == [True, False, True]
+    first, *others = model.threads
+    assert first is threading.current_thread() not in others
+    assert batcher.drain()
+    assert [recorder.kind for recorder in recorders] == ["answered", "ValueError", "answered"]
+
+
+@pytest.mark.parametrize("ended", ["by itself", "not at all"])
+def test_after_a_run_that_hung_workers_run_all_for_good(
+    batcher: Batcher, model: Model, clock: VirtualClock, ended: str
+) -> None:
+    """Who attends serves others, too: for it a second such run must not stand still."""
+
+    def hang() -> None:
+        error = RunTimedOut("it took too long")
+        if ended == "not at all":
+            batcher.give_up(0, error)
+            return
+        model._running -= 1
+        raise error
+
+    model.script = [hang]
+    _, recorder, _ = quietly(batcher, [1.0])
+    batcher.attend(MOST)
+    assert isinstance(recorder.await_outcome().error, RunTimedOut)
+    clock.advance(3600.0)
+    for rows in (1, 4):
+        batcher.anchor(rows, 0.0)
+    await_worker(clock)
+    model.threads.clear()
+    _, recorder, _ = quietly(batcher, [2.0])
+    assert batcher.attend(10.0) == math.inf
+    recorder.await_outcome()
+    assert not model.here
+
+
+class Loyal(Returners):
+    """Two callers come back within a second."""
+
+    def wait_until(self, now: float, queued: int, batch_time: Any, room: int, answering: Any = None) -> float:
+        """For a second after the last answers, unless two are there."""
+        return now if queued >= 2 else max(now, self._answered_at + 1.0)
+
+    def answered(self, now: float, callers: int) -> None:
+        """Remembers when."""
+        self._answered_at = now
+
+
+@pytest.fixture
+def loyal(monkeypatch: pytest.MonkeyPatch, clock: VirtualClock) -> None:
+    """Has every batcher wait for callers; since before, it is long ago that one was answered."""
+    monkeypatch.setattr("tensorferry.batcher.queue.request_queue.Returners", Loyal)
+    clock.advance(10.0)
+
+
+@pytest.mark.usefixtures("loyal")
+def test_the_wait_for_returners_is_returned_and_kept(
+    make: Make, model: Model, clock: VirtualClock, batcher: Batcher
+) -> None:
+    quietly(batcher, [1.0])
+    assert batcher.attend(MOST) == math.inf, "nobody was answered lately"
+    _, recorder, call = quietly(batcher, [2.0])
+    assert call
+    assert batcher.attend(MOST) == 11.0
+    clock.advance(0.5)
+    assert batcher.attend(MOST) == 11.0
+    assert not recorder.outcomes
+    clock.advance(0.5)
+    assert batcher.attend(MOST) == math.inf
+    assert recorder.only.outputs.tolist() == [4.0]
+    assert model.here
+
+
+@pytest.mark.usefixtures("loyal")
+def test_the_wait_is_over_when_all_are_back(batcher: Batcher, model: Model, clock: VirtualClock) -> None:
+    quietly(batcher, [1.0])
+    batcher.attend(MOST)
+    quietly(batcher, [2.0])
+    assert batcher.attend(MOST) == 11.0
+    assert quietly(batcher, [3.0])[2], "there is nothing to wait for any more"
+    assert batcher.attend(MOST) == math.inf
+    assert model.batches == [[1.0], [2.0, 3.0]]
+    assert model.here
+
+
+@pytest.mark.usefixtures("loyal")
+def test_a_wait_for_returners_that_others_end_is_over(
+    batcher: Batcher, model: Model, clock: VirtualClock
+) -> None:
+    quietly(batcher, [1.0])
+    batcher.attend(MOST)
+    _, first, _ = quietly(batcher, [2.0])
+    assert batcher.attend(MOST) == 11.0
+    _, second = enqueue(batcher, [3.0])
+    first.await_outcome()
+    second.await_outcome()
+    assert model.batches == [[1.0], [2.0, 3.0]]
+    assert model.threads[1] is not threading.current_thread(), "the worker heard of it"
+    assert batcher.attend(MOST) == math.inf
+
+
+def test_a_failing_request_harms_no_neighbour(batcher: Batcher, model: Model) -> None:
+    recorders = [quietly(batcher, [value])[1] for value in (1.0, -2.0, 3.0)]
+    assert batcher.attend(MOST) == math.inf
+    assert [recorder.kind for recorder in recorders] == ["answered", "ValueError", "answered"]
+    assert model.here
+    _, after, _ = quietly(batcher, [4.0])
+    assert batcher.attend(MOST) == math.inf
+    assert after.kind == "answered"
+    statistics = batcher.statistics()
+    assert (statistics.batches, sum(statistics.close_reasons.values())) == (3, 2)
+
+
+def test_a_completion_that_raises_harms_nobody(batcher: Batcher) -> None:
+    def complete(outcome: Outcome) -> None:
+        raise SystemExit
+
+    batcher.enqueue_quietly(request_of([1.0], complete, one_row=False))
+    _, neighbour, _ = quietly(batcher, [2.0])
+    assert batcher.attend(MOST) == math.inf
+    assert neighbour.kind == "answered"
+
+
+def test_who_cancels_before_is_never_run(batcher: Batcher, model: Model) -> None:
+    request, recorder, _ = quietly(batcher, [1.0])
+    assert batcher.cancel(request)
+    assert batcher.attend(MOST) == math.inf
+    assert recorder.kind == "Cancelled"
+    assert not model.batches
+
+
+def test_who_expired_in_the_queue_is_told_by_the_thread_that_attends(
+    batcher: Batcher, model: Model, clock: VirtualClock
+) -> None:
+    told: list[threading.Thread] = []
+    request = request_of(
+        [1.0], lambda _: told.append(threading.current_thread()), one_row=False, deadline=clock.now() + 0.5
+    )
+    batcher.enqueue_quietly(request)
+    clock.advance(1.0)
+    assert batcher.attend(MOST) == math.inf
+    assert told == [threading.current_thread()]
+    assert not model.batches
+    _, recorder, _ = quietly(batcher, [2.0])
+    assert batcher.attend(MOST) == math.inf
+    assert recorder.kind == "answered"
+
+
+def test_a_closed_batcher_takes_nothing_quietly(batcher: Batcher) -> None:
+    assert batcher.close()
+    with pytest.raises(BatcherError, match="closed"):
+        quietly(batcher, [1.0])
+    assert batcher.attend(MOST) == math.inf
+
+
+def test_a_request_of_many_rows_is_cut_and_answered_as_one(batcher: Batcher, model: Model) -> None:
+    _, recorder, call = quietly(batcher, np.arange(10.0))
+    assert call
+    assert batcher.attend(MOST) == math.inf
+    assert recorder.only.outputs.tolist() == [2.0 * value for value in range(10)]
+    assert [len(batch) for batch in model.batches] == [4, 4, 2]
+    assert model.here
+
+
+def test_futures_still_work_beside(batcher: Batcher) -> None:
+    future = batcher.submit(1.0)
+    _, recorder, call = quietly(batcher, [2.0])
+    if call:
+        batcher.attend(MOST)
+    assert result(future) == 2.0
+    recorder.await_outcome()

@@ -1,0 +1,300 @@
+"""Two batches in flight: the next is closed just in time, and a function is called by one thread at a time."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from polling import until
+from support.batcher.rig import (
+    PATIENCE,
+    Recorder,
+    enqueue,
+    error,
+    fails_below_zero,
+    figures_add_up,
+    reach,
+    result,
+    rows,
+)
+
+from tensorferry.batcher import Batcher, BatcherClosed, Outcome
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.learning.return_model import Returners
+from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+from tensorferry.batcher.work import Work, in_vain
+
+SECONDS = 10.0
+GUARD = 300e-6
+
+
+@pytest.fixture
+def batcher(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> Batcher:
+    """Knows that batches take ten seconds, and runs one."""
+    batcher = make(runner, 4, pipelined=True, clock=clock)
+    for count in (1, 4):
+        batcher.anchor(count, SECONDS)
+    enqueue(batcher, [0.0])
+    runner.await_batches(1)
+    clock.await_sleepers(1)
+    return batcher
+
+
+def leave_just_in_time(clock: VirtualClock) -> None:
+    clock.await_sleepers(until=SECONDS - GUARD)
+    clock.advance(SECONDS - GUARD)
+
+
+def test_the_next_batch_is_closed_just_in_time_and_not_earlier(
+    batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
+) -> None:
+    first, second = (enqueue(batcher, [float(tag)])[1] for tag in (1, 2))
+    clock.await_sleepers(until=SECONDS - GUARD)
+    clock.advance(SECONDS - 2 * GUARD)
+    third = enqueue(batcher, [3.0])[1]
+    assert batcher.statistics().sizes.queued == 3, "late-binding: not closed yet"
+    clock.advance(1.01 * GUARD)
+    until(lambda: batcher.statistics().sizes.queued == 0)
+    assert len(runner.batches) == 1, "closed while the first still runs"
+    assert batcher.statistics().sizes.running == 4
+    late = enqueue(batcher, [4.0])[1]
+    runner.release()
+    runner.await_batches(2)
+    assert rows(runner) == [[0], [1, 2, 3]]
+    runner.open()
+    assert batcher.close()
+    assert [one.only.outputs.tolist() for one in (first, second, third, late)] == [[2], [4], [6], [8]]
+
+
+def test_the_device_that_is_done_early_does_not_wait_for_the_time(
+    batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
+) -> None:
+    enqueue(batcher, [1.0])
+    runner.release()
+    runner.await_batches(2)
+    assert clock.now() == 0
+
+
+def test_at_most_two_batches_are_in_flight(
+    batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
+) -> None:
+    for tag in range(1, 9):
+        enqueue(batcher, [float(tag)])
+    leave_just_in_time(clock)
+    until(lambda: batcher.statistics().sizes.queued <= 4)
+    clock.advance(100 * SECONDS)
+    sizes = batcher.statistics().sizes
+    assert (sizes.queued, sizes.running) == (4, 5)
+
+
+def test_requests_are_completed_while_the_device_runs_the_next_batch(make: Make) -> None:
+    runner = ScriptedRunner(gated=True)
+    batcher = make(runner, 1, pipelined=True)
+    entered, leave = threading.Event(), threading.Event()
+
+    def complete(outcome: Outcome) -> None:
+        entered.set()
+        reach(leave)
+
+    batcher.enqueue(request_of([1.0], complete, one_row=False))
+    runner.release()
+    reach(entered)
+    _, other = enqueue(batcher, [2.0])
+    runner.await_batches(2)
+    runner.release()
+    assert other.await_outcome().outputs.tolist() == [4], "while the first's completion goes on"
+    leave.set()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_function_is_called_by_one_thread_at_a_time(make: Make, devices: int) -> None:
+    inside = [0] * devices
+    most = [0] * devices
+    lock = threading.Lock()
+
+    def function(device: int) -> Any:
+        def run(x: Any) -> Any:
+            with lock:
+                inside[device] += 1
+                most[device] = max(most[device], inside[device])
+            for _ in range(50):
+                np.sort(np.arange(100.0))
+            with lock:
+                inside[device] -= 1
+            return x
+
+        return run
+
+    batcher = make([function(device) for device in range(devices)], 2, pipelined=True)
+    futures = [batcher.submit(float(tag)) for tag in range(400)]
+    assert [result(future) for future in futures] == list(range(400))
+    assert max(most) == 1
+
+
+def unsplittable(x: Any) -> Any:
+    return x[:-1] if (x < 0).any() else x * 2
+
+
+@pytest.mark.parametrize("model_fn", [fails_below_zero, unsplittable], ids=["the model", "the split"])
+def test_a_failure_releases_the_device(make: Make, model_fn: Any) -> None:
+    """Property 12: only whose fault it was fails, and those that come next are served as before."""
+    runner = ScriptedRunner(model_fn, gated=True)
+    batcher = make(runner, 4, pipelined=True)
+    enqueue(batcher, [0.0])
+    runner.await_batches(1)
+    futures = [batcher.submit(value) for value in (1.0, -2.0, 3.0, -4.0, 5.0)]
+    runner.open()
+    assert [result(futures[at]) for at in (0, 2, 4)] == [2, 6, 10]
+    assert error(futures[1]) is not None
+    assert error(futures[3]) is not None
+    for _ in range(20):
+        assert [result(batcher.submit(value)) for value in (6.0, 7.0)] == [12, 14]
+    device = batcher._queue._devices.each[0]
+    assert batcher.drain()
+    assert (device.idle, device.unanswered) == (True, 0)
+
+
+def test_a_failing_join_releases_the_device(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    batcher = make(lambda x: x, pipelined=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("tensorferry.batcher.execution.executor.join", lambda batch: 1 / 0)
+        assert isinstance(error(batcher.submit(1.0)), ZeroDivisionError)
+    assert result(batcher.submit(1.0)) == 1
+    assert batcher.drain()
+    assert batcher._queue._devices.each[0].idle
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_close_with_two_batches_in_flight(
+    batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock, drain: bool
+) -> None:
+    recorders = [enqueue(batcher, [float(tag)])[1] for tag in range(1, 7)]
+    leave_just_in_time(clock)
+    until(lambda: batcher.statistics().sizes.queued <= 2)
+    closed: list[bool] = []
+    closer = threading.Thread(target=lambda: closed.append(batcher.close(drain=drain)))
+    closer.start()
+    if not drain:
+        assert isinstance(recorders[5].await_outcome().error, BatcherClosed)
+    runner.open()
+    closer.join(PATIENCE)
+    assert closed == [True]
+    assert [one.kind for one in recorders[:4]] == ["answered"] * 4
+    assert [one.kind for one in recorders[4:]] == ["answered" if drain else "BatcherClosed"] * 2
+
+
+def test_an_idle_device_is_asked_before_a_second_batch_is_prepared_for_a_busy_one(make: Make) -> None:
+    """Property 5, as long as nothing is known of times, too."""
+    for _ in range(30):
+        runners = [ScriptedRunner(gated=True) for _ in range(3)]
+        clock = VirtualClock()
+        batcher = make(runners, 1, pipelined=True, clock=clock)
+        clock.await_sleepers(6)
+        recorders = [enqueue(batcher, [1.0])[1] for _ in range(3)]
+        for runner in runners:
+            runner.await_batches(1)
+        for runner in runners:
+            runner.open()
+        assert batcher.close()
+        assert [recorder.kind for recorder in recorders] == ["answered"] * 3
+
+
+class Expecting(Returners):
+    expected = True
+
+
+@pytest.mark.parametrize("others", [0, 4])
+def test_where_callers_come_back_the_next_batch_waits_for_the_answers_unless_it_is_full(
+    clock: VirtualClock, others: int
+) -> None:
+    queue = RequestQueue(Limits(4, 0.0), 100, 1000, clock, pipelined=True, returners=Expecting())
+
+    def put() -> None:
+        queue.put([request_of([1.0], Recorder(), one_row=False)])
+
+    put()
+    first = queue.poll()
+    assert isinstance(first, Work)
+    put()
+    for _ in range(others):
+        put()
+    step = queue.poll()
+    if others:
+        assert isinstance(step, Work)
+        assert len(step.batch) == 4
+        return
+    assert step == Wait(float("inf"))
+    queue.released(0)
+    assert queue.poll() == Wait(float("inf")), "not answered yet"
+    queue.finish(first.batch)
+    queue.ran(first.batch, 1.0)
+    assert isinstance(queue.poll(), Work)
+
+
+class Turn:
+    """The turn on a device, which tells when somebody has to wait for it."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self.awaited = threading.Event()
+
+    def __enter__(self) -> None:
+        if not self._turn.acquire(blocking=False):
+            self.awaited.set()
+            self._turn.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._turn.release()
+
+
+# The first batch takes 20 s instead of 10, so the second would be answered at 30 s, not at 20 s.
+@pytest.mark.parametrize(
+    ("deadlines", "run"),
+    [([25.0, 29.0], False), ([25.0, 31.0], True), ([25.0, math.inf], True)],
+    ids=["nobody is in time any more", "one is in time", "one has all the time"],
+)
+def test_a_batch_is_not_run_in_vain_when_the_one_before_took_too_long(
+    make: Make, runner: ScriptedRunner, clock: VirtualClock, deadlines: list[float], run: bool
+) -> None:
+    batcher = make(runner, 4, pipelined=True, clock=clock)
+    turn: Any = Turn()
+    batcher._crew._instances[0].turn = turn
+    for count in (1, 4):
+        batcher.anchor(count, SECONDS)
+    first = enqueue(batcher, [0.0])[1]
+    runner.await_batches(1)
+    clock.await_sleepers(1)
+    seconds = [enqueue(batcher, [1.0], deadline=deadline)[1] for deadline in deadlines]
+    turn_at = batcher._queue._devices.each[0].turn(clock.now())
+    clock.await_sleepers(until=turn_at)
+    clock.advance(turn_at)
+    reach(turn.awaited)
+    clock.advance(2 * SECONDS - turn_at)
+    runner.open()
+    for one in seconds:
+        one.await_outcome()
+    third = enqueue(batcher, [3.0], deadline=clock.now() + 10 * SECONDS)[1]
+    assert third.await_outcome().error is None, "the device is free again"
+    assert batcher.drain()
+    assert first.kind == "answered"
+    assert len(runner.batches) == (3 if run else 2)
+    assert [one.kind for one in seconds] == ["answered" if run else "DeadlineExceeded"] * 2
+    statistics = batcher.statistics()
+    figures_add_up(statistics)
+    assert (statistics.expired, statistics.failed_batches) == (0 if run else 2, 0)
+
+
+def test_what_is_run_in_vain() -> None:
+    """Only what had to wait: who was late from the first may be so by a prediction that a run would correct."""
+    expected = {"predicted": 10.0, "begun": 100.0, "ready": 101.0}
+    assert not in_vain(**expected, latest=112.0, now=102.9)
+    assert in_vain(**expected, latest=112.0, now=103.0)
+    assert not in_vain(**expected, latest=109.0, now=103.0)
+    assert not in_vain(**expected, latest=math.inf, now=1e9)
+    assert in_vain(**{**expected, "predicted": 0.0}, latest=112.0, now=113.0), "whatever it takes"

@@ -1,0 +1,149 @@
+"""A batch that fails is run again in halves until those at fault are alone."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from hypothesis import given
+from hypothesis import strategies as st
+from support.batcher.rig import enqueue, error, fails_below_zero, occupy, reproducible, result, rows
+
+from tensorferry.batcher import Batcher, Cancelled
+from tensorferry.batcher.testing import ScriptedRunner
+
+
+def test_runs_halves_of_halves(make: Make) -> None:
+    runner = ScriptedRunner(fails_below_zero, gated=True)
+    batcher = make(runner)
+    occupy(batcher, runner)
+    futures = [batcher.submit(value) for value in (1.0, 2.0, -3.0, 4.0)]
+    runner.open()
+    assert isinstance(error(futures[2]), ValueError)
+    assert [result(future) for future in futures if future is not futures[2]] == [2, 4, 8]
+    assert rows(runner, 1) == [[1, 2, -3, 4], [1, 2], [-3, 4], [-3], [4]]
+    assert (batcher.statistics().batches, batcher.statistics().failed_batches) == (3, 3)
+
+
+@reproducible
+@given(bad=st.lists(st.booleans(), min_size=1, max_size=16))
+def test_every_good_row_is_answered_in_at_most_2n_minus_1_runs(bad: list[bool]) -> None:
+    runner = ScriptedRunner(fails_below_zero, gated=True)
+    with Batcher(runner) as batcher:
+        occupy(batcher, runner)
+        values = [-1.0 - tag if poisoned else 1.0 + tag for tag, poisoned in enumerate(bad)]
+        recorders = [enqueue(batcher, [value])[1] for value in values]
+        runner.open()
+    for value, recorder in zip(values, recorders, strict=True):
+        if value < 0:
+            assert recorder.kind == "ValueError"
+            assert str(recorder.only.error) == f"negative: [{value}]", "its own error, not a neighbour's"
+        else:
+            assert recorder.only.outputs.tolist() == [2 * value]
+    runs = len(runner.batches) - 1
+    assert runs <= 2 * len(bad) - 1
+    assert runs == 1 or any(bad)
+
+
+@pytest.mark.parametrize("exception", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_no_exception_ends_the_worker(make: Make, exception: BaseException) -> None:
+    def model_fn(x: Any) -> Any:
+        if (x < 0).any():
+            raise exception
+        return x
+
+    batcher = make(model_fn)
+    assert error(batcher.submit(-1.0)) is exception
+    assert result(batcher.submit(1.0)) == 1
+
+
+def test_the_one_at_fault_is_not_told_of_the_batch_it_rode_in(make: Make) -> None:
+    """The error's context would show, and keep alive, what its neighbours sent."""
+    runner = ScriptedRunner(fails_below_zero, gated=True)
+    batcher = make(runner)
+    occupy(batcher, runner)
+    futures = [batcher.submit(value) for value in (1.0, -2.0, 3.0)]
+    runner.open()
+    caught = error(futures[1])
+    assert caught is not None
+    assert caught.__context__ is None
+    assert caught.__cause__ is None
+
+
+def test_a_request_of_several_rows_fails_as_a_whole(make: Make) -> None:
+    runner = ScriptedRunner(fails_below_zero, gated=True)
+    batcher = make(runner)
+    occupy(batcher, runner)
+    futures = [batcher.submit_rows(np.array(values)) for values in ([1.0, 2.0], [3.0, -4.0, 5.0])]
+    runner.open()
+    assert result(futures[0]).tolist() == [2, 4]
+    assert isinstance(error(futures[1]), ValueError)
+    assert rows(runner, 1) == [[1, 2, 3, -4, 5], [1, 2], [3, -4, 5]]
+
+
+def test_a_model_that_always_fails_fails_each_once_and_the_batcher_goes_on(make: Make) -> None:
+    broken = True
+
+    def model_fn(x: Any) -> Any:
+        if broken:
+            raise RuntimeError("broken")
+        return x
+
+    runner = ScriptedRunner(model_fn, gated=True)
+    batcher = make(runner)
+    occupied = occupy(batcher, runner)
+    futures = [batcher.submit(float(tag)) for tag in range(8)]
+    runner.release(16)
+    for future in [occupied, *futures]:
+        assert isinstance(error(future), RuntimeError)
+    assert len(runner.batches) == 1 + 15
+    broken = False
+    runner.open()
+    assert result(batcher.submit(1.0)) == 1
+
+
+def test_who_left_while_halves_run_is_not_answered_and_breaks_nothing(make: Make) -> None:
+    """A cancel between two halves must not fail the half that it was in."""
+    runner = ScriptedRunner(fails_below_zero, gated=True)
+    batcher = make(runner)
+    occupy(batcher, runner)
+    riders = [enqueue(batcher, [value]) for value in (-1.0, 2.0, 3.0, 4.0)]
+    runner.release(2)
+    runner.await_batches(3)
+    assert rows(runner, 2) == [[-1, 2]]
+    assert batcher.cancel(riders[2][0])
+    runner.open()
+    assert batcher.close()
+    kinds = [recorder.kind for _, recorder in riders]
+    assert kinds == ["ValueError", "answered", "Cancelled", "answered"]
+    assert batcher.statistics().failed_batches == 3
+
+
+def test_who_leaves_before_the_rerun_is_not_run_again(make: Make) -> None:
+    runner = ScriptedRunner(fails_below_zero, gated=True)
+    batcher = make(runner)
+    occupy(batcher, runner)
+    riders = [enqueue(batcher, [value]) for value in (-1.0, 2.0, 3.0)]
+    runner.release()
+    runner.await_batches(2)
+    assert batcher.cancel(riders[0][0])
+    runner.open()
+    assert batcher.close()
+    assert isinstance(riders[0][1].only.error, Cancelled)
+    assert rows(runner, 1) == [[-1, 2, 3], [2], [3]]
+    assert batcher.statistics().failed_batches == 1
+
+
+def test_many_poisoned_rows_do_not_exhaust_the_stack(make: Make) -> None:
+    """Halving is recursive: as deep as the logarithm of the batch, not as the batch."""
+    count = 4 * sys.getrecursionlimit()
+    runner = ScriptedRunner(fails_below_zero, gated=True)
+    batcher = make(runner, count, max_queue_size=count)
+    occupy(batcher, runner)
+    recorders = [enqueue(batcher, [-1.0])[1] for _ in range(count)]
+    runner.open()
+    assert batcher.close()
+    assert {recorder.kind for recorder in recorders} == {"ValueError"}

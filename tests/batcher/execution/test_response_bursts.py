@@ -1,0 +1,133 @@
+"""A transport hears where the answers of a batch of several begin and end."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from support.batcher.rig import PATIENCE, Recorder, enqueue, occupy
+
+from tensorferry.batcher import Outcome
+from tensorferry.batcher.testing import ScriptedRunner
+
+
+class Journal:
+    """Notes what it is told, and the outcomes in between, in their order."""
+
+    def __init__(self) -> None:
+        self.entries: list[Any] = []
+        self.ended = threading.Semaphore(0)
+
+    def begin(self, count: int) -> None:
+        self._begun = ("begin", count)
+        self.entries.append(self._begun)
+
+    def end(self) -> None:
+        self.entries.append(("end", self._begun))
+        self.ended.release()
+
+    def note(self, outcome: Outcome) -> None:
+        self.entries.append("answer" if outcome.error is None else type(outcome.error).__name__)
+
+
+class Noting(Recorder):
+    def __init__(self, journal: Journal) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def __call__(self, outcome: Outcome) -> None:
+        self._journal.note(outcome)
+        super().__call__(outcome)
+
+
+def test_the_answers_of_a_batch_of_several_are_between(make: Make, runner: ScriptedRunner) -> None:
+    journal = Journal()
+    batcher = make(runner, 4, together=journal)
+    first = occupy(batcher, runner)
+    requests = [enqueue(batcher, [float(x)])[0] for x in range(3)]
+    recorders = [Noting(journal) for _ in requests]
+    for request, recorder in zip(requests, recorders, strict=True):
+        request.complete = recorder
+    runner.release()
+    assert first.result(PATIENCE) == 0.0
+    # A batch of one has no company to travel with.
+    assert not journal.entries
+    runner.await_batches(2)
+    runner.release()
+    assert journal.ended.acquire(timeout=PATIENCE)
+    assert journal.entries == [("begin", 3), "answer", "answer", "answer", ("end", ("begin", 3))]
+
+
+def test_a_completion_that_raises_does_not_hold_the_others_back(make: Make, runner: ScriptedRunner) -> None:
+    journal = Journal()
+    batcher = make(runner, 4, together=journal)
+    occupy(batcher, runner)
+
+    def raises(outcome: Outcome) -> None:
+        journal.note(outcome)
+        raise RuntimeError("the transport's own bug")
+
+    (bad, _), (good, _) = enqueue(batcher, [1.0]), enqueue(batcher, [2.0])
+    bad.complete, good.complete = raises, Noting(journal)
+    runner.release()
+    runner.await_batches(2)
+    runner.release()
+    assert journal.ended.acquire(timeout=PATIENCE)
+    assert journal.entries == [("begin", 2), "answer", "answer", ("end", ("begin", 2))]
+
+
+def test_a_bug_in_the_middle_leaves_nobody_behind(
+    make: Make, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was given before it leaves, and those after it, who fail, are not taken for a part of the batch."""
+    journal = Journal()
+    batcher = make(runner, 4, together=journal)
+    occupy(batcher, runner)
+    requests = [enqueue(batcher, [float(x)])[0] for x in range(3)]
+    recorders = [Noting(journal) for _ in requests]
+    for request, recorder in zip(requests, recorders, strict=True):
+        request.complete = recorder
+
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    # Called before the last of them is answered.
+    monkeypatch.setattr(batcher._completions, "_last_answer", broken)
+    runner.release()
+    runner.await_batches(2)
+    runner.release()
+    for recorder in recorders:
+        recorder.await_outcome()
+    kinds = ["begin" if type(entry) is tuple and entry[0] == "begin" else entry for entry in journal.entries]
+    end = ("end", ("begin", 3))
+    assert kinds == ["begin", "answer", "answer", end, "BatcherError"]
+
+
+def test_the_parts_of_a_batch_that_failed_are_each_a_batch(make: Make) -> None:
+    journal = Journal()
+    gate = threading.Event()
+
+    def fails_on_minus_one(x: Any) -> Any:
+        assert gate.wait(PATIENCE)
+        if -1.0 in x:
+            raise ValueError("minus one")
+        return np.asarray(x)
+
+    batcher = make(fails_on_minus_one, 4, together=journal)
+    ahead = batcher.submit(0.0)
+    recorders = []
+    for x in (1.0, 2.0, 3.0, -1.0):
+        request, _ = enqueue(batcher, [x])
+        request.complete = Noting(journal)
+        recorders.append(request.complete)
+    gate.set()
+    assert ahead.result(PATIENCE) == 0.0
+    assert [recorder.await_outcome().error is None for recorder in recorders] == [True, True, True, False]
+    # Whichever of them rode with the first, the pairs are whole and nothing is told of a single one.
+    pairs = [entry for entry in journal.entries if type(entry) is tuple]
+    assert all(begin == end[1] and begin[1] > 1 for begin, end in zip(pairs[::2], pairs[1::2], strict=True))
+    assert journal.entries.count("answer") == 3
+    assert journal.entries.count("ValueError") == 1

@@ -1,0 +1,157 @@
+"""A request larger than a batch: cut, run in several batches, answered, failed or withdrawn as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from support.batcher.rig import Recorder, enqueue, error, fails_below_zero, occupy, result, rows
+
+from tensorferry.batcher import BatcherClosed, Cancelled, DeadlineExceeded, QueueFull
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+
+
+@pytest.mark.parametrize("count", [4, 5, 8, 9, 17])
+def test_is_answered_with_its_rows_in_order(make: Make, count: int) -> None:
+    runner = ScriptedRunner()
+    batcher = make(runner, 4)
+    assert result(batcher.submit_rows(np.arange(float(count)))).tolist() == [2.0 * i for i in range(count)]
+    assert len(runner.batches) == -(-count // 4)
+    assert all(len(batch) <= 4 for batch in runner.batches)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    ("model_fn", "sent"),
+    [
+        pytest.param(lambda x: {"a": x["i"], "b": x["i"].tolist()}, {"i": np.arange(9)}, id="dict"),
+        pytest.param(
+            lambda x: {"a": x["i"].astype(object)}, {"i": np.array(list("abcdefghi"))}, id="strings"
+        ),
+    ],
+)
+def test_joins_dicts_and_lists(make: Make, workers: int, model_fn: Any, sent: Any) -> None:
+    answer = result(make(model_fn, 2, workers=workers).submit_rows(sent))
+    for output in answer.values():
+        assert list(output) == sent["i"].tolist()
+
+
+def test_its_last_part_shares_a_batch_with_others(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner, 4)
+    occupy(batcher, runner)
+    futures = [batcher.submit_rows(np.arange(1.0, 7.0)), batcher.submit_rows(np.array([7.0, 8.0]))]
+    runner.open()
+    assert [result(future).tolist() for future in futures] == [[2, 4, 6, 8, 10, 12], [14, 16]]
+    assert rows(runner, 1) == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+def test_a_failing_part_fails_the_whole_once_and_withdraws_the_rest(make: Make) -> None:
+    runner = ScriptedRunner(fails_below_zero, gated=True)
+    batcher = make(runner, 2)
+    occupy(batcher, runner)
+    request, recorder = enqueue(batcher, np.array([1.0, 2, -3, 4, 5, 6, 7]))
+    neighbour = batcher.submit_rows(np.array([8.0]))
+    runner.open()
+    assert result(neighbour).tolist() == [16]
+    assert batcher.close()
+    assert recorder.kind == "ValueError"
+    assert rows(runner, 1) == [[1, 2], [-3, 4], [8]], "the rest never ran"
+    assert not batcher.cancel(request)
+    statistics = batcher.statistics()
+    ends = (statistics.answered, statistics.failed, statistics.cancelled)
+    assert (statistics.accepted, *ends) == (3, 2, 1, 0), "one request, however many its parts"
+
+
+def test_expires_as_one(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
+    batcher = make(runner, 2, clock=clock)
+    occupy(batcher, runner)
+    _, recorder = enqueue(batcher, np.zeros(5), deadline=5.0)
+    clock.advance(5)
+    runner.open()
+    assert batcher.close()
+    assert recorder.kind == "DeadlineExceeded"
+    assert len(runner.batches) == 1
+
+
+def test_expires_between_its_parts(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
+    batcher = make(runner, 2, clock=clock)
+    future = batcher.submit_rows(np.zeros(5), timeout=5)
+    runner.await_batches(1)
+    runner.release()
+    runner.await_batches(2)
+    clock.advance(5)
+    runner.open()
+    assert isinstance(error(future), DeadlineExceeded)
+    assert batcher.close()
+    assert len(runner.batches) == 2
+
+
+def test_a_cancel_withdraws_every_part(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner, 2)
+    request, recorder = enqueue(batcher, np.zeros(5))
+    runner.await_batches(1)
+    assert batcher.cancel(request)
+    assert isinstance(recorder.only.error, Cancelled)
+    assert not batcher.cancel(request)
+    runner.open()
+    assert batcher.close()
+    assert recorder.kind == "Cancelled"
+    assert len(runner.batches) == 1
+
+
+def test_a_cancel_after_the_first_part_was_answered(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner, 2)
+    request, recorder = enqueue(batcher, np.zeros(5))
+    runner.release()
+    runner.await_batches(2)
+    assert batcher.cancel(request)
+    runner.open()
+    assert batcher.close()
+    assert recorder.kind == "Cancelled"
+
+
+def test_closing_abandons_the_whole_once(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner, 2)
+    occupy(batcher, runner)
+    _, recorder = enqueue(batcher, np.zeros(5))
+    assert not batcher.close(drain=False, timeout=0)
+    assert isinstance(recorder.only.error, BatcherClosed)
+    runner.open()
+    assert batcher.close()
+    assert recorder.kind == "BatcherClosed"
+
+
+def test_a_refused_one_can_be_enqueued_again(make: Make, runner: ScriptedRunner) -> None:
+    """Refusal leaves nothing behind: neither in the queue nor in the request."""
+    batcher = make(runner, 2, max_queue_size=5)
+    occupy(batcher, runner)
+    blocker = batcher.submit(1.0)
+    recorder = Recorder()
+    request = request_of(np.arange(5.0), recorder, one_row=False)
+    for _ in range(2):
+        with pytest.raises(QueueFull):
+            batcher.enqueue(request)
+        assert (request.complete, request.parts, request.rows) == (recorder, (), 5)
+        assert batcher.statistics().sizes.queued_rows == 1
+    assert blocker.cancel()
+    batcher.enqueue(request)
+    runner.open()
+    assert batcher.close()
+    assert recorder.only.outputs.tolist() == [0, 2, 4, 6, 8]
+    assert batcher.statistics().refused == 2
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        pytest.param([{"a": [1, 1]}, {"b": [1]}], id="other names"),
+        pytest.param([np.zeros((2, 3)), np.zeros((1, 4))], id="other shapes"),
+        pytest.param([{"a": [1, 1]}, np.zeros(1)], id="other types"),
+    ],
+)
+def test_parts_whose_outputs_do_not_fit_together_are_an_error_not_a_silence(make: Make, outputs: Any) -> None:
+    iterator = iter(outputs)
+    assert error(make(lambda x: next(iterator), 2).submit_rows(np.zeros(3))) is not None

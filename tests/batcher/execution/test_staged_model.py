@@ -1,0 +1,178 @@
+"""Model functions in steps: batches are joined where they want them, and copied while another batch runs."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.batcher.rig import PATIENCE, ignore, reproducible
+
+from tensorferry.batcher import Batcher, Padding, PadInput, StagedModel
+from tensorferry.batcher.execution.collate import join, request_of
+
+Array = npt.NDArray[Any]
+Wanted = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+
+
+def dirty(tensors: Wanted) -> dict[str, Array]:
+    """Memory as it is when it was used before."""
+    return {
+        name: np.frombuffer(bytearray(b"\xa5") * (int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
+        for name, (dtype, shape) in tensors.items()
+    }
+
+
+class Doubler:
+    """y = 2 x, step by step; each step says so, and `computing` can be held up."""
+
+    def __init__(self) -> None:
+        self.steps: queue.Queue[tuple[str, float]] = queue.Queue()
+        self.go_on = threading.Semaphore(0)
+        self.fails = ""
+
+    def place(self, tensors: Wanted) -> Mapping[str, Array] | None:
+        return dirty(tensors)
+
+    def load(self, batch: Any) -> Any:
+        return self._step("load", batch)
+
+    def __call__(self, batch: Any) -> Any:
+        self._step("compute", batch)
+        assert self.go_on.acquire(timeout=PATIENCE)
+        return {"y": batch["x"] * 2}
+
+    def fetch(self, outputs: Any) -> Any:
+        return self._step("fetch", {"x": outputs["y"] / 2}) and outputs
+
+    def _step(self, name: str, batch: Any) -> Any:
+        self.steps.put((name, float(batch["x"].flat[0])))
+        if name == self.fails:
+            raise ValueError(name)
+        return batch
+
+    def next(self) -> tuple[str, float]:
+        return self.steps.get(timeout=PATIENCE)
+
+
+def x(value: float, rows: int = 1) -> dict[str, Array]:
+    return {"x": np.full((rows, 2), value, np.float32)}
+
+
+def test_the_steps_of_a_batch_and_what_overlaps() -> None:
+    model = Doubler()
+    assert isinstance(model, StagedModel)
+    with Batcher([model], 1, pipelined=True) as batcher:
+        first = batcher.submit_rows(x(1))
+        assert [model.next(), model.next()] == [("load", 1), ("compute", 1)]
+        second = batcher.submit_rows(x(2))
+        assert model.next() == ("load", 2), "while the first computes"
+        model.go_on.release()
+        rest = {model.next(), model.next()}
+        assert rest == {("fetch", 1), ("compute", 2)}
+        model.go_on.release()
+        assert model.next() == ("fetch", 2)
+        assert first.result(PATIENCE)["y"].tolist() == [[2, 2]]
+        assert second.result(PATIENCE)["y"].tolist() == [[4, 4]]
+
+
+@pytest.mark.parametrize("step", ["load", "compute", "fetch"])
+def test_a_step_that_fails_fails_its_batch_alone(step: str) -> None:
+    model = Doubler()
+    model.fails = step
+    for _ in range(3):
+        model.go_on.release()
+    with Batcher([model], 1) as batcher:
+        with pytest.raises(Exception, match=step):
+            batcher.submit_rows(x(1)).result(PATIENCE)
+        model.fails = ""
+        assert batcher.submit_rows(x(3)).result(PATIENCE)["y"].tolist() == [[6, 6]]
+
+
+def test_a_function_that_has_no_memory_gets_the_batchs_own() -> None:
+    class Without(Doubler):
+        def place(self, tensors: Wanted) -> None:
+            return None
+
+    model = Without()
+    model.go_on.release()
+    with Batcher([model], 4) as batcher:
+        assert batcher.submit_rows(x(1, 3)).result(PATIENCE)["y"].shape == (3, 2)
+
+
+DTYPES = [np.dtype(name) for name in ("?", "i1", "<i2", "<i8", "u1", "<u8", "<f2", "<f4", "<f8")]
+
+
+@reproducible
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=6),
+    st.lists(
+        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=2)), min_size=1, max_size=3
+    ),
+    st.integers(0, 2**32),
+)
+def test_joined_elsewhere_is_joined_the_same(
+    rows: list[int], inputs: list[tuple[np.dtype[Any], list[int]]], seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    requests = [
+        request_of(
+            {
+                f"i{index}": generator.integers(0, 2, (count, *shape)).astype(dtype)
+                for index, (dtype, shape) in enumerate(inputs)
+            },
+            ignore,
+            one_row=False,
+        )
+        for count in rows
+    ]
+    expected, got = join(requests), join(requests, dirty)
+    assert expected.keys() == got.keys()
+    for name, array in expected.items():
+        assert (array.dtype, array.shape, array.tobytes()) == (
+            got[name].dtype,
+            got[name].shape,
+            got[name].tobytes(),
+        )
+
+
+@reproducible
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 8)), min_size=1, max_size=5), st.sampled_from([1, 2])
+)
+def test_padded_elsewhere_is_padded_the_same(sizes: list[tuple[int, int]], axis: int) -> None:
+    # Axes are those of a request, rows first.
+    padding = Padding((4, 8), {"x": PadInput(axis, np.float32(-1))}, {})
+    requests = []
+    for rows, length in sizes:
+        shape = (rows, length, 3) if axis == 1 else (rows, 2, length)
+        inputs = {
+            "x": np.arange(np.prod(shape), dtype=np.float32).reshape(shape),
+            "m": np.ones((rows, 2), "<i8"),
+        }
+        requests.append(request_of(inputs, ignore, one_row=False, padding=padding))
+    lengths = {request.padding.padded_length for request in requests if request.padding is not None}
+    for padded in lengths:
+        alike = [one for one in requests if one.padding is not None and one.padding.padded_length == padded]
+        expected, got = join(alike), join(alike, dirty)
+        assert {name: array.tobytes() for name, array in expected.items()} == {
+            name: array.tobytes() for name, array in got.items()
+        }
+
+
+@pytest.mark.parametrize("columns", [1023, 1024, 1025, 5000])
+def test_small_rows_and_large_ones(columns: int) -> None:
+    rows = np.arange(3 * columns, dtype=np.float32).reshape(3, columns)
+    requests = [request_of({"x": rows[i : i + 1]}, ignore, one_row=False) for i in range(3)]
+    assert join(requests, dirty)["x"].tolist() == rows.tolist()
+
+
+def test_strings_stay_where_they_are() -> None:
+    requests = [request_of({"x": np.array([["a"]], object)}, ignore, one_row=False) for _ in range(2)]
+    assert join(requests, lambda tensors: pytest.fail("asked"))["x"].tolist() == [["a"], ["a"]]

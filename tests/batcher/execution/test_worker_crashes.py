@@ -1,0 +1,338 @@
+"""A worker falls, at whatever step: its requests ride once more or are told, and another takes its place."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from support.batcher.rig import PATIENCE, Recorder, enqueue, figures_add_up, occupy, reach, result
+
+from tensorferry.batcher import BatcherError, InstanceFailed
+from tensorferry.batcher.execution import worker as worker_module
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.execution.completion import Completions
+from tensorferry.batcher.execution.executor import Running
+from tensorferry.batcher.learning.cost_model import Profile
+from tensorferry.batcher.queue.batch_selection import Departure
+from tensorferry.batcher.queue.devices import Devices
+from tensorferry.batcher.queue.expiry import Expiry
+from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.queue.wakeup import Waking
+from tensorferry.batcher.statistics.counters import Ledger
+from tensorferry.batcher.supervision import last
+from tensorferry.batcher.testing import ScriptedRunner
+
+# What a worker does with a batch, in this order, and whether its requests still have their answers.
+STEPS = [
+    (RequestQueue, "take", "answered"),
+    (Departure, "credits", "answered"),
+    (Departure, "take", "answered"),
+    (Devices, "left", "answered"),
+    (Waking, "wake", "answered"),
+    (Running, "run", "answered"),
+    (Running, "_execute", "answered"),
+    (RequestQueue, "finish", "answered"),
+    (Completions, "answer", "told"),
+    (Ledger, "ran", "told"),
+    (Completions, "_hand_out", "told"),
+    (Ledger, "predicted", "answered"),
+    (Devices, "released", "answered"),
+    (Profile, "teaches", "answered"),
+]
+
+
+class HealthBook:
+    """What was said of a batcher's functions. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, str | None, bool]] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, instance: int, reason: str | None, hopeless: bool) -> None:
+        with self._changed:
+            self.told.append((instance, reason, hopeless))
+            self._changed.notify_all()
+
+    def await_told(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.told) >= count, PATIENCE), self.told
+
+
+def fails_once(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, fault: BaseException, *, on: str = "-worker-"
+) -> threading.Event:
+    """The method raises, before it does anything, the next time that a thread of this name calls it."""
+    works = getattr(owner, name)
+    armed, fell = threading.Event(), threading.Event()
+    armed.set()
+
+    def faulty(*arguments: Any, **options: Any) -> Any:
+        if on in threading.current_thread().name and armed.is_set():
+            armed.clear()
+            fell.set()
+            raise fault
+        return works(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, faulty)
+    return fell
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "_FIRST_SECONDS", 0.01)
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize("kind", [SystemExit, MemoryError, KeyError])
+@pytest.mark.parametrize(("owner", "name", "fate"), STEPS, ids=[f"{o.__name__}.{n}" for o, n, _ in STEPS])
+def test_wherever_a_worker_falls_each_request_ends_once_and_it_goes_on(
+    make: Make,
+    runner: ScriptedRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+    fate: str,
+    kind: type[BaseException],
+    pipelined: bool,
+) -> None:
+    health = HealthBook()
+    batcher = make(runner, 4, pipelined=pipelined, health=health)
+    # Known, or some steps are left out.
+    batcher.anchor(1, 0.001)
+    batcher.anchor(4, 0.001)
+    first = occupy(batcher, runner)
+    sent = [enqueue(batcher, [float(tag)])[1] for tag in range(1, 7)]
+    fell = fails_once(monkeypatch, owner, name, kind())
+    runner.open()
+    reach(fell)
+    outcomes = [recorder.await_outcome() for recorder in sent]
+    # A bug amid a batch that ends no thread is told to that batch, and to it alone.
+    told = fate == "told" or (
+        kind is not SystemExit and (name in ("_execute", "finish") or (pipelined and name == "released"))
+    )
+    assert first.exception(PATIENCE) is None or told
+    for tag, outcome in enumerate(outcomes, 1):
+        if outcome.error is None:
+            assert outcome.outputs.tolist() == [2.0 * tag]
+        else:
+            assert isinstance(outcome.error, BatcherError)
+            assert told
+    assert result(batcher.submit(np.float32(3))) == 6
+    assert batcher.drain(PATIENCE), "nobody is busy"
+    for recorder in sent:
+        assert len(recorder.outcomes) == 1
+    if kind is SystemExit:
+        health.await_told(2)
+        (out, back) = health.told
+        assert out[0] == back[0] == 0
+        assert out[1] == "a worker ended unexpectedly (SystemExit) and is started anew"
+        assert back[1] is None
+    figures_add_up(batcher.statistics())
+
+
+def test_those_who_were_taken_and_not_handed_out_are_told(
+    make: Make, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests whose time is over are ended before the batch is formed: a fall between must not swallow them."""
+    batcher = make(runner, 4)
+    occupy(batcher, runner)
+    late = request_of([1.0], (told := Recorder()), one_row=False, deadline=batcher._clock.now() + 3600)
+    batcher.enqueue(late)
+    _, other = enqueue(batcher, [2.0])
+    ends = Expiry.take
+
+    def take(expiry: Expiry, start: float, now: float) -> Any:
+        if "-worker-" not in threading.current_thread().name:
+            return ()
+        return ends(expiry, start + 7200, now + 7200)
+
+    monkeypatch.setattr(Expiry, "take", take)
+    fell = fails_once(monkeypatch, Departure, "credits", SystemExit())
+    runner.open()
+    reach(fell)
+    assert isinstance(told.await_outcome().error, InstanceFailed)
+    assert other.await_outcome().outputs.tolist() == [4.0]
+    assert batcher.drain(PATIENCE)
+    assert len(told.outcomes) == 1
+
+
+def test_a_request_that_fells_each_worker_is_tried_twice(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = 0
+    works = Running._execute
+
+    def execute(running: Running, batch: Any, *rest: Any) -> Any:
+        nonlocal runs
+        if any(request.rows == 3 for request in batch):
+            runs += 1
+            raise SystemExit
+        return works(running, batch, *rest)
+
+    monkeypatch.setattr(Running, "_execute", execute)
+    health = HealthBook()
+    batcher = make(lambda x: x * 2, 4, health=health)
+    _, recorder = enqueue(batcher, [1.0, 2.0, 3.0])
+    caught = recorder.await_outcome().error
+    assert isinstance(caught, InstanceFailed)
+    assert "what ran the batch ended unexpectedly; retry in" in str(caught)
+    assert runs == 2
+    assert result(batcher.submit(1.0)) == 2
+    health.await_told(4)
+    assert [reason is None for _, reason, _ in health.told] == [False, True, False, True]
+    statistics = batcher.statistics()
+    assert (statistics.answered, statistics.failed, statistics.retried) == (1, 1, 1)
+
+
+def test_who_falls_again_and_again_says_so_and_nobody_waits_in_vain(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_LAST_SECONDS", 0.02)
+    works, falling = RequestQueue._poll_locked, threading.Event()
+    falling.set()
+
+    def poll(queue: RequestQueue, device: Any) -> Any:
+        if falling.is_set() and queue._backlog.rows:
+            raise SystemExit
+        return works(queue, device)
+
+    monkeypatch.setattr(RequestQueue, "_poll_locked", poll)
+    health = HealthBook()
+    batcher = make(lambda x: x * 2, health=health)
+    _, recorder = enqueue(batcher, [1.0])
+    assert isinstance(recorder.await_outcome().error, InstanceFailed)
+    hopeless = [told for told in health.told if told[2]]
+    assert len(hopeless) == 1
+    assert hopeless[0][1] == "workers end unexpectedly (SystemExit), 6 times by now"
+    falling.clear()
+    health.await_told(12)
+    assert health.told[-1] == (0, None, False)
+    assert result(batcher.submit(1.0)) == 2
+    assert batcher.drain(PATIENCE)
+    figures_add_up(batcher.statistics())
+
+
+def test_the_other_device_takes_its_batch_meanwhile(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "_FIRST_SECONDS", 3600.0)
+    monkeypatch.setattr(worker_module, "_LAST_SECONDS", 3600.0)
+    health = HealthBook()
+    batcher = make([lambda x: x * 2, lambda x: x * 2], 4, health=health)
+    fell = fails_once(monkeypatch, Running, "run", SystemExit())
+    assert result(batcher.submit(1.0)) == 2
+    assert fell.is_set()
+    assert [result(batcher.submit(float(tag))) for tag in range(5)] == [0, 2, 4, 6, 8]
+    ((_, reason, hopeless),) = health.told
+    assert reason is not None
+    assert not hopeless
+
+
+def test_what_the_other_device_has_taken_over_is_its_own(
+    make: Make, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker that fell has handed it back already: it must not do so again, nor end it."""
+    hand_back = Running._hand_back
+
+    def handing(*arguments: Any) -> None:
+        hand_back(*arguments)
+        runner.await_batches(1)
+
+    monkeypatch.setattr(Running, "_hand_back", handing)
+    fails_once(monkeypatch, Running, "_execute", SystemExit())
+    health = HealthBook()
+    batcher = make([runner, runner], 4, health=health)
+    future = batcher.submit(1.0)
+    health.await_told(1)
+    runner.open()
+    assert result(future) == 2
+
+
+def test_an_exception_that_somebody_injects(make: Make, runner: ScriptedRunner) -> None:
+    """As debuggers do: while the worker waits, and while it runs a batch."""
+    health = HealthBook()
+    batcher = make(runner, 4, health=health)
+    (worker,) = [thread for thread in batcher._crew._threads if "-worker-" in thread.name]
+
+    def inject() -> None:
+        assert worker.ident is not None
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident), ctypes.py_object(SystemExit))
+
+    inject()
+    _, idle = enqueue(batcher, [1.0])
+    runner.await_batches(1)
+    inject()
+    runner.open()
+    outcome = idle.await_outcome()
+    assert outcome.error is None or isinstance(outcome.error, (InstanceFailed, SystemExit))
+    assert result(batcher.submit(2.0)) == 4
+    assert batcher.drain(PATIENCE)
+    assert len(idle.outcomes) == 1
+
+
+def test_a_fall_of_who_attends_leaves_it_to_a_worker(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that polls runs short batches itself; it has other things to do than to fall."""
+    batcher = make(lambda x: x * 2, 4)
+    batcher.anchor(1, 1e-5)
+    batcher.anchor(4, 1e-5)
+    for owner, name in ((Running, "run"), (Departure, "credits"), (Devices, "left")):
+        with monkeypatch.context() as patch:
+            fell = fails_once(patch, owner, name, SystemExit(), on=threading.current_thread().name)
+            recorders = [Recorder() for _ in range(3)]
+            for tag, recorder in enumerate(recorders):
+                batcher.enqueue_quietly(request_of([float(tag)], recorder, one_row=False))
+            while not fell.is_set():
+                try:
+                    assert batcher.attend(1.0) == math.inf
+                except SystemExit:
+                    break
+                # The worker was not back to wait for it.
+                batcher.enqueue_quietly(request_of([0.0], Recorder(), one_row=False))
+            for tag, recorder in enumerate(recorders):
+                assert recorder.await_outcome().outputs.tolist() == [2.0 * tag]
+
+
+def test_who_looks_after_deadlines_goes_on(
+    make: Make, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tensorferry.batcher.execution.worker_pool._EXPIRY_SECONDS", 0.01)
+    batcher = make(runner, 4)
+    occupy(batcher, runner)
+    fell = fails_once(monkeypatch, Expiry, "take", SystemExit(), on="-expiry")
+    recorder = Recorder()
+    batcher.enqueue(request_of([1.0], recorder, one_row=False, deadline=batcher._clock.now() + 0.05))
+    reach(fell)
+    assert type(recorder.await_outcome().error).__name__ == "DeadlineExceeded"
+    assert "who looks after deadlines ended unexpectedly" in caplog.text
+
+
+def test_what_mends_may_fall_too() -> None:
+    script: list[BaseException | None] = [SystemExit(), KeyError(), None]
+    mended: list[BaseException] = []
+
+    def work() -> None:
+        if (fault := script.pop(0)) is not None:
+            raise fault
+
+    def mend(fault: BaseException) -> None:
+        mended.append(fault)
+        if len(mended) == 1:
+            raise MemoryError
+
+    last(work, mend)
+    assert [type(fault) for fault in mended] == [SystemExit, MemoryError, KeyError]
+
+
+def test_who_is_told_of_its_health_may_raise(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def health(instance: int, reason: str | None, hopeless: bool) -> None:
+        raise SystemExit
+
+    caplog.set_level(logging.ERROR)
+    fails_once(monkeypatch, Running, "run", SystemExit())
+    batcher = make(lambda x: x * 2, health=health)
+    assert result(batcher.submit(1.0)) == 2
+    assert "who is told of its health raised" in caplog.text

@@ -1,0 +1,228 @@
+"""The latency model learns what batches take, and is not misled by the odd slow one."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.batcher.rig import reproducible
+
+from tensorferry.batcher.learning.latency_model import LatencyModel
+
+MOST = 64
+SIZES = (1, 2, 5, 8, 16, 33, 48, 64)
+
+
+def affine(rows: int) -> float:
+    return 0.004 + 0.0001 * rows
+
+
+def anchored(most: int = MOST) -> LatencyModel:
+    model = LatencyModel(most)
+    for rows in (1, most // 4, most):
+        model.anchor(rows, affine(rows))
+    return model
+
+
+def worst_error(model: LatencyModel, scale: float = 1.0) -> float:
+    return max(abs(model.mean(rows) / (scale * affine(rows)) - 1) for rows in SIZES)
+
+
+def test_knows_nothing_at_first_and_then_predicts_nothing() -> None:
+    model = LatencyModel(MOST)
+    assert not model.known
+    assert (model.mean(8), model.upper(8), model.fit(0.0)) == (0.0, 0.0, MOST)
+
+
+def test_learns_through_noise_and_stalls() -> None:
+    random_ = random.Random(1)
+    model = anchored()
+    for _ in range(300):
+        rows = random_.randint(1, MOST)
+        noise = random_.lognormvariate(0, 0.03) * (2 if random_.random() < 0.002 else 1)
+        model.observe(rows, affine(rows) * noise)
+    assert worst_error(model) < 0.03
+
+
+def test_without_warm_up_it_learns_from_what_runs() -> None:
+    random_ = random.Random(2)
+    model = LatencyModel(MOST)
+    for _ in range(200):
+        rows = random_.randint(1, MOST)
+        model.observe(rows, affine(rows))
+    assert worst_error(model) < 0.03
+
+
+def test_one_size_again_and_again_leaves_the_others_as_the_warm_up_had_them() -> None:
+    model = anchored()
+    for _ in range(500):
+        model.observe(8, affine(8))
+    assert worst_error(model) < 0.1
+
+
+def test_one_size_without_warm_up_is_no_singular_fit() -> None:
+    model = LatencyModel(MOST)
+    for _ in range(100):
+        model.observe(8, 0.008)
+    assert model.mean(8) == pytest.approx(0.008, rel=0.01)
+    assert 0 < model.mean(1) <= model.mean(8) <= model.mean(64) < math.inf
+
+
+def test_outliers_move_the_mean_by_little() -> None:
+    random_ = random.Random(3)
+    model = anchored()
+    for number in range(400):
+        rows = random_.randint(1, MOST)
+        model.observe(rows, affine(rows) * (10 if number % 100 == 50 else 1))
+    assert worst_error(model) < 0.03
+    assert model.statistics().clipped == 4
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5, 10.0])
+def test_follows_a_lasting_change(factor: float) -> None:
+    random_ = random.Random(4)
+    model = anchored()
+    for scale, batches in ((1.0, 200), (factor, 60)):
+        for _ in range(batches):
+            rows = random_.randint(1, MOST)
+            model.observe(rows, scale * affine(rows))
+    assert worst_error(model, factor) < 0.15
+
+
+def test_learns_a_staircase() -> None:
+    def stairs(rows: int) -> float:
+        return 0.002 * math.ceil(rows / 32)
+
+    model = LatencyModel(MOST)
+    for _ in range(20):
+        for rows in (1, 2, 4, 8, 16, 32, 64):
+            model.observe(rows, stairs(rows))
+    for rows in (1, 8, 20, 32, 64):
+        assert model.mean(rows) == pytest.approx(stairs(rows), rel=0.05)
+
+
+def staircase(rows: int) -> float:
+    return 0.004 + 0.0032 * math.ceil(rows / 32)
+
+
+def test_learns_a_staircase_from_what_sizes_come() -> None:
+    draw = random.Random(5)
+    model = LatencyModel(128)
+    for rows in (1, 32, 128):
+        model.anchor(rows, staircase(rows))
+    for _ in range(400):
+        rows = min(128, max(1, round(draw.gauss(70, 20))))
+        model.observe(rows, staircase(rows) * draw.lognormvariate(0, 0.03))
+    assert model.statistics().stairs
+    for rows in (40, 60, 63, 66, 80, 95):
+        assert model.mean(rows) == pytest.approx(staircase(rows), rel=0.06), rows
+    assert 60 <= model.fit(staircase(64) * 1.1) <= 65, "not beyond the step"
+
+
+def test_sizes_that_never_ran_are_tried() -> None:
+    """Were a step feared after each size that ran, none larger would ever run where time is short."""
+    model = LatencyModel(128)
+    for rows in (1, 32, 128):
+        model.anchor(rows, staircase(rows))
+    for _ in range(200):
+        for rows in (32, 33, 50):
+            model.observe(rows, staircase(rows))
+    assert model.statistics().stairs
+    assert model.fit(staircase(64) * 1.1) > 55
+
+
+def test_one_batch_beyond_a_step_is_enough_to_know_of_it() -> None:
+    """The next of that size would be late as well."""
+    model = LatencyModel(128)
+    for rows in (1, 32, 128):
+        model.anchor(rows, staircase(rows))
+    for _ in range(100):
+        for rows in (32, 48, 64):
+            model.observe(rows, staircase(rows))
+    for rows in (66, 99):
+        assert model.statistics().stairs
+        assert model.upper(rows) < staircase(rows), "of this step nothing is known yet"
+        model.observe(rows, staircase(rows))
+        assert model.mean(rows) == pytest.approx(staircase(rows), rel=0.02)
+        assert model.fit(staircase(rows) * 0.95) < rows
+
+
+def test_sizes_that_have_not_run_for_long_stay_known() -> None:
+    """Overload runs two sizes only: the line through these is no reason to forget the others."""
+    draw = random.Random(7)
+
+    def stairs(rows: int) -> float:
+        return 0.001 + 0.016 * math.ceil(rows / 4)
+
+    model = LatencyModel(16)
+    for rows in (1, 4, 16):
+        model.anchor(rows, stairs(rows))
+    for sizes, batches in ((range(1, 17), 300), ((12, 16), 3000)):
+        for _ in range(batches):
+            rows = draw.choice(sizes)
+            model.observe(rows, stairs(rows) * draw.lognormvariate(0, 0.03))
+    for rows in (1, 4, 5, 8, 9):
+        assert model.mean(rows) == pytest.approx(stairs(rows), rel=0.1), rows
+
+
+def test_the_line_is_believed_where_each_row_costs_the_same() -> None:
+    draw = random.Random(6)
+    model = anchored()
+    for _ in range(400):
+        rows = draw.randint(1, MOST)
+        model.observe(rows, affine(rows) * draw.lognormvariate(0, 0.03))
+        assert not model.statistics().stairs
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.5, 4.0])
+def test_a_bucket_unlike_the_one_that_was_warmed_up_is_known_after_a_few_batches(factor: float) -> None:
+    model = anchored()
+    for rows in (20, 7, 40, 12, 30, 50):
+        model.observe(rows, factor * affine(rows))
+    assert worst_error(model, factor) < 0.15
+
+
+def test_frozen_it_learns_nothing() -> None:
+    model = anchored()
+    model.freeze()
+    before = model.statistics()
+    model.observe(8, 1.0)
+    assert model.statistics() == before
+    assert before.frozen
+    model.thaw()
+    model.observe(8, affine(8))
+    assert model.statistics().observations == 1
+
+
+@pytest.mark.parametrize(("rows", "seconds"), [(0, 1.0), (-1, 1.0), (1, -0.1), (1, math.nan), (1, math.inf)])
+def test_what_cannot_be_is_refused(rows: int, seconds: float) -> None:
+    with pytest.raises(ValueError, match="rows must be at least 1, seconds at least 0"):
+        LatencyModel(MOST).observe(rows, seconds)
+
+
+runs = st.lists(st.tuples(st.integers(1, 40), st.floats(1e-6, 10)), max_size=60)
+
+
+@reproducible
+@given(anchors=runs, observed=runs)
+def test_whatever_it_is_fed_its_predictions_are_sane(
+    anchors: list[tuple[int, float]], observed: list[tuple[int, float]]
+) -> None:
+    model = LatencyModel(40)
+    for rows, seconds in anchors:
+        model.anchor(rows, seconds)
+    for rows, seconds in observed:
+        model.observe(rows, seconds)
+    means = [model.mean(rows) for rows in range(1, 45)]
+    uppers = [model.upper(rows) for rows in range(1, 41)]
+    assert means == sorted(means), "more rows never take less"
+    assert all(0 <= mean < math.inf for mean in means)
+    assert all(upper >= mean for upper, mean in zip(uppers, means, strict=False))
+    if model.known:
+        for slack in (uppers[0] / 2, uppers[0], uppers[10], uppers[-1], uppers[-1] * 2):
+            fits = model.fit(slack)
+            assert fits == 0 or model.upper(fits) <= slack
+            assert fits == 40 or model.upper(fits + 1) > slack

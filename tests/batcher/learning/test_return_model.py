@@ -1,0 +1,241 @@
+"""Batches wait for callers that come back, as long as that pays, and for nobody else.
+
+The simulations run the shipping queue in virtual time: the figures do not depend on the machine.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+from closed_loop import (
+    CPU,
+    GPU,
+    MLP,
+    Cost,
+    Figures,
+    Greedy,
+    Traffic,
+    best_count,
+    callers,
+    ideal,
+    neither,
+    poisson,
+    simulate,
+)
+
+from tensorferry.batcher.learning.return_model import Returners
+from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.request import Request
+from tensorferry.batcher.testing import VirtualClock
+from tensorferry.batcher.work import Work
+
+SECONDS = 2.0
+
+
+def both(cost: Cost, traffic: Traffic, seconds: float = SECONDS) -> tuple[Figures, Figures]:
+    greedy, learned = (
+        simulate(cost, traffic, returners=rule, seconds=seconds) for rule in (Greedy(), Returners())
+    )
+    return greedy, learned
+
+
+def rates(cost: Cost, count: int) -> tuple[float, float]:
+    greedy, learned = both(cost, Traffic(callers(count)))
+    return greedy.rate, learned.rate
+
+
+@pytest.mark.parametrize(("count", "of_ideal"), [(4, 0.91), (8, 0.9), (32, 0.9), (64, 0.92)])
+def test_closed_loops_on_a_gpu_like_device_ride_together(count: int, of_ideal: float) -> None:
+    greedy, learned = rates(GPU, count)
+    assert learned >= of_ideal * ideal(GPU, count)
+    assert learned >= 1.2 * greedy
+
+
+@pytest.mark.parametrize("count", [4, 8, 32])
+def test_closed_loops_lose_nothing_where_little_is_to_be_gained(count: int) -> None:
+    for cost in (MLP, CPU):
+        greedy, learned = rates(cost, count)
+        assert learned >= 0.995 * greedy
+
+
+@pytest.mark.parametrize("cost", [GPU, MLP, CPU], ids=lambda cost: str(cost.name))
+def test_a_lone_caller_never_waits(cost: Cost) -> None:
+    greedy, learned = rates(cost, 1)
+    assert learned == pytest.approx(greedy)
+
+
+@pytest.mark.parametrize("load", [0.05, 0.2, 0.5, 0.8])
+@pytest.mark.parametrize("cost", [GPU, MLP, CPU], ids=lambda cost: str(cost.name))
+def test_open_arrivals_are_not_delayed(cost: Cost, load: float) -> None:
+    times = poisson(load * cost.most / cost.seconds(cost.most), SECONDS)
+    greedy, learned = both(cost, Traffic(arrivals=times))
+    assert learned.latency <= 1.01 * greedy.latency
+
+
+@pytest.mark.parametrize("count", [4, 8, 32])
+@pytest.mark.parametrize("cost", [GPU, MLP, CPU], ids=lambda cost: str(cost.name))
+def test_comes_near_the_best_that_any_rule_can_do(cost: Cost, count: int) -> None:
+    _, learned = rates(cost, count)
+    assert learned >= 0.965 * best_count(cost, count, SECONDS / 2)
+
+
+@pytest.mark.parametrize("name", neither(GPU, 1.0))
+@pytest.mark.parametrize("cost", [GPU, MLP, CPU], ids=lambda cost: str(cost.name))
+def test_whatever_the_callers_do_a_wait_costs_no_throughput(cost: Cost, name: str) -> None:
+    greedy, learned = both(cost, neither(cost, SECONDS / 2)[name], SECONDS / 2)
+    assert learned.rate >= 0.99 * greedy.rate
+    assert learned.latency <= 1.01 * greedy.latency
+
+
+def test_nothing_was_answered_nothing_is_waited_for() -> None:
+    returners = Returners()
+    assert returners.wait_until(1.0, 1, lambda rows: 0.01, 8) == 1.0
+    returners.arrived(1.0)
+    assert returners.wait_until(1.0, 1, lambda rows: 0.01, 8) == 1.0
+
+
+def test_as_long_as_batch_times_are_not_known_nothing_is_waited_for() -> None:
+    returners = Returners()
+    for batch in range(100):
+        returners.answered(batch * 0.01, 4)
+        for caller in range(4):
+            returners.arrived(batch * 0.01 + 0.001 * caller)
+        assert returners.wait_until(batch * 0.01 + 0.0015, 2, lambda rows: 0.0, 8) == batch * 0.01 + 0.0015
+    assert returners.statistics().waits == 0
+
+
+def learn(returners: Returners) -> None:
+    """As the queue does after a batch."""
+    if (lesson := returners.lesson) is not None:
+        returners.believe(lesson, lesson.back())
+
+
+def learned_from_four_callers() -> tuple[Returners, float]:
+    """Four callers that come back after 1, 1.1, 1.2 and 1.3 ms, to batches of 10 ms; the time of the last answers."""
+    returners = Returners()
+    now = 0.0
+    returners.wait_until(now, 1, lambda rows: 0.01, 8)
+    for _ in range(60):
+        now += 0.012
+        returners.answered(now, 4)
+        learn(returners)
+        for caller in range(4):
+            returners.arrived(now + 0.001 + 0.0001 * caller)
+    now += 0.012
+    returners.answered(now, 4)
+    return returners, now
+
+
+def test_waits_until_the_last_is_back_and_no_longer() -> None:
+    returners, answered = learned_from_four_callers()
+    assert returners.statistics().share == pytest.approx(1, abs=0.1)
+    returners.arrived(answered + 0.001)
+    until = returners.wait_until(answered + 0.001, 1, lambda rows: 0.01, 7)
+    assert answered + 0.0013 <= until <= answered + 0.0017
+    for caller in range(1, 4):
+        returners.arrived(answered + 0.001 + 0.0001 * caller)
+    now = answered + 0.0013
+    assert returners.wait_until(now, 4, lambda rows: 0.01, 4) == now, "all are back"
+
+
+def test_does_not_wait_when_there_is_no_room_or_the_time_is_over() -> None:
+    returners, answered = learned_from_four_callers()
+    returners.arrived(answered + 0.001)
+    assert returners.wait_until(answered + 0.001, 8, lambda rows: 0.01, 0) == answered + 0.001
+    assert returners.wait_until(answered + 0.5, 1, lambda rows: 0.01, 7) == answered + 0.5
+
+
+def test_callers_that_leave_are_forgotten_within_some_batches() -> None:
+    returners, now = learned_from_four_callers()
+    for _ in range(150):
+        now += 0.012
+        returners.answered(now, 4)
+        learn(returners)
+    returners.arrived(now + 0.001)
+    assert returners.wait_until(now + 0.001, 1, lambda rows: 0.01, 7) == now + 0.001
+    assert math.isfinite(returners.statistics().share)
+
+
+def test_the_last_that_returns_wakes_the_batch_that_waits_for_it(clock: VirtualClock) -> None:
+    """Four callers, back after 1 to 1.3 ms: the worker sleeps until all are back, and no longer."""
+    queue = RequestQueue(Limits(8, 0.0), 100, 10_000, clock)
+    queue.anchor(1, 0.010)
+    queue.anchor(8, 0.0108)
+
+    def arrive() -> None:
+        queue.put((Request((), lambda outcome: None, names=None, rows=1, nbytes=0),))
+
+    for _ in range(4):
+        arrive()
+    for _ in range(80):
+        work = queue.poll()
+        assert isinstance(work, Work)
+        clock.advance(0.010)
+        queue.finish(work.batch)
+        queue.ran(work.batch, 0.010)
+        clock.advance(0.001)
+        for _ in work.batch:
+            arrive()
+            clock.advance(0.0001)
+    taken: list[Work] = []
+
+    def take() -> None:
+        step = queue.take()
+        assert step is not None
+        taken.append(step)
+
+    (first,) = (queue.poll(),)
+    assert isinstance(first, Work)
+    clock.advance(0.010)
+    queue.finish(first.batch)
+    queue.ran(first.batch, 0.010)
+    clock.advance(0.001)
+    arrive()
+    worker = threading.Thread(target=take)
+    worker.start()
+    clock.await_sleepers()
+    for _ in range(3):
+        assert not taken
+        arrive()
+    worker.join(30)
+    assert [len(work.batch) for work in taken] == [4]
+
+
+def test_callers_answered_first_are_back_before_the_last_are_answered(clock: VirtualClock) -> None:
+    """Four callers, each back a moment after its own answer; answers leave one by one."""
+    queue = RequestQueue(Limits(8, 0.0), 100, 10_000, clock)
+    queue.anchor(1, 0.010)
+    queue.anchor(8, 0.0108)
+
+    def arrive() -> None:
+        queue.put((Request((), lambda outcome: None, names=None, rows=1, nbytes=0),))
+
+    for _ in range(4):
+        arrive()
+    sizes = []
+    for _ in range(120):
+        step = queue.poll()
+        if isinstance(step, Wait):
+            # The last of them is on its way.
+            assert clock.now() < step.until <= clock.now() + 0.004
+            clock.advance(0.0003)
+            arrive()
+            step = queue.poll()
+        assert isinstance(step, Work)
+        sizes.append(len(step.batch))
+        clock.advance(0.010)
+        queue.finish(step.batch)
+        # The last is answered at the end, and back after it.
+        for _ in step.batch[1:]:
+            clock.advance(0.0005)
+            arrive()
+        clock.advance(0.0005)
+        queue.ran(step.batch, 0.010, 0.0, 0.0005 * len(step.batch))
+        if len(sizes) < 60:
+            clock.advance(0.0003)
+            arrive()
+    assert set(sizes) == {4}
+    assert queue.lessons.statistics()[1].share > 0.9

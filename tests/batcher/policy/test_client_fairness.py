@@ -1,0 +1,232 @@
+"""Whose turn it is, by table and by property; and what keeps a client's quota."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+from batcher.conftest import Make
+from hypothesis import given
+from hypothesis import strategies as st
+from support.batcher.rig import error, ignore, occupy, reproducible, result
+
+from tensorferry.batcher import ClientPolicy, QueueFull, Request, RequestTooLarge, Shed
+from tensorferry.batcher.policy.client_fairness import Share, Turns, all_in_time, choose
+from tensorferry.batcher.queue.client_quotas import Quotas
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+
+
+@dataclass(frozen=True)
+class Wants:
+    """A queued request, as the policy sees it."""
+
+    client: str
+    cost: int = 1
+    arrival: float = 0.0
+    deadline: float = float("inf")
+
+
+class Times:
+    """A millisecond for each row."""
+
+    stale = False
+
+    def mean(self, rows: int) -> float:
+        return rows / 1e3
+
+    upper = mean
+
+    def fit(self, slack: float) -> int:
+        return int(slack * 1e3)
+
+
+def turns_of(clients: dict[str, int], queued: dict[str, int]) -> Turns:
+    turns = Turns(clients)
+    for client, rows in queued.items():
+        turns.entered(client, rows)
+    return turns
+
+
+def run(turns: Turns, queues: dict[str, list[Wants]], rows: int) -> list[str]:
+    """A batch of so many rows leaves; whose they are."""
+    chosen = choose({name: iter(queue) for name, queue in queues.items()}, turns.shares, rows)
+    turns.rode(chosen)
+    for request in chosen:
+        queues[request.client].remove(request)
+        turns.left(request.client, request.cost)
+    for name in [name for name, queue in queues.items() if not queue]:
+        del queues[name]
+    return [request.client for request in chosen]
+
+
+@pytest.mark.parametrize(
+    ("weights", "queued", "rows", "chosen"),
+    [
+        pytest.param({}, {"a": 9, "b": 9}, 4, "abab", id="by turns"),
+        pytest.param({}, {"a": 9, "b": 1}, 4, "abaa", id="what one does not use is the others'"),
+        pytest.param({}, {"a": 9}, 4, "aaaa", id="alone"),
+        pytest.param({"a": 3}, {"a": 9, "b": 9}, 8, "abaaabaa", id="by weight"),
+        pytest.param({}, {"a": 2, "b": 2}, 9, "abab", id="all fit"),
+    ],
+)
+def test_who_rides(weights: dict[str, int], queued: dict[str, int], rows: int, chosen: str) -> None:
+    queues = {name: [Wants(name) for _ in range(count)] for name, count in queued.items()}
+    got = run(turns_of(weights, queued), queues, rows)
+    assert sorted(got) == sorted(chosen)
+
+
+def test_who_comes_anew_has_nothing_saved() -> None:
+    turns = turns_of({}, {"a": 1000})
+    queues = {"a": [Wants("a") for _ in range(1000)]}
+    for _ in range(10):
+        run(turns, queues, 32)
+    turns.entered("b", 100)
+    queues["b"] = [Wants("b") for _ in range(100)]
+    assert run(turns, queues, 32).count("a") == 16
+
+
+def test_who_has_nothing_queued_is_forgotten() -> None:
+    turns = Turns({"a": 7})
+    for number in range(10_000):
+        turns.entered(f"address {number}", 1)
+        turns.left(f"address {number}", 1)
+    assert not turns.shares
+    assert turns.weight == 0
+
+
+@reproducible
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.lists(st.integers(1, 8), min_size=60)), min_size=2, max_size=5),
+    st.lists(st.integers(8, 32), min_size=1, max_size=12),
+)
+def test_backlogged_clients_are_never_far_apart(
+    clients: list[tuple[int, list[int]]], batches: list[int]
+) -> None:
+    """The bound of the paper: two that always have something queued differ by their largest requests, by weight."""
+    names = "abcde"[: len(clients)]
+    weights = {name: weight for name, (weight, _) in zip(names, clients, strict=True)}
+    queues = {
+        name: [Wants(name, cost) for cost in costs] for name, (_, costs) in zip(names, clients, strict=True)
+    }
+    turns = turns_of(weights, {name: sum(w.cost for w in queue) for name, queue in queues.items()})
+    served = dict.fromkeys(names, 0.0)
+    for rows in batches:
+        chosen = choose({name: iter(queue) for name, queue in queues.items()}, turns.shares, rows)
+        assert sum(request.cost for request in chosen) <= rows
+        turns.rode(chosen)
+        for request in chosen:
+            queues[request.client].remove(request)
+            served[request.client] += request.cost / weights[request.client]
+            turns.left(request.client, request.cost)
+        if not all(queues.values()):
+            return
+        largest = {name: 8 / weights[name] for name in names}
+        for one, other in pairwise(sorted(names, key=lambda name: served[name])):
+            # One that does not fit at a batch's end waits for the next, which may happen each time.
+            assert served[other] - served[one] <= (largest[one] + largest[other]) * (1 + len(batches))
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "part", "expected"),
+    [
+        ([0.005, 0.005, 0.009, 0.009], 1.0, True),
+        ([0.005, 0.005, 0.003, 0.003], 1.0, False),
+        ([0.005, 0.005, 0.009, 0.009], 0.4, False),
+        ([], 1.0, True),
+    ],
+)
+def test_whether_all_can_be_in_time(deadlines: list[float], part: float, expected: bool) -> None:
+    dated = [Wants("a", deadline=deadline) for deadline in deadlines]
+    assert all_in_time(dated, len(dated), 2, 0.0, Times(), part) is expected
+
+
+def test_who_makes_room() -> None:
+    turns = turns_of({"b": 4}, {"a": 6, "b": 8})
+    assert turns.over("new", 1, 14) == "a", "of 14 rows a may have 14/6, b 56/6"
+    assert turns.over("a", 1, 14) is None, "it has more than its share itself"
+    assert turns.over("new", 9, 14) is None, "it would have more than its share"
+    assert isinstance(turns.shares["b"], Share)
+
+
+def test_the_door_of_a_full_queue(make: Make) -> None:
+    runner = ScriptedRunner(gated=True)
+    batcher = make(runner, 2, max_queue_size=4, clients=ClientPolicy(fair=True))
+    first = occupy(batcher, runner)
+    greedy = [batcher.submit(float(number), client="greedy") for number in range(4)]
+    with pytest.raises(QueueFull):
+        batcher.submit(9.0, client="greedy")
+    meek = [batcher.submit(9.0, client="meek") for _ in range(2)]
+    with pytest.raises(QueueFull):
+        batcher.submit(9.0, client="meek")
+    assert isinstance(error(greedy[3]), Shed)
+    assert "clients that hold less than their share" in str(error(greedy[2]))
+    runner.open()
+    for future in [first, *greedy[:2], *meek]:
+        result(future)
+
+
+@pytest.mark.parametrize(
+    ("policy", "sent", "words"),
+    [
+        (ClientPolicy(max_requests=2), [1, 1, 1], "2 requests of client 'a' are not answered yet"),
+        (ClientPolicy(max_rows=3), [2, 2], "2 rows of client 'a' are not answered yet, the request has 2"),
+        (ClientPolicy(max_bytes=20), [1, 1, 1], "16 bytes of client 'a' are not answered yet"),
+        (ClientPolicy(rate=2.0), [1, 1, 1], "client 'a' sends more than 2 rows a second; retry in 0.5"),
+    ],
+    ids=["requests", "rows", "bytes", "rate"],
+)
+def test_a_client_has_its_bounds(make: Make, policy: ClientPolicy, sent: list[int], words: str) -> None:
+    """And they are its own: another is served all the while, and it itself when what it has is answered."""
+    clock = VirtualClock()
+    runner = ScriptedRunner(gated=True)
+    batcher = make(runner, 4, clock=clock, clients=policy)
+    first = occupy(batcher, runner)
+    accepted = [batcher.submit_rows([1.0] * rows, client="a") for rows in sent[:-1]]
+    with pytest.raises(QueueFull, match=words) as refused:
+        batcher.submit_rows([1.0] * sent[-1], client="a")
+    assert refused.value.retry_after > 0
+    accepted.append(batcher.submit(1.0, client="b"))
+    accepted[-1].cancel()
+    runner.open()
+    for future in [first, *accepted[:-1]]:
+        result(future)
+    clock.advance(refused.value.retry_after)
+    result(batcher.submit_rows([1.0] * sent[-1], client="a"))
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (ClientPolicy(max_rows=3), "has 4 rows; a client may have 3"),
+        (ClientPolicy(max_bytes=8), "has 32 bytes; a client may have 8"),
+        (ClientPolicy(rate=10, burst=3), "has 4 rows; a client may send 3 at once and 10 a second"),
+    ],
+)
+def test_what_can_never_pass(make: Make, policy: ClientPolicy, words: str) -> None:
+    batcher = make(ScriptedRunner(), 2, clients=policy)
+    with pytest.raises(RequestTooLarge, match=words):
+        batcher.submit_rows([1.0] * 4, client="a")
+
+
+def test_inventing_names_costs_no_memory() -> None:
+    quotas = Quotas(ClientPolicy(rate=1.0, burst=5, max_requests=9))
+    for number in range(20_000):
+        request = Request((), ignore, names=None, rows=1, nbytes=0, client=f"address {number}")
+        quotas.check(request.client, 1, 0, 0.0, float)
+        quotas.accepted([request], 0.0)
+        quotas.done(request)
+    assert quotas.clients <= 4097
+    late = Request((), ignore, names=None, rows=1, nbytes=0, client="late")
+    for _ in range(5000):
+        quotas.accepted([late], 100.0)
+        quotas.done(late)
+    assert quotas.clients == 1, "who was quiet for long enough is forgotten"
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_rows": -1}, {"rate": float("nan")}, {"weights": {"a": 0}}], ids=str
+)
+def test_what_makes_no_sense_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="must be at least"):
+        ClientPolicy(**options)  # type: ignore[arg-type]

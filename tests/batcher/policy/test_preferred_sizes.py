@@ -1,0 +1,189 @@
+"""Preferred batch sizes mean what they mean in Triton.
+
+The cases of the queue are those of Triton's own tests of `preferred_batch_size` and `max_queue_delay`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from batcher.policy.test_close_rule import Passenger
+from hypothesis import given
+from hypothesis import strategies as st
+from support.batcher.rig import Recorder, occupy, reproducible, result
+
+from tensorferry.batcher import Batcher, CloseReason
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.policy.close_rule import Limits, Wait, preferred_rows
+from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+from tensorferry.batcher.work import Work
+
+DELAY = 5.0
+
+
+class Station:
+    """A queue whose batches are over as soon as they leave; `put` and `pass_time` tell what left."""
+
+    def __init__(self, preferred: tuple[int, ...], most: int = 8, delay: float = DELAY) -> None:
+        self.clock = VirtualClock()
+        self.queue = RequestQueue(Limits(most, delay, preferred), 1000, 1 << 20, self.clock)
+        self.reasons: list[CloseReason | None] = []
+
+    def put(self, *sizes: int, busy: bool = False) -> list[int]:
+        left = []
+        for rows in sizes:
+            self.queue.put([request_of(np.zeros((rows, 1)), Recorder(), one_row=False)])
+            left += [] if busy else self.leave()
+        return left
+
+    def pass_time(self, seconds: float) -> list[int]:
+        self.clock.advance(seconds)
+        return self.leave()
+
+    def leave(self) -> list[int]:
+        left = []
+        while isinstance(work := self.queue.poll(), Work):
+            left.append(sum(request.rows for request in work.batch))
+            self.reasons.append(work.reason)
+            self.queue.finish(work.batch)
+            self.queue.ran(work.batch, None)
+        assert isinstance(work, Wait)
+        return left
+
+
+@pytest.mark.parametrize(
+    ("sizes", "at_once", "after_the_delay"),
+    [
+        pytest.param([2], [2], [], id="2: preferred, at once"),
+        pytest.param([6], [6], [], id="6: preferred, at once"),
+        pytest.param([1], [], [1], id="1: delayed"),
+        pytest.param([3], [], [3], id="3: delayed, between two preferred"),
+        pytest.param([4], [], [4], id="4: delayed, a larger preferred may yet come"),
+        pytest.param([7], [7], [], id="7: at once, beyond the largest preferred"),
+        pytest.param([8], [8], [], id="8: at once, full"),
+        pytest.param([1, 3], [], [4], id="1, 3: delayed together"),
+        pytest.param([3, 7], [3, 7], [], id="3, 7: both at once"),
+        pytest.param([3, 4], [3], [4], id="3, 4: the first at once, as both pass the largest preferred"),
+        pytest.param([1, 1, 1], [2], [1], id="1, 1, 1: two at once, the third delayed"),
+        pytest.param([4, 2], [6], [], id="4, 2: 6 at once"),
+        pytest.param([5, 3], [5], [3], id="5, 3: full together, but beyond 6: the first at once"),
+    ],
+)
+def test_with_a_delay_and_sizes_2_and_6(
+    sizes: list[int], at_once: list[int], after_the_delay: list[int]
+) -> None:
+    station = Station((2, 6))
+    assert station.put(*sizes) == at_once
+    assert station.pass_time(DELAY - 0.001) == []
+    assert station.pass_time(0.001) == after_the_delay
+
+
+def test_six_at_the_same_time_make_a_batch_of_the_larger_size() -> None:
+    station = Station((2, 6))
+    assert station.put(*[1] * 6, busy=True) == []
+    assert station.leave() == [6]
+    assert station.reasons == [CloseReason.PREFERRED]
+
+
+def test_past_the_delay_preferred_sizes_do_not_matter() -> None:
+    station = Station((2, 6))
+    station.put(3, 4, busy=True)
+    station.clock.advance(DELAY)
+    station.put(1, busy=True)
+    assert station.leave() == [8]
+    assert station.reasons == [CloseReason.FULL]
+
+
+@pytest.mark.parametrize(
+    ("rows", "batches"), [(4, [4]), (5, [4, 1]), (6, [6]), (7, [6, 1]), (3, [3]), (10, [6, 4]), (1, [1])]
+)
+def test_without_a_delay_nothing_waits_and_batches_have_preferred_sizes_if_they_can(
+    rows: int, batches: list[int]
+) -> None:
+    station = Station((4, 6), delay=0.0)
+    station.put(*[1] * rows, busy=True)
+    assert station.leave() == batches
+
+
+@pytest.mark.parametrize(
+    ("costs", "rows"),
+    [
+        ([], 0),
+        ([1], 0),
+        ([2, 1], 2),
+        ([2, 1, 3, 1], 6),
+        ([1, 4], 0),
+        ([1, 4, 2], 5),
+        ([7], 7),
+        ([7, 1], 7),
+        ([1] * 20, 6),
+        ([5, 1], 6),
+    ],
+)
+def test_the_rows_of_a_batch_that_leaves_early(costs: list[int], rows: int) -> None:
+    assert preferred_rows([Passenger(cost) for cost in costs], Limits(8, DELAY, (2, 6))) == rows
+
+
+@reproducible
+@given(
+    costs=st.lists(st.integers(1, 8), max_size=15),
+    preferred=st.sets(st.integers(1, 8), min_size=1).map(lambda sizes: tuple(sorted(sizes))),
+)
+def test_who_leaves_early_are_the_first_in_line_and_fill_no_more_than_a_batch(
+    costs: list[int], preferred: tuple[int, ...]
+) -> None:
+    rows = preferred_rows([Passenger(cost) for cost in costs], Limits(8, DELAY, preferred))
+    sums = [sum(costs[:count]) for count in range(len(costs) + 1)]
+    assert rows in sums
+    assert rows <= 8
+    hit = [size for size in sums if size in preferred]
+    if hit:
+        assert rows == max(hit)
+    elif sums[-1] < preferred[-1]:
+        assert rows == 0, "a preferred size may yet come about"
+    else:
+        assert rows > 0, "it cannot any more"
+
+
+def test_a_worker_that_waits_out_a_window_hears_of_a_preferred_size(make: Make, clock: VirtualClock) -> None:
+    """The last arrival neither fills the batch nor is the bucket's first: it must wake the worker still."""
+    runner = ScriptedRunner()
+    batcher = make(runner, 8, DELAY, preferred_batch_sizes=[6, 3], clock=clock)
+    futures = [batcher.submit(1.0)]
+    clock.await_sleepers(until=DELAY)
+    futures += [batcher.submit(1.0) for _ in range(2)]
+    assert [result(future) for future in futures] == [2] * 3
+    assert clock.now() == 0
+    assert batcher.statistics().close_reasons == {CloseReason.PREFERRED: 1}
+
+
+def test_preferred_sizes_hold_for_those_that_wait_while_a_batch_runs(
+    make: Make, runner: ScriptedRunner
+) -> None:
+    batcher = make(runner, 8, preferred_batch_sizes=[4])
+    occupy(batcher, runner)
+    futures = [batcher.submit(1.0) for _ in range(7)]
+    runner.open()
+    for future in futures:
+        result(future)
+    assert [len(batch) for batch in runner.batches[1:]] == [4, 3]
+
+
+@pytest.mark.parametrize("sizes", [[0], [4, 9], [-1, 4]])
+def test_a_size_that_no_batch_can_have_is_an_error(sizes: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"preferred_batch_sizes is \[.*\]; each must be from 1 to .* 8"):
+        Batcher(lambda x: x, 8, preferred_batch_sizes=sizes)
+
+
+def test_a_deadline_ends_the_wait_for_a_preferred_size() -> None:
+    station = Station((6,), delay=100.0)
+    station.queue.put([request_of(np.zeros((1, 1)), Recorder(), one_row=False, deadline=10.0)])
+    step = station.queue.poll()
+    assert isinstance(step, Wait)
+    assert 9.9 < step.until < 10.0
+    assert math.isclose(station.clock.now(), 0.0)
+    assert station.pass_time(step.until) == [1]

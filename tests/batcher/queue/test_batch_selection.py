@@ -1,0 +1,194 @@
+"""When a batch leaves and who rides in it, seen from outside, on a clock that stands still."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from support.batcher.rig import PATIENCE, occupy, result, rows
+
+from tensorferry.batcher import CloseReason
+from tensorferry.batcher.clock import MonotonicClock
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+
+
+def test_a_lone_request_never_waits_for_company(make: Make, clock: VirtualClock) -> None:
+    batcher = make(lambda x: x * 2, 32, clock=clock)
+    assert [result(batcher.submit(value)) for value in (1.0, 2.0)] == [2.0, 4.0]
+    assert batcher.statistics().close_reasons == {CloseReason.IDLE: 2}
+
+
+def test_what_arrives_while_a_batch_runs_is_the_next_batch(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner, 32)
+    occupy(batcher, runner)
+    futures = [batcher.submit(float(value)) for value in range(1, 8)]
+    runner.release(2)
+    assert [result(future) for future in futures] == [2, 4, 6, 8, 10, 12, 14]
+    assert rows(runner, 1) == [[1, 2, 3, 4, 5, 6, 7]]
+
+
+def test_a_batch_takes_what_fits_in_order_of_arrival(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner, 3)
+    occupy(batcher, runner)
+    futures = [batcher.submit(float(value)) for value in range(1, 8)]
+    runner.open()
+    assert [result(future) for future in futures] == [2, 4, 6, 8, 10, 12, 14]
+    assert rows(runner, 1) == [[1, 2, 3], [4, 5, 6], [7]]
+
+
+def test_rows_fill_a_batch_not_requests(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner, 4)
+    occupy(batcher, runner)
+    futures = [batcher.submit_rows(np.full(count, float(count))) for count in (3, 1, 2, 3, 1)]
+    runner.open()
+    assert [result(future).tolist() for future in futures] == [[6] * 3, [2], [4] * 2, [6] * 3, [2]]
+    assert rows(runner, 1) == [[3, 3, 3, 1], [2, 2], [3, 3, 3, 1]]
+
+
+def test_requests_share_a_batch_only_when_names_dtypes_and_shapes_agree(make: Make) -> None:
+    runner = ScriptedRunner(lambda x: np.zeros(len(next(iter(x.values())))), gated=True)
+    batcher = make(runner, 32)
+    first = batcher.submit({"x": np.float32(0)})
+    kinds: list[dict[str, Any]] = [
+        {"x": np.float32(1)},
+        {"x": np.float64(1)},
+        {"y": np.float32(1)},
+        {"x": np.zeros(2, np.float32)},
+        {"x": np.zeros(3, np.float32)},
+        {"x": np.float32(1), "y": np.float32(1)},
+    ]
+    runner.await_batches(1)
+    futures = [batcher.submit(kind) for kind in kinds * 2]
+    runner.open()
+    for future in [first, *futures]:
+        result(future)
+    assert [len(next(iter(batch.values()))) for batch in runner.batches] == [1, 2, 2, 2, 2, 2, 2]
+
+
+def test_a_bare_array_and_a_named_one_do_not_share_a_batch(make: Make, runner: ScriptedRunner) -> None:
+    names = ScriptedRunner(lambda x: x["x"] if isinstance(x, dict) else x, gated=True)
+    batcher = make(names, 32)
+    occupy(batcher, names)
+    futures = [batcher.submit(1.0), batcher.submit({"x": 2.0})]
+    names.open()
+    assert [result(future) for future in futures] == [1.0, 2.0]
+    assert len(names.batches) == 3
+
+
+def test_the_order_of_the_names_does_not_matter(make: Make) -> None:
+    runner = ScriptedRunner(lambda x: x["a"] - x["b"], gated=True)
+    batcher = make(runner, 32)
+    first = batcher.submit({"a": 0.0, "b": 0.0})
+    runner.await_batches(1)
+    futures = [batcher.submit({"a": 5.0, "b": 3.0}), batcher.submit({"b": 3.0, "a": 5.0})]
+    runner.open()
+    assert [result(future) for future in [first, *futures]] == [0, 2, 2]
+    assert len(runner.batches) == 2
+
+
+def test_the_bucket_whose_oldest_request_came_first_leaves_first(
+    make: Make, runner: ScriptedRunner, clock: VirtualClock
+) -> None:
+    batcher = make(runner, 2, clock=clock)
+    occupy(batcher, runner)
+    futures = []
+    for value in (np.float32(1), np.int64(2), np.int64(3), np.float32(4), np.int64(5)):
+        futures.append(batcher.submit(value))
+        clock.advance(1)
+    runner.open()
+    assert [result(future) for future in futures] == [2, 4, 6, 8, 10]
+    assert rows(runner, 1) == [[1, 4], [2, 3], [5]]
+
+
+def test_a_window_ends_so_long_after_the_arrival_of_the_oldest(make: Make, clock: VirtualClock) -> None:
+    runner = ScriptedRunner()
+    batcher = make(runner, 4, 10.0, clock=clock)
+    futures = [batcher.submit(1.0)]
+    clock.await_sleepers(until=10.0)
+    clock.advance(6)
+    futures.append(batcher.submit(2.0))
+    clock.advance(3.5)
+    assert not runner.batches
+    clock.advance(0.5)
+    assert [result(future) for future in futures] == [2, 4]
+    assert rows(runner) == [[1, 2]]
+    assert batcher.statistics().close_reasons == {CloseReason.WINDOW: 1}
+
+
+def test_the_time_behind_a_running_batch_counts_for_the_window(
+    make: Make, runner: ScriptedRunner, clock: VirtualClock
+) -> None:
+    """A window measured from when the worker looks would wait twice."""
+    batcher = make(runner, 4, 10.0, clock=clock)
+    first = batcher.submit(0.0)
+    clock.await_sleepers(until=10.0)
+    clock.advance(10)
+    runner.await_batches(1)
+    second = batcher.submit(1.0)
+    clock.advance(10)
+    runner.open()
+    assert [result(first), result(second)] == [0, 2]
+    assert clock.now() == 20
+
+
+def test_a_full_batch_does_not_wait_for_the_window(make: Make, clock: VirtualClock) -> None:
+    runner = ScriptedRunner()
+    batcher = make(runner, 2, 10.0, clock=clock)
+    futures = [batcher.submit(float(value)) for value in (1, 2, 3)]
+    assert [result(future) for future in futures[:2]] == [2, 4]
+    clock.await_sleepers(until=10.0)
+    assert rows(runner) == [[1, 2]], "the third waits for its window"
+    clock.advance(10)
+    assert result(futures[2]) == 6
+
+
+def test_another_worker_takes_over_a_window_while_the_first_is_busy(make: Make) -> None:
+    """No state with queued requests is without a worker that runs or waits for it.
+
+    On the real clock: a virtual one wakes every sleeper, and so the right one by luck.
+    """
+    answered = threading.Event()
+    seen: list[bool] = []
+    batcher = make(lambda x: x * 2, 4, 0.06, workers=2)
+    # The worker that waits for both is held in the completion of the one that leaves first, for
+    # its deadline; they cannot share a batch.
+    batcher.enqueue(
+        request_of(
+            [[1.0, 1.0]],
+            lambda _: seen.append(answered.wait(PATIENCE)),
+            one_row=False,
+            deadline=MonotonicClock().now() + 0.03,
+        )
+    )
+    living = batcher.submit(2.0)
+    living.add_done_callback(lambda _: answered.set())
+    assert result(living) == 4
+    assert batcher.drain()
+    assert seen == [True]
+
+
+def test_several_workers_run_batches_at_the_same_time(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner, 1, workers=3)
+    futures = [batcher.submit(float(value)) for value in range(3)]
+    runner.await_batches(3)
+    assert batcher.statistics().sizes.running == 3
+    runner.open()
+    assert [result(future) for future in futures] == [0, 2, 4]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_burst_wakes_whom_it_needs(make: Make, clock: VirtualClock, workers: int) -> None:
+    """Every idle worker that has a batch to run is woken: nothing is left to luck or to the next arrival."""
+    runner = ScriptedRunner(gated=True)
+    batcher = make(runner, 2, workers=workers, clock=clock)
+    for _ in range(20):
+        clock.await_sleepers(workers)
+        before = len(runner.batches)
+        future = batcher.submit_rows(np.zeros(2 * workers))
+        runner.await_batches(before + workers)
+        runner.release(workers)
+        assert len(result(future)) == 2 * workers

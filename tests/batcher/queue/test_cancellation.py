@@ -1,0 +1,167 @@
+"""One of N requests leaves, in every way and at every place: its neighbours notice nothing."""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import CancelledError
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from support.batcher.rig import enqueue, fails_below_zero, occupy, result
+
+from tensorferry.batcher import DeadlineExceeded
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+
+N = 4
+WAYS = {
+    "cancelled while queued": "Cancelled",
+    "cancelled while running": "Cancelled",
+    "expired while queued": "DeadlineExceeded",
+    "expired while running": "DeadlineExceeded",
+    "the model raises for it": "ValueError",
+}
+
+
+@pytest.mark.parametrize("position", range(N))
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", [1, 3], ids=["one row", "three rows"])
+def test_the_others_are_answered_and_the_one_ends_once(
+    make: Make, clock: VirtualClock, way: str, position: int, size: int
+) -> None:
+    runner = ScriptedRunner(fails_below_zero, gated=True)
+    batcher = make(runner, N * size, clock=clock)
+    occupy(batcher, runner)
+    values = [float(10 + tag) for tag in range(N)]
+    if way == "the model raises for it":
+        values[position] *= -1
+    riders = []
+    for tag, value in enumerate(values):
+        deadline = {"deadline": 5.0} if "expired" in way and tag == position else {}
+        riders.append(enqueue(batcher, np.full(size, value), **deadline))
+
+    if "running" in way:
+        runner.release()
+        runner.await_batches(2)
+    if "cancelled" in way:
+        assert batcher.cancel(riders[position][0])
+        assert not batcher.cancel(riders[position][0])
+    if "expired" in way:
+        clock.advance(5)
+    runner.open()
+    assert batcher.close()
+
+    for tag, (_, recorder) in enumerate(riders):
+        if tag == position:
+            assert recorder.kind == WAYS[way]
+            assert recorder.only.outputs is None
+        else:
+            assert recorder.only.outputs.tolist() == [2 * values[tag]] * size
+    statistics = batcher.statistics()
+    counted = {"Cancelled": "cancelled", "DeadlineExceeded": "expired", "ValueError": "failed"}[WAYS[way]]
+    assert statistics.answered == N
+    assert getattr(statistics, counted) == 1
+    if "queued" in way:
+        assert [len(batch) for batch in runner.batches] == [1, (N - 1) * size], "it never ran"
+    if "running" in way:
+        assert [len(batch) for batch in runner.batches] == [1, N * size], "nothing ran twice"
+
+
+@pytest.mark.parametrize("ways", list(itertools.permutations(WAYS, 3)), ids="|".join)
+def test_several_leave_in_different_ways(make: Make, clock: VirtualClock, ways: tuple[str, ...]) -> None:
+    """All three leave one batch of six; those between them are answered."""
+    runner = ScriptedRunner(fails_below_zero, gated=True)
+    batcher = make(runner, 6, clock=clock)
+    occupy(batcher, runner)
+    riders = []
+    for tag in range(6):
+        way = ways[tag // 2] if tag % 2 else ""
+        value = -10.0 - tag if way == "the model raises for it" else 10.0 + tag
+        deadline = {"expired while queued": 5.0, "expired while running": 9.0}.get(way)
+        riders.append(
+            (way, value, *enqueue(batcher, [value], **({} if deadline is None else {"deadline": deadline})))
+        )
+    for way, _, request, _ in riders:
+        if way == "cancelled while queued":
+            assert batcher.cancel(request)
+    clock.advance(5)
+    runner.release()
+    runner.await_batches(2)
+    for way, _, request, _ in riders:
+        if way == "cancelled while running":
+            assert batcher.cancel(request)
+    clock.advance(4)
+    runner.open()
+    assert batcher.close()
+    for way, value, _, recorder in riders:
+        if way:
+            assert recorder.kind == WAYS[way]
+        else:
+            assert recorder.only.outputs.tolist() == [2 * value]
+
+
+@pytest.mark.parametrize("position", range(N))
+@pytest.mark.parametrize("running", [False, True])
+def test_a_cancelled_future_is_done_at_once(
+    make: Make, runner: ScriptedRunner, position: int, running: bool
+) -> None:
+    batcher = make(runner)
+    occupy(batcher, runner)
+    futures = [batcher.submit(float(tag)) for tag in range(N)]
+    if running:
+        runner.release()
+        runner.await_batches(2)
+    assert futures[position].cancel()
+    with pytest.raises(CancelledError):
+        result(futures[position])
+    assert batcher.statistics().cancelled == 1
+    runner.open()
+    assert [result(future) for future in futures if not future.cancelled()] == [
+        2 * tag for tag in range(N) if tag != position
+    ]
+
+
+def test_a_batch_whose_riders_all_left_is_not_run(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner)
+    occupy(batcher, runner)
+    futures = [batcher.submit(1.0) for _ in range(3)]
+    assert all(future.cancel() for future in futures)
+    runner.open()
+    assert batcher.close()
+    assert len(runner.batches) == 1
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_deadline_that_has_passed_is_refused_at_the_door(make: Make, timeout: float) -> None:
+    batcher = make(lambda x: x)
+    with pytest.raises(DeadlineExceeded):
+        batcher.submit(1.0, timeout=timeout)
+    assert (batcher.statistics().accepted, batcher.statistics().refused) == (0, 1)
+
+
+def test_a_window_ends_early_for_a_deadline_that_its_end_would_miss(make: Make, clock: VirtualClock) -> None:
+    batcher = make(lambda x: x, 4, 10.0, clock=clock)
+    staying = batcher.submit(1.0)
+    clock.await_sleepers(until=10.0)
+    hurried = batcher.submit(2.0, timeout=3)
+    clock.await_sleepers(until=3.0 - 300e-6)
+    clock.advance(3 - 300e-6)
+    assert (result(staying), result(hurried)) == (1, 2)
+
+
+def test_a_completion_that_raises_harms_nobody_else(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither its neighbours nor the worker; not even SystemExit, which would end a thread quietly."""
+
+    def rude(done: Any) -> None:
+        raise SystemExit
+
+    runner = ScriptedRunner(gated=True)
+    batcher = make(runner)
+    occupy(batcher, runner)
+    futures = [batcher.submit(float(tag)) for tag in range(3)]
+    futures[0].add_done_callback(rude)
+    runner.open()
+    assert [result(future) for future in futures] == [0, 2, 4]
+    assert result(batcher.submit(3.0)) == 6
+    assert [record.message for record in caplog.records] == ["the completion of a request of batcher raised"]

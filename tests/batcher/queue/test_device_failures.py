@@ -1,0 +1,427 @@
+"""A device fails: its requests are run once more or fail, once each, and it comes back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from polling import until
+from support.batcher.rig import Recorder, enqueue, error, fails_below_zero, occupy, reach, result, rows
+
+from tensorferry.batcher import Batcher, InstanceFailed, QueuePolicy, RunTimedOut
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+
+
+class Device:
+    """A function that fails while it is `broken`, and what brings it back, when the test lets it."""
+
+    def __init__(self, *, broken: bool = False, fn: Callable[[Any], Any] = lambda x: x * 2) -> None:
+        self.broken = broken
+        self.fn = fn
+        self.tries = 0
+        # Raised by the tries to come.
+        self.vain: list[Exception] = []
+        self.tried, self.may_return = threading.Event(), threading.Event()
+
+    def __call__(self, x: Any) -> Any:
+        if self.broken:
+            raise InstanceFailed("the device is broken", recover=self.recover)
+        return self.fn(x)
+
+    def recover(self) -> None:
+        self.tries += 1
+        self.tried.set()
+        reach(self.may_return)
+        if self.vain:
+            raise self.vain.pop(0)
+        self.broken = False
+
+
+def broken_with(make: Make, count: int, **options: Any) -> tuple[Batcher, Device, list[Recorder], list[Any]]:
+    """A batcher whose device has failed with so many requests, and is being brought back."""
+    device = Device()
+    runner = ScriptedRunner(device, gated=True)
+    batcher = make(runner, 4, **options)
+    first = enqueue(batcher, [0.0])
+    runner.await_batches(1)
+    sent = [enqueue(batcher, [float(tag)]) for tag in range(1, count)]
+    device.broken = True
+    runner.open()
+    reach(device.tried)
+    everyone = [first, *sent]
+    return batcher, device, [recorder for _, recorder in everyone], [request for request, _ in everyone]
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_the_batch_is_run_again_when_the_device_is_back(make: Make, pipelined: bool) -> None:
+    batcher, device, recorders, _ = broken_with(make, 4, pipelined=pipelined)
+    until(lambda: batcher.statistics().sizes.queued >= 4)
+    device.may_return.set()
+    assert [recorder.await_outcome().outputs.tolist() for recorder in recorders] == [[0], [2], [4], [6]]
+    assert batcher.close()
+    assert all(len(recorder.outcomes) == 1 for recorder in recorders)
+    assert device.tries == 1
+    statistics = batcher.statistics()
+    assert (statistics.answered, statistics.failed) == (4, 0)
+    assert 1 <= statistics.retried <= 2
+
+
+def test_those_who_go_back_ride_first_and_in_their_order(make: Make) -> None:
+    device = Device()
+    runner = ScriptedRunner(device, gated=True)
+    batcher = make(runner, 3)
+    occupy(batcher, runner)
+    sent = [enqueue(batcher, [float(tag)])[1] for tag in range(1, 7)]
+    runner.release()
+    runner.await_batches(2)
+    device.broken = True
+    runner.open()
+    reach(device.tried)
+    device.may_return.set()
+    for recorder in sent:
+        assert recorder.await_outcome().error is None
+    assert rows(runner, 1) == [[1, 2, 3], [1, 2, 3], [4, 5, 6]]
+
+
+def test_a_request_is_run_once_more_and_not_twice(make: Make) -> None:
+    device = Device(broken=True)
+
+    def model_fn(x: Any) -> Any:
+        device.broken = True
+        return device(x)
+
+    device.may_return.set()
+    batcher = make(model_fn)
+    caught = error(batcher.submit(1.0))
+    assert isinstance(caught, InstanceFailed)
+    assert str(caught) == "the device is broken; retry in 1.000 s"
+    assert caught.retry_after == 1.0
+    assert batcher.statistics().retried == 1
+
+
+def test_without_a_recovery_the_function_is_called_again_at_once(make: Make) -> None:
+    failures = [InstanceFailed("a hiccup")]
+
+    def model_fn(x: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return x * 2
+
+    batcher = make(model_fn)
+    assert result(batcher.submit(1.0)) == 2
+
+
+def test_the_other_device_takes_what_went_back_and_goes_on(make: Make) -> None:
+    broken = Device()
+    runner = ScriptedRunner(broken, gated=True)
+    other = ScriptedRunner(gated=True)
+    batcher = make([runner, other], 1)
+    occupied = [enqueue(batcher, [float(tag)])[1] for tag in range(2)]
+    runner.await_batches(1)
+    other.await_batches(1)
+    sent = [enqueue(batcher, [float(tag)])[1] for tag in range(2, 6)]
+    broken.broken = True
+    runner.open()
+    reach(broken.tried)
+    other.open()
+    for recorder in (*occupied, *sent):
+        assert recorder.await_outcome().error is None
+    for tag in range(50):
+        assert result(batcher.submit(float(tag))) == 2 * tag
+    assert len(runner.batches) == 1
+    broken.may_return.set()
+    assert batcher.close()
+    assert all(len(recorder.outcomes) == 1 for recorder in (*occupied, *sent))
+
+
+def test_both_devices_fail_together_and_come_back(make: Make) -> None:
+    devices = [Device(broken=True), Device(broken=True)]
+    batcher = make(devices, 1, pipelined=True)
+    sent = [enqueue(batcher, [float(tag)])[1] for tag in range(8)]
+    for device in devices:
+        reach(device.tried)
+    # Not one after the other: the first that is back would leave nothing to the other.
+    for device in devices:
+        device.may_return.set()
+    kinds = [recorder.await_outcome() and recorder.kind for recorder in sent]
+    assert set(kinds) <= {"answered", "InstanceFailed"}
+    # One batch of each failed on a device; it may have met the other's failure the second time.
+    assert kinds.count("InstanceFailed") <= 2
+    assert result(batcher.submit(1.0)) == 2
+
+
+def test_cancel_while_it_is_queued_again(make: Make) -> None:
+    batcher, device, recorders, requests = broken_with(make, 3)
+    assert batcher.cancel(requests[0])
+    assert recorders[0].kind == "Cancelled"
+    assert requests[0].tensors == ()
+    device.may_return.set()
+    assert batcher.close()
+    assert [recorder.kind for recorder in recorders] == ["Cancelled", "answered", "answered"]
+
+
+def test_a_deadline_that_passes_during_the_recovery(make: Make, clock: VirtualClock) -> None:
+    device = Device()
+    runner = ScriptedRunner(device, gated=True)
+    batcher = make(runner, 4, clock=clock)
+    _, patient = enqueue(batcher, [1.0])
+    _, hasty = enqueue(batcher, [2.0], deadline=5.0)
+    runner.await_batches(1)
+    device.broken = True
+    runner.release(1)
+    reach(device.tried)
+    clock.await_sleepers(until=5.0)
+    clock.advance(5)
+    assert type(hasty.await_outcome().error).__name__ == "DeadlineExceeded"
+    assert not patient.outcomes
+    device.may_return.set()
+    runner.open()
+    assert batcher.close()
+    assert (patient.kind, hasty.kind) == ("answered", "DeadlineExceeded")
+
+
+def test_a_deadline_that_passed_while_the_batch_ran_is_not_run_again(make: Make, clock: VirtualClock) -> None:
+    device = Device(broken=True)
+    runner = ScriptedRunner(device, gated=True)
+    batcher = make(runner, clock=clock)
+    _, late = enqueue(batcher, [1.0], deadline=5.0)
+    runner.await_batches(1)
+    clock.advance(6)
+    runner.open()
+    assert type(late.await_outcome().error).__name__ == "DeadlineExceeded"
+    device.may_return.set()
+
+
+def test_a_queue_timeout_ended_with_the_first_departure(make: Make, clock: VirtualClock) -> None:
+    device = Device(broken=True)
+    runner = ScriptedRunner(device, gated=True)
+    batcher = make(runner, clock=clock, policies=[QueuePolicy(timeout=2.0)])
+    _, sent = enqueue(batcher, [1.0])
+    runner.await_batches(1)
+    runner.release(1)
+    reach(device.tried)
+    clock.advance(10)
+    device.may_return.set()
+    runner.open()
+    assert sent.await_outcome().error is None
+
+
+def test_drain_during_the_recovery_waits_for_it(make: Make) -> None:
+    batcher, device, recorders, _ = broken_with(make, 3)
+    assert not batcher.drain(timeout=0.01)
+    device.may_return.set()
+    assert batcher.drain()
+    assert [recorder.kind for recorder in recorders] == ["answered"] * 3
+
+
+def test_close_during_the_recovery_fails_what_is_queued(make: Make) -> None:
+    batcher, device, recorders, _ = broken_with(make, 3)
+    assert not batcher.close(drain=False, timeout=0.01), "a worker is inside the recovery"
+    assert [recorder.kind for recorder in recorders] == ["BatcherClosed"] * 3
+    device.may_return.set()
+    assert batcher.close()
+    assert all(len(recorder.outcomes) == 1 for recorder in recorders)
+
+
+def test_a_device_that_fails_after_close_fails_its_batch(make: Make) -> None:
+    device = Device(broken=True)
+    device.may_return.set()
+    runner = ScriptedRunner(device, gated=True)
+    batcher = make(runner)
+    _, sent = enqueue(batcher, [1.0])
+    runner.await_batches(1)
+    assert not batcher.close(drain=False, timeout=0.01)
+    runner.open()
+    assert batcher.close()
+    assert sent.kind == "InstanceFailed"
+
+
+@pytest.mark.parametrize("how", [InstanceFailed("still broken", 7.0), ValueError("a bug")])
+def test_a_recovery_in_vain_fails_those_who_wait_and_is_tried_again(
+    make: Make, clock: VirtualClock, how: Exception
+) -> None:
+    batcher, device, recorders, _ = broken_with(make, 3, clock=clock)
+    device.vain = [how]
+    device.may_return.set()
+    for recorder in recorders:
+        assert isinstance(recorder.await_outcome().error, InstanceFailed)
+    retry_after = how.retry_after if isinstance(how, InstanceFailed) else 1.0
+    clock.await_sleepers(until=retry_after)
+    with pytest.raises(InstanceFailed) as refused:
+        batcher.submit(1.0)
+    assert refused.value.retry_after == retry_after
+    assert device.tries == 1
+    clock.advance(retry_after)
+    while True:
+        try:
+            assert result(batcher.submit(1.0)) == 2
+            break
+        except InstanceFailed:
+            pass
+    assert device.tries == 2
+    assert batcher.drain()
+
+
+def test_one_of_two_that_cannot_be_brought_back_fails_nobody(make: Make, clock: VirtualClock) -> None:
+    broken = Device(broken=True)
+    broken.vain = [InstanceFailed("still broken", 5.0)]
+    broken.may_return.set()
+    works = ScriptedRunner()
+    batcher = make([broken, works], 1, clock=clock)
+    for tag in range(40):
+        assert result(batcher.submit(float(tag))) == 2 * tag
+
+
+def test_a_device_that_fails_while_halves_run_loses_nobody(make: Make) -> None:
+    device = Device(fn=fails_below_zero)
+
+    def model_fn(x: Any) -> Any:
+        if x.tolist() == [3, 4] and not device.tries:
+            device.broken = True
+        return device(x)
+
+    device.may_return.set()
+    runner = ScriptedRunner(model_fn, gated=True)
+    batcher = make(runner, 4)
+    occupy(batcher, runner)
+    sent = [enqueue(batcher, [value])[1] for value in (1.0, -2.0, 3.0, 4.0)]
+    runner.open()
+    for recorder in sent:
+        recorder.await_outcome()
+    assert batcher.close()
+    assert [recorder.kind for recorder in sent] == ["answered", "ValueError", "answered", "answered"]
+
+
+def test_a_cancel_while_the_device_fails(make: Make) -> None:
+    held: list[Any] = []
+    device = Device(broken=True)
+    device.may_return.set()
+
+    def model_fn(x: Any) -> Any:
+        if device.broken:
+            assert batcher.cancel(held[0])
+        return device(x)
+
+    runner = ScriptedRunner(model_fn, gated=True)
+    batcher = make(runner)
+    request, recorder = enqueue(batcher, [1.0])
+    held.append(request)
+    runner.open()
+    assert batcher.close()
+    assert recorder.kind == "Cancelled"
+    assert len(runner.batches) == 1, "nobody is left to run it for"
+
+
+def test_a_split_request_whose_part_fails_is_answered_as_one(make: Make) -> None:
+    device = Device()
+    runner = ScriptedRunner(device, gated=True)
+    batcher = make(runner, 2)
+    future = batcher.submit_rows(np.arange(5.0))
+    runner.await_batches(1)
+    device.broken = True
+    device.may_return.set()
+    runner.open()
+    assert result(future).tolist() == [0, 2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_a_run_that_does_not_return_is_given_up(make: Make, pipelined: bool) -> None:
+    runner = ScriptedRunner(gated=True)
+    batcher = make(runner, 1, pipelined=pipelined)
+    sent = [enqueue(batcher, [float(tag)])[1] for tag in range(3)]
+    runner.await_batches(1)
+    batcher.give_up(0, RunTimedOut("it hangs"))
+    kinds = [recorder.await_outcome() and recorder.kind for recorder in sent]
+    assert kinds == ["RunTimedOut", "InstanceFailed", "InstanceFailed"]
+    with pytest.raises(InstanceFailed, match="it hangs"):
+        batcher.submit(1.0)
+    # It returns after all.
+    runner.open()
+    while True:
+        try:
+            assert result(batcher.submit(4.0)) == 8
+            break
+        except InstanceFailed:
+            pass
+    assert batcher.close()
+    assert all(len(recorder.outcomes) == 1 for recorder in sent)
+    assert batcher.statistics().answered == 1
+
+
+def test_a_run_that_is_given_up_when_it_is_over_changes_nothing(make: Make) -> None:
+    runner = ScriptedRunner()
+    batcher = make(runner)
+    assert result(batcher.submit(1.0)) == 2
+    batcher.give_up(0, RunTimedOut("it hangs"))
+    assert result(batcher.submit(1.0)) == 2
+
+
+def test_the_other_device_goes_on_beside_one_that_hangs(make: Make) -> None:
+    hangs, works = ScriptedRunner(gated=True), ScriptedRunner(gated=True)
+    batcher = make([hangs, works], 1)
+    both = [enqueue(batcher, [float(tag)])[1] for tag in range(2)]
+    hangs.await_batches(1)
+    works.await_batches(1)
+    _, queued = enqueue(batcher, [2.0])
+    batcher.give_up(0, RunTimedOut("it hangs"))
+    works.open()
+    assert queued.await_outcome().error is None
+    for recorder in both:
+        recorder.await_outcome()
+    assert sorted(recorder.kind for recorder in both) == ["RunTimedOut", "answered"]
+    for tag in range(20):
+        assert result(batcher.submit(float(tag))) == 2 * tag
+    hangs.open()
+
+
+def test_a_recovery_that_does_not_return_is_given_up(make: Make) -> None:
+    batcher, device, recorders, _ = broken_with(make, 2)
+    batcher.give_up(0, RunTimedOut("the recovery hangs"))
+    assert [recorder.await_outcome() and recorder.kind for recorder in recorders] == ["InstanceFailed"] * 2
+    with pytest.raises(InstanceFailed):
+        batcher.submit(1.0)
+    device.may_return.set()
+    while True:
+        try:
+            assert result(batcher.submit(4.0)) == 8
+            break
+        except InstanceFailed:
+            pass
+
+
+def test_a_run_that_took_too_long_fails_its_requests_and_runs_nothing_again(make: Make) -> None:
+    def model_fn(x: Any) -> Any:
+        if len(x) > 1:
+            raise RunTimedOut("too long")
+        return x * 2
+
+    runner = ScriptedRunner(model_fn, gated=True)
+    batcher = make(runner, 4)
+    occupy(batcher, runner)
+    futures = [batcher.submit(1.0) for _ in range(3)]
+    runner.open()
+    assert [str(error(future)) for future in futures] == ["too long"] * 3
+    assert len(runner.batches) == 2
+    assert result(batcher.submit(1.0)) == 2
+
+
+def test_the_thread_that_attends_recovers_nothing_itself(make: Make) -> None:
+    """It reads requests for everybody, and must not wait for a device."""
+    device = Device()
+    batcher = make(device, 4)
+    for count in (1, 4):
+        batcher.anchor(count, 1e-6)
+    recorder = Recorder()
+    device.broken = True
+    mine = request_of([1.0], recorder, one_row=False)
+    if batcher.enqueue_quietly(mine):
+        batcher.attend(1.0)
+    reach(device.tried)
+    assert not recorder.outcomes
+    device.may_return.set()
+    assert recorder.await_outcome().outputs.tolist() == [2]

@@ -1,0 +1,213 @@
+"""A device's free time and turn, what is learned of it and of the host, and what is queued for it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from support.batcher.rig import Recorder, error, fails_below_zero, result
+
+from tensorferry.batcher import Batcher, Request
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.learning.cost_model import Profile
+from tensorferry.batcher.policy.close_rule import Limits, unreachable
+from tensorferry.batcher.queue.backlog import Backlog
+from tensorferry.batcher.queue.devices import Device, Devices
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+
+GUARD = 300e-6
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device(threading.Lock())
+
+
+def test_an_idle_device_is_free_now_and_its_turn_is_now(device: Device) -> None:
+    assert device.idle
+    assert (device.free_at(5.0), device.starts(5.0), device.turn(5.0)) == (5.0, 5.0, 5.0)
+
+
+def test_the_next_batch_leaves_so_long_before_the_device_is_free_as_it_takes_to_prepare(
+    device: Device,
+) -> None:
+    device.preparation = 1.0
+    device.left(0.0, 10.0)
+    assert not device.idle
+    assert device.free_at(0.0) == 11.0, "the first is prepared, then run"
+    assert device.turn(0.0) == 10.0 - GUARD
+    assert (device.starts(0.0), device.starts(10.5)) == (10.0, 10.5)
+
+
+def test_a_second_batch_runs_after_the_first(device: Device) -> None:
+    device.left(0.0, 10.0)
+    device.left(9.0, 5.0)
+    assert device.free_at(9.0) == 15.0
+    assert device.unanswered == 2
+
+
+def test_who_rides_behind_another_batch_allows_for_its_error_too(device: Device) -> None:
+    device.preparation, device.doubt = 1.0, 2.0
+    device.left(0.0, 10.0)
+    assert device.starts(0.0) == 12.0
+    assert device.turn(0.0) == 10.0 - GUARD, "it leaves when it should be its turn"
+    device.released(10.0)
+    assert device.starts(10.0) == 10.0
+
+
+def test_what_is_in_flight_takes_as_long_as_the_device_is_found_to_take() -> None:
+    devices = Devices(threading.Lock(), 2)
+    slow = devices.each[1]
+    devices.left(slow, 0.0, 1.0)
+    devices.left(slow, 0.5, 1.0)
+    assert slow.free_at(0.5) == 2.0
+    devices.released(slow, 3.0)
+    assert slow.free_at(3.0) == 4.0
+    devices.paced(slow, 3.0, 1.0, 3.0)
+    assert slow.free_at(3.0) == pytest.approx(6.0)
+    devices.left(slow, 5.5, 3.0)
+    devices.released(slow, 6.0)
+    assert slow.free_at(6.0) == pytest.approx(9.0), "what left since was expected to take that"
+
+
+@pytest.mark.parametrize("when", [8.0, 12.0], ids=["early", "late"])
+def test_a_release_corrects_what_was_expected(device: Device, when: float) -> None:
+    device.left(0.0, 10.0)
+    device.left(7.0, 5.0)
+    device.released(when)
+    assert device.free_at(when) == when + 5.0
+    device.released(when + 1.0)
+    assert device.idle
+    assert device.turn(when + 1.0) == when + 1.0
+
+
+def test_a_device_that_is_overdue_may_be_free_at_any_moment(device: Device) -> None:
+    device.left(0.0, 10.0)
+    assert device.free_at(30.0) == 30.0
+    assert device.turn(30.0) < 30.0
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_device_and_host_are_learned_apart(pipelined: bool) -> None:
+    profile = Profile(8, pipelined=pipelined)
+    assert not profile.known
+    assert (profile.mean(4), profile.whole(4), profile.upper(4), profile.fit(0.1)) == (0, 0, 0, 8)
+    for _ in range(200):
+        profile.observe(1.0, 4, 0.010, 0.003, 0.001)
+    assert profile.whole(4) == pytest.approx(0.014)
+    assert profile.mean(4) == pytest.approx(0.010 if pipelined else 0.014), "what keeps the next waiting"
+    assert profile.preparation(4) == pytest.approx(0.003, rel=0.01)
+    assert profile.upper(4) > profile.whole(4)
+    assert profile.fit(profile.upper(4)) == 4
+    assert profile.fit(profile.upper(8)) == 8
+
+
+def test_what_was_learned_is_trusted_to_refuse_for_a_second() -> None:
+    profile = Profile(8)
+    profile.observe(1.0, 4, 0.010)
+    assert profile.needs(4, 1.9) == profile.upper(4)
+    assert profile.needs(4, 2.1) == 0.0
+
+
+def queued(
+    backlog: Backlog, level: int, arrival: float, deadline: float = math.inf, rows: int = 1
+) -> Request:
+    request = request_of(np.zeros((rows, 1)), Recorder(), one_row=False, deadline=deadline)
+    request.level, request.arrival, request.order = level, arrival, (deadline, int(arrival))
+    backlog.add(request, backlog.bucket(request.key))
+    return request
+
+
+def test_who_would_ride_last_of_the_lowest_class_is_displaced_first() -> None:
+    backlog = Backlog(Limits(4, 0.0), 3, pipelined=False)
+    queued(backlog, 0, 1.0)
+    middle = [queued(backlog, 1, 2.0), queued(backlog, 1, 3.0)]
+    low = [queued(backlog, 2, 4.0, rows=2), queued(backlog, 2, 5.0)]
+    assert backlog.displaceable(0, 1, "", 99) == [low[1]]
+    assert backlog.displaceable(0, 2, "", 99) == [low[1], low[0]], "rows, not requests"
+    assert backlog.displaceable(0, 5, "", 99) == [low[1], low[0], middle[1], middle[0]]
+    assert backlog.displaceable(1, 3, "", 99) == [low[1], low[0]]
+    assert not backlog.displaceable(0, 6, "", 99), "all or none"
+    assert not backlog.displaceable(1, 4, "", 99)
+    assert not backlog.displaceable(2, 1, "", 99)
+
+
+def test_the_next_to_become_infeasible_is_the_earliest_deadline_less_what_one_row_takes() -> None:
+    backlog = Backlog(Limits(4, 0.0), 2, pipelined=False)
+    assert backlog.next_infeasible(0.0) == math.inf
+    queued(backlog, 0, 1.0)
+    assert backlog.next_infeasible(0.0) == math.inf
+    early, late = queued(backlog, 1, 2.0, 5.0), queued(backlog, 0, 3.0, 9.0)
+    assert backlog.next_infeasible(0.0) == 5.0
+    profile = backlog.profile(early.key)
+    profile.observe(0.0, 4, 1.0)
+    assert backlog.next_infeasible(0.5) == 5.0 - profile.upper(1)
+    assert backlog.infeasible([(4.5, 1.0)], 0.5) == [early]
+    assert backlog.infeasible([(8.9, 1.0)], 0.5) == [late, early]
+    assert backlog.infeasible([(0.0, 1.0)], 0.5) == []
+
+
+def test_limits_that_no_full_batch_passes_are_warned_of(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    assert not list(unreachable(Limits(8, 0.0), 8))
+    batcher = make(lambda x: x, 8, max_queue_size=4, name="tight")
+    assert "no batch can have more than 4 rows" in batcher.statistics().warnings[0]
+    assert "tight: no batch can have more than 4 rows" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("model_fn", "options", "message"),
+    [
+        ([], {}, "model_fn has 0 functions"),
+        ([abs, abs], {"workers": 2}, "model_fn has 2 functions and workers is 2"),
+        (abs, {"priority_weights": ()}, r"priority_weights is \(\)"),
+        (abs, {"priority_weights": (2, 0)}, r"priority_weights is \(2, 0\); give each class at least 1"),
+        (abs, {"default_priority": 2}, "default_priority is 2; there are 1 classes"),
+        (abs, {"default_priority": -1}, "default_priority is -1; it must be at least 0"),
+        (abs, {"preferred_batch_sizes": [2], "max_batch_size": 0}, "preferred_batch_sizes is"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(model_fn: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Batcher(model_fn, **options)
+
+
+def test_each_function_of_a_list_runs_on_a_device_of_its_own(make: Make) -> None:
+    runners = [ScriptedRunner(lambda x, factor=factor: x * factor, gated=True) for factor in (2, 3)]  # type: ignore[misc]
+    batcher = make(runners, 1)
+    futures = [batcher.submit(1.0) for _ in range(2)]
+    for runner in runners:
+        runner.await_batches(1)
+    for runner in runners:
+        runner.open()
+    assert sorted(result(future) for future in futures) == [2, 3]
+
+
+@pytest.mark.parametrize("rows", [0, -1])
+def test_a_warm_up_run_that_makes_no_sense_is_refused_at_once(make: Make, rows: int) -> None:
+    """Not later, at the first request of each kind."""
+    batcher = make(lambda x: x)
+    with pytest.raises(ValueError, match="rows must be at least 1"):
+        batcher.anchor(rows, 1.0)
+    with pytest.raises(ValueError, match="seconds at least 0 and finite"):
+        batcher.anchor(1, math.nan)
+    assert result(batcher.submit(1.0)) == 1
+
+
+def test_after_a_failure_the_device_is_estimated_as_before(make: Make, clock: VirtualClock) -> None:
+    """Property 12: a failed run says nothing of how long others take."""
+
+    def model_fn(x: Any) -> Any:
+        clock.advance(50.0 if (x < 0).any() else 1.0)
+        return fails_below_zero(x)
+
+    batcher = make(model_fn, 4, clock=clock)
+    for _ in range(20):
+        result(batcher.submit(1.0))
+    before = next(iter(batcher.statistics().buckets.values())).device
+    assert error(batcher.submit(-1.0)) is not None
+    assert batcher.drain(timeout=1e9)
+    assert next(iter(batcher.statistics().buckets.values())).device == before

@@ -1,0 +1,286 @@
+"""Who is turned away at the door because those ahead leave no time: on the shipping queue, in virtual time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+import pytest
+
+from tensorferry.batcher import QueueFull, Request
+from tensorferry.batcher.policy.close_rule import Limits
+from tensorferry.batcher.queue.client_quotas import ClientPolicy
+from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.request import Outcome
+from tensorferry.batcher.testing import VirtualClock
+from tensorferry.batcher.work import Work
+
+MOST, FULL = 10, 0.1
+# Of ten full batches.
+TIMEOUT = 1.0
+
+
+def ignore(outcome: Outcome) -> None:
+    """Nobody waits."""
+
+
+class Door:
+    """A queue whose batches take 10 ms a row, on one device, which the test runs."""
+
+    def __init__(self, classes: int = 1, clients: ClientPolicy | None = None) -> None:
+        self.clock = VirtualClock()
+        self.queue = RequestQueue(
+            Limits(MOST, 0.0), 4096, 1 << 30, self.clock, weights=(1,) * classes, clients=clients
+        )
+        for rows in (1, MOST):
+            self.queue.anchor(rows, rows * FULL / MOST)
+        self.work: Work | None = None
+        # What is predicted was seen just now.
+        self.offer(TIMEOUT)
+        self.run()
+
+    def offer(
+        self,
+        timeout: float = TIMEOUT,
+        *,
+        client: str = "",
+        level: int = 0,
+        key: Hashable = None,
+        rows: int = 1,
+    ) -> bool:
+        """Whether a request is let in."""
+        deadline = self.clock.now() + timeout
+        request = Request(
+            (), ignore, names=None, rows=rows, nbytes=0, key=key, deadline=deadline, client=client
+        )
+        request.level = level
+        try:
+            self.queue.put([request])
+        except QueueFull as error:
+            self.refusal = error
+            return False
+        return True
+
+    def fill(self, **options: object) -> int:
+        """How many are let in before one is not; all of 200 if need be."""
+        return next((count for count in range(200) if not self.offer(**options)), 200)  # type: ignore[arg-type]
+
+    def start(self) -> int:
+        """A batch leaves; its rows."""
+        work = self.queue.poll()
+        assert isinstance(work, Work)
+        self.work = work
+        return len(work.batch)
+
+    def finish(self) -> int:
+        """The batch has run in the time that it takes; how many were in time."""
+        assert self.work is not None
+        batch = self.work.batch
+        seconds = sum(request.rows for request in batch) * FULL / MOST
+        self.clock.advance(seconds)
+        in_time = sum(request.deadline > self.clock.now() for request in self.queue.finish(batch))
+        self.queue.ran(batch, seconds)
+        return in_time
+
+    def run(self) -> int:
+        self.start()
+        return self.finish()
+
+
+def test_as_many_are_let_in_as_are_answered_in_time() -> None:
+    door = Door()
+    let_in = door.fill()
+    assert 9 * MOST <= let_in <= 10 * MOST
+    assert sum(door.run() for _ in range(let_in // MOST)) == let_in // MOST * MOST, "none was shed"
+
+
+def test_the_refusal_says_when_to_come_back() -> None:
+    door = Door()
+    door.fill()
+    error = door.refusal
+    assert "behind those that ride before" in str(error)
+    assert f"retry in {error.retry_after:g} s" in str(error)
+    assert not door.offer()
+    door.run()
+    assert error.retry_after <= FULL
+    assert door.offer()
+
+
+def test_what_is_due_before_rides_before_and_is_let_in() -> None:
+    door = Door()
+    door.fill()
+    assert not door.offer(TIMEOUT)
+    assert door.offer(TIMEOUT / 2)
+
+
+def test_who_has_more_time_is_let_in() -> None:
+    door = Door()
+    door.fill()
+    assert door.offer(2 * TIMEOUT)
+    assert door.offer(math.inf)
+
+
+def test_who_has_little_patience_is_left_to_the_rate_rule() -> None:
+    """It would be on time only if it rode before those who wait, and the rate rule sees to that."""
+    assert Door().fill(timeout=1.9 * FULL) == 200
+    assert Door().fill(timeout=2.1 * FULL) < 3 * MOST
+
+
+def test_where_requests_share_no_batch_all_are_let_in() -> None:
+    """A long queue makes the batches of rare shapes larger."""
+    door = Door()
+    assert door.offer(key="rare")
+    assert door.fill() == 200
+
+
+def test_old_knowledge_refuses_nobody() -> None:
+    door = Door()
+    door.fill()
+    door.clock.advance(0.99)
+    assert not door.offer()
+    door.clock.advance(0.02)
+    assert door.offer()
+
+
+def overloaded(door: Door, batches: int) -> int:
+    """For so many batches' time twice as much comes as is run; the rows then left waiting."""
+    for _ in range(batches):
+        for _ in range(2 * MOST):
+            door.offer()
+        door.run()
+    return door.queue.sizes().queued_rows
+
+
+def test_a_queue_that_stands_for_long_is_kept_short() -> None:
+    """And is as long as ever for the next burst, once it was empty."""
+    door = Door()
+    assert overloaded(door, 40) >= 8 * MOST, "it may be a burst"
+    assert overloaded(door, 40) <= 6 * MOST
+    assert overloaded(door, 400) <= 3 * MOST
+    while door.queue.sizes().queued:
+        door.run()
+    assert door.fill() >= 9 * MOST
+
+
+def test_however_long_it_stood_the_device_has_full_batches() -> None:
+    door = Door()
+    overloaded(door, 2000)
+    for _ in range(20):
+        assert overloaded(door, 1) >= MOST
+
+
+def test_a_higher_class_does_not_wait_for_a_lower() -> None:
+    door = Door(classes=2)
+    door.fill(level=1)
+    assert door.fill(level=0) >= 9 * MOST
+
+
+def test_a_client_does_not_wait_for_another_that_sends_more() -> None:
+    door = Door(clients=ClientPolicy(fair=True))
+    greedy = door.fill(client="greedy")
+    assert greedy >= 9 * MOST
+    assert door.offer(client="meek")
+    # Half of what is answered in that time is theirs.
+    assert 4 * MOST <= door.fill(client="meek") <= 6 * MOST
+    assert not door.offer(client="greedy")
+
+
+def test_who_is_turned_away_is_demand_all_the_same() -> None:
+    """The rate rule keeps up with what comes, not with what is let in."""
+    door = Door()
+    for _ in range(300):
+        door.clock.advance(0.001)
+        door.offer()
+    demand = door.queue._intake._demand[0].demand(door.clock.now(), 1.0)
+    assert demand.rate == pytest.approx(1000, rel=0.3)
+
+
+def test_others_like_one_that_was_turned_away_are_so_before_they_are_read() -> None:
+    door = Door()
+    soon = door.clock.now() + TIMEOUT
+    assert door.queue.foreseen(soon) is None, "nobody was turned away"
+    door.fill()
+    told = door.queue.foreseen(soon)
+    assert told is not None
+    assert (str(told), told.retry_after) == (str(door.refusal), door.refusal.retry_after)
+    assert door.queue.foreseen(soon - 0.5) is None, "it rides before"
+    assert door.queue.foreseen(soon + 1.0) is None, "it has more time"
+    door.clock.advance(4.1 * door.refusal.rest)
+    assert door.queue.foreseen(soon) is None, "it was a while ago"
+
+
+def test_others_may_be_left_for_a_part_of_their_patience() -> None:
+    """And of a batch's time, since it is not before its end that one could leave."""
+    door = Door()
+    door.fill()
+    assert door.refusal.rest == pytest.approx(FULL / 4)
+    assert door.offer(2.5 * FULL)
+    assert not door.offer()
+    assert door.refusal.rest == pytest.approx(2.5 * FULL / 16)
+    door.run()
+    door.fill()
+    assert door.refusal.rest == pytest.approx(2.5 * FULL / 16), "the hasty come again"
+    for _ in range(2):
+        door.run()
+        door.fill()
+    assert door.refusal.rest == pytest.approx(FULL / 4)
+
+
+def test_one_in_a_while_is_looked_at() -> None:
+    door = Door()
+    soon = door.clock.now() + TIMEOUT
+    door.fill()
+    door.clock.advance(4.1 * door.refusal.rest)
+    assert door.queue.foreseen(soon) is None
+    assert door.queue.foreseen(soon) is not None, "one will do"
+    door.clock.advance(1.1 * door.refusal.rest)
+    assert door.queue.foreseen(soon) is None, "it may have left"
+
+
+def test_as_many_are_read_as_find_room() -> None:
+    """However many arrive before the first of them is queued."""
+    door = Door()
+    door.fill()
+    later = door.clock.now() + TIMEOUT + 0.3 * FULL
+    read = [door.queue.foreseen(later) is None for _ in range(20)]
+    assert 2 <= sum(read) <= 4
+
+
+def test_a_batch_that_leaves_as_foreseen_changes_nothing() -> None:
+    """Who would come behind those that wait comes as late; but not where some of them were dropped."""
+    door = Door()
+    soon = door.clock.now() + TIMEOUT
+    door.fill()
+    door.start()
+    assert door.queue.foreseen(soon) is not None
+    door.queue._standing.left(door.clock.now(), MOST)
+    assert door.queue.foreseen(soon) is None
+
+
+def test_where_all_who_wait_ride_next_everyone_is_looked_at() -> None:
+    door = Door()
+    soon = door.clock.now() + TIMEOUT
+    door.fill()
+    while door.queue.sizes().queued_rows > 2 * MOST:
+        door.run()
+        # As if it took no time, so that all the others can still be answered.
+        soon = door.clock.now() + TIMEOUT
+        door.offer()
+    door.start()
+    assert door.queue.foreseen(soon) is None
+
+
+@pytest.mark.parametrize(("classes", "fair"), [(2, False), (1, True)])
+def test_where_requests_are_not_alike_each_is_looked_at(classes: int, fair: bool) -> None:
+    door = Door(classes, ClientPolicy(fair=fair))
+    door.fill()
+    assert door.queue.foreseen(door.clock.now() + TIMEOUT) is None
+
+
+def test_where_shapes_differ_each_is_looked_at() -> None:
+    door = Door()
+    assert door.offer(key="rare")
+    door.run()
+    door.fill()
+    assert not door.offer()
+    assert door.queue.foreseen(door.clock.now() + TIMEOUT) is None

@@ -1,0 +1,268 @@
+"""Whatever is done to a queue, in whatever order: its sizes add up and no request is lost or doubled.
+
+Properties 1, 2, 4, 5, 6, 7, 10 and 11 of a queue of several classes, buckets and devices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.batcher.rig import Recorder, reproducible
+
+from tensorferry.batcher import BatcherClosed, DeadlineExceeded, QueueFull, Request, RequestTooLarge
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.request import State, split_request
+from tensorferry.batcher.statistics.counters import QueueSizes
+from tensorferry.batcher.testing import VirtualClock
+from tensorferry.batcher.work import Work
+
+MAX_BATCH, MAX_ROWS, MAX_BYTES = 4, 12, 320
+SECONDS = 0.5
+# Half a second for every batch, known from the start: its upper bound is 4 % more and a little.
+UPPER = SECONDS * 1.04 + 50e-6
+
+
+@dataclass
+class Flight:
+    """A batch that left."""
+
+    device: int
+    batch: tuple[Request, ...]
+    released: bool = False
+
+
+class QueueModel(RuleBasedStateMachine):
+    """Plain lists beside the real queue: what waits, what runs, what is over."""
+
+    @initialize(
+        classes=st.integers(1, 3),
+        devices=st.integers(1, 3),
+        pipelined=st.booleans(),
+        window=st.sampled_from([0.0, 0.0, 1.5]),
+        known=st.booleans(),
+    )
+    def start(self, classes: int, devices: int, pipelined: bool, window: float, known: bool) -> None:
+        self.clock = VirtualClock()
+        self.classes, self.devices, self.pipelined, self.window = classes, devices, pipelined, window
+        self.known = known
+        self.queue = RequestQueue(
+            Limits(MAX_BATCH, window),
+            MAX_ROWS,
+            MAX_BYTES,
+            self.clock,
+            devices=devices,
+            pipelined=pipelined,
+            weights=(4, 2, 1)[:classes],
+        )
+        if known:
+            self.queue.anchor(1, SECONDS)
+            self.queue.anchor(MAX_BATCH, SECONDS)
+        self.queued: list[Request] = []
+        self.flights: list[Flight] = []
+        self.over: list[Request] = []
+        self.closed = False
+        # When something last ran: for how long times are trusted to drop anybody by.
+        self.observed = -math.inf
+
+    @property
+    def running(self) -> list[Request]:
+        return [request for flight in self.flights for request in flight.batch if request not in self.over]
+
+    def end(self, requests: list[Request]) -> None:
+        for request in requests:
+            assert request not in self.over, "ended twice"
+            if request in self.queued:
+                self.queued.remove(request)
+            self.over.append(request)
+
+    @rule(
+        rows=st.sampled_from([0, 1, 1, 1, 2, 3, 4, 9, 14]),
+        width=st.integers(1, 3),
+        ttl=st.sampled_from([0.3, 3.0, 9.0, math.inf, math.inf]),
+        level=st.integers(0, 2),
+    )
+    def put(self, rows: int, width: int, ttl: float, level: int) -> None:
+        deadline = self.clock.now() + ttl
+        whole = request_of(np.zeros((rows, width)), Recorder(), one_row=False, deadline=deadline)
+        whole.level = min(level, self.classes - 1)
+        parts = [whole] if rows <= MAX_BATCH else list(split_request(whole, MAX_BATCH))
+        assert {part.level for part in parts} == {whole.level}
+        cost, nbytes = max(1, rows), 8 * rows * width
+        held = sum(request.nbytes for request in self.queued + self.running)
+        waiting = sum(request.cost for request in self.queued)
+        lower = [request for request in self.queued if request.level > whole.level]
+        before = list(self.queued)
+        try:
+            displaced = list(self.queue.put(parts))
+        except RequestTooLarge:
+            assert cost > MAX_ROWS or nbytes > MAX_BYTES
+        except BatcherClosed:
+            assert self.closed
+        except QueueFull:
+            room = waiting + cost - MAX_ROWS <= sum(request.cost for request in lower)
+            assert not room or held + nbytes > MAX_BYTES
+        except DeadlineExceeded:
+            assert ttl < math.inf
+            assert self.flights or self.observed > -math.inf, "an idle device of which nothing is known"
+        else:
+            assert not self.closed
+            assert all(request in lower for request in displaced), "only lower classes make room"
+            spared = [request for request in lower if request not in displaced]
+            for gone in displaced:
+                assert not any(other.level > gone.level for other in spared), "the lowest class first"
+            missing = waiting + cost - MAX_ROWS
+            assert sum(request.cost for request in displaced[:-1]) < max(missing, 1), "no more than needed"
+            self.end(displaced)
+            self.queued += parts
+            return
+        assert self.queued == before
+        assert all(part.state is State.NEW for part in parts)
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 1.0]))
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule(device=st.integers(0, 2))
+    def poll(self, device: int) -> None:
+        """As a worker that is free does."""
+        device %= self.devices
+        mine = [flight for flight in self.flights if flight.device == device]
+        if len(mine) > self.pipelined:
+            return
+        busy = any(not flight.released for flight in mine)
+        now = self.clock.now()
+        work = self.queue.poll(device)
+        if isinstance(work, Wait):
+            assert work.until > now, "no wait is already over: a worker would spin"
+            assert busy or self.window or not self.queued, "work-conserving"
+            assert not self.queued or busy or work.until < math.inf, "somebody sees to what waits"
+            return
+        if work is None:
+            assert self.closed
+            assert not self.queued
+            return
+        assert bool(work.batch) == (work.reason is not None), "a batch that leaves has riders"
+        self.check_dropped(work, now, busy)
+        if work.batch:
+            self.check_batch(work, now, busy)
+            self.flights.append(Flight(device, work.batch))
+        else:
+            self.queue.ran((), None, device=device)
+
+    def check_dropped(self, work: Work, now: float, busy: bool) -> None:
+        passed = [request for request in self.queued if request.deadline <= now]
+        assert set(passed) <= set(work.expired)
+        trusted = now - self.observed < 1.0
+        for request in work.expired:
+            slack = request.deadline - now
+            assert slack <= 0 or busy or (trusted and slack < 2 * UPPER), "it could have been in time"
+        self.end(list(work.expired))
+        for gone in work.shed:
+            assert gone.deadline < math.inf, "who has no deadline is never dropped"
+            assert all(
+                gone.deadline <= request.deadline for request in work.batch if request.level == gone.level
+            )
+        self.end(list(work.shed))
+
+    def check_batch(self, work: Work, now: float, busy: bool) -> None:
+        assert len({request.key for request in work.batch}) == 1
+        assert sum(request.cost for request in work.batch) <= MAX_BATCH
+        for level in range(self.classes):
+            of_class = [r for r in self.queued if r.level == level and r.key == work.batch[0].key]
+            patient = [request for request in of_class if request.deadline == math.inf]
+            rode = [request for request in work.batch if request in patient]
+            assert rode == patient[: len(rode)], "those without deadline in order of arrival"
+            dated = [request for request in work.batch if request.level == level and request not in patient]
+            assert dated == sorted(dated, key=lambda request: request.order), "the earliest deadline first"
+        if self.known and not busy and self.observed == -math.inf:
+            late = [request for request in work.batch if now + UPPER > request.deadline + 1e-9]
+            # Anchors are not trusted to refuse anybody; such a request leads, alone of its kind.
+            assert len(late) <= 1
+        for request in work.batch:
+            self.queued.remove(request)
+
+    @precondition(lambda self: any(not flight.released for flight in self.flights))
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        """A device has run the first of its batches."""
+        device = data.draw(st.sampled_from(sorted({f.device for f in self.flights if not f.released})))
+        flight = next(f for f in self.flights if f.device == device and not f.released)
+        flight.released = True
+        if self.pipelined:
+            self.queue.released(device)
+
+    @precondition(lambda self: any(flight.released for flight in self.flights))
+    @rule(data=st.data(), failed=st.booleans())
+    def finish(self, data: st.DataObject, failed: bool) -> None:
+        flight = data.draw(st.sampled_from([f for f in self.flights if f.released]))
+        alive = [request for request in flight.batch if request not in self.over]
+        assert self.queue.still_running(flight.batch) == alive
+        assert self.queue.finish(flight.batch) == alive
+        self.end(alive)
+        self.flights.remove(flight)
+        self.queue.ran(flight.batch, None if failed else SECONDS, device=flight.device)
+        if not failed:
+            self.observed = self.clock.now()
+
+    @precondition(lambda self: self.queued or self.flights or self.over)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.queued + self.running + self.over))
+        was_over = request in self.over
+        assert self.queue.cancel(request) is not was_over
+        if not was_over:
+            self.end([request])
+
+    # It would wait for ever otherwise.
+    @precondition(lambda self: any(request.deadline <= self.clock.now() for request in self.queued))
+    @rule()
+    def take_expired(self) -> None:
+        """As the thread does that watches while all workers are busy: nobody waits in here."""
+        dead = self.queue.take_expired()
+        assert dead
+        assert {r for r in self.queued if r.deadline <= self.clock.now()} <= set(dead)
+        self.end(list(dead))
+        assert not self.queue.wait_done(self.clock.now()), "they are yet to be completed"
+        self.queue.ran((), None)
+
+    @precondition(lambda self: self.closed)
+    @rule()
+    def abandon(self) -> None:
+        gone = self.queue.abandon()
+        assert sorted(map(id, gone)) == sorted(map(id, self.queued))
+        self.end(gone)
+
+    # Late in a run, or most runs would do nothing else.
+    @precondition(lambda self: len(self.over) > 8)
+    @rule()
+    def close(self) -> None:
+        self.queue.close()
+        self.closed = True
+
+    @invariant()
+    def sizes_add_up(self) -> None:
+        waiting, running = self.queued, self.running
+        by_class = [sum(r.cost for r in waiting if r.level == level) for level in range(self.classes)]
+        assert self.queue.sizes() == QueueSizes(
+            len(waiting),
+            sum(by_class),
+            len(running),
+            sum(request.nbytes for request in waiting + running),
+            tuple(by_class),
+        )
+        assert sum(by_class) <= MAX_ROWS
+        assert all(request.state is State.QUEUED for request in waiting)
+        assert all(request.state is State.RUNNING for request in running)
+        assert all(request.state is State.DONE for request in self.over)
+        assert self.queue.wait_done(self.clock.now()) is not bool(waiting or self.flights)
+
+
+TestQueueModel = QueueModel.TestCase
+TestQueueModel.settings = settings(reproducible, max_examples=150, stateful_step_count=40)

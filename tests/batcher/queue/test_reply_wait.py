@@ -1,0 +1,198 @@
+"""After answers a batch waits for the thread that enqueues quietly to say what else is there already."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from batcher.conftest import Make
+from support.batcher.rig import PATIENCE, Recorder, enqueue
+
+from tensorferry.batcher import Batcher, Request
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+from tensorferry.batcher.work import Work
+
+SECONDS = 0.010
+MOST_WAIT = SECONDS / 4
+SHORT = 200e-6
+
+
+def make_batcher(
+    make: Make, runner: ScriptedRunner, clock: VirtualClock, seconds: float = SECONDS
+) -> Batcher:
+    batcher = make(runner, 4, clock=clock)
+    for rows in (1, 4):
+        batcher.anchor(rows, seconds)
+    clock.await_sleepers(until=math.inf)
+    return batcher
+
+
+@pytest.fixture
+def batcher(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> Batcher:
+    """Of batches that take 10 ms. Its worker waits."""
+    return make_batcher(make, runner, clock)
+
+
+def quietly(batcher: Batcher, x: float, deadline: float = math.inf) -> Recorder:
+    recorder = Recorder()
+    request: Request = request_of([x], recorder, one_row=False, deadline=deadline)
+    batcher.enqueue_quietly(request)
+    return recorder
+
+
+def run_one(batcher: Batcher, runner: ScriptedRunner) -> None:
+    """A batch of one runs; while it does, another request arrives, and the thread says so."""
+    quietly(batcher, 1.0)
+    batcher.attend(SHORT)
+    runner.await_batches(1)
+    quietly(batcher, 2.0)
+    batcher.attend(SHORT)
+
+
+def answer(runner: ScriptedRunner, clock: VirtualClock, seconds: float = SECONDS) -> None:
+    """The batch has run."""
+    clock.advance(seconds)
+    runner.release()
+
+
+def await_wait(clock: VirtualClock) -> None:
+    """Until the worker waits for `attend`, or for work. Nobody else waits for a time."""
+    clock.await_sleepers()
+
+
+def batches(runner: ScriptedRunner, count: int) -> list[list[float]]:
+    runner.await_batches(count)
+    return [batch.tolist() for batch in runner.batches]
+
+
+def test_what_is_there_already_rides_along(
+    batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
+) -> None:
+    run_one(batcher, runner)
+    assert not batcher.awaits_attendance, "the device is busy"
+    answer(runner, clock)
+    await_wait(clock)
+    assert batcher.awaits_attendance
+    quietly(batcher, 3.0)
+    batcher.attend(SHORT)
+    assert batches(runner, 2) == [[1.0], [2.0, 3.0]]
+    assert not batcher.awaits_attendance
+
+
+def test_who_is_not_attended_to_leaves_all_the_same(
+    batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
+) -> None:
+    run_one(batcher, runner)
+    answer(runner, clock)
+    await_wait(clock)
+    clock.advance(MOST_WAIT)
+    assert batches(runner, 2) == [[1.0], [2.0]]
+    assert not batcher.awaits_attendance
+
+
+def test_it_waits_once(batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock) -> None:
+    run_one(batcher, runner)
+    answer(runner, clock)
+    await_wait(clock)
+    clock.advance(MOST_WAIT / 2)
+    batcher.attend(SHORT)
+    assert batches(runner, 2) == [[1.0], [2.0]]
+
+
+def test_a_full_batch_leaves_at_once(batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock) -> None:
+    run_one(batcher, runner)
+    for x in (3.0, 4.0, 5.0):
+        quietly(batcher, x)
+    answer(runner, clock)
+    assert batches(runner, 2) == [[1.0], [2.0, 3.0, 4.0, 5.0]]
+
+
+def test_a_batch_that_becomes_full_leaves_as_soon_as_that_is_said(
+    batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
+) -> None:
+    run_one(batcher, runner)
+    answer(runner, clock)
+    await_wait(clock)
+    for x in (3.0, 4.0, 5.0, 6.0):
+        quietly(batcher, x)
+    batcher.attend(SHORT)
+    assert batches(runner, 2) == [[1.0], [2.0, 3.0, 4.0, 5.0]]
+
+
+def test_what_is_enqueued_aloud_never_waits(
+    batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
+) -> None:
+    run_one(batcher, runner)
+    enqueue(batcher, [3.0])
+    answer(runner, clock)
+    assert batches(runner, 2) == [[1.0], [2.0, 3.0]]
+
+
+def test_and_ends_the_wait_of_others(batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock) -> None:
+    run_one(batcher, runner)
+    answer(runner, clock)
+    await_wait(clock)
+    enqueue(batcher, [3.0])
+    assert batches(runner, 2) == [[1.0], [2.0, 3.0]]
+
+
+def test_an_idle_device_starts_at_once(batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock) -> None:
+    runner.open()
+    quietly(batcher, 1.0)
+    batcher.attend(SHORT)
+    assert batches(runner, 1) == [[1.0]]
+    clock.await_sleepers(until=math.inf)
+    quietly(batcher, 2.0)
+    batcher.attend(SHORT)
+    assert batches(runner, 2) == [[1.0], [2.0]]
+
+
+def test_a_short_batch_is_not_worth_it(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
+    batcher = make_batcher(make, runner, clock, 0.9e-3)
+    run_one(batcher, runner)
+    answer(runner, clock, 0.9e-3)
+    assert batches(runner, 2) == [[1.0], [2.0]]
+
+
+@pytest.mark.parametrize(("deadline", "most"), [(math.inf, MOST_WAIT), (2.2 * SECONDS, 0.2 * SECONDS)])
+def test_no_deadline_is_missed_by_it(clock: VirtualClock, deadline: float, most: float) -> None:
+    queue = RequestQueue(Limits(4, 0.0), 100, 10_000, clock)
+    for rows in (1, 4):
+        queue.anchor(rows, SECONDS)
+
+    def put(deadline: float) -> None:
+        request = Request((), lambda outcome: None, names=None, rows=1, nbytes=0, deadline=deadline)
+        queue.put_quietly((request,))
+
+    put(math.inf)
+    first = queue.poll()
+    assert isinstance(first, Work)
+    put(deadline)
+    clock.advance(SECONDS)
+    queue.finish(first.batch)
+    queue.company.last_answer()
+    queue.ran(first.batch, SECONDS)
+    step = queue.poll()
+    assert isinstance(step, Wait)
+    assert SECONDS < step.until <= SECONDS + most
+
+
+def test_a_drain_does_not_wait(batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock) -> None:
+    run_one(batcher, runner)
+    runner.open()
+    assert batcher.drain(PATIENCE)
+    assert batches(runner, 2) == [[1.0], [2.0]]
+
+
+def test_an_unsteady_model_runs_on_its_worker(make: Make, clock: VirtualClock) -> None:
+    runner = ScriptedRunner()
+    batcher = make(runner, 4, clock=clock, steady=False)
+    batcher.anchor(1, 1e-6)
+    batcher.anchor(4, 1e-6)
+    clock.await_sleepers(until=math.inf)
+    recorder = quietly(batcher, 1.0)
+    assert batcher.attend(1.0) == math.inf
+    assert recorder.await_outcome().outputs.tolist() == [2.0]

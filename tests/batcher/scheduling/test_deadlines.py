@@ -1,0 +1,153 @@
+"""Deadlines: the earliest rides first, what cannot be met is refused or dropped, and old knowledge is not trusted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from batcher.conftest import Make
+from support.batcher.rig import error, occupy, result
+
+from tensorferry.batcher import Batcher, DeadlineExceeded, Shed
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+
+ALONE = 1.0
+PER_ROW = 0.1
+
+
+@pytest.fixture
+def runner(clock: VirtualClock) -> ScriptedRunner:
+    def model_fn(x: Any) -> Any:
+        clock.advance(ALONE + PER_ROW * len(x))
+        return x
+
+    return ScriptedRunner(model_fn, gated=True)
+
+
+@pytest.fixture
+def batcher(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> Batcher:
+    """A batcher that knows what batches take, whose worker is busy with a first batch."""
+    batcher = make(runner, 4, clock=clock)
+    for rows in (1, 4):
+        batcher.anchor(rows, ALONE + PER_ROW * rows)
+    result_of_first = occupy(batcher, runner)
+    runner.release()
+    result(result_of_first)
+    occupy(batcher, runner)
+    return batcher
+
+
+def test_the_earliest_deadline_rides_first_and_those_without_fill_the_room(
+    batcher: Batcher, runner: ScriptedRunner
+) -> None:
+    patient = [batcher.submit(float(i)) for i in (1, 2)]
+    late, early, middle = (batcher.submit(float(t), timeout=t) for t in (90, 30, 60))
+    runner.open()
+    for future in [*patient, late, early, middle]:
+        result(future)
+    assert [list(batch) for batch in runner.batches[2:]] == [[30.0, 60.0, 90.0, 1.0], [2.0]]
+
+
+def test_refuses_at_the_door_what_could_not_make_it_even_alone(
+    batcher: Batcher, runner: ScriptedRunner
+) -> None:
+    with pytest.raises(DeadlineExceeded, match="alone the request would take"):
+        batcher.submit(1.0, timeout=2.0)
+    accepted = batcher.submit(1.0, timeout=10.0)
+    runner.open()
+    assert result(accepted) == 1
+    assert batcher.statistics().refused == 1
+
+
+def test_what_has_become_infeasible_in_the_queue_is_dropped_unexecuted(
+    batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
+) -> None:
+    hopeless = batcher.submit(1.0, timeout=3.0)
+    living = batcher.submit(2.0, timeout=30.0)
+    clock.advance(1.5)
+    runner.open()
+    assert isinstance(error(hopeless), DeadlineExceeded)
+    assert result(living) == 2
+    assert [list(batch) for batch in runner.batches[2:]] == [[2.0]]
+    assert batcher.statistics().expired == 1
+
+
+def test_under_overload_the_fewest_oldest_are_shed_with_a_hint(make: Make, clock: VirtualClock) -> None:
+    """While a batch runs others arrive fast: the oldest then has slack for one row, they need batches of four."""
+    futures: list[Any] = []
+
+    def model_fn(x: Any) -> Any:
+        clock.advance(ALONE + PER_ROW * len(x))
+        if len(futures) == 1:
+            for tag in range(1, 9):
+                clock.advance(0.001)
+                futures.append(busy.submit(float(tag), timeout=9.0))
+        return x
+
+    runner = ScriptedRunner(model_fn, gated=True)
+    busy = make(runner, 4, clock=clock)
+    for rows in (1, 4):
+        busy.anchor(rows, ALONE + PER_ROW * rows)
+    occupy(busy, runner)
+    futures.append(busy.submit(0.0, timeout=2.3))
+    runner.open()
+    failure = error(futures[0])
+    assert isinstance(failure, Shed)
+    assert failure.retry_after > 0
+    assert [result(future) for future in futures[1:]] == list(range(1, 9))
+    assert [len(batch) for batch in runner.batches[1:]] == [4, 4]
+    assert busy.statistics().shed == 1
+
+
+def test_what_was_learned_long_ago_refuses_nobody(
+    make: Make, runner: ScriptedRunner, clock: VirtualClock
+) -> None:
+    """Else a device that was slow once would refuse for ever, for want of new observations."""
+    batcher = make(runner, 4, clock=clock)
+    runner.open()
+    for _ in range(20):
+        result(batcher.submit(1.0))
+    with pytest.raises(DeadlineExceeded):
+        batcher.submit(1.0, timeout=0.5)
+    clock.advance(5.0)
+    tried = batcher.submit(1.0, timeout=0.5)
+    assert isinstance(error(tried), DeadlineExceeded)
+    assert len(runner.batches) == 21, "it was run, and was late"
+
+
+def test_a_device_that_is_slow_no_more_is_trusted_again_within_a_few_batches(
+    make: Make, clock: VirtualClock
+) -> None:
+    """One fast batch among slow ones teaches little: were it one a second that is let in, it would take many."""
+    took = [2.0]
+
+    def model_fn(x: Any) -> Any:
+        clock.advance(took[0])
+        return x
+
+    batcher = make(ScriptedRunner(model_fn), 4, clock=clock)
+    for _ in range(20):
+        result(batcher.submit(1.0))
+    took[0] = 0.02
+    with pytest.raises(DeadlineExceeded):
+        batcher.submit(1.0, timeout=0.5)
+    clock.advance(1.0)
+    for _ in range(50):
+        result(batcher.submit(1.0, timeout=0.5))
+
+
+def test_a_request_without_deadline_is_not_starved_by_those_with_one(
+    make: Make, runner: ScriptedRunner, clock: VirtualClock
+) -> None:
+    batcher = make(runner, 2, clock=clock)
+    for rows in (1, 2):
+        batcher.anchor(rows, ALONE + PER_ROW * rows)
+    occupy(batcher, runner)
+    patient = batcher.submit(-1.0)
+    dated = [batcher.submit(float(i), timeout=1000.0 + i) for i in range(100)]
+    runner.open()
+    result(patient)
+    for future in dated:
+        result(future)
+    ridden_in = next(at for at, batch in enumerate(runner.batches) if -1.0 in list(batch))
+    assert ridden_in <= 10

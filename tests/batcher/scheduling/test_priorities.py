@@ -1,0 +1,184 @@
+"""Priority classes seen from outside: who rides first, who makes room, and what is said of a wrong class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from support.batcher.rig import Recorder, enqueue, error, occupy, result, rows
+
+from tensorferry.batcher import Batcher, InvalidRequest, QueueFull, Shed
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.testing import ScriptedRunner
+
+
+def test_the_highest_class_rides_first_and_lower_ones_fill_the_room(
+    make: Make, runner: ScriptedRunner
+) -> None:
+    batcher = make(runner, 4, priority_weights=(1, 1, 1))
+    occupy(batcher, runner)
+    futures = [batcher.submit(float(priority), priority=priority) for priority in (3, 2, 1, 3, 2, 1)]
+    runner.open()
+    for future in futures:
+        result(future)
+    assert rows(runner, 1) == [[1, 1, 2, 2], [3, 3]]
+
+
+def test_a_class_that_was_alone_does_not_keep_credit_for_when_others_come(
+    make: Make, runner: ScriptedRunner
+) -> None:
+    """What occupies the device is of the lowest class, and took less than its share of a batch."""
+    batcher = make(runner, 8, priority_weights=(1, 1))
+    occupy(batcher, runner)
+    futures = [batcher.submit(2.0, priority=2) for _ in range(8)]
+    futures += [batcher.submit(1.0, priority=1) for _ in range(8)]
+    runner.open()
+    for future in futures:
+        result(future)
+    assert rows(runner, 1) == [[1, 1, 1, 1, 2, 2, 2, 2]] * 2
+
+
+def test_while_all_are_backlogged_rows_are_shared_by_weight(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner, 8, priority_weights=(5, 2, 1))
+    occupy(batcher, runner)
+    futures = [batcher.submit(float(priority), priority=priority) for priority in (3, 2, 1) * 40]
+    runner.open()
+    for future in futures:
+        result(future)
+    backlogged = runner.batches[1:8]
+    assert [sum(int((batch == tag).sum()) for batch in backlogged) for tag in (1, 2, 3)] == [35, 14, 7]
+
+
+@pytest.mark.parametrize(("default", "ride"), [(0, [1, 1, 9, 9]), (1, [9, 9, 1, 1]), (2, [1, 1, 9, 9])])
+def test_who_names_no_class_is_in_the_default_one_which_is_the_lowest_if_not_given(
+    make: Make, runner: ScriptedRunner, default: int, ride: list[float]
+) -> None:
+    batcher = make(runner, 4, priority_weights=(1, 1), default_priority=default)
+    occupy(batcher, runner)
+    futures = [batcher.submit(9.0) for _ in range(2)]
+    futures += [batcher.submit(1.0, priority=1 if default != 1 else 2) for _ in range(2)]
+    runner.open()
+    for future in futures:
+        result(future)
+    assert rows(runner, 1) == [ride]
+
+
+def test_the_parts_of_a_split_request_are_of_its_class(make: Make, runner: ScriptedRunner) -> None:
+    """They would overtake everybody else's otherwise."""
+    batcher = make(runner, 2, priority_weights=(1, 1))
+    occupy(batcher, runner)
+    large = batcher.submit_rows(np.full(6, 9.0), priority=2)
+    assert batcher.statistics().sizes.class_rows == (0, 6)
+    small = batcher.submit_rows(np.full(2, 1.0), priority=1)
+    runner.open()
+    result(large)
+    result(small)
+    assert 1.0 in rows(runner, 1)[0], "the higher class leads the next batch"
+
+
+@pytest.mark.parametrize("priority", [-1, 3])
+def test_a_class_that_does_not_exist_is_refused(make: Make, priority: int) -> None:
+    batcher = make(lambda x: x, priority_weights=(1, 1))
+    with pytest.raises(InvalidRequest, match=rf"priority is {priority}; it must be from 1, .* to 2"):
+        batcher.submit(1.0, priority=priority)
+    assert batcher.statistics().refused == 1
+
+
+def test_a_full_queue_drops_of_lower_classes_whom_it_would_serve_last(
+    make: Make, runner: ScriptedRunner
+) -> None:
+    batcher = make(runner, 4, max_queue_size=4, priority_weights=(1, 1, 1))
+    occupy(batcher, runner)
+    middle = [batcher.submit(float(tag), priority=2) for tag in (21, 22)]
+    low = [batcher.submit(float(tag), priority=3) for tag in (31, 32)]
+    high = batcher.submit(10.0, priority=1)
+    failure = error(low[1])
+    assert isinstance(failure, Shed), "the newest of the lowest class"
+    assert "higher class" in str(failure)
+    assert failure.retry_after > 0
+    assert not any(future.done() for future in [*middle, low[0]])
+    assert batcher.statistics().shed == 1
+    runner.open()
+    assert [result(future) for future in [*middle, low[0], high]] == [42, 44, 62, 20]
+
+
+def test_nobody_is_dropped_for_his_own_or_a_lower_class_nor_in_vain(
+    make: Make, runner: ScriptedRunner
+) -> None:
+    batcher = make(runner, 4, max_queue_size=4, priority_weights=(1, 1, 1))
+    occupy(batcher, runner)
+    queued = [batcher.submit(1.0, priority=priority) for priority in (1, 2, 2, 3)]
+    with pytest.raises(QueueFull):
+        batcher.submit(1.0, priority=3)
+    with pytest.raises(QueueFull):
+        batcher.submit_rows([1.0, 1.0], priority=2)
+    with pytest.raises(QueueFull):
+        batcher.submit_rows([1.0] * 4, priority=1)
+    assert not any(future.done() for future in queued)
+    assert (batcher.statistics().shed, batcher.statistics().refused) == (0, 3)
+
+
+def test_bytes_are_bounded_for_every_class(make: Make, runner: ScriptedRunner) -> None:
+    """What is held in memory is no matter of rank: rows that run cannot be dropped."""
+    batcher = make(runner, 4, max_queue_bytes=24, priority_weights=(1, 1))
+    occupy(batcher, runner)
+    low = [batcher.submit(1.0, priority=2) for _ in range(2)]
+    with pytest.raises(QueueFull, match="it holds 24 of 24 bytes"):
+        batcher.submit(1.0, priority=1)
+    assert not any(future.done() for future in low)
+
+
+def test_a_split_request_that_is_dropped_in_part_ends_as_a_whole_and_once(
+    make: Make, runner: ScriptedRunner
+) -> None:
+    batcher = make(runner, 2, max_queue_size=6, priority_weights=(1, 1))
+    occupy(batcher, runner)
+    _, recorder = enqueue_of_class(batcher, np.zeros(6), 2)
+    _, high = enqueue_of_class(batcher, np.ones(1), 1)
+    assert recorder.kind == "Shed"
+    sizes = batcher.statistics().sizes
+    assert (sizes.queued, sizes.queued_rows, sizes.class_rows) == (1, 1, (1, 0))
+    runner.open()
+    assert batcher.close()
+    assert recorder.kind == "Shed"
+    assert high.kind == "answered"
+    statistics = batcher.statistics()
+    assert (statistics.shed, statistics.cancelled, statistics.answered) == (1, 0, 2)
+
+
+def enqueue_of_class(batcher: Batcher, x: Any, priority: int) -> tuple[Any, Recorder]:
+    recorder = Recorder()
+    request = request_of(x, recorder, one_row=False)
+    request.priority = priority
+    batcher.enqueue(request)
+    return request, recorder
+
+
+def test_a_refused_request_leaves_nobody_dropped_for_it(make: Make, runner: ScriptedRunner) -> None:
+    """It is refused for its deadline, or its bytes: then nobody must have made room in vain."""
+    batcher = make(runner, 4, max_queue_size=2, max_queue_bytes=40, priority_weights=(1, 1))
+    occupy(batcher, runner)
+    low = [batcher.submit(1.0, priority=2) for _ in range(2)]
+    with pytest.raises(QueueFull, match="bytes"):
+        batcher.submit(np.zeros(3), priority=1)
+    with pytest.raises(TimeoutError):
+        batcher.submit(1.0, priority=1, timeout=0.0)
+    assert not any(future.done() for future in low)
+    runner.open()
+    assert [result(future) for future in low] == [2, 2]
+
+
+def test_an_answer_in_the_callback_form_is_of_its_class_alone(make: Make, runner: ScriptedRunner) -> None:
+    """Requests of different classes share batches: each still gets its own rows."""
+    batcher = make(runner, 4, priority_weights=(3, 1))
+    occupy(batcher, runner)
+    sent = [(tag, enqueue_of_class(batcher, np.full(1 + tag % 3, tag), 1 + tag % 2)[1]) for tag in range(12)]
+    _, plain = enqueue(batcher, [99.0])
+    runner.open()
+    assert batcher.close()
+    for tag, recorder in sent:
+        assert recorder.only.outputs.tolist() == [2 * tag] * (1 + tag % 3)
+        assert recorder.only.priority == 1 + tag % 2
+    assert plain.only.outputs.tolist() == [198]

@@ -1,0 +1,53 @@
+"""max_batch_size 0: nothing is batched, and a request's arrays need not have rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from support.batcher.rig import error, occupy, result, rows
+
+from tensorferry.batcher.testing import ScriptedRunner
+
+
+@pytest.mark.parametrize("delay", [0.0, 60.0])
+def test_each_request_runs_alone_and_at_once(make: Make, runner: ScriptedRunner, delay: float) -> None:
+    batcher = make(runner, 0, delay)
+    occupy(batcher, runner)
+    futures = [batcher.submit(np.array([value, value])) for value in range(3)]
+    futures.append(batcher.submit_rows(np.arange(5)))
+    runner.open()
+    assert [result(future).tolist() for future in futures] == [[0, 0], [2, 2], [4, 4], [0, 2, 4, 6, 8]]
+    assert rows(runner, 1) == [[0, 0], [1, 1], [2, 2], [0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("method", ["submit", "submit_rows"])
+def test_scalars_and_inputs_of_different_lengths_pass(make: Make, method: str) -> None:
+    batcher = make(lambda x: {"shapes": [array.shape for array in x.values()]}, 0)
+    sent = {"a": 1.5, "b": np.zeros(3), "c": np.zeros((2, 2)), "d": "text"}
+    assert result(getattr(batcher, method)(sent)) == {"shapes": [(), (3,), (2, 2), ()]}
+
+
+@pytest.mark.parametrize("output", [7, None, "text", np.float32(3), np.zeros(()), [1, 2]])
+def test_whatever_the_model_returns_is_the_result(make: Make, output: Any) -> None:
+    answer = result(make(lambda x: output, 0).submit(1.0))
+    assert type(answer) is type(output)
+    assert answer == output
+
+
+def test_a_failure_is_the_request_s_own(make: Make) -> None:
+    def invert(x: Any) -> Any:
+        return 1 // int(x)
+
+    batcher = make(invert, 0)
+    futures = [batcher.submit(value) for value in (1, 0, 1)]
+    assert isinstance(error(futures[1]), ZeroDivisionError)
+    assert [result(futures[0]), result(futures[2])] == [1, 1]
+
+
+def test_a_request_of_many_rows_is_not_cut(make: Make) -> None:
+    runner = ScriptedRunner()
+    assert len(result(make(runner, 0).submit_rows(np.zeros(1000)))) == 1000
+    assert len(runner.batches) == 1

@@ -1,0 +1,90 @@
+"""Without merging, requests share no batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from support.batcher.rig import Recorder, occupy, result, rows
+
+from tensorferry.batcher import (
+    CloseReason,
+    Request,
+    RequestTooLarge,
+)
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.learning.return_model import Returners
+from tensorferry.batcher.policy.close_rule import Limits
+from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+from tensorferry.batcher.work import Work
+
+
+def rows_of(count: int) -> Request:
+    return request_of(np.zeros((count, 1)), Recorder(), one_row=False)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_each_request_is_a_batch_of_all_its_rows(make: Make, workers: int, pipelined: bool) -> None:
+    runner = ScriptedRunner()
+    batcher = make(runner, 4, merge=False, workers=workers, pipelined=pipelined)
+    sizes = [1, 4, 2, 1, 1, 3, 4, 1]
+    futures = [batcher.submit_rows(np.full(size, tag)) for tag, size in enumerate(sizes)]
+    assert [result(future).tolist() for future in futures] == [
+        [2 * tag] * size for tag, size in enumerate(sizes)
+    ]
+    assert sorted(rows(runner)) == [[tag] * size for tag, size in enumerate(sizes)]
+    statistics = batcher.statistics()
+    assert statistics.batches == len(sizes)
+
+
+def test_a_request_of_too_many_rows_is_refused_not_cut(make: Make) -> None:
+    batcher = make(lambda x: x, 4, merge=False, name="m")
+    with pytest.raises(RequestTooLarge, match="batch-size must be <= 4 for 'm': the request has 5 rows"):
+        batcher.submit_rows(np.zeros(5))
+
+
+def test_requests_leave_in_order_with_ranks_and_deadlines(
+    make: Make, runner: ScriptedRunner, clock: VirtualClock
+) -> None:
+    batcher = make(runner, 4, merge=False, priority_weights=(1, 1), strict_priorities=True, clock=clock)
+    occupy(batcher, runner)
+    futures = [
+        batcher.submit_rows(np.full(3, 4.0), priority=2),
+        batcher.submit_rows(np.full(2, 3.0), priority=2, timeout=50.0),
+        batcher.submit_rows(np.full(4, 2.0), priority=1),
+        batcher.submit_rows(np.full(1, 1.0), priority=1, timeout=60.0),
+    ]
+    runner.open()
+    for future in futures:
+        result(future)
+    assert rows(runner, 1) == [[1.0], [2.0] * 4, [3.0] * 2, [4.0] * 3]
+
+
+def test_the_time_until_the_queue_is_empty_is_that_of_its_requests() -> None:
+    queue = RequestQueue(Limits(8, 0.0, merges=False), 1000, 1 << 20, VirtualClock())
+    queue.anchor(1, 1.0)
+    queue.anchor(8, 1.0)
+    queue.put([rows_of(2)])
+    queue.put([rows_of(4)])
+    assert queue.drain_time() == pytest.approx(2.0)
+    work = queue.poll()
+    assert isinstance(work, Work)
+    assert (len(work.batch), work.reason) == (1, CloseReason.FULL)
+
+
+def test_nobody_waits_for_callers_that_come_back() -> None:
+    """A pipelined device has its next batch prepared, though callers were just answered and not all are back."""
+
+    class Expecting(Returners):
+        expected = True
+
+    clock = VirtualClock()
+    for merges in (False, True):
+        limits = Limits(4, 0.0, merges=merges)
+        queue = RequestQueue(limits, 100, 1 << 20, clock, pipelined=True, returners=Expecting())
+        queue.put([rows_of(1)])
+        assert isinstance(queue.poll(), Work)
+        queue.put([rows_of(1)])
+        assert isinstance(queue.poll(), Work) is not merges

@@ -1,0 +1,126 @@
+"""The statistics count what happened, and time it on the batcher's clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from support.batcher.rig import enqueue, error, occupy, result
+
+from tensorferry.batcher import BatchInfo, CloseReason, QueueFull
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+
+
+def test_count_batches_rows_and_reasons(make: Make, clock: VirtualClock) -> None:
+    runner = ScriptedRunner()
+    batcher = make(runner, 4, 10.0, clock=clock)
+    full = batcher.submit_rows(np.zeros(4))
+    assert len(result(full)) == 4
+    late = batcher.submit_rows(np.zeros(3))
+    clock.await_sleepers(until=10.0)
+    clock.advance(10)
+    assert len(result(late)) == 3
+    last = batcher.submit(0.0)
+    assert batcher.drain()
+    assert result(last) == 0
+    statistics = batcher.statistics()
+    assert (statistics.accepted, statistics.answered, statistics.batches, statistics.rows) == (3, 3, 3, 8)
+    assert statistics.batch_rows == {4: 1, 3: 1, 1: 1}
+    assert statistics.close_reasons == {CloseReason.FULL: 1, CloseReason.WINDOW: 1, CloseReason.DRAIN: 1}
+    assert statistics.queue_delay_sum == 10.0
+
+
+def test_an_outcome_tells_of_its_batch_and_its_time_in_the_queue(make: Make, clock: VirtualClock) -> None:
+    def model_fn(x: Any) -> Any:
+        clock.advance(2.0)
+        return x
+
+    runner = ScriptedRunner(model_fn, gated=True)
+    batcher = make(runner, clock=clock)
+    occupy(batcher, runner)
+    _, first = enqueue(batcher, [1.0, 2.0])
+    clock.advance(3)
+    _, second = enqueue(batcher, [3.0])
+    runner.open()
+    assert batcher.close()
+    assert first.only.batch is not None
+    reason, predicted = CloseReason.IDLE, first.only.batch.predicted
+    assert predicted > 0
+    info = BatchInfo(2, 2, 3, compute_time=2.0, reason=reason, predicted=predicted, ended=clock.now())
+    assert (first.only.batch, first.only.queue_delay) == (info, 5.0)
+    assert (second.only.batch, second.only.queue_delay) == (info, 2.0)
+    assert batcher.statistics().compute_time_sum == (3.0 + 2.0) + 2.0
+
+
+def test_the_prediction_error_is_the_sum_of_the_differences_whatever_their_sign(
+    make: Make, clock: VirtualClock
+) -> None:
+    took = iter((2.0, 3.0, 1.0))
+
+    def model_fn(x: Any) -> Any:
+        clock.advance(next(took))
+        return x
+
+    batcher = make(model_fn, 4, clock=clock)
+    recorders = []
+    for _ in range(3):
+        recorders.append(enqueue(batcher, [1.0])[1])
+        recorders[-1].await_outcome()
+    assert batcher.drain()
+    first, *later = [recorder.only.batch for recorder in recorders]
+    assert first is not None
+    assert not first.predicted, "nothing is known before it"
+    errors = [info.compute_time - info.predicted for info in later if info is not None]
+    assert errors[0] > 0 > errors[1]
+    statistics = batcher.statistics()
+    assert statistics.predictions == 2
+    assert statistics.prediction_error_sum == pytest.approx(errors[0] - errors[1])
+    assert statistics.actual_time_sum - statistics.predicted_time_sum == pytest.approx(sum(errors))
+
+
+def test_a_request_that_never_ran_has_no_batch(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner)
+    occupy(batcher, runner)
+    request, recorder = enqueue(batcher, [1.0])
+    assert batcher.cancel(request)
+    assert recorder.only.batch is None
+
+
+def test_failures_are_counted_apart(make: Make) -> None:
+    def model_fn(x: Any) -> Any:
+        raise ValueError
+
+    batcher = make(model_fn)
+    assert isinstance(error(batcher.submit(1.0)), ValueError)
+    statistics = batcher.statistics()
+    assert (statistics.answered, statistics.failed) == (0, 1)
+    assert (statistics.batches, statistics.failed_batches, statistics.rows) == (0, 1, 0)
+
+
+def test_sizes_are_of_this_moment(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner)
+    occupy(batcher, runner)
+    batcher.submit_rows(np.zeros((3, 2)))
+    sizes = batcher.statistics().sizes
+    assert (sizes.queued, sizes.queued_rows, sizes.running, sizes.held_bytes) == (1, 3, 1, 8 + 48)
+
+
+def test_the_retry_hint_is_the_time_that_the_queue_takes(make: Make, clock: VirtualClock) -> None:
+    def model_fn(x: Any) -> Any:
+        clock.advance(2.0)
+        return x
+
+    runner = ScriptedRunner(model_fn, gated=True)
+    batcher = make(runner, 2, max_queue_size=5, clock=clock)
+    for rows in (1, 2):
+        batcher.anchor(rows, 2.0)
+    first = occupy(batcher, runner)
+    runner.release()
+    assert result(first) == 0
+    occupy(batcher, runner)
+    batcher.submit_rows([1.0] * 5)
+    with pytest.raises(QueueFull) as caught:
+        batcher.submit(1.0)
+    assert caught.value.retry_after == pytest.approx(3 * 2.0)

@@ -1,0 +1,392 @@
+"""What is counted of requests and of batches: it adds up, and is there before anybody hears of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from hypothesis import given
+from hypothesis import strategies as st
+from support.batcher.rig import (
+    Recorder,
+    enqueue,
+    fails_below_zero,
+    figures_add_up,
+    occupy,
+    reach,
+    reproducible,
+    result,
+)
+
+from tensorferry.batcher import (
+    Batcher,
+    BatcherClosed,
+    BatcherError,
+    BatcherStatistics,
+    BatchInfo,
+    CloseReason,
+    DeadlineExceeded,
+    InvalidRequest,
+    Outcome,
+    Padding,
+    PadInput,
+    QueueFull,
+    RequestTooLarge,
+)
+from tensorferry.batcher.execution.collate import join, request_of, split
+from tensorferry.batcher.execution.completion import Completions
+from tensorferry.batcher.learning.return_model import ReturnersStatistics
+from tensorferry.batcher.statistics.counters import Ledger, QueueSizes
+from tensorferry.batcher.statistics.recent_batches import Record
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+from tensorferry.batcher.work import Times, Work
+
+
+def takes(clock: VirtualClock, seconds: float) -> Callable[[Any], Any]:
+    """A model that takes so long, and does not like negative numbers."""
+
+    def model_fn(x: Any) -> Any:
+        clock.advance(seconds)
+        return fails_below_zero(x)
+
+    return model_fn
+
+
+def ends(statistics: BatcherStatistics) -> dict[str, int]:
+    """The counters that are not 0."""
+    names = ("refused", "answered", "failed", "cancelled", "expired", "shed", "abandoned")
+    return {name: getattr(statistics, name) for name in names if getattr(statistics, name)}
+
+
+def test_the_stages_of_requests_and_of_batches(make: Make, clock: VirtualClock) -> None:
+    runner = ScriptedRunner(takes(clock, 2.0), gated=True)
+    batcher = make(runner, clock=clock)
+    occupy(batcher, runner)
+    enqueue(batcher, [1.0, 2.0])
+    clock.advance(3)
+    enqueue(batcher, [3.0])
+    runner.open()
+    assert batcher.drain()
+    statistics = batcher.statistics()
+    figures_add_up(statistics)
+    assert {rows: asdict(times) for rows, times in statistics.batch_times.items()} == {
+        # The first ran while the clock was moved on by 3 s.
+        1: {"batches": 1, "input_time_sum": 0, "compute_time_sum": 5.0, "output_time_sum": 0},
+        3: {"batches": 1, "input_time_sum": 0, "compute_time_sum": 2.0, "output_time_sum": 0},
+    }
+    times = statistics.answer_times
+    assert times.compute_time_sum == 5.0 + 2.0 + 2.0, "each request has its batch's"
+    assert times.queue_delay_sum == 5.0 + 2.0
+    assert times.total_sum == 5.0 + 7.0 + 4.0
+    assert statistics.last_run == 7.0
+
+
+def test_joining_and_splitting_are_stages_of_their_own(
+    make: Make, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+        def slowly(*arguments: Any) -> Any:
+            clock.advance(seconds)
+            return function(*arguments)
+
+        return slowly
+
+    monkeypatch.setattr("tensorferry.batcher.execution.executor.join", slow(join, 0.5))
+    monkeypatch.setattr("tensorferry.batcher.execution.executor.split", slow(split, 0.25))
+    batcher = make(takes(clock, 2.0), clock=clock)
+    _, recorder = enqueue(batcher, [1.0, 2.0])
+    assert batcher.drain()
+    statistics = batcher.statistics()
+    figures_add_up(statistics)
+    batch = recorder.only.batch
+    assert batch is not None
+    assert (batch.input_time, batch.compute_time, batch.output_time) == (0.5, 2.0, 0.25)
+    for sums in (statistics.answer_times, statistics.batch_times[2]):
+        assert (sums.input_time_sum, sums.compute_time_sum, sums.output_time_sum) == (0.5, 2.0, 0.25)
+    assert statistics.answer_times.total_sum == 2.75
+
+
+def test_waiting_for_the_device_is_waiting(clock: VirtualClock) -> None:
+    """Where a device has two batches in flight, the next is ready before it is run."""
+    ledger = Ledger()
+    request = request_of([1.0], recorder := Recorder(), one_row=False)
+    request.arrival = request.started = 0.0
+    clock.advance(8.0)
+    work = Work((request,), CloseReason.IDLE, ())
+    times = Times(begun=1.0, ready=2.0, started=5.0, ended=7.0, done=[])
+    completions = Completions(ledger, clock, "m", lambda: None, Record(clock))
+    completions.answer([request], [0], [[1.0]], work.batch, work, times, instance=0)
+    statistics = ledger.statistics(1, QueueSizes(0, 0, 0, 0), {}, ReturnersStatistics(0.0, 0.0, 0), ())
+    figures_add_up(statistics)
+    assert asdict(statistics.answer_times) == {
+        "input_time_sum": 1.0,
+        "compute_time_sum": 2.0,
+        "output_time_sum": 1.0,
+        "queue_delay_sum": 1.0 + 3.0,
+    }
+    assert recorder.only.batch == BatchInfo(
+        1, 1, 1, 2.0, CloseReason.IDLE, input_time=1.0, output_time=1.0, ended=7.0
+    )
+
+
+def test_what_failed_before_is_waiting_to_those_who_are_answered(make: Make, clock: VirtualClock) -> None:
+    runner = ScriptedRunner(takes(clock, 1.0), gated=True)
+    batcher = make(runner, clock=clock)
+    occupy(batcher, runner)
+    good, bad = enqueue(batcher, [1.0])[1], enqueue(batcher, [-1.0])[1]
+    runner.open()
+    assert batcher.drain()
+    assert (good.kind, bad.kind) == ("answered", "ValueError")
+    statistics = batcher.statistics()
+    figures_add_up(statistics)
+    assert ends(statistics) == {"answered": 2, "failed": 1}
+    assert (statistics.batch_rows, statistics.failed_batches) == ({1: 2}, 2), "only what succeeded ran"
+    assert statistics.close_reasons == {CloseReason.IDLE: 2}, "its halves did not leave by themselves"
+    # One second behind the first, one in the batch that failed, and one alone.
+    assert statistics.answer_times.queue_delay_sum == 0 + 2
+    assert statistics.answer_times.compute_time_sum == 1 + 1
+    assert statistics.unanswered_time_sum == 1 + 1 + 1 + 1
+    assert statistics.ended_rows == {"failed": 1}
+
+
+def test_a_request_that_is_cut_is_one(make: Make, clock: VirtualClock) -> None:
+    batcher = make(takes(clock, 1.0), 2, clock=clock)
+    _, recorder = enqueue(batcher, np.ones(5))
+    assert batcher.drain()
+    assert recorder.kind == "answered"
+    statistics = batcher.statistics()
+    figures_add_up(statistics)
+    assert ends(statistics) == {"answered": 1}
+    assert (statistics.batch_rows, statistics.rows) == ({2: 2, 1: 1}, 5)
+    assert statistics.answer_times.compute_time_sum == 1.0, "its last part's"
+    assert statistics.answer_times.queue_delay_sum == 2.0
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind", "counted"),
+    [
+        ("fails", "ValueError", "failed"),
+        ("cancelled", "Cancelled", "cancelled"),
+        ("expires", "DeadlineExceeded", "expired"),
+        ("closed", "BatcherClosed", "abandoned"),
+        ("does not fit together", "ValueError", "failed"),
+    ],
+)
+def test_one_that_is_cut_fails_once(
+    make: Make, clock: VirtualClock, bad: str, kind: str, counted: str
+) -> None:
+    def model_fn(x: Any) -> Any:
+        fails_below_zero(x)
+        return np.ones((len(x), len(x))) if bad == "does not fit together" else x
+
+    runner = ScriptedRunner(model_fn, gated=True)
+    batcher = make(runner, 2, clock=clock)
+    first = occupy(batcher, runner)
+    x = np.ones(7)
+    x[4] = -1 if bad == "fails" else 1
+    request, recorder = enqueue(batcher, x, deadline=5.0 if bad == "expires" else np.inf)
+    clock.advance(5.0 if bad == "expires" else 1.0)
+    if bad == "cancelled":
+        batcher.cancel(request)
+    if bad == "closed":
+        batcher.close(drain=False, timeout=0)
+    runner.open()
+    assert batcher.close()
+    assert result(first) is not None
+    assert recorder.kind == kind
+    statistics = batcher.statistics()
+    figures_add_up(statistics)
+    assert ends(statistics) == {"answered": 1, counted: 1}
+    assert statistics.ended_rows == {counted: 7}
+
+
+def test_who_left_while_it_ran_was_run_and_not_answered(make: Make, clock: VirtualClock) -> None:
+    runner = ScriptedRunner(gated=True)
+    batcher = make(runner, clock=clock)
+    first = occupy(batcher, runner)
+    left, stays = enqueue(batcher, [1.0, 2.0])[0], enqueue(batcher, [3.0])[1]
+    late = enqueue(batcher, [4.0], deadline=2.0)[1]
+    runner.release()
+    runner.await_batches(2)
+    clock.advance(1.0)
+    assert batcher.cancel(left)
+    clock.advance(1.0)
+    runner.open()
+    assert batcher.drain()
+    assert result(first) == 0
+    assert (stays.kind, late.kind) == ("answered", "DeadlineExceeded")
+    statistics = batcher.statistics()
+    figures_add_up(statistics)
+    assert ends(statistics) == {"answered": 2, "cancelled": 1, "expired": 1}
+    assert statistics.batch_rows == {1: 1, 4: 1}
+    assert statistics.answer_times.compute_time_sum == 0 + 2, "of the one that was answered"
+    assert statistics.unanswered_time_sum == 1 + 2
+    assert statistics.ended_rows == {"cancelled": 2, "expired": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "reason"),
+    [
+        ({}, QueueFull, "queue_full"),
+        ({"rows": 9}, RequestTooLarge, "too_large"),
+        ({"deadline": 0.0}, DeadlineExceeded, "deadline"),
+        ({"priority": 3}, InvalidRequest, "invalid"),
+        ({"closed": True}, BatcherClosed, "closed"),
+    ],
+)
+def test_refusals_by_reason(
+    make: Make, runner: ScriptedRunner, options: dict[str, Any], error: type[BatcherError], reason: str
+) -> None:
+    batcher = make(runner, 4, max_queue_size=8)
+    occupy(batcher, runner)
+    enqueue(batcher, np.ones(7))
+    if options.get("closed"):
+        batcher.drain(timeout=0)
+    request = request_of(
+        np.ones(options.get("rows", 2)), Recorder(), one_row=False, deadline=options.get("deadline", np.inf)
+    )
+    request.priority = options.get("priority", 0)
+    with pytest.raises(error):
+        batcher.enqueue(request)
+    statistics = batcher.statistics()
+    assert statistics.refusals == {reason: 1}
+    assert (statistics.refused, statistics.ended_rows) == (1, {"refused": request.rows})
+    runner.open()
+    assert batcher.close()
+    figures_add_up(batcher.statistics())
+
+
+def test_padding_counts_rows_and_positions_apart(make: Make) -> None:
+    padding = Padding((4,), PadInput(axis=1, value=0), outputs=1)
+    batcher = make(lambda x: x, padding=padding)
+    enqueue(batcher, np.ones((2, 3)), padding=padding)
+    assert batcher.drain()
+    statistics = batcher.statistics()
+    figures_add_up(statistics)
+    assert (statistics.rows, statistics.positions, statistics.padding_positions) == (2, 6, 2)
+
+
+@pytest.mark.parametrize(
+    ("x", "counted"),
+    [([1.0], "answered"), ([1.0] * 5, "answered"), ([-1.0], "failed"), ([-1.0] * 5, "failed")],
+)
+def test_who_has_the_outcome_finds_it_counted(make: Make, x: list[float], counted: str) -> None:
+    """Whole or cut, answered or not: a completion sees itself in the figures."""
+    batcher = make(fails_below_zero, 2)
+    seen: list[BatcherStatistics] = []
+
+    def complete(outcome: Outcome) -> None:
+        seen.append(batcher.statistics())
+
+    batcher.enqueue(request_of(x, complete, one_row=False))
+    assert batcher.drain()
+    (statistics,) = seen
+    assert ends(statistics) == {counted: 1}
+    if counted == "answered":
+        assert statistics.rows == len(x)
+        assert statistics.answer_times.total_sum > 0
+    else:
+        assert statistics.ended_rows == {"failed": len(x)}
+
+
+def test_who_is_cancelled_refused_or_late_finds_it_counted(make: Make, clock: VirtualClock) -> None:
+    runner = ScriptedRunner(gated=True)
+    batcher = make(runner, 4, clock=clock)
+    occupy(batcher, runner)
+    seen: list[dict[str, int]] = []
+    late = threading.Event()
+
+    def enqueued(**options: Any) -> Any:
+        def complete(outcome: Outcome) -> None:
+            seen.append(ends(batcher.statistics()))
+            if isinstance(outcome.error, DeadlineExceeded):
+                late.set()
+
+        request = request_of([1.0], complete, one_row=False, **options)
+        batcher.enqueue(request)
+        return request
+
+    batcher.cancel(enqueued())
+    enqueued(deadline=1.0)
+    clock.await_sleepers(until=1.0)
+    clock.advance(1.0)
+    reach(late)
+    enqueued()
+    batcher.close(drain=False, timeout=0)
+    runner.open()
+    assert batcher.close()
+    assert seen == [
+        {"cancelled": 1},
+        {"cancelled": 1, "expired": 1},
+        {"cancelled": 1, "expired": 1, "abandoned": 1},
+    ]
+
+
+_Event = st.one_of(
+    st.tuples(st.just("enqueue"), st.integers(0, 9), st.booleans(), st.sampled_from([np.inf, 0.5, 2.0])),
+    st.tuples(st.just("cancel"), st.integers(0, 30)),
+    st.tuples(st.just("release"), st.integers(1, 3)),
+    st.tuples(st.just("advance"), st.sampled_from([0.125, 1.0])),
+)
+
+
+@given(events=st.lists(_Event, max_size=30), most=st.sampled_from([0, 1, 3]), close=st.booleans())
+@reproducible
+def test_figures_add_up_whatever_happens(events: list[Any], most: int, close: bool) -> None:
+    """And are what the callers saw, and those of batches what the model saw."""
+    clock, shapes = VirtualClock(), []
+
+    def model_fn(x: Any) -> Any:
+        clock.advance(0.25)
+        y = fails_below_zero(x)
+        shapes.append(len(x) if most else 1)
+        return y
+
+    runner = ScriptedRunner(model_fn, gated=True)
+    batcher = Batcher(runner, most, max_queue_size=12, clock=clock)
+    sent: list[tuple[Any, Recorder]] = []
+    refused = 0
+    for event in events:
+        match event:
+            case ("enqueue", count, bad, patience):
+                x = np.full(count, -1.0 if bad else 1.0)
+                deadline = clock.now() + patience
+                try:
+                    recorder = Recorder()
+                    request = request_of(x, recorder, one_row=False, batched=most > 0, deadline=deadline)
+                    batcher.enqueue(request)
+                    sent.append((request, recorder))
+                except BatcherError:
+                    refused += 1
+            case ("cancel", which) if sent:
+                batcher.cancel(sent[which % len(sent)][0])
+            case ("release", count):
+                for _ in range(count):
+                    runner.release()
+            case ("advance", seconds):
+                clock.advance(seconds)
+    if close:
+        batcher.close(drain=False, timeout=0)
+    runner.open()
+    assert batcher.close()
+    statistics = batcher.statistics()
+    figures_add_up(statistics)
+    assert (statistics.accepted, statistics.refused) == (len(sent), refused)
+    kinds = {"answered": 0, "ValueError": 0, "Cancelled": 0, "DeadlineExceeded": 0, "BatcherClosed": 0}
+    for _, recorder in sent:
+        kinds[recorder.kind] += 1
+    assert (statistics.answered, statistics.failed, statistics.cancelled) == (
+        kinds["answered"],
+        kinds["ValueError"],
+        kinds["Cancelled"],
+    )
+    assert (statistics.expired, statistics.abandoned) == (kinds["DeadlineExceeded"], kinds["BatcherClosed"])
+    assert sorted(shapes) == sorted(
+        rows for rows, batches in statistics.batch_rows.items() for _ in range(batches)
+    )
+    assert statistics.compute_time_sum >= 0.25 * statistics.batches

@@ -1,0 +1,235 @@
+"""The record of the last batches: how each formed, who rode in it, and what it must not keep."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from support.batcher.rig import PATIENCE, enqueue, error, fails_below_zero, occupy, result
+
+from tensorferry.batcher import Batcher, BatchRecord, CloseReason, InstanceFailed, Rider
+from tensorferry.batcher.statistics.recent_batches import MOST_BATCHES, MOST_RIDERS, WATCHED_SECONDS
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+
+
+def test_a_batch_as_it_formed() -> None:
+    """Two ride in the second batch, of different classes, having waited for different times."""
+    clock, runner = VirtualClock(100.0), ScriptedRunner(gated=True)
+
+    def run(x: Any) -> Any:
+        y = runner(x)
+        clock.advance(0.5)
+        return y
+
+    with Batcher(run, 8, priority_weights=(2, 1), clock=clock) as batcher:
+        assert batcher.last_batches() == []
+        first = occupy(batcher, runner)
+        early = batcher.submit_rows(np.zeros(3), tag="early")
+        clock.advance(0.25)
+        late = batcher.submit(0.0, tag="late", priority=1)
+        runner.release(2)
+        for future in (first, early, late):
+            result(future)
+        # Whoever has the last answer has it before the batch is done with.
+        assert batcher.drain(PATIENCE)
+        alone, both = batcher.last_batches()
+    assert alone.riders == [Rider(None, 1, 2, 0.0, answered=True)]
+    assert (alone.number, alone.requests, alone.rows, alone.left) == (1, 1, 1, 100.0)
+    assert both.riders is not None
+    assert sorted(both.riders, key=lambda rider: str(rider.tag)) == [
+        Rider("early", 3, 2, 0.75, answered=True),
+        Rider("late", 1, 1, 0.5, answered=True),
+    ]
+    assert both == BatchRecord(
+        number=2,
+        instance=0,
+        requests=2,
+        rows=4,
+        reason=CloseReason.IDLE,
+        again=False,
+        predicted=both.predicted,
+        padded_length=None,
+        left=100.75,
+        joining=100.75,
+        ready=100.75,
+        started=100.75,
+        ended=101.25,
+        answered=101.25,
+        done=101.25,
+        error="",
+        riders=both.riders,
+    )
+    assert both.predicted > 0, "it was known what the first one took"
+
+
+def test_who_has_an_answer_finds_its_batch() -> None:
+    found: list[int] = []
+    with Batcher(lambda x: x, 4) as batcher:
+        for _ in range(20):
+            _, recorder = enqueue(batcher, np.zeros(1))
+            recorder.await_outcome()
+            found.append(len(batcher.last_batches()))
+    assert found == list(range(1, 21))
+
+
+def test_riders_are_noted_only_for_a_while_after_a_look() -> None:
+    clock = VirtualClock()
+    with Batcher(lambda x: x, 4, clock=clock) as batcher:
+        result(batcher.submit(0.0, tag="unseen"))
+        assert [batch.riders for batch in batcher.last_batches()] == [None]
+        clock.advance(WATCHED_SECONDS / 2)
+        result(batcher.submit(0.0, tag="seen"))
+        clock.advance(WATCHED_SECONDS / 2)
+        result(batcher.submit(0.0, tag="too late"))
+        riders = [batch.riders for batch in batcher.last_batches()]
+    assert riders == [None, [Rider("seen", 1, 1, 0.0, answered=True)], None]
+
+
+def test_no_more_than_the_last_batches_and_the_first_riders_are_kept() -> None:
+    runner = ScriptedRunner(gated=True)
+    with Batcher(runner, 2 * MOST_RIDERS) as batcher:
+        batcher.last_batches()
+        first = occupy(batcher, runner)
+        many = [batcher.submit(0.0, tag=number) for number in range(2 * MOST_RIDERS)]
+        runner.open()
+        for future in (first, *many):
+            result(future)
+        full = batcher.last_batches()[-1]
+        assert full.riders is not None
+        assert (full.requests, full.reason) == (2 * MOST_RIDERS, CloseReason.FULL)
+        assert [rider.tag for rider in full.riders] == list(range(MOST_RIDERS))
+        for _ in range(MOST_BATCHES + 3):
+            result(batcher.submit(0.0))
+        kept = batcher.last_batches()
+    assert len(kept) == MOST_BATCHES
+    assert [batch.number for batch in kept] == list(range(6, 6 + MOST_BATCHES))
+
+
+def test_a_long_tag_is_cut() -> None:
+    with Batcher(lambda x: x, 4) as batcher:
+        batcher.last_batches()
+        result(batcher.submit(0.0, tag="x" * 1_000_000))
+        (batch,) = batcher.last_batches()
+    assert batch.riders is not None
+    assert batch.riders[0].tag == "x" * 128
+
+
+def test_a_batch_that_failed_and_its_halves() -> None:
+    runner = ScriptedRunner(fails_below_zero, gated=True)
+    with Batcher(runner, 4) as batcher:
+        batcher.last_batches()
+        first = occupy(batcher, runner)
+        bad = batcher.submit(-1.0, tag="bad")
+        good_one = batcher.submit(1.0, tag="good")
+        runner.open()
+        result(first)
+        assert isinstance(error(bad), ValueError)
+        assert result(good_one) == 2.0
+        records = batcher.last_batches()
+    told = [
+        (
+            batch.number,
+            batch.error,
+            batch.again,
+            batch.reason,
+            [(rider.tag, rider.answered) for rider in batch.riders or ()],
+        )
+        for batch in records
+    ]
+    assert told == [
+        (1, "", False, CloseReason.IDLE, [(None, True)]),
+        (None, "ValueError", False, CloseReason.IDLE, [("bad", False), ("good", False)]),
+        (None, "ValueError", True, CloseReason.IDLE, [("bad", False)]),
+        (2, "", True, CloseReason.IDLE, [("good", True)]),
+    ]
+    assert records[-1].predicted == 0.0
+
+
+def test_one_that_left_while_its_batch_ran() -> None:
+    runner = ScriptedRunner(gated=True)
+    with Batcher(runner, 4) as batcher:
+        batcher.last_batches()
+        first = occupy(batcher, runner)
+        stays, leaves = (batcher.submit(0.0, tag=tag) for tag in ("stays", "leaves"))
+        runner.release()
+        result(first)
+        runner.await_batches(2)
+        assert leaves.cancel()
+        runner.open()
+        result(stays)
+        riders = batcher.last_batches()[-1].riders
+    assert riders is not None
+    assert [(rider.tag, rider.answered) for rider in riders] == [("stays", True), ("leaves", False)]
+
+
+def test_the_parts_of_a_large_request_have_its_tag() -> None:
+    with Batcher(lambda x: x, 2) as batcher:
+        batcher.last_batches()
+        result(batcher.submit_rows(np.zeros(5), tag="large"))
+        told = [(batch.rows, [rider.tag for rider in batch.riders or ()]) for batch in batcher.last_batches()]
+    assert told == [(2, ["large"]), (2, ["large"]), (1, ["large"])]
+
+
+def test_which_function_ran_it() -> None:
+    gates = [threading.Event(), threading.Event()]
+
+    def running(index: int) -> Callable[[Any], Any]:
+        def run(x: Any) -> Any:
+            gates[index].set()
+            assert gates[1 - index].wait(PATIENCE), "both run at the same time"
+            return x
+
+        return run
+
+    with Batcher([running(0), running(1)], 1) as batcher:
+        for future in [batcher.submit(0.0) for _ in range(2)]:
+            result(future)
+        assert sorted(batch.instance for batch in batcher.last_batches()) == [0, 1]
+
+
+def test_a_batch_that_was_handed_back_and_ran_again() -> None:
+    """Its device failed: it is there twice, and its rider waited all the while."""
+    clock = VirtualClock()
+    failures = [InstanceFailed("gone")]
+
+    def run(x: Any) -> Any:
+        clock.advance(1.0)
+        if failures:
+            raise failures.pop()
+        return x
+
+    with Batcher(run, 4, clock=clock) as batcher:
+        batcher.last_batches()
+        result(batcher.submit(0.0, tag="again"))
+        failed, ran = batcher.last_batches()
+    assert (failed.error, failed.number) == ("InstanceFailed", None)
+    assert failed.riders == [Rider("again", 1, 1, 0.0, answered=False)]
+    assert (ran.error, ran.number, ran.again) == ("", 1, False)
+    assert ran.riders == [Rider("again", 1, 1, 1.0, answered=True)]
+
+
+def test_no_tensor_is_kept() -> None:
+    """Neither inputs nor outputs, nor the future, of what rode."""
+    alive: list[weakref.ref[Any]] = []
+
+    def run(x: Any) -> Any:
+        y = x + 1
+        alive.extend((weakref.ref(x), weakref.ref(y)))
+        return y
+
+    with Batcher(run, 4) as batcher:
+        batcher.last_batches()
+        for _ in range(3):
+            example = np.zeros(1000)
+            future = batcher.submit(example, tag="x")
+            result(future)
+            alive += [weakref.ref(example), weakref.ref(future)]
+            del example, future
+        assert batcher.drain(PATIENCE)
+        assert len(batcher.last_batches()) == 3
+        gc.collect()
+        assert [one() for one in alive] == [None] * 12

@@ -1,0 +1,210 @@
+"""A device fails under load: no request is lost, the server says so, and serves again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from e2e.fixtures import Serve
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+from support.processes import faulty
+from support.processes.server import ServerProcess
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import inference_pb2_grpc
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+# Never waited out by a passing test.
+PATIENCE = 60.0
+CLIENTS = 12
+
+
+def dial(server: ServerProcess) -> grpc.Channel:
+    # What the server says is what the test sees.
+    return grpc.insecure_channel(server.address, [("grpc.enable_retries", 0)])
+
+
+def message(mark: float, rows: int = 1, work: int = 0) -> pb.ModelInferRequest:
+    x = np.full((rows, 4), mark, np.float32)
+    arrays: dict[str, Any] = {"x": x, "index": np.zeros(rows, np.int64), "work": np.full(rows, work)}
+    request = pb.ModelInferRequest(model_name="probe")
+    for name, array in arrays.items():
+        request.inputs.add(name=name, datatype="FP32" if name == "x" else "INT64", shape=array.shape)
+        request.raw_input_contents.append(array.tobytes())
+    return request
+
+
+def infer(stub: Any, mark: float, rows: int = 1, work: int = 0) -> str:
+    """`right`, or the name of the status; a wrong answer is an error."""
+    try:
+        response = stub.ModelInfer(message(mark, rows, work), timeout=PATIENCE)
+    except grpc.RpcError as error:
+        code: grpc.StatusCode = error.code()
+        return code.name
+    y = np.frombuffer(response.raw_output_contents[0], np.float32).reshape(rows, 4)
+    np.testing.assert_array_equal(y, np.full((rows, 4), 2 * mark, np.float32))
+    return "right"
+
+
+def infer_when_ready(stub: Any) -> None:
+    """Returns when the model answers again."""
+    while (what := infer(stub, 1.0)) != "right":
+        assert what == "UNAVAILABLE"
+
+
+class Health:
+    """What a model's health has been, change by change."""
+
+    def __init__(self, channel: grpc.Channel, service: str) -> None:
+        self.changes: list[int] = []
+        # When, by `time.monotonic`.
+        self.times: list[float] = []
+        self._changed = threading.Condition()
+        self._watch = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service=service)
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+        self.await_status(SERVING)
+
+    def _read(self) -> None:
+        try:
+            for response in self._watch:
+                with self._changed:
+                    self.changes.append(response.status)
+                    self.times.append(time.monotonic())
+                    self._changed.notify_all()
+        except grpc.RpcError:
+            pass
+
+    def await_status(self, status: int, after: int = 0) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: status in self.changes[after:], PATIENCE), self.changes
+
+
+def test_no_request_is_lost_while_memory_runs_out_and_the_device_breaks(serve_faulty: Serve) -> None:
+    server = serve_faulty("--max-batch-size", "16", "--batching", "trust", FAULTY_ROOM="3")
+    ended: Counter[str] = Counter()
+    # Guards ended.
+    lock = threading.Lock()
+
+    def run(client: int) -> None:
+        with dial(server) as channel:
+            stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+            for number in range(40):
+                breaks = number in (10, 25) and client % 4 == 0
+                mark = faulty.ONCE + 100 * client + number if breaks else float(100 * client + number)
+                what = infer(stub, mark, rows=(1, 1, 2, 7)[number % 4])
+                with lock:
+                    ended[what] += 1
+
+    with dial(server) as channel:
+        health, whole = Health(channel, "probe"), Health(channel, "")
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            for future in [clients.submit(run, client) for client in range(CLIENTS)]:
+                future.result()
+        assert ended.total() == CLIENTS * 40
+        assert set(ended) <= {"right", "UNAVAILABLE"}
+        assert ended["right"] > 0
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        infer_when_ready(stub)
+        for watched in (health, whole):
+            watched.await_status(NOT_SERVING)
+            watched.await_status(SERVING, after=watched.changes.index(NOT_SERVING))
+        assert stub.ModelReady(pb.ModelReadyRequest(name="probe"), timeout=PATIENCE).ready
+        assert [infer(stub, 5.0, rows=16) for _ in range(3)] == ["right"] * 3
+    assert server.stop() == 0
+    assert any("works again, built anew" in line for line in server.log)
+    assert any("does not fit into the memory" in line for line in server.log)
+
+
+def test_a_row_that_never_fits_is_told_so(serve_faulty: Serve) -> None:
+    server = serve_faulty("--batching", "trust", FAULTY_ROOM="0")
+    with dial(server) as channel:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ModelInfer(message(1.0), timeout=PATIENCE)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "a single row of the request does not fit into the device's memory" in str(caught.value.details())
+
+
+def test_a_request_that_breaks_the_device_each_time_is_tried_twice(serve_faulty: Serve) -> None:
+    server = serve_faulty()
+    with dial(server) as channel:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ModelInfer(message(faulty.ALWAYS), timeout=PATIENCE)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "the device failed (CUDA error 700)" in str(caught.value.details())
+        status = rpc_status.from_call(caught.value)
+        assert [detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in status.details] == [True]
+        infer_when_ready(stub)
+    assert server.stop() == 0
+    assert sum("an illegal memory access was encountered" in line for line in server.log) == 2
+
+
+def test_a_run_that_takes_too_long_is_ended_and_the_model_goes_on(serve_faulty: Serve) -> None:
+    """For real: ONNX Runtime ends a loop between two of its turns."""
+    server = serve_faulty("--run-timeout-seconds", "2")
+    with dial(server) as channel:
+        health = Health(channel, "probe")
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ModelInfer(message(1.0, work=100_000_000), timeout=PATIENCE)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "the batch ran for longer than 2 s, which --run-timeout-seconds" in str(caught.value.details())
+        assert infer(stub, 2.0) == "right"
+        assert health.changes == [SERVING]
+
+
+def test_a_run_that_does_not_end_turns_the_model_not_ready(serve_faulty: Serve, tmp_path: Path) -> None:
+    release = tmp_path / "release"
+    server = serve_faulty("--run-timeout-seconds", "1", "--max-batch-size", "1", FAULTY_RELEASE=str(release))
+    with dial(server) as channel, ThreadPoolExecutor() as callers:
+        health, whole = Health(channel, "probe"), Health(channel, "")
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        marks = [faulty.HANG, 1.0, 2.0, 3.0]
+        ended = [callers.submit(infer, stub, mark) for mark in marks]
+        health.await_status(NOT_SERVING)
+        whole.await_status(NOT_SERVING)
+        assert not stub.ModelReady(pb.ModelReadyRequest(name="probe"), timeout=PATIENCE).ready
+        assert not stub.ServerReady(pb.ServerReadyRequest(), timeout=PATIENCE).ready
+        ends = [future.result() for future in ended]
+        assert ends[0] == "DEADLINE_EXCEEDED"
+        assert set(ends[1:]) <= {"UNAVAILABLE", "right"}, "queued behind it, or run before"
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ModelInfer(message(4.0), timeout=PATIENCE)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "is not at ready state" in str(caught.value.details())
+        release.touch()
+        health.await_status(SERVING, after=health.changes.index(NOT_SERVING))
+        infer_when_ready(stub)
+
+
+def test_a_device_that_cannot_be_brought_back_ends_the_server_where_that_is_asked(
+    serve_faulty: Serve,
+) -> None:
+    server = serve_faulty("--exit-on-device-loss", FAULTY_VAIN="1000000")
+    with dial(server) as channel:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert infer(stub, faulty.ONCE) == "UNAVAILABLE"
+        assert server.wait() == 1
+    assert any("the server has to be restarted" in line for line in server.log)
+
+
+def test_a_device_that_comes_back_late_serves_again(serve_faulty: Serve) -> None:
+    server = serve_faulty(FAULTY_VAIN="6")
+    with dial(server) as channel:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert infer(stub, faulty.ONCE) == "UNAVAILABLE"
+        infer_when_ready(stub)
+        assert stub.ModelReady(pb.ModelReadyRequest(name="probe"), timeout=PATIENCE).ready

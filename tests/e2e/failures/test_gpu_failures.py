@@ -1,0 +1,79 @@
+"""What `make gpu-check` does to a GPU, done here to a device that fails as a GPU does; and that it finds what is wrong."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import gpu_failures
+import grpc
+import pytest
+from support.processes import broken_gpu, faulty
+from support.processes.server import ServerProcess
+
+from tensorferry.protos import inference_pb2_grpc
+
+FAULTY = [sys.executable, str(Path(faulty.__file__))]
+
+
+def _break(server: ServerProcess) -> None:
+    with grpc.insecure_channel(server.address, [("grpc.enable_retries", 0)]) as channel:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert gpu_failures.infer(stub, faulty.ONCE, 1) == "UNAVAILABLE"
+
+
+def test_no_request_is_lost_where_memory_runs_out(tmp_path: Path) -> None:
+    machine = gpu_failures.Machine(("--device", "cpu"), FAULTY, {faulty.ROOM: "3"})
+    assert gpu_failures.out_of_memory(tmp_path, machine, 1) == []
+
+
+def test_memory_that_suffices_shows_nothing(tmp_path: Path) -> None:
+    machine = gpu_failures.Machine(("--device", "cpu"))
+    assert gpu_failures.out_of_memory(tmp_path, machine, 1) == [
+        "out of memory: the memory sufficed, so nothing was shown"
+    ]
+
+
+def test_no_request_is_lost_where_the_device_is(tmp_path: Path) -> None:
+    machine = gpu_failures.Machine(("--device", "cpu"), FAULTY, {faulty.VAIN: "1000000"})
+    assert gpu_failures.lost(tmp_path, machine, _break) == []
+
+
+def test_a_server_that_goes_on_is_found_out(tmp_path: Path) -> None:
+    machine = gpu_failures.Machine(("--device", "cpu"), FAULTY)
+    wrong = gpu_failures.lost(tmp_path, machine, lambda server: server.signal())
+    assert any("ended with code 0, not with 1" in line for line in wrong)
+
+
+class Driver:
+    """libcuda, as far as a kernel is launched: each function notes its name, and one of them fails."""
+
+    def __init__(self, fails: str = "", result: int = 700) -> None:
+        self.calls: list[str] = []
+        self._fails, self._result = fails, result
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            self.calls.append(name)
+            return self._result if name == self._fails else 0
+
+        call.__name__ = name
+        return call
+
+
+def test_the_kernel_is_launched_and_waited_for() -> None:
+    driver = Driver("cuCtxSynchronize")
+    assert broken_gpu.break_gpu(driver) == 700
+    assert driver.calls[-2:] == ["cuLaunchKernel", "cuCtxSynchronize"]
+
+
+def test_a_kernel_that_cannot_be_loaded_is_said_to() -> None:
+    with pytest.raises(RuntimeError, match="cuModuleLoadData says 218"):
+        broken_gpu.break_gpu(Driver("cuModuleLoadData", 218))
+
+
+def test_a_device_that_does_not_break_shows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_failures, "PATIENCE", 0.5)
+    wrong = gpu_failures.lost(tmp_path, gpu_failures.Machine(("--device", "cpu")), lambda server: None)
+    assert wrong[0] == "a broken device: nothing failed, so nothing was shown"

@@ -1,0 +1,98 @@
+"""A real server that is overloaded, and clients that come back when they are told to: all succeed in the end."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from e2e.fixtures import Serve
+from e2e.test_metrics import scrape_until
+from polling import until
+from support.processes.faulty import HANG
+
+from tensorferry.client import InferenceClient, InferenceResult, ResourceExhausted, Retry, aio
+
+CALLERS, EACH = 24, 3
+PATIENCE = 120
+# As often as it takes, be the machine as slow as it may.
+RETRY = Retry(attempts=40, budget=10_000)
+
+
+def inputs(tag: int) -> dict[str, np.ndarray]:
+    """Some tenths of a millisecond for each product that the model makes of it."""
+    return {
+        "x": np.full((1, 4), tag, np.float32),
+        "index": np.zeros(1, np.int64),
+        "work": np.full(1, 20, np.int64),
+    }
+
+
+def check(result: InferenceResult, tag: int) -> None:
+    np.testing.assert_array_equal(result["y"], np.full((1, 4), 2 * tag, np.float32))
+
+
+def options(client: str) -> tuple[str, ...]:
+    return ("--max-queue-size", "4", "--max-batch-size", "2", *(("--fair-share",) if client else ()))
+
+
+@pytest.mark.parametrize("client", ["", "fair"])
+def test_threads(serve_faulty: Serve, client: str, tmp_path: Path) -> None:
+    """Each caller is a client of its own; without retries they are refused while the queue is full, with them none."""
+    release = tmp_path / "release"
+    server = serve_faulty(*options(client), "--metrics-port", "0", FAULTY_RELEASE=str(release))
+    refused: list[float | None] = []
+
+    def call(number: int, retry: Retry | None) -> None:
+        with InferenceClient(server.address, retry=retry) as one:
+            for turn in range(EACH):
+                tag = number * EACH + turn
+                try:
+                    check(one.infer("probe", inputs(tag), timeout=PATIENCE), tag)
+                except ResourceExhausted as error:
+                    refused.append(error.retry_after)
+
+    with ThreadPoolExecutor(CALLERS) as threads, InferenceClient(server.address) as holder:
+        # Nothing else runs until it is released.
+        held = holder.submit("probe", inputs(int(HANG)), timeout=PATIENCE)
+        scrape_until(server, lambda found: found["tensorferry_running_requests"] == 1)
+        running = [threads.submit(call, number, None) for number in range(CALLERS)]
+        until(lambda: refused, seconds=PATIENCE)
+        release.touch()
+        held.result(PATIENCE)
+        for future in running:
+            future.result(PATIENCE)
+        assert None not in refused, "each is told when to come back"
+        refused.clear()
+        list(threads.map(call, range(CALLERS), [RETRY] * CALLERS))
+        assert not refused
+
+
+def test_futures_and_streams(serve: Serve, probe_model: Path) -> None:
+    server = serve(probe_model, *options(""))
+    with InferenceClient(server.address, retry=RETRY) as client:
+        futures = [client.submit("probe", inputs(tag), timeout=PATIENCE) for tag in range(CALLERS)]
+        for tag, future in enumerate(futures):
+            check(future.result(PATIENCE), tag)
+        results = client.stream("probe", map(inputs, range(CALLERS)), ordered=True, timeout=PATIENCE)
+        for tag, result in enumerate(results):
+            check(result, tag)
+
+
+async def test_tasks(serve: Serve, probe_model: Path) -> None:
+    server = serve(probe_model, *options(""))
+    async with aio.InferenceClient(server.address, retry=RETRY) as client:
+
+        async def call(tag: int) -> None:
+            check(await client.infer("probe", inputs(tag), timeout=PATIENCE), tag)
+
+        await asyncio.gather(*map(call, range(CALLERS)))
+        tag = 0
+        async for result in client.stream(
+            "probe", map(inputs, range(CALLERS)), ordered=True, timeout=PATIENCE
+        ):
+            check(result, tag)
+            tag += 1
+        assert tag == CALLERS

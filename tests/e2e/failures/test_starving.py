@@ -1,0 +1,70 @@
+"""Calls whose message never comes, as many as there are threads: what they keep others from, and for how long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from e2e.fixtures import Serve
+from fuzz.attackers.raw import PREFIX, Connection, headers_of
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.processes.probe import WAIT_SECONDS, answer, output, request
+
+from tensorferry.protos import inference_pb2_grpc
+from tensorferry.server.app import HANDLER_THREADS
+
+# Of calls that are not answered.
+SOON = 0.5
+
+
+@pytest.mark.parametrize("rpc", ["ModelInfer", "ServerMetadata"])
+def test_health_is_answered_whatever_threads_others_take(serve: Serve, probe_model: Path, rpc: str) -> None:
+    server = serve(probe_model)
+    # Of the lane's calls none has a thread.
+    starves = server.ready["transport"] == "threaded" or rpc != "ModelInfer"
+    with grpc.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        live: Any = channel.unary_unary(f"{PREFIX}ServerLive")
+        health = health_pb2_grpc.HealthStub(channel)
+        live(b"", timeout=WAIT_SECONDS)
+        with Connection(server.address, WAIT_SECONDS) as silent:
+            for _ in range(HANDLER_THREADS):
+                silent.begin(headers_of(rpc))
+            # They have been read: what is sent from now on comes after them.
+            silent.ping()
+            if starves:
+                with pytest.raises(grpc.RpcError) as caught:
+                    live(b"", timeout=SOON)
+                assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            else:
+                live(b"", timeout=WAIT_SECONDS)
+            status = health.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_SECONDS).status
+            assert status == health_pb2.HealthCheckResponse.SERVING
+            watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT_SECONDS)
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            watch.cancel()
+            if server.ready["transport"] == "lane":
+                response = stub.ModelInfer(request(1), timeout=WAIT_SECONDS)
+                assert output(response).tolist() == answer(1).tolist()
+        # They are gone with their connection.
+        live(b"", timeout=WAIT_SECONDS)
+        response = stub.ModelInfer(request(2), timeout=WAIT_SECONDS)
+        assert output(response).tolist() == answer(2).tolist()
+
+
+def test_a_deadline_ends_them(serve: Serve, probe_model: Path) -> None:
+    """Which grpc's clients send with a call: one that hangs takes its thread for no longer."""
+    server = serve(probe_model)
+    with (
+        grpc.insecure_channel(server.address) as channel,
+        Connection(server.address, WAIT_SECONDS) as silent,
+    ):
+        calls = [
+            silent.begin(headers_of("ServerMetadata", grpc_timeout="1S")) for _ in range(HANDLER_THREADS)
+        ]
+        silent.ping()
+        live: Any = channel.unary_unary(f"{PREFIX}ServerLive")
+        live(b"", timeout=WAIT_SECONDS)
+        silent.await_answers(calls)

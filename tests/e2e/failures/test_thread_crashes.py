@@ -1,0 +1,119 @@
+"""A thread of the server dies under load: health says so at once, and it serves again, or ends to be restarted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+from e2e.failures.test_device_failure import NOT_SERVING, PATIENCE, SERVING, Health, dial, infer, message
+from e2e.fixtures import Serve
+from e2e.test_metrics import scrape, scrape_until
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.processes import faulty
+
+from tensorferry.protos import inference_pb2_grpc
+
+CLIENTS = 8
+# For how long a device takes no batches after its worker's falls, one soon after the other.
+STANDS_BACK = (0.1, 0.2, 0.4, 0.8, 1.6)
+
+
+def test_health_turns_with_each_fall_and_is_back(serve_faulty: Serve) -> None:
+    """Under load: each request is answered, rightly, and none is lost, though workers die with them."""
+    server = serve_faulty("--metrics-port", "0", expects_falls=True)
+    ended: Counter[str] = Counter()
+    # Guards ended.
+    lock = threading.Lock()
+    stop = threading.Event()
+
+    def load(client: int) -> None:
+        with dial(server) as channel:
+            stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+            number = 0
+            while not stop.is_set():
+                number += 1
+                what = infer(stub, float(100 * client + number % 90), rows=(1, 1, 2)[number % 3])
+                with lock:
+                    ended[what] += 1
+
+    with dial(server) as channel, ThreadPoolExecutor(CLIENTS) as clients:
+        health, whole = Health(channel, "probe"), Health(channel, "")
+        running = [clients.submit(load, client) for client in range(CLIENTS)]
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        try:
+            for fall, seconds in enumerate(STANDS_BACK):
+                seen = len(health.changes), len(whole.changes)
+                began = time.monotonic()
+                assert infer(stub, faulty.FALL + fall) == "right", "it rode once more"
+                for watched, before in zip((health, whole), seen, strict=True):
+                    watched.await_status(NOT_SERVING, after=before)
+                    watched.await_status(SERVING, after=watched.changes.index(NOT_SERVING, before))
+                out, back = (health.times[seen[0] + step] - began for step in (0, 1))
+                print(
+                    f"a worker dead: NOT_SERVING after {out * 1e3:.1f} ms, SERVING after {back * 1e3:.1f} ms, "
+                    f"of which {seconds * 1e3:g} are meant"
+                )
+                assert back >= seconds
+                assert scrape(server)["tensorferry_instance_events_total{event=worker_died}"] == fall + 1
+            # Each fall is seen, once, by both, and nothing else.
+            for watched in (health, whole):
+                assert watched.changes == [SERVING, *[NOT_SERVING, SERVING] * len(STANDS_BACK)]
+        finally:
+            stop.set()
+        for each in running:
+            each.result(PATIENCE)
+    assert set(ended) <= {"right", "UNAVAILABLE"}, "between the fall and the return the model is not ready"
+    assert ended["right"] > 0
+    assert server.stop() == 0
+    said = [line for line in server.log if "a worker ended unexpectedly; this is a bug" in line]
+    assert len(said) == len(STANDS_BACK)
+    for line, seconds in zip(said, STANDS_BACK, strict=True):
+        assert f"Another takes its place in {seconds:g} s" in line
+
+
+def test_a_request_that_kills_a_worker_and_its_neighbours(serve_faulty: Serve) -> None:
+    """All that ride in a batch whose worker dies are answered by the next."""
+    server = serve_faulty(expects_falls=True)
+    with dial(server) as channel, ThreadPoolExecutor(CLIENTS) as clients:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        busy = stub.ModelInfer.future(message(1.0, work=2000), timeout=PATIENCE)
+        marks = [faulty.FALL, *map(float, range(CLIENTS - 1))]
+        ends = list(clients.map(lambda mark: infer(stub, mark), marks))
+        late: Any = busy.exception(PATIENCE)
+        # Whichever came first.
+        assert late is None or late.code() is grpc.StatusCode.UNAVAILABLE
+    assert set(ends) <= {"right", "UNAVAILABLE"}
+    assert ends[0] == "right"
+
+
+def test_without_the_thread_that_polls_the_process_ends_to_be_started_anew(
+    serve_faulty: Serve, tmp_path: Path
+) -> None:
+    """Of grpcio's own code nothing can be begun again: a call in flight hears UNAVAILABLE, at once."""
+    deaf = tmp_path / "deaf"
+    server = serve_faulty("--metrics-port", "0", expects_falls=True, FAULTY_POLLING=str(deaf))
+    with dial(server) as channel:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert infer(stub, 1.0) == "right"
+        in_flight = stub.ModelInfer.future(message(2.0, work=100_000_000), timeout=PATIENCE)
+        scrape_until(server, lambda found: found["tensorferry_running_requests"] == 1)
+        deaf.touch()
+        began = time.monotonic()
+        health = health_pb2_grpc.HealthStub(channel)
+        try:
+            health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+        except grpc.RpcError as error:
+            code: Any = error
+            # Which, is core's race between the end of the call and that of the connection.
+            assert code.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        else:
+            raise AssertionError("it was answered all the same")
+        assert in_flight.exception(PATIENCE).code() is grpc.StatusCode.UNAVAILABLE
+        print(f"nobody polls: ended after {time.monotonic() - began:.3f} s")
+    assert server.wait() == 1
+    assert any("the thread that serves every call has ended unexpectedly" in line for line in server.log)

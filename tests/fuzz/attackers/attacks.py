@@ -1,0 +1,64 @@
+"""What attacks share: connections, frames and calls that no library would make, and the codes they may end with."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+from fuzz.attackers.raw import Connection, headers_of
+from fuzz.attackers.wire import Wire
+from support.server.rig import request
+
+PATIENCE = 30.0
+OK, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = (
+    0,
+    3,
+    4,
+    5,
+    8,
+    12,
+    13,
+)
+MAX_MESSAGE_BYTES = 64 << 20
+GOOD = request({"x": np.zeros((1, 3), np.float32)}, model="m", id="raw").SerializeToString()
+
+
+def connect(wire: Wire, **options: int) -> Connection:
+    return Connection(wire.server.address, PATIENCE, **options)
+
+
+def frame(kind: int, flags: int, call: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + struct.pack(">BBI", kind, flags, call) + payload
+
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PUSH, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
+    0,
+    1,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    9,
+)
+END_STREAM, END_HEADERS = 1, 4
+
+
+def sent(wire: Wire, data: bytes, **changed: str | None) -> tuple[int | None, str]:
+    """Status and message of one call with this body."""
+    with connect(wire) as connection:
+        call = connection.begin(headers_of("ModelInfer", **changed), last=not data)
+        if data:
+            connection.send(call, data, last=True)
+        connection.flush()
+        connection.await_answers([call])
+        answer = connection.answers[call]
+        return answer.grpc_status, answer.message
+
+
+def closed_by_server(connection: Connection) -> bool:
+    """Reads until the server ends the connection; TimeoutError if it does not."""
+    while connection.read():
+        pass
+    return connection.closed

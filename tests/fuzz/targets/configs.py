@@ -1,0 +1,394 @@
+"""Configurations of models, in every form in which one comes; model files; and loading and unloading by clients.
+
+Everything is real but ONNX Runtime: a session in its place has a signature and copies its inputs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest import mock
+
+import numpy as np
+from fuzz.target import ANSWERED, FindingError, Shape, code_of, timed
+from fuzz.targets.methods import MethodsTarget
+from fuzz.world import WORDS
+from google.protobuf import json_format, text_format
+from support.server import models
+from support.server.rig import spec
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.errors import ServerError, StartError
+from tensorferry.server.inference.classification import read_labels
+from tensorferry.server.methods import repository
+from tensorferry.server.methods.repository import RepositoryMethods
+from tensorferry.server.model_config.pbtxt import config_text, parse_config, read_config
+from tensorferry.server.models import loader, preparation
+from tensorferry.server.models.preparation import Prepared
+from tensorferry.server.models.registry import Model, ModelState
+from tensorferry.server.models.repository import Repository
+from tensorferry.server.models.repository_control import ModelControl
+from tensorferry.server.models.warmup_samples import warm_up_samples
+from tensorferry.server.runtime.onnx_strings import words_of
+from tensorferry.server.runtime.steady import is_steady
+from tensorferry.server.signature import Signature
+from tensorferry.server.transport.threaded_servicer import Extension
+
+_SIGNATURE = Signature(
+    (spec("x", "FP32", "batch", 3), spec("n", "INT64", "batch", "k")),
+    (spec("x_out", "FP32", "batch", 3), spec("n_out", "INT64", "batch", "k")),
+)
+_OPTIONS = ServerConfig((ModelSource("m", Path("m.onnx")),))
+# More instances are made of this model than are of use here: each takes threads.
+_MOST_INSTANCES = 4
+# Models of the repository that clients load and unload.
+_OWN = ("good", "other", "sent", "broken")
+
+GOOD = """
+name: "m" backend: "onnxruntime" max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: [ 3 ] }
+input { name: "n" data_type: TYPE_INT64 dims: [ -1 ] reshape { shape: [ -1 ] } }
+output { name: "x_out" data_type: TYPE_FP32 dims: [ 3 ] label_filename: "labels.txt" }
+output { name: "n_out" data_type: TYPE_INT64 dims: [ -1 ] }
+dynamic_batching {
+  preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100 priority_levels: 3 default_priority_level: 2
+  default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 1000 max_queue_size: 8 }
+  priority_queue_policy { key: 1 value { allow_timeout_override: true } }
+}
+instance_group { count: 2 kind: KIND_CPU }
+version_policy { specific { versions: [ 1, 2 ] } }
+optimization { graph { level: 1 } execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }
+parameters { key: "intra_op_thread_count" value { string_value: "1" } }
+model_warmup {
+  name: "w" batch_size: 2 count: 1
+  inputs { key: "x" value { data_type: TYPE_FP32 dims: 3 random_data: true } }
+  inputs { key: "n" value { data_type: TYPE_INT64 dims: 2 zero_data: true } }
+}
+model_warmup { name: "f" batch_size: 1 inputs { key: "x" value { data_type: TYPE_FP32 dims: 3 input_data_file: "x" } } }
+"""
+_OTHERS = (
+    "",
+    "max_batch_size: 4",
+    'input { name: "x" data_type: TYPE_FP32 dims: [ -1, 3 ] } version_policy { all { } }',
+    "max_batch_size: 4 sequence_batching { }",
+    "max_batch_size: 4 dynamic_batching { }",
+    'platform: "onnxruntime_onnx" version_policy { latest { num_versions: 2 } } default_model_filename: "other.onnx"',
+    'optimization { cuda { graphs: true graph_spec { batch_size: 1 } } } parameters { key: "fp16" value { } }',
+    "max_batch_size: 99999999999999999999",
+    "# nothing\n name: 'm",
+    'instance_group [ { count: 1 kind: KIND_GPU gpus: [ 0 ] }, { kind: KIND_AUTO } ] model_transaction_policy { }',
+)  # fmt: skip
+
+
+class _Session:
+    """As much of a Session as preparing a model uses."""
+
+    device = "cpu"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.signature = _SIGNATURE
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return {f"{name}_out": np.array(array) for name, array in inputs.items()}
+
+
+class _File:
+    def __init__(self, path: Path) -> None:
+        self.source = self.path = path
+
+    def session(self, device: str, settings: Any) -> _Session:
+        if not self.path.is_file():
+            raise StartError(f"{self.path} is not there")
+        return _Session(self.path)
+
+
+class _WithoutRuntime:
+    """Prepares models over sessions that copy."""
+
+    def __init__(self) -> None:
+        self._patch = mock.patch.object(preparation, "file_of", lambda source, fp16, scratch: _File(source))
+        self._patch.start()
+
+    def prepare(self, source: ModelSource, options: ServerConfig = _OPTIONS) -> Model:
+        """What `load_model` does with a configuration, up to a batcher that runs."""
+        with ExitStack() as scratch:
+            prepared: Prepared = preparation.prepare(source, options, "cpu", scratch)
+        signature, settings = prepared.contract.signature, prepared.settings
+        warm_up_samples(prepared.config, signature, source.directory)
+        labels = read_labels(prepared.config, source.directory)
+        run = prepared.contract.runner(prepared.session.run)
+        functions = [run] * min(_MOST_INSTANCES, len(settings.devices))
+        batcher = loader._batcher(
+            source, options, settings, functions, None, lambda instance, reason, hopeless: None
+        )
+        return Model(
+            source.name, source.version, signature, settings.max_batch_size, "", batcher,
+            config=prepared.config, labels=labels,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self._patch.stop()
+
+
+def _words() -> tuple[str, ...]:
+    names = [
+        "m",
+        "x",
+        "n",
+        "x_out",
+        "n_out",
+        "labels.txt",
+        "../labels.txt",
+        "model.onnx",
+        "TYPE_FP32",
+        "openvino",
+    ]
+    names += [
+        "onnxruntime",
+        "onnxruntime_onnx",
+        "tensorflow",
+        "cuda",
+        "tensorrt",
+        "precision_mode",
+        "FP16",
+        "KIND_CPU",
+    ]
+    names += [
+        "intra_op_thread_count",
+        "inter_op_thread_count",
+        "execution_mode",
+        "fp16",
+        "fp16_except",
+        "fp16_tolerance",
+    ]
+    names += [
+        "enable_mem_arena",
+        "gpu_mem_limit",
+        "arena_extend_strategy",
+        "cudnn_conv_algo_search",
+        "-1",
+        "1",
+        "warm",
+    ]
+    return (*WORDS, *names)
+
+
+class ConfigTarget:
+    """A configuration as text, as JSON or as a message, up to the batcher that it asks for."""
+
+    name = "config"
+    words: Sequence[str] = _words()
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / "m"
+        (self._directory / "1").mkdir(parents=True)
+        (self._directory / "warmup").mkdir()
+        (self._directory / "warmup" / "x").write_bytes(bytes(12))
+        (self._directory / "labels.txt").write_text("zero\none\n")
+        (directory / "labels.txt").write_text("outside\n")
+        self._path = models.echo(self._directory / "1" / "model.onnx")
+        self._text = self._directory / "config.pbtxt"
+        self._without = _WithoutRuntime()
+        self._name = "m"
+
+    def seeds(self) -> Sequence[bytes]:
+        texts = (GOOD, *_OTHERS)
+        made = [bytes([0]) + text.encode() for text in texts]
+        for text in texts:
+            try:
+                message = text_format.Parse(text, ModelConfig())
+            except text_format.ParseError:
+                continue
+            made.append(bytes([1]) + json_format.MessageToJson(message).encode())
+            made.append(bytes([2]) + message.SerializeToString(deterministic=True))
+        return made
+
+    def shape(self, data: bytes) -> Shape:
+        front = data[:1] or b"\0"
+        return Shape(front, ModelConfig if front[0] % 3 == 2 else None)
+
+    def run(self, data: bytes) -> str:
+        front, _ = self.shape(data)
+        with timed():
+            try:
+                config = self._read(front[0] % 3, data[1:])
+                source = ModelSource(self._name, self._path, "1", config, self._directory)
+                model = self._without.prepare(source)
+            except StartError as error:
+                if not str(error):
+                    raise FindingError("a refusal that says nothing") from error
+                return "refused"
+            except ServerError as error:
+                return code_of(error)
+            # What a client is shown.
+            pb.ModelConfigResponse(config=model.config).SerializeToString()
+            str(model)
+            if not model.batcher.close():
+                raise FindingError("a worker did not end")
+        return ANSWERED
+
+    def _read(self, form: int, data: bytes) -> ModelConfig:
+        if form == 0:
+            self._text.write_bytes(data)
+            return read_config(self._text)
+        if form == 1:
+            return repository._config(data.decode(errors="replace"), self._name)
+        try:
+            message = ModelConfig.FromString(data)
+        except Exception:
+            raise StartError("no message") from None
+        text = config_text(message)
+        again = parse_config(text, "text")
+        if config_text(again) != text:
+            raise FindingError(f"read again it is another one: {text}")
+        return again
+
+    def check(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._without.close()
+
+
+class FilesTarget:
+    """What is read of a model's file before ONNX Runtime has it."""
+
+    name = "files"
+    words: Sequence[str] = WORDS
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "model.onnx"
+
+    def seeds(self) -> Sequence[bytes]:
+        made = []
+        for build in (models.echo, models.mlp, models.conv, models.centred, models.running_sum):
+            made.append(build(self._path).read_bytes())
+        return made
+
+    def shape(self, data: bytes) -> Shape:
+        import onnx
+
+        return Shape(b"", onnx.ModelProto)
+
+    def run(self, data: bytes) -> str:
+        self._path.write_bytes(data)
+        with timed():
+            lists = words_of(self._path)
+            if len(lists) > 16 or any(len(words) > 64 for words in lists):
+                raise FindingError("more words than it may remember")
+            return "steady" if is_steady(self._path) else "not steady"
+
+    def check(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class RepositoryTarget(MethodsTarget):
+    """RepositoryIndex, RepositoryModelLoad and RepositoryModelUnload over a real directory of models."""
+
+    name = "repository"
+    words: Sequence[str] = (*_words(), "good", "other", "broken", "config", "file:1/model.onnx", "file:../x", "file:1/../../x",
+             "unload_dependents", "file:2/deep/model.onnx", '{"max_batch_size": 2}', "{}", '{"name": "other"}')  # fmt: skip
+    called = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "ModelConfig")
+    good: ClassVar[Sequence[tuple[str, Any]]] = (
+        ("RepositoryIndex", pb.RepositoryIndexRequest()),
+        ("RepositoryIndex", pb.RepositoryIndexRequest(ready=True)),
+        ("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="good")),
+        ("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="broken")),
+        (
+            "RepositoryModelLoad",
+            pb.RepositoryModelLoadRequest(
+                model_name="other",
+                parameters={"config": pb.ModelRepositoryParameter(string_param='{"max_batch_size": 2}')},
+            ),
+        ),
+        (
+            "RepositoryModelLoad",
+            pb.RepositoryModelLoadRequest(
+                model_name="sent",
+                parameters={
+                    "config": pb.ModelRepositoryParameter(string_param="{}"),
+                    "file:1/model.onnx": pb.ModelRepositoryParameter(bytes_param=b"onnx"),
+                },
+            ),
+        ),
+        ("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="good")),
+        (
+            "RepositoryModelUnload",
+            pb.RepositoryModelUnloadRequest(
+                model_name="sent",
+                parameters={"unload_dependents": pb.ModelRepositoryParameter(bool_param=True)},
+            ),
+        ),
+    )
+
+    def __init__(self, directory: Path) -> None:
+        self._root, self._sent, inside = directory / "models", directory / "sent", directory / "world"
+        self._sent.mkdir()
+        inside.mkdir()
+        for version in ("good/1", "good/2", "other/1", "broken/1"):
+            (self._root / version).mkdir(parents=True)
+            models.echo(self._root / version / "model.onnx")
+        (self._root / "broken" / "config.pbtxt").write_text("no configuration")
+        self._files = _listed(directory)
+        self._directory = directory
+        # Where what clients send is kept.
+        self._tempdir, tempfile.tempdir = tempfile.tempdir, str(self._sent)
+        self._without = _WithoutRuntime()
+        self._count = 0
+        super().__init__(inside)
+
+    def extensions(self, directory: Path) -> Sequence[Extension]:
+        registry = self.world.registry
+        self._control = ModelControl(
+            registry,
+            Repository([self._root]),
+            self._load,
+            lambda name: self.service.models_changed(),
+            mode="explicit",
+            poll_seconds=1.0,
+        )
+        self._control.start((), (), strict=True)
+        return (RepositoryMethods(registry, self._control),)
+
+    def _load(self, source: ModelSource) -> Model:
+        if source.files is None or source.path.is_file():
+            return self._without.prepare(source)
+        raise StartError(f"{source.path} was not sent")
+
+    def afterwards(self) -> None:
+        self._count += 1
+        if self._count % 64 == 0:
+            self.check()
+
+    def check(self) -> None:
+        super().check()
+        for entry in self.world.registry.entries():
+            # One that is on its way out already has no more to unload.
+            if entry.name in _OWN and entry.state is ModelState.READY:
+                self._control.unload(entry.name)
+        own = {path for path in _listed(self._directory) if not path.is_relative_to(self._sent)}
+        outside = own - self._files - {self._directory / "world" / "key"}
+        if outside:
+            raise FindingError(f"files were made outside of where they belong: {outside}")
+
+    def close(self) -> None:
+        tempfile.tempdir = self._tempdir
+        self._without.close()
+        if not self._control.close(20.0):
+            raise FindingError("models do not end")
+        if left := _listed(self._sent):
+            raise FindingError(f"files that clients sent are left behind: {left}")
+        super().close()
+
+
+def _listed(directory: Path) -> set[Path]:
+    return {path for path in directory.rglob("*") if path.is_file()}

@@ -1,0 +1,146 @@
+"""ModelInfer's bytes: the way through a remembered form must answer as the full decoding does, and both be right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fuzz.target import ANSWERED, Asked, Counted, FindingError, Shape, code_of, timed
+from fuzz.world import WORDS, World, requests
+from support.server.rig import fp32, request
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.tensors import DATATYPES, decode_contents, decode_raw
+from tensorferry.server.inference.request_templates import FormCache, Found
+from tensorferry.server.inference.service import InferenceService
+
+_EXPLAINED = (
+    "batch_number", "batch_requests", "batch_rows", "position", "queue_us", "compute_us", "predicted_us", "close_reason",
+)  # fmt: skip
+
+
+class Forgetful(FormCache):
+    """Remembers nothing: every message goes the long way."""
+
+    def find(self, data: bytes, generation: int) -> Found | None:
+        return None
+
+
+class InferTarget:
+    """Each input is sent once through a service that decodes all, and twice through one that remembers forms.
+
+    A good request rides along, with values of its own, and must get these back.
+    """
+
+    name = "infer"
+    words: Sequence[str] = WORDS
+
+    def __init__(self, directory: Path) -> None:
+        self._world = World(directory)
+        self._world.register()
+        self._plain = InferenceService(self._world.registry, regions=self._world.regions)
+        self._plain._forms = Forgetful()
+        self._known = InferenceService(self._world.registry, regions=self._world.regions)
+        self._counted = Counted()
+        self._neighbours = 0
+
+    def seeds(self) -> Sequence[bytes]:
+        return [message.SerializeToString(deterministic=True) for message in requests()]
+
+    def shape(self, data: bytes) -> Shape:
+        return Shape(b"", pb.ModelInferRequest)
+
+    def run(self, data: bytes) -> str:
+        shared = b"shared_memory" in data
+        results = []
+        with timed():
+            for service in (self._plain, self._known, self._known):
+                if shared:
+                    self._world.fill()
+                asked = self._counted.ask(service, data)
+                # Beside one that waits for its batch; and now and then beside one that was refused.
+                if service is self._plain and (asked.reply is None or self._counted.asked % 16 == 0):
+                    self._check_neighbour(service)
+                results.append(self._result(asked))
+                if shared:
+                    self._world.check()
+        plain, *known = results
+        for other in known:
+            # Whether a timeout of microseconds is kept is luck.
+            if other != plain and "DEADLINE_EXCEEDED" not in (other[0], plain[0]):
+                raise FindingError(f"through a remembered form: {other}; decoded: {plain}")
+        code, said = plain
+        if code == ANSWERED:
+            _check_answer(pb.ModelInferRequest.FromString(data), said, shared)
+        return code
+
+    def _result(self, asked: Asked) -> tuple[str, Any]:
+        reply = asked.wait()
+        try:
+            message = reply.message()
+        except Exception as error:
+            text = str(error)
+            return code_of(error), text
+        response = pb.ModelInferResponse.FromString(message)
+        if response.id != reply.request_id:
+            raise FindingError(f"the answer to {reply.request_id!r} has the id {response.id!r}")
+        for name in _EXPLAINED:
+            response.parameters.pop(name, None)
+        return ANSWERED, response
+
+    def _check_neighbour(self, service: InferenceService) -> None:
+        self._neighbours += 1
+        values = fp32(1, 3) + self._neighbours % 1000
+        good = request({"x": values, "n": np.array([[self._neighbours]])}, model="numbers", id="good")
+        code, answer = self._result(self._counted.ask(service, good.SerializeToString()))
+        if code != ANSWERED or list(answer.raw_output_contents) != list(good.raw_input_contents):
+            raise FindingError(f"a good request beside it was answered with {code}: {answer}")
+
+    def check(self) -> None:
+        self._counted.check()
+        self._world.check()
+
+    def close(self) -> None:
+        self._world.close()
+
+
+def _check_answer(sent: pb.ModelInferRequest, answer: pb.ModelInferResponse, shared: bool) -> None:
+    """The models copy: what came back must be what was sent."""
+    if (answer.model_name, answer.id) != (sent.model_name, sent.id):
+        raise FindingError(f"an answer of {answer.model_name!r} to {answer.id!r}")
+    wanted = [output.name for output in sent.outputs] or [
+        f"{tensor.name}_out" for tensor in answer_order(sent)
+    ]
+    if [output.name for output in answer.outputs] != wanted:
+        raise FindingError(f"the outputs {[o.name for o in answer.outputs]}, wanted were {wanted}")
+    if shared or any(output.parameters for output in sent.outputs):
+        return
+    given = values_of(sent.inputs, sent.raw_input_contents)
+    for name, value in values_of(answer.outputs, answer.raw_output_contents).items():
+        if value != given[name.removesuffix("_out")]:
+            raise FindingError(f"output {name} is {value}, sent was {given[name.removesuffix('_out')]}")
+
+
+def answer_order(sent: pb.ModelInferRequest) -> list[Any]:
+    """The inputs in the model's order, in which its outputs are."""
+    from fuzz.world import KINDS, NUMBERS, STRINGS, TOKENS
+
+    specs = {"numbers": NUMBERS, "strings": STRINGS, "alone": KINDS, "tokens": TOKENS}[sent.model_name]
+    by_name = {tensor.name: tensor for tensor in sent.inputs}
+    return [by_name[each.name] for each in specs]
+
+
+def values_of(tensors: Any, raws: Any) -> dict[str, tuple[tuple[int, ...], bytes]]:
+    """Shape and contents of each tensor, the same whether they were raw or typed; a padded BOOL or a NaN too."""
+    found = {}
+    for index, tensor in enumerate(tensors):
+        kind = DATATYPES[tensor.datatype]
+        if raws:
+            array = decode_raw(raws[index], kind, tensor.shape)
+        else:
+            array = decode_contents(tensor.contents, kind, tensor.shape)
+        data = b"\0".join(array.reshape(-1).tolist()) if kind.name == "BYTES" else array.tobytes()
+        found[tensor.name] = tuple(tensor.shape), data
+    return found

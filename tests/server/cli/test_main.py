@@ -1,0 +1,147 @@
+"""The command `tensorferry` finds its subcommands, and says so when there is none."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from importlib.metadata import version
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tensorferry.server import __main__ as command
+from tensorferry.server.cli import serve
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the subcommand `try` was called with."""
+    calls: list[Any] = []
+
+    def run(argv: list[str]) -> int:
+        calls.append(argv)
+        return 7
+
+    module = ModuleType("tried")
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tried", module)
+    monkeypatch.setitem(command._COMMANDS, "try", ("tried", "run", "a trial"))
+    return calls
+
+
+def test_a_subcommand_gets_the_rest_and_its_exit_code_is_returned(called: list[Any]) -> None:
+    assert command.main(["try", "--flag", "x"]) == 7
+    assert called == [["--flag", "x"]]
+
+
+def test_without_arguments_it_reads_the_command_line(
+    called: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tensorferry", "try", "x"])
+    assert command.main() == 7
+    assert called == [["x"]]
+
+
+@pytest.mark.parametrize("name", command._COMMANDS)
+def test_every_subcommand_exists(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: tensorferry {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_lists_the_subcommands(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([flag]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for name, (_, _, what) in command._COMMANDS.items():
+        assert name in out
+        assert what in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"tensorferry {version('tensorferry')}\n"
+
+
+@pytest.mark.parametrize(("argv", "said"), [([], "usage:"), (["fly"], "unknown command 'fly'\nusage:")])
+def test_no_such_subcommand(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(said)
+
+
+def test_a_missing_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(command._COMMANDS, "try", ("no_such_package.at_all", "run", ""))
+    assert command.main(["try"]) == 1
+    assert "tensorferry try: the package no_such_package is missing; pip install 'tensorferry[cpu]'" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "works"),
+    [
+        ("4.25.8", False),
+        ("5.28.3", False),
+        ("5.29.0", True),
+        ("5.29", True),
+        ("7.36.2", True),
+        ("8.0.0", False),
+    ],
+)
+def test_a_package_of_a_wrong_version_is_named_with_the_cure(
+    version: str, works: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(name: str) -> ModuleType:
+        raise ImportError("cannot import name 'runtime_version' from 'google.protobuf'")
+
+    needed = ["protobuf<8,>=5.29", "numpy>=1.26", 'no-such-package>=3; extra == "cpu"']
+    monkeypatch.setattr(metadata, "requires", lambda name: needed)
+    known = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: version if name == "protobuf" else known(name))
+    monkeypatch.setattr(command, "import_module", refuse)
+    if works:
+        with pytest.raises(ImportError):
+            command.main(["serve"])
+        return
+    assert command.main(["serve"]) == 1
+    assert capsys.readouterr().err == (
+        f"tensorferry serve: protobuf {version} is installed, which does not work: pip install 'protobuf<8,>=5.29'\n"
+    )
+
+
+def test_a_missing_module_of_ours_is_a_bug_and_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(command._COMMANDS, "try", ("tensorferry.server.no_such_module", "run", ""))
+    with pytest.raises(ModuleNotFoundError):
+        command.main(["try"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "message"),
+    [
+        (["m.onnx", "--port", "high"], {}, "--port is 'high'; it must be an integer from 0 to 65535"),
+        (["m.onnx"], {"TENSORFERRY_PORT": "high"}, "TENSORFERRY_PORT is 'high'"),
+        (["m.onnx"], {"TENSORFERRY_CONFIG": "/no/such/file"}, "--config is '/no/such/file'"),
+        (["m.onnx", "--config", "/no/such/other"], {"TENSORFERRY_CONFIG": "/no"}, "'/no/such/other'"),
+        ([], {}, "no MODEL was given"),
+    ],
+)
+def test_serve_ends_with_2_and_a_line_for_bad_options(
+    argv: list[str],
+    environment: dict[str, str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert serve.main(argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tensorferry serve: ")
+    assert message in line

@@ -1,0 +1,149 @@
+"""`tensorferry config` prints what a server would really use, and says what is at fault."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.processes.server import command, environment
+from support.server import models
+
+from tensorferry.server.cli import show_config
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.model_config.pbtxt import config_text, parse_config
+from tensorferry.server.models.loader import load_model
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What configures a server on this machine does not count, nor is the log changed."""
+    for name in list(os.environ):
+        if name.startswith("TENSORFERRY_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr("tensorferry.server.telemetry.logs.configure", lambda log_format, level: None)
+
+
+def repository(root: Path, text: str | None, *versions: str, file: str = "model.onnx") -> Path:
+    home = root / "m"
+    for version in versions:
+        (home / version).mkdir(parents=True)
+        models.twice(home / version / file)
+    if text is not None:
+        (home / "config.pbtxt").write_text(text)
+    return home
+
+
+def served(source: ModelSource, **options: object) -> str:
+    """What a server's ModelConfig has."""
+    model = load_model(source, ServerConfig((source,), **options), "cpu")  # type: ignore[arg-type]
+    assert model.batcher.close()
+    return config_text(model.config)
+
+
+def test_of_a_file_it_is_what_the_server_makes_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = models.lookup(tmp_path / "m.onnx")
+    assert show_config.main([f"n={path}", "--max-batch-size", "4", "--max-queue-delay-ms", "2"]) == 0
+    printed = capsys.readouterr().out
+    first, rest = printed.split("\n", 1)
+    assert re.fullmatch(r"# batches of up to 4 rows after at most 2 ms \((proved|tested)\)", first)
+    assert rest == served(ModelSource("n", path), max_batch_size=4, max_queue_delay=0.002)
+    config = parse_config(printed, "printed")
+    assert (config.name, config.max_batch_size, config.default_model_filename) == ("n", 4, "m.onnx")
+
+
+def test_of_a_directory_it_is_that_of_its_highest_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = 'max_batch_size: 2 default_model_filename: "other.onnx" dynamic_batching { }'
+    home = repository(tmp_path, text, "1", "10", "9", file="other.onnx")
+    assert show_config.main([str(home)]) == 0
+    source = ModelSource("m", home / "10" / "other.onnx", "10", parse_config(text, ""), home)
+    assert capsys.readouterr().out.split("\n", 1)[1] == served(source)
+    assert show_config.source_in(home) == source
+
+
+def test_a_directory_needs_no_configuration_and_its_name_is_the_model_s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repository(tmp_path, None, "1"))
+    assert show_config.main(["."]) == 0
+    assert parse_config(capsys.readouterr().out, "").name == "m"
+
+
+def test_a_version_may_be_a_directory_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1" / "model.onnx").mkdir(parents=True)
+    assert show_config.source_in(tmp_path / "m").path == tmp_path / "m" / "1" / "model.onnx" / "model.onnx"
+
+
+def test_the_environment_counts_as_for_a_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORFERRY_MAX_BATCH_SIZE", "5")
+    assert show_config.main([str(models.twice(tmp_path / "m.onnx"))]) == 0
+    assert parse_config(capsys.readouterr().out, "").max_batch_size == 5
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (["absent.onnx"], 1, "absent.onnx: no such file"),
+        (["absent.onnx", "--max-batch-size", "-1"], 2, "--max-batch-size is '-1'; it must be an integer"),
+        (["..=m.onnx"], 2, "a name starts with a letter or digit"),
+    ],
+)
+def test_what_is_at_fault_is_one_line(
+    argv: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show_config.main(argv) == code
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert streams.err.startswith("tensorferry config: ")
+    assert said in streams.err
+    assert len(streams.err.splitlines()) == 1
+
+
+def test_a_model_that_cannot_be_served_has_no_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show_config.main([str(repository(tmp_path, "max_batch_size: 4\nbatch: 2\n", "1"))]) == 1
+    assert "config.pbtxt: line 2, column 1: " in capsys.readouterr().err
+
+
+def test_a_directory_without_versions(tmp_path: Path) -> None:
+    (tmp_path / "m" / "src").mkdir(parents=True)
+    with pytest.raises(
+        StartError, match="at least one version must be available under the version policy of model 'm'"
+    ):
+        show_config.source_in(tmp_path / "m")
+
+
+def test_a_version_that_does_not_serve_does_not_count(tmp_path: Path) -> None:
+    home = repository(tmp_path, "version_policy { specific { versions: [ 1, 2 ] } }", "1", "2", "3")
+    assert show_config.source_in(home).version == "2"
+
+
+def test_a_link_has_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "n").symlink_to(repository(tmp_path, None, "1"))
+    assert show_config.source_in(tmp_path / "n").name == "n"
+
+
+def test_a_directory_that_no_model_can_be(tmp_path: Path) -> None:
+    (tmp_path / ".m").mkdir()
+    with pytest.raises(StartError, match=r"is named '\.m', which no model can be: rename it"):
+        show_config.source_in(tmp_path / ".m")
+
+
+def test_as_a_process_the_configuration_alone_is_on_stdout(tmp_path: Path) -> None:
+    home = repository(tmp_path, "response_cache { enable: true }", "1")
+    done = subprocess.run(
+        command("config", home), capture_output=True, text=True, env=environment(), timeout=60, check=True
+    )
+    assert parse_config(done.stdout, "stdout").name == "m"
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("has response_cache.enable: no answer is kept: each request is computed")

@@ -1,0 +1,392 @@
+"""Flag before environment before file before default; whatever is wrong is named with what is allowed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensorferry.server.config.load import load_config, model_source
+from tensorferry.server.config.option_types import Option
+from tensorferry.server.config.options import OPTIONS
+from tensorferry.server.config.server_config import ConfigError, ModelSource, PadLengths, ServerConfig
+
+BY_FLAG = {option.flag: option for option in OPTIONS}
+
+# Three good values, as text, and what they are.
+GOOD: dict[str, list[tuple[str, Any]]] = {
+    "model-repository": [
+        ("/a", (Path("/a"),)),
+        ("a:/b c", (Path("a"), Path("/b c"))),
+        ("a/b", (Path("a/b"),)),
+    ],
+    "model-control": [("explicit", "explicit"), ("POLL", "poll"), ("none", "none")],
+    "load-model": [("*", ("*",)), ("a", ("a",)), ("a,b.c", ("a", "b.c"))],
+    "repository-poll-seconds": [("1", 1.0), ("0.5", 0.5), ("1e3", 1000.0)],
+    "exit-on-error": [("false", False), ("TRUE", True), ("False", False)],
+    "host": [("0.0.0.0", "0.0.0.0"), ("::1", "::1"), ("some-host.example", "some-host.example")],
+    "port": [("0", 0), ("65535", 65535), ("9000", 9000)],
+    "transport": [("auto", "auto"), ("lane", "lane"), ("Threaded", "threaded")],
+    "device": [("cpu", "cpu"), ("cuda", "cuda"), ("cuda:12,00", "cuda:12,0")],
+    "cuda-memory-bytes": [("1", 1), ("3 GiB", 3 << 30), ("5KiB", 5 << 10)],
+    "cuda-memory-growth": [("exact", "exact"), ("Exact", "exact"), ("doubling", "doubling")],
+    "cudnn-search": [("heuristic", "heuristic"), ("DEFAULT", "default"), ("exhaustive", "exhaustive")],
+    "tf32": [("false", False), ("False", False), ("TRUE", True)],
+    "fp16": [("true", True), ("False", False), ("TRUE", True)],
+    "fp16-tolerance": [("0.1", 0.1), ("1e-3", 0.001), ("2", 2.0)],
+    "fp16-except": [("Softmax", ("Softmax",)), ("a,/b/c", ("a", "/b/c")), ("node 1", ("node 1",))],
+    "max-batch-size": [("0", 0), ("1048576", 1 << 20), ("8", 8)],
+    "batching": [("trust", "trust"), ("PROVED", "proved"), ("prove", "tested")],
+    "pad-lengths": [
+        ("sequence=16,32", PadLengths("sequence", (16, 32))),
+        ("n=1", PadLengths("n", (1,))),
+        ("a=b + 1=2, 40", PadLengths("a=b + 1", (2, 40))),
+    ],
+    "pad-values": [
+        ("ids=0,mask=0", (("ids", "0"), ("mask", "0"))),
+        ("x=-1e9", (("x", "-1e9"),)),
+        ("x=,y=a=b", (("x", ""), ("y", "a=b"))),
+    ],
+    "max-queue-delay-ms": [("0", 0.0), ("2.5", 0.0025), ("1e3", 1.0)],
+    "cuda-graphs": [("true", ()), ("False", None), ("1,8", (1, 8))],
+    "tensorrt-cache": [("engines", Path("engines")), ("/var/e", Path("/var/e")), ("b c", Path("b c"))],
+    "preferred-batch-sizes": [("4", (4,)), ("4,8", (4, 8)), ("[2, 6]", (2, 6))],
+    "priority-weights": [("1", (1,)), ("8,1", (8, 1)), ("[4, 2, 1]", (4, 2, 1))],
+    "default-priority": [("0", 0), ("1", 1), ("01", 1)],
+    "slo-ms": [("0", 0.0), ("25", 0.025), ("2.5", 0.0025)],
+    "max-queue-size": [("1", 1), ("100000", 100_000), ("7", 7)],
+    "max-queue-bytes": [("1", 1), ("3 GiB", 3 << 30), ("5KiB", 5 << 10)],
+    "max-message-bytes": [("1", 1), ("2147483647", (1 << 31) - 1), ("16MiB", 16 << 20)],
+    "drain-seconds": [("0", 0.0), ("0.5", 0.5), ("1e9", 1e9)],
+    "drain-delay-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
+    "max-connection-age-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
+    "run-timeout-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
+    "exit-on-device-loss": [("true", True), ("False", False), ("TRUE", True)],
+    "triton-status-codes": [("true", True), ("False", False), ("TRUE", True)],
+    "allow-shared-memory": [("true", True), ("False", False), ("TRUE", True)],
+    "allow-log-settings": [("true", True), ("False", False), ("TRUE", True)],
+    "metrics-port": [("0", 0), ("None", None), ("8002", 8002)],
+    "metrics-host": [("0.0.0.0", "0.0.0.0"), ("::", "::"), ("localhost", "localhost")],
+    "trace-file": [("a.json", Path("a.json")), ("/var/t", Path("/var/t")), ("b c", Path("b c"))],
+    "otel": [("true", True), ("False", False), ("TRUE", True)],
+    "access-log": [("0", 0), ("100", 100), ("7", 7)],
+    "log-format": [("json", "json"), ("text", "text"), ("JSON", "json")],
+    "log-level": [("debug", "debug"), ("ERROR", "error"), ("warning", "warning")],
+    **{
+        name: [("a.crt", Path("a.crt")), ("/var/t", Path("/var/t")), ("b c", Path("b c"))]
+        for name in ("tls-certificate", "tls-key", "tls-client-ca", "auth-tokens", "auth-certificates")
+    },
+    "auth-exempt-health": [("false", False), ("TRUE", True), ("False", False)],
+    "auth-over-plaintext": [("true", True), ("False", False), ("TRUE", True)],
+    "reflection": [("false", False), ("TRUE", True), ("False", False)],
+    "max-request-rows": [("5", 5), ("1", 1), ("7", 7)],
+    "max-strings": [("1", 1), ("70000", 70_000), ("7", 7)],
+    "max-string-bytes": [("1", 1), ("3 MiB", 3 << 20), ("5KiB", 5 << 10)],
+    "max-unsent-bytes": [("1", 1), ("3 MiB", 3 << 20), ("5KiB", 5 << 10)],
+    "max-calls": [("1", 1), ("100000", 100_000), ("7", 7)],
+    "max-streams": [("1", 1), ("20000", 20_000), ("7", 7)],
+    "max-in-flight-per-stream": [("1", 1), ("1000", 1000), ("7", 7)],
+    "max-connections": [("5", 5), ("1000", 1000), ("7", 7)],
+    "max-calls-per-connection": [("5", 5), ("1000", 1000), ("7", 7)],
+    "max-metadata-bytes": [("1024", 1024), ("16777216", 1 << 24), ("8192", 8192)],
+    "client-max-requests": [("5", 5), ("1000", 1000), ("7", 7)],
+    "client-max-rows": [("5", 5), ("1000", 1000), ("7", 7)],
+    "client-max-bytes": [("5", 5), ("3 GiB", 3 << 30), ("5KiB", 5 << 10)],
+    "client-rate": [("0.5", 0.5), ("1e3", 1000.0), ("7", 7.0)],
+    "client-burst": [("5", 5), ("1000", 1000), ("7", 7)],
+    "fair-share": [("true", True), ("False", False), ("TRUE", True)],
+    "client-weights": [
+        ("a=2", (("a", 2),)),
+        ("a=1,b=3", (("a", 1), ("b", 3))),
+        ("10.0.0.1=4,2001:db8::/64=2", (("10.0.0.1", 4), ("2001:db8::/64", 2))),
+    ],
+}
+
+# What means nothing alone.
+NEEDS = {
+    "pad-values": {"pad-lengths": "sequence=16"},
+    "fp16-tolerance": {"fp16": "true"},
+    "fp16-except": {"fp16": "true"},
+    "model-control": {"model-repository": "models"},
+    "load-model": {"model-repository": "models", "model-control": "explicit"},
+    "client-burst": {"client-rate": "5"},
+    "client-weights": {"fair-share": "true"},
+    "tls-certificate": {"tls-key": "a.key"},
+    "tls-key": {"tls-certificate": "a.crt"},
+    "tls-client-ca": {"tls-key": "a.key", "tls-certificate": "a.crt"},
+    "auth-certificates": {"tls-client-ca": "ca.crt", "tls-key": "a.key", "tls-certificate": "a.crt"},
+}
+
+BAD: dict[str, list[str]] = {
+    "model-repository": ["", ":a", "a:", "a::b"],
+    "model-control": ["", "off", "manual"],
+    "load-model": ["", "a,", "a b", "../a", "a,*", "-a"],
+    "repository-poll-seconds": ["", "0", "-1", "nan", "inf", "15s", "1e10"],
+    "exit-on-error": ["", "1", "no"],
+    "host": ["", "a b", "a/b", "a,b", "http://a"],
+    "port": ["", "-1", "65536", "80.0", "http"],
+    "transport": ["", "fast", "async"],
+    "device": [
+        *("", "gpu", "cuda:", "cuda:-1", "cuda:1234", "CPU", "cuda:0\n"),
+        *(
+            "cuda:0,0",
+            "cuda:1,01",
+            "cuda:0,",
+            "cuda:,1",
+            "cuda:0,cpu",
+            "cpu,cuda:0",
+            "cuda:0,cuda:1",
+            "cuda:0, 1",
+        ),
+    ],
+    "cuda-memory-bytes": ["", "0", "-1", "1.5 GiB", "1 GB"],
+    "cuda-memory-growth": ["", "0", "kNextPowerOfTwo"],
+    "cudnn-search": ["", "0", "fast"],
+    "tf32": ["", "0", "off"],
+    "fp16": ["", "1", "on"],
+    "fp16-tolerance": ["", "0", "-1", "nan", "inf", "1 %"],
+    "fp16-except": ["", ",", "a,", "a,,b", " a", "a, b"],
+    "max-batch-size": ["", "-1", "1048577", "many", "1.5"],
+    "batching": ["", "off", "true"],
+    "pad-lengths": ["", "16", "=16", "n=", "n=0", "n=8,4", "n=4,4", "n=4,,8", "n=-1,2", "n=1.5"],
+    "pad-values": ["", "ids", "=0", "ids=0,", "ids=0,mask", "ids=0,ids=1"],
+    "max-queue-delay-ms": ["", "-1", "nan", "inf", "1ms", "-0.1", "1e13"],
+    "cuda-graphs": ["", "yes", "0", "1,0", "1;2"],
+    "tensorrt-cache": [""],
+    "preferred-batch-sizes": ["", "0", "4,0", "4;8", "4,", "-4", "2.5"],
+    "priority-weights": ["", "0", "8,0", "high", "8,", "-1", "1.5"],
+    "default-priority": ["", "-1", "high", "1.5"],
+    "slo-ms": ["", "-1", "nan", "inf", "1ms", "1e13"],
+    "max-queue-size": ["", "0", "-5", "1e3"],
+    "max-queue-bytes": ["", "0", "0 GiB", "-1", "1.5 GiB", "1 GB", "1 gib", "KiB"],
+    "max-message-bytes": ["", "0", "2147483648", "2 GiB", "-1"],
+    "drain-seconds": ["", "-1", "nan", "inf", "1s", "1e10"],
+    "drain-delay-seconds": ["", "-1", "nan", "inf", "1s", "1e10"],
+    "max-connection-age-seconds": ["", "-1", "nan", "inf", "1s", "1e10"],
+    "run-timeout-seconds": ["", "-1", "nan", "inf", "1s", "1e10"],
+    "exit-on-device-loss": ["", "yes", "1", "on"],
+    "triton-status-codes": ["", "yes", "1", "on"],
+    "allow-shared-memory": ["", "yes", "1", "on"],
+    "allow-log-settings": ["", "yes", "1", "on"],
+    "metrics-port": ["", "-1", "65536", "on"],
+    "metrics-host": ["", "a b", "a/b", "http://a"],
+    "trace-file": ["", " "],
+    "otel": ["", "yes", "1", "on"],
+    "access-log": ["", "-1", "1.5", "all", "true"],
+    "log-format": ["", "xml"],
+    "log-level": ["", "trace", "warn", "10"],
+    "tls-certificate": ["", " "],
+    "tls-key": ["", " "],
+    "tls-client-ca": ["", " "],
+    "auth-tokens": ["", " "],
+    "auth-certificates": ["", " "],
+    "auth-exempt-health": ["", "1", "no"],
+    "auth-over-plaintext": ["", "yes", "1", "on"],
+    "reflection": ["", "1", "off"],
+    "max-request-rows": ["", "-1", "1e3", "many"],
+    "max-strings": ["", "0", "-1", "1 MiB"],
+    "max-string-bytes": ["", "0", "-1", "1.5 KiB"],
+    "max-unsent-bytes": ["", "0", "-1", "1.5 KiB"],
+    "max-calls": ["", "0", "-1"],
+    "max-streams": ["", "0", "-1", "none"],
+    "max-in-flight-per-stream": ["", "0", "-1"],
+    "max-connections": ["", "-1", "none"],
+    "max-calls-per-connection": ["", "-1", "none"],
+    "max-metadata-bytes": ["", "0", "1023", "16777217", "8 KiB"],
+    "client-max-requests": ["", "-1", "10%"],
+    "client-max-rows": ["", "-1", "1.5"],
+    "client-max-bytes": ["", "-1", "1 GB"],
+    "client-rate": ["", "-1", "nan", "inf", "5/s"],
+    "client-burst": ["", "-1", "1.5"],
+    "fair-share": ["", "1", "on", "auto"],
+    "client-weights": ["", "a", "=1", "a=0", "a=1,", "a=1,a=2", "a=-1", "a=1.5", "a=1000000"],
+}
+
+
+def load(
+    flags: Mapping[str, str | None] | None = None,
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    models: Sequence[str] = ("m.onnx",),
+) -> ServerConfig:
+    return load_config(models, flags or {}, environment or {}, file)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Where a configuration is written."""
+    return tmp_path / "config.toml"
+
+
+def test_these_tests_know_every_option() -> None:
+    assert GOOD.keys() == BAD.keys() == BY_FLAG.keys()
+    fields = {field.name for field in dataclasses.fields(ServerConfig)} - {"models"}
+    assert {option.field for option in OPTIONS} == fields
+
+
+def test_defaults() -> None:
+    assert load() == ServerConfig((ModelSource("m", Path("m.onnx")),))
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
+def test_a_flag_counts_before_the_environment_and_that_before_the_file(option: Option, file: Path) -> None:
+    (in_flag, flag), (in_environment, variable), (in_file, key) = GOOD[option.flag]
+    file.write_text(f'{option.flag} = "{in_file}"\n')
+    flags, environment = {option.flag: in_flag}, {option.variable: in_environment}
+    for other, needed in NEEDS.get(option.flag, {}).items():
+        flags[other] = environment[BY_FLAG[other].variable] = needed
+        file.write_text(f'{file.read_text()}{other} = "{needed}"\n')
+
+    assert getattr(load(flags, environment, file), option.field) == flag
+    without = {**flags, option.flag: None}
+    assert getattr(load(without, environment, file), option.field) == variable
+    assert getattr(load({}, {}, file), option.field) == key
+    assert getattr(load(flags), option.field) == flag
+
+
+@pytest.mark.parametrize(("flag", "text"), [(flag, text) for flag in BAD for text in BAD[flag]])
+def test_a_bad_value_is_named_with_its_option_and_what_is_allowed(flag: str, text: str, file: Path) -> None:
+    option = BY_FLAG[flag]
+    file.write_text(f"{flag.replace('-', '_')} = '''{text}'''")
+    sources: list[tuple[str, dict[str, Any]]] = [
+        (f"--{flag}", {"flags": {flag: text}}),
+        (option.variable, {"environment": {option.variable: text}}),
+        (f"{flag} in {file}", {"file": file}),
+    ]
+    for source, where in sources:
+        with pytest.raises(ConfigError) as caught:
+            load(**where)
+        assert str(caught.value) == f"{source} is {text!r}; it must be {option.allowed}"
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("port = 9000", "port", 9000),
+        ("max_queue_delay_ms = 2.5", "max_queue_delay", 0.0025),
+        ("max-queue-delay-ms = 2", "max_queue_delay", 0.002),
+        ('max_queue_bytes = "1 MiB"', "max_queue_bytes", 1 << 20),
+        ("priority-weights = [8, 1]", "priority_weights", (8, 1)),
+    ],
+)
+def test_a_file_has_toml_values_and_either_spelling(line: str, field: str, value: Any, file: Path) -> None:
+    file.write_text(line)
+    assert getattr(load(file=file), field) == value
+
+
+@pytest.mark.parametrize("line", ["port = true", "port = 80.0", "port = [1]", "log-level = 3", "device = {}"])
+def test_a_file_may_have_values_of_the_wrong_type(line: str, file: Path) -> None:
+    file.write_text(line)
+    with pytest.raises(ConfigError, match="it must be"):
+        load(file=file)
+
+
+def test_a_file_with_an_option_in_both_spellings(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("max-batch-size = 4\nmax_batch_size = 8\n")
+    with pytest.raises(ConfigError, match="both max-batch-size and max_batch_size"):
+        load_config(["m.onnx"], {}, {}, file)
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("prot", "'prot'; did you mean port?"),
+        ("max_batch", "'max_batch'; did you mean max-batch-size?"),
+        ("qqqqqq", "'qqqqqq'; tensorferry serve --help shows all options"),
+    ],
+)
+def test_unknown_keys_of_the_file(file: Path, key: str, said: str) -> None:
+    file.write_text(f"port = 1\n{key} = 2\n")
+    with pytest.raises(ConfigError) as caught:
+        load(file=file)
+    assert str(caught.value) == f"{file} has the unknown key {said}"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"port =", "which is not valid TOML"),
+        (b"\xff", "must be a TOML file that can be read"),
+        (None, "must be a TOML file that can be read"),
+    ],
+)
+def test_files_that_cannot_be_read(content: bytes | None, message: str, file: Path) -> None:
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(file=file)
+    assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "path"),
+    [
+        ("m.onnx", "m", "m.onnx"),
+        ("/models/some.thing-2_b.onnx", "some.thing-2_b", "/models/some.thing-2_b.onnx"),
+        ("without-suffix", "without-suffix", "without-suffix"),
+        ("name=/models/m.onnx", "name", "/models/m.onnx"),
+        ("name=a=b.onnx", "name", "a=b.onnx"),
+        ("./a=b/m.onnx", "m", "./a=b/m.onnx"),
+        ("0=m.onnx", "0", "m.onnx"),
+        ("x" * 128 + "=m.onnx", "x" * 128, "m.onnx"),
+    ],
+)
+def test_models_are_a_path_or_a_name_and_a_path(text: str, name: str, path: str) -> None:
+    assert model_source(text) == ModelSource(name, Path(path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "=m.onnx",
+        "a b=m.onnx",
+        "-a=m.onnx",
+        ".a=m.onnx",
+        "a\n=m.onnx",
+        "é=m.onnx",
+        "x" * 129 + "=m.onnx",
+        "my model.onnx",
+        ".onnx",
+        "..",
+        "/",
+    ],
+)
+def test_names_that_are_not_allowed(text: str) -> None:
+    with pytest.raises(ConfigError, match="a name starts with a letter or digit") as caught:
+        model_source(text)
+    assert f"MODEL is {text!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "name="])
+def test_models_without_a_path(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"it must be path\.onnx or name=path\.onnx"):
+        model_source(text)
+
+
+def test_two_models_of_one_name() -> None:
+    with pytest.raises(
+        ConfigError, match=r"two models are named 'm'; give one another name by name=path\.onnx"
+    ):
+        load(models=["a/m.onnx", "n=n.onnx", "b/m.onnx"])
+
+
+def test_no_models() -> None:
+    with pytest.raises(ConfigError, match="no MODEL was given"):
+        load(models=[])
+
+
+def test_the_files_models_count_when_the_command_line_has_none(file: Path) -> None:
+    file.write_text('models = ["a.onnx", "b=c.onnx"]')
+    assert [source.name for source in load(models=[], file=file).models] == ["a", "b"]
+    assert [source.name for source in load(models=["x.onnx"], file=file).models] == ["x"]
+
+
+@pytest.mark.parametrize("line", ['models = "a.onnx"', "models = [1]", "models = {}"])
+def test_the_files_models_are_a_list_of_texts(line: str, file: Path) -> None:
+    file.write_text(line)
+    with pytest.raises(ConfigError, match=r"it must be a list of path\.onnx or name=path\.onnx"):
+        load(models=[], file=file)

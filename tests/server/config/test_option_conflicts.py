@@ -1,0 +1,82 @@
+"""Options that do not go together, or do nothing without another: which, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from tensorferry.server.config.load import load_config
+from tensorferry.server.config.server_config import ConfigError, ServerConfig
+
+
+def load(flags: Mapping[str, str | None], models: Sequence[str] = ("m.onnx",)) -> ServerConfig:
+    return load_config(models, flags, {}, None)
+
+
+TLS = {"tls-certificate": "a.crt", "tls-key": "a.key"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"tls-certificate": "a.crt"}, "tls-certificate is 'a.crt', but there is no tls-key"),
+        ({"tls-key": "a.key"}, "tls-key is 'a.key', but there is no tls-certificate"),
+        ({"tls-client-ca": "ca.crt"}, "tls-client-ca is 'ca.crt', but the port is not TLS"),
+        ({**TLS, "auth-certificates": "c"}, "auth-certificates is 'c', but clients are not asked"),
+        ({"pad-values": "ids=0"}, "pad-values are given without pad-lengths; say what is padded"),
+        ({"pad-lengths": "n=16", "max-batch-size": "0"}, "pad-lengths are given, but max-batch-size is 0"),
+        (
+            {"preferred-batch-sizes": "4,16", "max-batch-size": "8"},
+            "has 16, but max-batch-size is 8: choose sizes up to that",
+        ),
+        (
+            {"priority-weights": "8,1", "default-priority": "3"},
+            "default-priority is 3, but priority-weights has 2 classes: choose one of these",
+        ),
+    ],
+)
+def test_what_does_not_go_together(flags: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(flags)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "[::]", "localhost.example", "128.0.0.1"])
+def test_tokens_do_not_cross_a_network_in_plain_text(host: str) -> None:
+    flags = {"auth-tokens": "tokens", "host": host}
+    with pytest.raises(ConfigError, match="whoever is on the network between would read the tokens"):
+        load(flags)
+    assert load({**flags, **TLS})
+    assert load({**flags, "auth-over-plaintext": "true"})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
+def test_on_one_machine_they_may(host: str) -> None:
+    assert load({"auth-tokens": "tokens", "host": host})
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "said"),
+    [
+        ("cuda-memory-bytes", "1 KiB", "cuda-memory-bytes is 1024, but device is 'cpu'"),
+        ("cuda-memory-growth", "exact", "cuda-memory-growth is 'exact', but device is 'cpu'"),
+        ("cudnn-search", "heuristic", "cudnn-search is 'heuristic', but device is 'cpu'"),
+        ("tf32", "false", "tf32 is false, but device is 'cpu'"),
+    ],
+)
+def test_what_is_for_gpus_without_one(flag: str, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load({flag: text, "device": "cpu"})
+    assert load({flag: text, "device": "cuda"}) != load({"device": "cuda"})
+
+
+@pytest.mark.parametrize(("flag", "text"), [("fp16-tolerance", "0.5"), ("fp16-except", "a,b")])
+def test_what_is_for_fp16_without_it(flag: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{flag} is ['\w,.]*{text}'?, but no model is converted"):
+        load({flag: text})
+    # One of a repository may ask for it.
+    assert load({flag: text, "model-repository": "models"}, models=())
+
+
+def test_a_default_priority_is_a_class() -> None:
+    assert load({"priority-weights": "8,4,1", "default-priority": "3"}).default_priority == 3

@@ -1,0 +1,225 @@
+"""CUDA graphs from what was asked for to batches that run captured; the CPU stands for the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.server import models
+from support.server.rig import Load, fp32
+
+from tensorferry.server.config.server_config import PadLengths, ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.gpu.captured_shapes import rungs_of
+from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec
+from tensorferry.server.model_config.pbtxt import ModelConfigError, parse_config
+from tensorferry.server.runtime.ort_options import Provider, SessionOptions, session_options_of
+from tensorferry.server.runtime.session import Session
+from tensorferry.server.runtime.tuning import tuned
+
+pytestmark = pytest.mark.usefixtures("on_device")
+
+
+@pytest.fixture
+def graphs_run(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """The number of the graph of each run."""
+    seen: list[int | None] = []
+    run = Session._run_bound
+
+    def recorded(self: Session, binding: Any, graph: int | None) -> None:
+        seen.append(graph)
+        run(self, binding, graph)
+
+    monkeypatch.setattr(Session, "_run_bound", recorded)
+    return seen
+
+
+def test_every_batch_up_to_the_most_runs_captured(
+    load: Load, graphs_run: list[int | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    model = load(models.twice, max_batch_size=6, cuda_graphs=())
+    assert "model m: CUDA graphs for batches of 1, 2, 4, 6" in caplog.text
+    graphs_run.clear()
+    for rows in (1, 2, 3, 4, 5, 6, 3):
+        x = fp32(rows, 3)
+        assert model.batcher.submit_rows({"x": x}).result(30)["y"].tolist() == (x * 2).tolist()
+    assert None not in graphs_run
+    assert len(graphs_run) == 7
+
+
+def test_the_sizes_of_the_flag(load: Load, graphs_run: list[int | None]) -> None:
+    model = load(models.twice, max_batch_size=6, cuda_graphs=(4, 64))
+    graphs_run.clear()
+    for rows in (3, 5):
+        model.batcher.submit_rows({"x": fp32(rows, 3)}).result(30)
+    assert [graph is not None for graph in graphs_run] == [True, False]
+
+
+def test_the_sizes_of_the_configuration_count_before_those_of_the_flag(
+    load: Load, graphs_run: list[int | None]
+) -> None:
+    config = "max_batch_size: 8 dynamic_batching { } optimization { cuda { graphs: true graph_spec { batch_size: 2 } } }"
+    model = load(models.twice, config, cuda_graphs=(8,))
+    graphs_run.clear()
+    for rows in (1, 3):
+        model.batcher.submit_rows({"x": fp32(rows, 3)}).result(30)
+    assert [graph is not None for graph in graphs_run] == [True, False]
+
+
+def test_each_padded_length_has_its_graphs(load: Load, graphs_run: list[int | None]) -> None:
+    model = load(
+        models.masked_mean,
+        max_batch_size=2,
+        cuda_graphs=(),
+        pad_lengths=PadLengths("sequence", (8, 16)),
+        pad_values=(("ids", "0"), ("mask", "0")),
+    )
+    assert "padded along 'sequence' to 8, 16" in model.batching
+    graphs_run.clear()
+    for length in (8, 16):
+        ids = np.arange(length)[None]
+        answer = model.batcher.submit_rows({"ids": ids, "mask": np.ones_like(ids)}).result(30)
+        assert answer["tokens"].shape == (1, length, 4)
+    assert None not in graphs_run
+    assert len(set(graphs_run)) == 2
+
+
+def test_a_model_whose_shapes_vary_is_served_without_graphs(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load(models.masked_mean, max_batch_size=2, cuda_graphs=())
+    (line,) = [
+        record.getMessage() for record in caplog.records if "without CUDA graphs" in record.getMessage()
+    ]
+    assert "input 'ids' has dimensions that vary, [-1, -1]: name those of each graph" in line
+    ids = np.arange(5)[None]
+    assert model.batcher.submit_rows({"ids": ids, "mask": np.ones_like(ids)}).result(30)["tokens"].shape == (
+        1,
+        5,
+        4,
+    )
+
+
+def test_a_configuration_whose_graphs_cannot_be_had(load: Load) -> None:
+    with pytest.raises(
+        StartError, match=r"m\.onnx: its configuration asks for CUDA graphs .*'at' is only known"
+    ):
+        load(
+            models.found,
+            "optimization { cuda { graphs: true graph_spec { input { key: 'x' value { dim: [2, 3] } } } } }",
+        )
+
+
+def test_requests_of_a_model_that_mixes_its_rows_are_not_padded(
+    load: Load, graphs_run: list[int | None]
+) -> None:
+    config = "max_batch_size: 4 dynamic_batching { } optimization { cuda { graphs: true } }"
+    model = load(models.centred, config)
+    graphs_run.clear()
+    for rows in (3, 4):
+        x = fp32(rows, 3)
+        answer = model.batcher.submit_rows({"x": x}).result(30)["y"]
+        assert np.allclose(answer, x - x.mean(axis=0))
+    assert [graph is not None for graph in graphs_run] == [False, True]
+
+
+# What was asked for.
+
+
+def rungs(text: str, path: Path, most: int, lengths: Any = ({},)) -> list[Any]:
+    options = session_options_of(parse_config('name: "m" ' + text, "test")).graphs
+    assert options is not None
+    return [
+        tuple(shapes.values()) for shapes in rungs_of(options, Session(path).signature, most, list(lengths))
+    ]
+
+
+def test_rungs(tmp_path: Path) -> None:
+    fixed, ragged = models.twice(tmp_path / "f.onnx"), models.added(tmp_path / "r.onnx")
+    on = "optimization { cuda { graphs: true %s } }"
+    assert rungs(on % "", fixed, 5) == [((1, 3),), ((2, 3),), ((4, 3),), ((5, 3),)]
+    assert rungs(on % "graph_spec { batch_size: 4 } graph_spec { batch_size: 2 }", fixed, 8) == [
+        ((2, 3),),
+        ((4, 3),),
+    ]
+    spec = 'graph_spec { batch_size: 2 input { key: "%s" value { dim: 7 } } input { key: "b" value { dim: 7 } } }'
+    assert rungs(on % (spec % "a"), ragged, 2) == [((2, 7), (2, 7))]
+    assert rungs(on % "", ragged, 1, [{"n": 4}, {"n": 8}]) == [((1, 4), (1, 4)), ((1, 8), (1, 8))]
+    for wrong, said in (
+        ("graph_spec { batch_size: 9 }", r"batch_size 9; max_batch_size is 8: it must be from 1 to 8"),
+        ("graph_spec { }", r"batch_size 0; max_batch_size is 8"),
+        (
+            'graph_spec { batch_size: 1 input { key: "z" value { dim: 3 } } }',
+            r"inputs \['z'\]; the model's are x",
+        ),
+        (
+            'graph_spec { batch_size: 1 input { key: "x" value { dim: 4 } } }',
+            r"'x' the shape \[4\]; the model takes \[3\]",
+        ),
+    ):
+        with pytest.raises(StartError, match=said):
+            rungs(on % wrong, fixed, 8)
+    with pytest.raises(StartError, match="max_batch_size is 0: it must be left out"):
+        rungs(on % "graph_spec { batch_size: 1 }", fixed, 0)
+    assert rungs(on % 'graph_spec { input { key: "x" value { dim: [2, 3] } } }', fixed, 0) == [((2, 3),)]
+
+
+@pytest.mark.parametrize("spec", ["batch_size: -1", 'batch_size: 1 input { key: "x" value { dim: -1 } }'])
+def test_sizes_that_no_graph_has(spec: str) -> None:
+    with pytest.raises(ModelConfigError, match="sizes must be at least 1"):
+        session_options_of(
+            parse_config(f"optimization {{ cuda {{ graphs: true graph_spec {{ {spec} }} }} }}", "test")
+        )
+
+
+def test_graph_specs_alone_switch_nothing_on() -> None:
+    config = parse_config("optimization { cuda { graph_spec { batch_size: 1 } } }", "test")
+    assert session_options_of(config).graphs is None
+
+
+# The server's own options.
+
+
+def config(**options: Any) -> ServerConfig:
+    return ServerConfig((), **options)
+
+
+def test_what_a_models_configuration_says_counts_first() -> None:
+    asked = GraphOptions((GraphSpec(3),), required=True)
+    assert tuned(SessionOptions(graphs=asked), config(cuda_graphs=()), "m").graphs == asked
+    assert tuned(SessionOptions(), config(cuda_graphs=(8, 1, 8)), "m").graphs == GraphOptions(
+        (GraphSpec(1), GraphSpec(8))
+    )
+    assert tuned(SessionOptions(), config(), "m").graphs is None
+
+
+def test_tensorrt_keeps_its_engines(tmp_path: Path) -> None:
+    given = SessionOptions(
+        gpu=(Provider("TensorrtExecutionProvider", (("trt_timing_cache_path", "own"),)), Provider("Another")),
+    )
+    assert tuned(given, config(), "m") == given
+    tensorrt, other = tuned(given, config(tensorrt_cache=tmp_path), "m").gpu
+    assert dict(tensorrt.options) == {
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": str(tmp_path / "m"),
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": "own",
+    }
+    assert other == Provider("Another")
+
+
+def test_tensorrt_is_not_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # As far as choosing providers goes.
+    monkeypatch.setattr(
+        "onnxruntime.get_available_providers",
+        lambda: ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"],
+    )
+    settings = SessionOptions(gpu=(Provider("TensorrtExecutionProvider"),), graphs=GraphOptions())
+    with pytest.raises(StartError):
+        Session(models.twice(tmp_path / "m.onnx"), "cuda:0", settings)
+    assert "is served without CUDA graphs: TensorRT captures one graph alone" in caplog.text

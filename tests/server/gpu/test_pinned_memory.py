@@ -1,0 +1,68 @@
+"""Memory on a CUDA device, over a scripted CUDA runtime that behaves as cuda-bindings does."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import threading
+
+import pytest
+from support.server.cuda_runtime import Runtime, cudaError_t, cudaMemcpyKind, installed
+
+from tensorferry.server.errors import StartError
+from tensorferry.server.gpu.pinned_memory import CudaMemory
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    return installed(monkeypatch)
+
+
+def test_there_and_back_on_a_stream_of_each_thread(runtime: Runtime) -> None:
+    memory = CudaMemory(3)
+    failed: list[BaseException] = []
+
+    def use(memory: CudaMemory) -> None:
+        try:
+            host, there, back = memory.host(64), memory.device(64), memory.host(64)
+            ctypes.memset(host.address, 7, 64)
+            memory.load(there.address, host.address, 64)
+            memory.fetch(back.address, there.address, 60)
+            assert ctypes.string_at(back.address, 64) == b"\7" * 60 + b"\0" * 4
+        except BaseException as error:
+            failed.append(error)
+
+    use(memory)
+    thread = threading.Thread(target=use, args=(memory,))
+    thread.start()
+    thread.join(30)
+    assert failed == []
+    kinds = [kind for _, kind in runtime.kinds]
+    assert kinds == [cudaMemcpyKind.cudaMemcpyHostToDevice, cudaMemcpyKind.cudaMemcpyDeviceToHost] * 2
+    assert len({stream for stream, _ in runtime.kinds}) == 2
+    gc.collect()
+    assert runtime.blocks == {}, "freed with the last reference"
+    assert len(runtime.streams) == 1, "the other went with its thread"
+    del memory
+    gc.collect()
+    assert runtime.streams == {}
+
+
+def test_an_error_is_raised_by_its_name(runtime: Runtime) -> None:
+    memory = CudaMemory(3)
+    runtime.error = cudaError_t.cudaErrorMemoryAllocation
+    with pytest.raises(RuntimeError, match=r"^CUDA failure 2: cudaErrorMemoryAllocation$"):
+        memory.device(64)
+
+
+def test_a_driver_that_is_too_old(runtime: Runtime) -> None:
+    runtime.error = cudaError_t.cudaErrorInsufficientDriver
+    with pytest.raises(StartError, match="does not work here: CUDA failure 35: cudaErrorInsufficientDriver"):
+        CudaMemory(3)
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(StartError, match="the package cuda-bindings is not installed"):
+        CudaMemory(0)

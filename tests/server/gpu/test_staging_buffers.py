@@ -1,0 +1,413 @@
+"""Batches in memory of our own, on the CPU as a device: layouts, lifetimes, fallbacks, captured graphs."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from server.runtime.test_session import numbers
+from support.server import models
+from support.server.cpu_as_device import Device
+from support.server.rig import fp32
+
+from tensorferry.protos.tensors import DATATYPES
+from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.gpu.cuda_graphs import GraphOptions, Ladder
+from tensorferry.server.gpu.pinned_memory import Block
+from tensorferry.server.gpu.staging_buffers import Batch, Pool, Staging
+from tensorferry.server.gpu.tensor_layout import Shape, layout_of
+from tensorferry.server.runtime.ort_options import SessionOptions
+from tensorferry.server.runtime.session import Session
+
+STRINGLESS = [name for name in DATATYPES if name != "BYTES"]
+
+
+@pytest.mark.parametrize("name", STRINGLESS)
+def test_every_datatype_of_any_size(name: str, tmp_path: Path, device: Device) -> None:
+    session = Session(models.echo(tmp_path / "m.onnx", name), memory=device)
+    whole = numbers(name)
+    for x in (whole, whole[:1], whole[:0], whole[:, :0], np.ascontiguousarray(whole[:, 1:]), whole):
+        out = session.run({"x": x})["x_out"]
+        assert (out.dtype, out.shape, out.tobytes()) == (x.dtype, x.shape, x.tobytes())
+    assert device.loads == device.fetches == 6
+
+
+@pytest.mark.parametrize("name", STRINGLESS)
+def test_scalars(name: str, tmp_path: Path, device: Device) -> None:
+    session = Session(models.echo(tmp_path / "m.onnx", name, dims=()), memory=device)
+    x = numbers(name)[1:, :1].reshape(())
+    out = session.run({"x": x})["x_out"]
+    assert (out.shape, out.dtype, out.tolist(), device.loads) == ((), x.dtype, x.tolist(), 1)
+
+
+def test_strings_go_as_before(tmp_path: Path, device: Device) -> None:
+    session = Session(models.echo(tmp_path / "m.onnx", "BYTES"), memory=device)
+    x = np.array([["a"]], dtype=object)
+    assert session.run({"x": x})["x_out"].tolist() == [["a"]]
+    assert session.staged is None
+    assert not device.loads
+
+
+def test_where_tensors_lie(tmp_path: Path) -> None:
+    signature = Session(models.masked_mean(tmp_path / "m.onnx")).signature
+    layout = layout_of(signature, {"ids": (3, 50), "mask": (3, 50)})
+    places = [*layout.inputs, *layout.outputs]
+    assert [(place.spec.name, place.shape, place.offset) for place in places] == [
+        ("ids", (3, 50), 0),
+        ("mask", (3, 50), 1280),
+        ("tokens", (3, 50, 4), 2560),
+        ("mean", (3, 4), 5120),
+    ]
+    assert (layout.input_bytes, layout.nbytes, layout.unknown) == (2560, 5376, ())
+    disagreeing = layout_of(signature, {"ids": (3, 50), "mask": (3, 49)})
+    assert [spec.name for spec in disagreeing.unknown] == ["tokens"]
+    assert [
+        spec.name for spec in layout_of(signature, {"ids": (1, 1), "mask": (1, 1)}, outputs=False).unknown
+    ] == [
+        "tokens",
+        "mean",
+    ]
+
+
+# Lifetimes.
+
+
+def test_an_answer_keeps_its_numbers_for_as_long_as_anybody_has_a_view_of_it(
+    tmp_path: Path, device: Device
+) -> None:
+    session = Session(models.twice(tmp_path / "m.onnx"), memory=device)
+    rows = [session.run({"x": fp32(4, 3) + number})["y"][1:2, :2] for number in range(5)]
+    for number, row in enumerate(rows):
+        assert row.tolist() == ((fp32(4, 3) + number) * 2)[1:2, :2].tolist()
+    assert (len(device.hosts), len(device.devices)) == (5, 1)
+    view, rows = rows[2][0], []
+    for _ in range(10):
+        assert session.run({"x": fp32(4, 3)})["y"].tolist() == (fp32(4, 3) * 2).tolist()
+    assert len(device.hosts) == 5, "used again"
+    assert view.tolist() == ((fp32(4, 3) + 2) * 2)[1, :2].tolist()
+
+
+def test_a_batch_that_is_dropped_at_any_step_gives_its_memory_back(tmp_path: Path, device: Device) -> None:
+    session = Session(models.lookup(tmp_path / "m.onnx"), memory=device)
+    steps = session.staged
+    assert steps is not None
+    wanted = {"index": (np.dtype("<i8"), (2,))}
+
+    def filled(value: int) -> Any:
+        batch = steps.place(wanted)
+        assert batch is not None
+        batch["index"][:] = value
+        return batch
+
+    for _ in range(3):
+        filled(1)
+        with pytest.raises(ModelFailedError):
+            steps(steps.load(filled(77)))
+        assert steps.fetch(steps(steps.load(filled(3))))["y"].tolist() == [[3], [3]]
+    gc.collect()
+    assert (len(device.hosts), len(device.devices)) == (1, 1)
+
+
+def test_the_pool_has_an_end_and_makes_room_for_other_sizes() -> None:
+    allocated: list[int] = []
+
+    def allocate(nbytes: int) -> Block:
+        allocated.append(nbytes)
+        return Block(0, nbytes, lambda: None)
+
+    pool = Pool(allocate, 3 * 4096)
+    one, two = pool.take(4096), pool.take(1)
+    assert one is not None
+    assert two is not None
+    assert pool.take(8192) is None
+    pool.give(one)
+    assert pool.take(4000) is one
+    pool.give(one)
+    pool.give(two)
+    assert pool.take(8192) is not None
+    assert allocated == [4096, 4096, 8192]
+    assert pool.take(8192) is None
+
+
+def test_without_memory_a_batch_runs_in_that_of_the_caller(
+    tmp_path: Path, device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    device.full = True
+    session = Session(models.twice(tmp_path / "m.onnx"), memory=device)
+    assert session.run({"x": fp32(2, 3)})["y"].tolist() == (fp32(2, 3) * 2).tolist()
+    assert "no memory of 4096 bytes for a batch" in caplog.text
+    device.full = False
+    assert session.run({"x": fp32(2, 3)})["y"].tolist() == (fp32(2, 3) * 2).tolist()
+    assert device.loads == 1
+
+
+# Outputs.
+
+
+def test_an_output_whose_shape_only_the_run_tells(tmp_path: Path, device: Device) -> None:
+    session = Session(models.found(tmp_path / "m.onnx"), memory=device)
+    kept = []
+    for ones in (1, 3, 2, 0):
+        x = np.zeros((1, 3), np.float32)
+        x[0, :ones] = 1
+        outputs = session.run({"x": x})
+        assert list(outputs) == ["at", "same"]
+        assert outputs["at"].tolist() == [[0] * ones, list(range(ones))]
+        kept.append(outputs["at"])
+    assert [array.shape for array in kept] == [(2, 1), (2, 3), (2, 2), (2, 0)]
+    assert kept[1].tolist() == [[0, 0, 0], [0, 1, 2]]
+
+
+def kept_rows(path: Path) -> Path:
+    """y [batch, 1] = the positive ones of x: not as many as the declaration says."""
+    return models.save(
+        path,
+        [
+            models.node("Squeeze", "x axes", "flat"),
+            models.node("Greater", "flat zero", "kept"),
+            models.node("Compress", "x kept", "y", axis=0),
+        ],
+        [models.value("x", dims=("batch", 1))],
+        [models.value("y", dims=("batch", 1))],
+        {"axes": np.array([1]), "zero": np.float32(0)},
+    )
+
+
+def test_an_output_that_is_not_as_it_is_declared(
+    tmp_path: Path, device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = Session(kept_rows(tmp_path / "m.onnx"), memory=device)
+    for _ in range(2):
+        assert session.run({"x": np.array([[0], [7]], np.float32)})["y"].tolist() == [[7]]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "declares shapes of its outputs that do not hold" in line
+    assert device.loads == 3, "once more, once only"
+
+
+def test_a_request_that_fails_for_its_shape_does_not_make_outputs_unknown(
+    tmp_path: Path, device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = Session(models.with_positions(tmp_path / "m.onnx", most=4), memory=device)
+    with pytest.raises(ModelFailedError):
+        session.run({"x": np.ones((1, 9), np.float32)})
+    before = device.loads
+    assert session.run({"x": np.zeros((1, 2), np.float32)})["y"].tolist() == [[0, 1]]
+    assert (device.loads, caplog.records) == (before + 1, [])
+
+
+# The ladder, and captured graphs.
+
+
+@pytest.mark.parametrize(
+    ("rows", "pads", "expected"),
+    [
+        (1, True, 1),
+        (3, True, 4),
+        (4, True, 4),
+        (5, True, None),
+        (0, True, None),
+        (4, False, 4),
+        (3, False, None),
+    ],
+)
+def test_the_next_rung(rows: int, pads: bool, expected: int | None) -> None:
+    ladder = Ladder([{"a": (n, 3), "b": (n,)} for n in (4, 1, 2)], pads=pads)
+    rung = ladder.rung({"a": (rows, 3), "b": (rows,)})
+    assert rung == (None if expected is None else {"a": (expected, 3), "b": (expected,)})
+    assert ladder.rung({"a": (rows, 4), "b": (rows,)}) is None, "another bucket"
+
+
+class Graphs:
+    """ONNX Runtime with CUDA graphs: a number's first run is captured, later ones go over the same addresses."""
+
+    def __init__(self, session: Session) -> None:
+        self.ran: list[int | None] = []
+        self.captured: dict[int, Any] = {}
+        self.stale = False
+        self._plainly = session._run_bound
+
+    def __call__(self, binding: Any, graph: int | None) -> None:
+        self.ran.append(graph)
+        if graph is None:
+            self._plainly(binding, None)
+        elif graph not in self.captured or not self.stale:
+            self._plainly(self.captured.setdefault(graph, binding), None)
+
+
+Capture = Callable[..., tuple[Session, Graphs]]
+
+
+@pytest.fixture
+def capture(tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> Capture:
+    def make(
+        build: Callable[[Path], Path], *, required: bool = False, stale: bool = False
+    ) -> tuple[Session, Graphs]:
+        settings = SessionOptions(graphs=GraphOptions(required=required))
+        session = Session(build(tmp_path / "m.onnx"), "cpu", settings, device)
+        graphs = Graphs(session)
+        graphs.stale = stale
+        if session._staging is not None:
+            session._staging._run = graphs
+        return session, graphs
+
+    return make
+
+
+def shapes(*rows: int) -> list[Mapping[str, Shape]]:
+    return [{"x": (count, 3)} for count in rows]
+
+
+def test_batches_are_padded_up_to_captured_graphs_and_cut_back(capture: Capture, device: Device) -> None:
+    session, graphs = capture(models.twice)
+    assert session.capture(shapes(1, 4), pads=True)
+    assert sorted(graphs.captured) == [1, 2, 3, 4]
+    assert len(device.devices) == 4, "two slots for each rung"
+    graphs.ran.clear()
+    kept = []
+    for rows in (1, 2, 3, 4, 5, 2):
+        x = fp32(rows, 3) + rows
+        y = session.run({"x": x})["y"]
+        assert y.tolist() == (x * 2).tolist()
+        kept.append((y, x))
+    assert [graph is not None for graph in graphs.ran] == [True, True, True, True, False, True]
+    assert {graph for graph in graphs.ran if graph} <= {1, 2, 3, 4}
+    assert all(y.tolist() == (x * 2).tolist() for y, x in kept), "other graphs ran since"
+
+
+def test_rows_that_are_added_are_like_the_last(capture: Capture) -> None:
+    # What lay there before could be an index that is out of range.
+    session, graphs = capture(models.lookup)
+    assert session.capture([{"index": (4,)}], pads=True)
+    steps = session.staged
+    assert steps is not None
+    batch = steps.place({"index": (np.dtype("<i8"), (2,))})
+    assert isinstance(batch, Batch)
+    batch["index"][:] = [7, 5]
+    steps.load(batch)
+    assert batch.slot is not None
+    on_device = ctypes.string_at(batch.slot.block.address, 4 * 8)
+    assert np.frombuffer(on_device, "<i8").tolist() == [7, 5, 5, 5]
+    assert steps.fetch(steps(batch))["y"].tolist() == [[7], [5]]
+    assert graphs.ran[-1] is not None
+
+
+def test_a_graph_that_fails_is_not_run_with_other_memory(capture: Capture) -> None:
+    session, graphs = capture(models.twice)
+    assert session.capture(shapes(2), pads=True)
+    plainly = graphs._plainly
+
+    def fails_on_graphs(binding: Any, graph: int | None) -> None:
+        if binding in graphs.captured.values():
+            raise RuntimeError("a shape")
+        plainly(binding, graph)
+
+    graphs._plainly = fails_on_graphs
+    graphs.ran.clear()
+    x = fp32(2, 3)
+    assert session.run({"x": x})["y"].tolist() == (x * 2).tolist()
+    assert [graph is not None for graph in graphs.ran] == [True, False]
+
+
+def test_without_proof_that_rows_are_apart_only_the_sizes_themselves_run_captured(capture: Capture) -> None:
+    session, graphs = capture(models.centred)
+    assert session.capture(shapes(2, 4), pads=False)
+    graphs.ran.clear()
+    for rows in (2, 3, 4):
+        x = fp32(rows, 3)
+        assert np.allclose(session.run({"x": x})["y"], x - x.mean(axis=0))
+    assert [graph is not None for graph in graphs.ran] == [True, False, True]
+
+
+def test_more_batches_at_a_time_than_slots_run_without_a_graph(capture: Capture) -> None:
+    session, graphs = capture(models.twice)
+    assert session.capture(shapes(2), pads=True)
+    graphs.ran.clear()
+    steps = session.staged
+    assert steps is not None
+    batches = []
+    for number in range(3):
+        batch = steps.place({"x": (np.dtype("<f4"), (2, 3))})
+        assert isinstance(batch, Batch)
+        batch["x"][:] = number
+        batches.append(steps.load(batch))
+    for number, batch in enumerate(batches):
+        assert steps.fetch(steps(batch))["y"].tolist() == [[2 * number] * 3] * 2
+    assert sorted(graphs.ran, key=str) == [1, 2, None]
+
+
+def captured_wrongly(caplog: pytest.LogCaptureFixture, session: Session, device: Device) -> str:
+    """What was said; and that the model is served all the same."""
+    x = fp32(2, 3)
+    assert session.run({"x": x})["y"].tolist() == (x * 2).tolist()
+    assert session.graphs is None
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    return record.getMessage()
+
+
+def test_a_graph_that_answers_what_was_asked_before_is_found_out(
+    capture: Capture, device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    session, _ = capture(models.twice, stale=True)
+    assert not session.capture(shapes(2), pads=True)
+    said = captured_wrongly(caplog, session, device)
+    assert "is served without CUDA graphs: captured, its output 'y' is another: by " in said
+
+
+def test_a_model_that_its_configuration_wants_captured_is_not_served_otherwise(capture: Capture) -> None:
+    session, _ = capture(models.twice, required=True, stale=True)
+    with pytest.raises(StartError, match=r"optimization\.cuda\.graphs.*cannot be captured: .*leave that out"):
+        session.capture(shapes(2), pads=True)
+
+
+@pytest.mark.parametrize(
+    ("build", "rung", "said"),
+    [
+        (lambda path: models.echo(path, "BYTES"), {"x": (2, 3)}, "strings are not on the device"),
+        (models.reshaped_conv, {"image": (2, 1, 8, 8)}, ""),
+        (models.found, {"x": (2, 3)}, "the shape of output 'at' is only known once the model has run"),
+    ],
+)
+def test_what_cannot_be_captured(
+    build: Callable[[Path], Path], rung: Mapping[str, Shape], said: str, capture: Capture, caplog: Any
+) -> None:
+    session, _ = capture(build)
+    assert session.capture([rung], pads=True) == (not said)
+    assert said in caplog.text
+
+
+def test_a_session_on_the_cpu_has_no_graphs(tmp_path: Path) -> None:
+    session = Session(
+        models.twice(tmp_path / "m.onnx"), "cpu", SessionOptions(graphs=GraphOptions(required=True))
+    )
+    assert session.graphs is None
+    assert not session.capture(shapes(2), pads=True)
+
+
+def test_runs_of_graphs_are_all_on_one_thread(tmp_path: Path, device: Device) -> None:
+    session = Session(models.twice(tmp_path / "m.onnx"), "cpu", SessionOptions(graphs=GraphOptions()), device)
+    threads = set()
+
+    class Spy:
+        def run_with_iobinding(self, binding: Any, options: Any) -> None:
+            threads.add(threading.current_thread().name)
+
+    session._session = Spy()
+    session.run({"x": fp32(2, 3)})
+    assert threads == {"tensorferry-graphs-m_0"}
+
+
+def test_staging_needs_every_input(tmp_path: Path, device: Device) -> None:
+    session = Session(models.added(tmp_path / "m.onnx"), memory=device)
+    staging = session._staging
+    assert isinstance(staging, Staging)
+    assert staging.place({"a": (1, 2)}) is None
+    assert staging.place({"a": (1, 2), "b": (1,)}) is None
+    assert staging.place({"a": (1, 2), "b": (1, 2)}) is not None

@@ -1,0 +1,159 @@
+"""The response: the outputs asked for, typed where the request was, with what the batch was like on demand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.server.rig import Array, fp32, request, signature, spec
+
+from tensorferry.batcher import BatchInfo, CloseReason, Outcome
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.tensors import DATATYPES, decode_contents, decode_raw
+from tensorferry.server.inference.codec import decode, encode
+from tensorferry.server.inference.responses import ResponseForm, id_field_of
+from tensorferry.server.shared_memory.regions import Lease, Regions
+
+SPECS = {
+    "y": spec("y", "FP32", "batch", 3),
+    "n": spec("n", "INT64", "batch"),
+    "s": spec("s", "BYTES", "batch"),
+    "h": spec("h", "FP16", "batch"),
+}
+ARRAYS: dict[str, Array] = {
+    "y": fp32(2, 3),
+    "n": np.array([-1, 1 << 62]),
+    "s": np.array(["é", "a\0"], dtype=object),
+    "h": np.array([1.5, -2], np.float16),
+}
+BATCH = BatchInfo(9, 3, 7, compute_time=0.0125, reason=CloseReason.FULL, predicted=0.0111)
+
+
+def response(
+    outputs: str,
+    *,
+    typed: bool = False,
+    wanted: str = "",
+    arrays: dict[str, Array] = ARRAYS,
+    outcome: dict[str, Any] | None = None,
+    **fields: Any,
+) -> pb.ModelInferResponse:
+    """What a model with these outputs answers to a request for the wanted ones, after the wire."""
+    message = request({"x": fp32(2, 3)}, typed=typed, **fields)
+    for name in wanted:
+        message.outputs.add(name=name)
+    made = signature(spec("x", "FP32", "batch", 3), outputs=tuple(SPECS[name] for name in outputs))
+    decoded = decode(message, "m", made, True, Lease(Regions()))
+    made_of = Outcome(arrays, None, **(outcome or {"batch": BATCH}))
+    form = ResponseForm(message.model_name, "4", decoded.wanted)
+    answer = pb.ModelInferResponse()
+    for _ in range(2):  # the second time from what is remembered
+        answer = pb.ModelInferResponse.FromString(b"".join(form.pieces(id_field_of(message.id), made_of)))
+        plain = encode(message.model_name, "4", decoded.wanted, made_of)
+        plain.id = message.id
+        assert answer == plain
+    return answer
+
+
+def arrays_of(answer: pb.ModelInferResponse) -> dict[str, Any]:
+    raws = answer.raw_output_contents
+    assert not raws or len(raws) == len(answer.outputs)
+    return {
+        tensor.name: (
+            decode_raw(raws[at], DATATYPES[tensor.datatype], tensor.shape)
+            if raws
+            else decode_contents(tensor.contents, DATATYPES[tensor.datatype], tensor.shape)
+        ).tolist()
+        for at, tensor in enumerate(answer.outputs)
+    }
+
+
+EXPECTED = {
+    "y": [[0, 1, 2], [3, 4, 5]],
+    "n": [-1, 1 << 62],
+    "s": ["é".encode(), b"a\0"],
+    "h": [1.5, -2],
+}
+
+
+def test_all_outputs_raw() -> None:
+    answer = response("ynsh", id="seven")
+    assert arrays_of(answer) == EXPECTED
+    assert (answer.model_name, answer.model_version, answer.id) == ("m", "4", "seven")
+    assert [(t.name, t.datatype, list(t.shape)) for t in answer.outputs] == [
+        ("y", "FP32", [2, 3]),
+        ("n", "INT64", [2]),
+        ("s", "BYTES", [2]),
+        ("h", "FP16", [2]),
+    ]
+    assert not any(tensor.HasField("contents") for tensor in answer.outputs)
+    assert not answer.parameters
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("wanted", ["n", "sy", "yns"])
+def test_the_outputs_asked_for_in_their_order(wanted: str, typed: bool) -> None:
+    answer = response("yns", wanted=wanted, typed=typed)
+    assert [tensor.name for tensor in answer.outputs] == list(wanted)
+    assert arrays_of(answer) == {name: EXPECTED[name] for name in wanted}
+
+
+def test_a_typed_request_is_answered_typed() -> None:
+    answer = response("yns", typed=True)
+    assert not answer.raw_output_contents
+    assert arrays_of(answer) == {name: EXPECTED[name] for name in "yns"}
+
+
+def test_a_typed_request_is_answered_raw_where_an_output_has_no_typed_form() -> None:
+    answer = response("yh", typed=True)
+    assert len(answer.raw_output_contents) == 2
+    assert not any(tensor.HasField("contents") for tensor in answer.outputs)
+    assert arrays_of(answer) == {name: EXPECTED[name] for name in "yh"}
+
+
+def test_only_the_outputs_asked_for_decide_that() -> None:
+    assert not response("yh", typed=True, wanted="y").raw_output_contents
+    assert response("yh", typed=True, wanted="h").raw_output_contents
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_no_rows(typed: bool) -> None:
+    none = {name: array[:0] for name, array in ARRAYS.items()}
+    answer = response("yns", typed=typed, arrays=none)
+    assert arrays_of(answer) == {"y": [], "n": [], "s": []}
+    assert list(answer.outputs[0].shape) == [0, 3]
+    assert len(answer.raw_output_contents) == (0 if typed else 3)
+
+
+def test_rows_of_a_batch_that_are_not_contiguous() -> None:
+    answer = response("y", arrays={"y": np.asfortranarray(fp32(4, 3))[1:3]})
+    assert arrays_of(answer) == {"y": fp32(4, 3)[1:3].tolist()}
+
+
+def explained(value: bool | int, **outcome: Any) -> dict[str, int | str]:
+    parameter = (
+        pb.InferParameter(bool_param=value) if isinstance(value, bool) else pb.InferParameter(int64_param=1)
+    )
+    answer = response("y", parameters={"explain": parameter}, outcome=outcome)
+    return {name: getattr(p, str(p.WhichOneof("parameter_choice"))) for name, p in answer.parameters.items()}
+
+
+def test_a_request_may_learn_of_its_batch() -> None:
+    assert explained(True, batch=BATCH, queue_delay=0.0021, position=2) == {
+        "batch_number": 9,
+        "batch_requests": 3,
+        "batch_rows": 7,
+        "position": 2,
+        "priority": 1,
+        "queue_us": 2100,
+        "compute_us": 12500,
+        "predicted_us": 11100,
+        "close_reason": "full",
+    }
+
+
+def test_it_learns_nothing_when_it_does_not_ask_or_never_rode() -> None:
+    assert explained(False, batch=BATCH) == {}
+    assert explained(1, batch=BATCH) == {}
+    assert explained(True, batch=None) == {}

@@ -1,0 +1,100 @@
+"""A request's parameters: those with a meaning have a kind, those of others are passed over, some are reserved."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.inference.parameters import RequestParameters, read_parameters
+
+
+def read(**parameters: dict[str, Any]) -> RequestParameters:
+    return read_parameters(
+        pb.ModelInferRequest(
+            parameters={key: pb.InferParameter(**given) for key, given in parameters.items()}
+        )
+    )
+
+
+NOTHING = RequestParameters(math.inf, 0, explain=False)
+
+
+@pytest.mark.parametrize("kind", ["int64_param", "uint64_param"])
+def test_timeout_and_priority_may_be_signed_or_not(kind: str) -> None:
+    assert read(timeout={kind: 1500}, priority={kind: 2}) == RequestParameters(0.0015, 2, explain=False)
+    assert read(timeout={kind: 0}, priority={kind: 0}) == NOTHING
+
+
+def test_the_longest_timeout_is_one() -> None:
+    assert read(timeout={"uint64_param": (1 << 64) - 1}).timeout == pytest.approx(1.8e13, rel=0.03)
+
+
+def test_a_batch_is_explained_where_that_is_true() -> None:
+    assert read(explain={"bool_param": True}).explain
+    assert not read(explain={"bool_param": False}).explain
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"sequence_id": {"int64_param": 42}},
+        {"sequence_id": {"string_param": "e333c95a"}},
+        {"sequence_start": {"bool_param": True}, "sequence_end": {"bool_param": True}},
+        {"triton_enable_empty_final_response": {"bool_param": True}},
+        {"mine": {"string_param": "x"}},
+        {"mine": {"uint64_param": 1}},
+        {"mine": {"double_param": 1.5}},
+        {"mine": {}},
+        {"Triton_mine": {"bool_param": True}},
+    ],
+    ids=str,
+)
+def test_what_means_nothing_to_these_models_is_passed_over(given: dict[str, Any]) -> None:
+    assert read(**given) == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"triton_mine": {"bool_param": True}},
+            "parameter keys starting with 'triton_' are reserved for Triton usage, got 'triton_mine'. Only the following "
+            "keys starting with 'triton_' are allowed: triton_enable_empty_final_response",
+        ),
+        ({"triton_final_response": {"bool_param": True}}, "are reserved for Triton usage"),
+        ({"triton_": {}}, "are reserved for Triton usage"),
+        (
+            {"triton_enable_empty_final_response": {"string_param": "true"}},
+            "invalid value type for 'triton_enable_empty_final_response' parameter, expected bool_param, got string_param",
+        ),
+        (
+            {"sequence_id": {"bool_param": True}},
+            "invalid value type for 'sequence_id' parameter, expected int64_param or string_param, got bool_param",
+        ),
+        (
+            {"sequence_start": {"int64_param": 1}},
+            "'sequence_start' parameter, expected bool_param, got int64",
+        ),
+        ({"sequence_end": {}}, "'sequence_end' parameter, expected bool_param, got none"),
+        (
+            {"timeout": {"double_param": 1.5}},
+            "invalid value type for 'timeout' parameter, expected int64_param or uint64_param (microseconds from the "
+            "request's arrival, 0 for none), got double_param",
+        ),
+        ({"timeout": {"int64_param": -1}}, "invalid value for 'timeout', expected value >= 0"),
+        (
+            {"priority": {"string_param": "high"}},
+            "(the class, from 1, the highest; 0 for none), got string_param",
+        ),
+        ({"priority": {"int64_param": -1}}, "invalid value for 'priority', expected value >= 0"),
+    ],
+    ids=str,
+)
+def test_what_is_reserved_or_of_a_wrong_kind_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        read(**given)
+    assert message in str(caught.value)

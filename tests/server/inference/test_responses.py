@@ -1,0 +1,91 @@
+"""Responses that are put together from bytes are those that protobuf would write, whatever the outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.server.rig import Array, reproducible, spec
+
+from tensorferry.batcher import Outcome
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.tensors import DATATYPES
+from tensorferry.server.inference.codec import Wanted, encode
+from tensorferry.server.inference.responses import ResponseForm, id_field_of, stream_response
+from tensorferry.server.wire.fields import encoded_varint
+
+RAW = [name for name, datatype in DATATYPES.items() if datatype.size]
+
+
+@st.composite
+def arrays(draw: Any, datatype: str, rows: int) -> Array:
+    """An array of a datatype's storage, not always contiguous."""
+    storage = DATATYPES[datatype].storage
+    shape = (rows, *draw(st.lists(st.integers(0, 3), max_size=2)))
+    whole = (2 * shape[0] + 1, *shape[1:])
+    count = int(np.prod(whole))
+    seed = draw(st.integers(0, 1 << 32))
+    data = np.random.default_rng(seed).integers(0, 256, count * storage.itemsize, np.uint8)
+    array = (data[:count] & 1).astype(bool) if datatype == "BOOL" else data.view(storage)
+    array = array.reshape(whole)
+    layout = draw(st.sampled_from(["contiguous", "a slice", "every other row", "column-major", "reversed"]))
+    if layout == "every other row":
+        return array[: 2 * rows : 2]
+    if layout == "column-major":
+        return np.asfortranarray(array[:rows])
+    if layout == "reversed":
+        return array[:rows][::-1]
+    return array[1 : 1 + rows] if layout == "a slice" else np.ascontiguousarray(array[:rows])
+
+
+@st.composite
+def outputs(draw: Any) -> tuple[Wanted, list[dict[str, Array]], list[str]]:
+    """What is wanted of a model, and what it gives in several runs."""
+    names = draw(st.lists(st.text("xyz_0", min_size=1, max_size=5), min_size=1, max_size=4, unique=True))
+    kinds = {name: draw(st.sampled_from(RAW)) for name in names}
+    runs = [
+        {name: draw(arrays(kind, draw(st.integers(0, 3)))) for name, kind in kinds.items()} for _ in range(3)
+    ]
+    specs = tuple(spec(name, kind, "batch") for name, kind in kinds.items())
+    ids = draw(st.lists(st.text(max_size=200), min_size=3, max_size=3))
+    return Wanted(specs, typed=False, explain=False), runs, ids
+
+
+@given(outputs())
+@settings(reproducible, max_examples=300)
+def test_messages_are_protobufs_own(drawn: tuple[Wanted, list[dict[str, Array]], list[str]]) -> None:
+    wanted, runs, ids = drawn
+    form = ResponseForm("model", "3", wanted)
+    for arrays_of_run, request_id in [*zip(runs, ids, strict=True)] * 2:
+        outcome = Outcome(arrays_of_run)
+        expected = encode("model", "3", wanted, outcome)
+        expected.id = request_id
+        pieces = form.pieces(id_field_of(request_id), outcome)
+        assert pb.ModelInferResponse.FromString(b"".join(pieces)) == expected
+        expected.parameters["triton_final_response"].bool_param = True
+        streamed = pb.ModelStreamInferResponse.FromString(b"".join(stream_response(pieces)))
+        assert streamed == pb.ModelStreamInferResponse(infer_response=expected)
+
+
+def test_shapes_that_are_remembered_are_bounded() -> None:
+    form = ResponseForm("model", "1", Wanted((spec("y", "FP32", "batch", "n"),), typed=False, explain=False))
+    for columns in range(200):
+        outcome = Outcome({"y": np.zeros((1, columns), np.float32)})
+        response = pb.ModelInferResponse.FromString(b"".join(form.pieces(b"", outcome)))
+        assert list(response.outputs[0].shape) == [1, columns]
+        assert len(form._fixed) <= 64
+
+
+@given(st.integers(0, (1 << 64) - 1))
+@reproducible
+def test_a_number_is_written_as_protobuf_writes_it(value: int) -> None:
+    written = pb.InferParameter(uint64_param=value).SerializeToString()
+    assert written.endswith(encoded_varint(value))
+
+
+@given(st.text(max_size=500))
+@reproducible
+def test_an_ids_field_is_that_of_a_response(request_id: str) -> None:
+    assert id_field_of(request_id) == pb.ModelInferResponse(id=request_id).SerializeToString()

@@ -1,0 +1,431 @@
+"""The service: bytes and a deadline in, one completion out, whatever happens."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.server.rig import Array, Replies, fp32, infer, request, response_of, signature, spec
+
+from tensorferry.batcher import (
+    Batcher,
+    BatcherClosed,
+    Cancelled,
+    DeadlineExceeded,
+    QueueFull,
+    RequestTooLarge,
+)
+from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.errors import InvalidRequestError, ModelFailedError, NotFoundError, NotReadyError
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.shapes.empty_axes import EmptyAxes
+from tensorferry.server.status import status_of
+
+SIGNATURE = signature(spec("x", "FP32", "batch", "n"), outputs=(spec("y", "FP32", "batch", "n"),))
+
+Serve = Callable[..., InferenceService]
+
+
+@pytest.fixture
+def runner() -> ScriptedRunner:
+    """y = 2 x, when the test releases it."""
+    return ScriptedRunner(lambda inputs: {"y": inputs["x"] * 2}, gated=True)
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """A service with the model `m` of a runner; its batcher ends after the test."""
+    made: list[tuple[Any, Batcher]] = []
+
+    def make(runner: Any, max_batch_size: int = 4, slo: float = math.inf, **options: Any) -> InferenceService:
+        batcher = Batcher(runner, max_batch_size, **options)
+        made.append((runner, batcher))
+        registry = ModelRegistry()
+        bears = EmptyAxes({frozenset({("x", 1)}): ""})
+        registry.ready(Model("m", "1", SIGNATURE, max_batch_size, "", batcher, slo, empty_axes=bears))
+        return InferenceService(registry)
+
+    yield make
+    for runner, batcher in made:
+        if isinstance(runner, ScriptedRunner):
+            runner.open()
+        assert batcher.close(), "a worker did not end"
+
+
+def submit(
+    service: InferenceService, x: Array, deadline: float = math.inf, **fields: Any
+) -> tuple[Any, Replies]:
+    replies = Replies()
+    data = request({"x": x}, **fields).SerializeToString()
+    return service.infer(data, deadline, replies), replies
+
+
+def y(response: pb.ModelInferResponse) -> Any:
+    (output,) = response.outputs
+    return np.frombuffer(response.raw_output_contents[0], "<f4").reshape(tuple(output.shape)).tolist()
+
+
+def error_of(replies: Replies) -> BaseException:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        response_of(replies.first())
+    return caught.value
+
+
+def test_requests_ride_together_and_each_gets_its_own(serve: Serve, runner: ScriptedRunner) -> None:
+    service = serve(runner, 8)
+    first = submit(service, fp32(1, 2))[1]
+    runner.await_batches(1)
+    riders = [submit(service, fp32(1, 2) + tag, id=str(tag))[1] for tag in range(5)]
+    runner.open()
+    assert y(response_of(first.first())) == [[0, 2]]
+    for tag, replies in enumerate(riders):
+        reply = replies.first()
+        assert reply.request_id == str(tag)
+        assert (response_of(reply).id, y(response_of(reply))) == (str(tag), [[2 * tag, 2 + 2 * tag]])
+    assert [batch["x"].shape[0] for batch in runner.batches] == [1, 5]
+
+
+def test_a_request_knows_of_its_batch_when_it_asks(serve: Serve) -> None:
+    service = serve(lambda inputs: {"y": inputs["x"]})
+    response = infer(
+        service, request({"x": fp32(3, 1)}, parameters={"explain": pb.InferParameter(bool_param=True)})
+    )
+    assert response.parameters["batch_rows"].int64_param == 3
+    assert response.parameters["batch_requests"].int64_param == 1
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 0), (0, 0), (11, 2)])
+def test_no_rows_no_columns_and_more_rows_than_a_batch(serve: Serve, shape: tuple[int, int]) -> None:
+    service = serve(lambda inputs: {"y": inputs["x"]}, 4)
+    response = infer(service, request({"x": fp32(*shape)}))
+    assert list(response.outputs[0].shape) == list(shape)
+    assert y(response) == fp32(*shape).tolist()
+
+
+def test_a_model_that_is_not_batched_gets_each_request_alone(serve: Serve, runner: ScriptedRunner) -> None:
+    service = serve(runner, 0)
+    replies = [submit(service, fp32(rows, 2))[1] for rows in (2, 3)]
+    runner.open()
+    assert [y(response_of(each.first())) for each in replies] == [(fp32(r, 2) * 2).tolist() for r in (2, 3)]
+    assert [batch["x"].shape for batch in runner.batches] == [(2, 2), (3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"\xff", InvalidRequestError),
+        (b"", NotFoundError),
+        (request({}, model="other").SerializeToString(), NotFoundError),
+        (request({}, model_version="2").SerializeToString(), NotFoundError),
+        (request({}, model_version="two").SerializeToString(), InvalidRequestError),
+        (request({}).SerializeToString(), InvalidRequestError),
+    ],
+)
+def test_a_bad_request_is_completed_at_once_with_its_error(
+    serve: Serve, data: bytes, kind: type[Exception]
+) -> None:
+    replies = Replies()
+    call = serve(lambda inputs: inputs).infer(data, math.inf, replies)
+    assert len(replies.all) == 1
+    assert isinstance(error_of(replies), kind)
+    call.cancel()
+    assert len(replies.all) == 1
+
+
+def test_errors_carry_the_id_of_the_request(serve: Serve) -> None:
+    _, replies = submit(serve(lambda inputs: inputs), fp32(1, 1), id="seven", model="other")
+    assert replies.first().request_id == "seven"
+
+
+def test_a_cancelled_request_never_runs_and_its_neighbours_do(serve: Serve, runner: ScriptedRunner) -> None:
+    service = serve(runner)
+    running, first = submit(service, fp32(1, 1))
+    runner.await_batches(1)
+    calls = [submit(service, fp32(1, 1) + tag) for tag in range(3)]
+    calls[1][0].cancel()
+    assert isinstance(error_of(calls[1][1]), Cancelled)
+    running.cancel()
+    assert isinstance(error_of(first), Cancelled)
+    runner.open()
+    assert [y(response_of(calls[tag][1].first())) for tag in (0, 2)] == [[[0]], [[4]]]
+    assert runner.batches[1]["x"].tolist() == [[0], [2]]
+    for call, replies in calls:
+        call.cancel()
+        assert len(replies.all) == 1
+
+
+def test_a_deadline_that_has_passed_is_refused_at_the_door(serve: Serve, runner: ScriptedRunner) -> None:
+    _, replies = submit(serve(runner), fp32(1, 1), deadline=time.monotonic() - 1)
+    assert isinstance(error_of(replies), DeadlineExceeded)
+    assert runner.batches == []
+
+
+def test_a_full_queue_refuses_and_says_when_to_retry(serve: Serve, runner: ScriptedRunner) -> None:
+    service = serve(runner, max_queue_size=2)
+    submit(service, fp32(1, 1))
+    runner.await_batches(1)
+    waiting = submit(service, fp32(2, 1))[1]
+    error = error_of(submit(service, fp32(1, 1))[1])
+    assert isinstance(error, QueueFull)
+    assert (status_of(error).retry_after or 0) > 0
+    assert isinstance(error_of(submit(service, fp32(3, 1))[1]), RequestTooLarge)
+    runner.open()
+    assert y(response_of(waiting.first())) == [[0], [2]]
+
+
+def test_the_queue_is_bounded_in_bytes_of_messages(serve: Serve, runner: ScriptedRunner) -> None:
+    size = request({"x": fp32(1, 100)}).ByteSize()
+    service = serve(runner, max_queue_bytes=2 * size)
+    replies = [submit(service, fp32(1, 100))[1] for _ in range(3)]
+    assert isinstance(error_of(replies[2]), QueueFull)
+    runner.open()
+    for each in replies[:2]:
+        response_of(each.first())
+
+
+def test_rows_without_columns_cost_a_client_nothing_and_must_not_cost_the_server_more(serve: Serve) -> None:
+    message = request({"x": fp32(0, 0)})
+    message.inputs[0].shape[:] = [1 << 58, 0]
+    with pytest.raises(RequestTooLarge):
+        infer(serve(lambda inputs: {"y": inputs["x"]}), message)
+
+
+def microseconds(value: int) -> dict[str, pb.InferParameter]:
+    return {"timeout": pb.InferParameter(int64_param=value)}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "slo", "deadline"),
+    [(microseconds(1), 60.0, math.inf), ({}, 1e-6, math.inf), (microseconds(60_000_000), 1e-6, math.inf)],
+    ids=["the request's own", "the model's", "the earlier of both"],
+)
+def test_the_earliest_of_the_deadlines_counts(
+    serve: Serve, runner: ScriptedRunner, parameters: dict[str, Any], slo: float, deadline: float
+) -> None:
+    service = serve(runner, slo=slo)
+    assert isinstance(
+        error_of(submit(service, fp32(1, 1), deadline, parameters=parameters)[1]), DeadlineExceeded
+    )
+    assert not runner.batches
+
+
+def test_a_timeout_of_0_is_none_and_later_ones_change_nothing(serve: Serve, runner: ScriptedRunner) -> None:
+    runner.open()
+    service = serve(runner, slo=60.0)
+    for parameters in (microseconds(0), microseconds(60_000_000), {}):
+        assert response_of(submit(service, fp32(1, 1), parameters=parameters)[1].first())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pb.InferParameter(int64_param=-1),
+        pb.InferParameter(string_param="5"),
+        pb.InferParameter(bool_param=True),
+    ],
+    ids=["negative", "string", "bool"],
+)
+def test_a_timeout_that_is_no_number_of_microseconds_is_explained(
+    serve: Serve, wrong: pb.InferParameter
+) -> None:
+    service = serve(lambda inputs: {"y": inputs["x"]})
+    error = error_of(submit(service, fp32(1, 1), parameters={"timeout": wrong})[1])
+    assert isinstance(error, InvalidRequestError)
+    assert "microseconds from the request's arrival" in str(error)
+
+
+def priority(value: int) -> dict[str, pb.InferParameter]:
+    return {
+        "priority": pb.InferParameter(uint64_param=value),
+        "explain": pb.InferParameter(bool_param=True),
+    }
+
+
+@pytest.mark.parametrize(("wanted", "got"), [(1, 1), (2, 2), (3, 3), (0, 2), (4, 2), (1 << 63, 2)], ids=str)
+def test_a_request_names_its_class_and_one_that_there_is_not_is_the_default(
+    serve: Serve, wanted: int, got: int
+) -> None:
+    service = serve(lambda inputs: {"y": inputs["x"]}, priority_weights=(4, 2, 1), default_priority=2)
+    response = infer(service, request({"x": fp32(1, 1)}, parameters=priority(wanted)))
+    assert response.parameters["priority"].int64_param == got
+
+
+def test_without_classes_a_priority_changes_nothing(serve: Serve) -> None:
+    service = serve(lambda inputs: {"y": inputs["x"]})
+    response = infer(service, request({"x": fp32(1, 1)}, parameters=priority(7)))
+    assert response.parameters["priority"].int64_param == 1
+
+
+def test_a_high_class_rides_first(serve: Serve, runner: ScriptedRunner) -> None:
+    service = serve(runner, 4, priority_weights=(3, 1))
+    running = submit(service, fp32(1, 1))[1]
+    runner.await_batches(1)
+    low = [submit(service, fp32(1, 1) + 10, parameters=priority(2))[1] for _ in range(6)]
+    high = [submit(service, fp32(1, 1) + 20, parameters=priority(1))[1] for _ in range(3)]
+    runner.open()
+    for replies in (running, *low, *high):
+        assert response_of(replies.first())
+    assert runner.batches[1]["x"].ravel().tolist() == [20, 20, 20, 10]
+
+
+def test_a_priority_that_is_no_number_is_explained(serve: Serve) -> None:
+    service = serve(lambda inputs: {"y": inputs["x"]})
+    wrong = {"priority": pb.InferParameter(string_param="high")}
+    error = error_of(submit(service, fp32(1, 1), parameters=wrong)[1])
+    assert isinstance(error, InvalidRequestError)
+    assert str(error) == (
+        "invalid value type for 'priority' parameter, expected int64_param or uint64_param "
+        "(the class, from 1, the highest; 0 for none), got string_param"
+    )
+
+
+def test_a_draining_server_refuses_and_finishes_what_it_accepted(
+    serve: Serve, runner: ScriptedRunner
+) -> None:
+    service = serve(runner)
+    accepted = submit(service, fp32(1, 1))[1]
+    assert not service.draining
+    service.begin_drain()
+    assert service.draining
+    error = error_of(submit(service, fp32(1, 1))[1])
+    assert isinstance(error, NotReadyError)
+    assert "shutting down" in str(error)
+    runner.open()
+    assert y(response_of(accepted.first())) == [[0]]
+
+
+def test_a_closed_batcher_is_unavailable(serve: Serve) -> None:
+    service = serve(lambda inputs: inputs)
+    service._registry.get("m").batcher.close()
+    assert isinstance(error_of(submit(service, fp32(1, 1))[1]), BatcherClosed)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["decoded", "of a known form"])
+def test_a_model_that_is_replaced_between_look_up_and_queue(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    service = serve(lambda inputs: {"y": inputs["x"]})
+    registry, forms = service._registry, service._forms
+    old = registry.get("m")
+    new = serve(lambda inputs: {"y": inputs["x"] * 10})._registry.get("m")
+    if known:
+        response_of(submit(service, fp32(1, 2))[1].first())
+
+    def replace() -> None:
+        monkeypatch.undo()
+        assert registry.ready(new) is old
+        old.batcher.close()
+
+    def get(*arguments: Any) -> Any:
+        found = registry.get(*arguments)
+        replace()
+        return found
+
+    def find(*arguments: Any) -> Any:
+        found = forms.find(*arguments)
+        replace()
+        return found
+
+    look_up = SimpleNamespace(get=get, generation=registry.generation)
+    if known:
+        monkeypatch.setattr(service, "_forms", SimpleNamespace(find=find, add=forms.add))
+    else:
+        monkeypatch.setattr(service, "_registry", look_up)
+    assert y(response_of(submit(service, fp32(1, 2))[1].first())) == [[0, 10]]
+
+
+def test_a_model_that_is_unloaded_between_look_up_and_queue(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = serve(lambda inputs: {"y": inputs["x"]})
+    registry = service._registry
+
+    def get(*arguments: Any) -> Any:
+        found = registry.get(*arguments)
+        monkeypatch.undo()
+        registry.unloading(found)
+        found.batcher.close()
+        return found
+
+    monkeypatch.setattr(service, "_registry", SimpleNamespace(get=get, generation=registry.generation))
+    assert isinstance(error_of(submit(service, fp32(1, 2))[1]), NotReadyError)
+
+
+def test_nothing_is_kept_of_a_model_that_is_gone(serve: Serve) -> None:
+    registry = ModelRegistry()
+    service = InferenceService(registry)
+    batcher = Batcher(lambda inputs: {"y": inputs["x"]}, 4)
+    registry.ready(Model("m", "1", SIGNATURE, 4, "", batcher))
+    left = weakref.ref(batcher)
+    for _ in range(2):
+        replies = submit(service, fp32(1, 2))[1]
+        response_of(replies.first())
+        # The replies and who got them hold each other.
+        replies.all.clear()
+    registry.unloading(registry.get("m"))
+    batcher.close()
+    del batcher
+    (model,) = registry.models()
+    registry.unloaded(model)
+    del model
+    assert left() is not None
+    service.models_changed()
+    assert left() is None
+
+
+def test_the_row_that_fails_gets_its_error_and_its_neighbours_their_results(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(inputs: dict[str, Array]) -> dict[str, Array]:
+        if (inputs["x"] < 0).any():
+            raise ModelFailedError("the model failed on this request: why") from ValueError("/a/secret/place")
+        return {"y": inputs["x"]}
+
+    runner = ScriptedRunner(run, gated=True)
+    service = serve(runner)
+    first = submit(service, fp32(1, 1))[1]
+    runner.await_batches(1)
+    replies = [submit(service, np.full((1, 1), x, np.float32), id=f"id{x}")[1] for x in (1, -1, 2)]
+    runner.open()
+    response_of(first.first())
+    assert [y(response_of(replies[at].first())) for at in (0, 2)] == [[[1]], [[2]]]
+    error = error_of(replies[1])
+    assert "secret" not in str(error)
+    assert status_of(error).message == "the model failed on this request: why"
+    (line,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert line.getMessage() == "model m failed on request 'id-1': /a/secret/place"
+
+
+def test_an_answer_with_too_few_rows_says_so_to_the_client_and_in_the_log(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, replies = submit(serve(lambda inputs: {"y": inputs["x"][:-1]}), fp32(2, 1))
+    said = "output 'y' has shape [1, 1], expected 2 rows on axis 0"
+    assert said in status_of(error_of(replies)).message
+    assert [record.levelname for record in caplog.records if said in record.getMessage()] == ["WARNING"]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda inputs: {"z": inputs["x"]},
+        lambda inputs: None,
+        lambda inputs: 1 / 0,
+    ],
+    ids=["another name", "nothing", "raises"],
+)
+def test_a_runner_with_a_bug_is_an_internal_error_without_details(
+    serve: Serve, run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, replies = submit(serve(run), fp32(2, 1))
+    assert status_of(error_of(replies)).message == "internal error; the server's log has the details"
+    assert len(replies.all) == 1

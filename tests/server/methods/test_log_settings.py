@@ -1,0 +1,212 @@
+"""LogSettings: Triton's settings read and changed, all or none, with effect on the lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.server import log_lines
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.errors import InvalidRequestError, UnsupportedError
+from tensorferry.server.methods.log_settings import LogSettings
+from tensorferry.server.telemetry import logs
+
+DEFAULTS = {
+    "log_file": "",
+    "log_info": True,
+    "log_warning": True,
+    "log_error": True,
+    "log_verbose_level": 0,
+    "log_format": "default",
+}
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+
+@pytest.fixture(autouse=True)
+def _root() -> Iterator[None]:
+    """The root logger, put back afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def made(log_format: str = "text", level: str = "info") -> LogSettings:
+    return LogSettings(logs.configure(log_format, level), allowed=True)
+
+
+def request(**settings: Any) -> pb.LogSettingsRequest:
+    message = pb.LogSettingsRequest()
+    for name, value in settings.items():
+        field = {bool: "bool_param", int: "uint32_param", str: "string_param"}[type(value)]
+        setattr(message.settings[name], field, value)
+    return message
+
+
+def values(response: pb.LogSettingsResponse) -> dict[str, Any]:
+    return {
+        name: getattr(value, value.WhichOneof("parameter_choice") or "")
+        for name, value in response.settings.items()
+    }
+
+
+def asked(settings: LogSettings, **changes: Any) -> dict[str, Any]:
+    return values(settings.log_settings(request(**changes)))
+
+
+def written(capfd: pytest.CaptureFixture[str]) -> set[str]:
+    """The levels of which a line is written now."""
+    log_lines.written(capfd)
+    for name, level in LEVELS.items():
+        logging.getLogger("tensorferry.server").log(level, "line of %s", name)
+    text = log_lines.written(capfd)
+    return {name for name in LEVELS if f"line of {name}" in text}
+
+
+@pytest.mark.parametrize(
+    ("level", "differs"),
+    [
+        ("debug", {"log_verbose_level": 1}),
+        ("info", {}),
+        ("warning", {"log_info": False}),
+        ("error", {"log_info": False, "log_warning": False}),
+    ],
+)
+def test_they_begin_as_the_command_line_says(
+    level: str, differs: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = made(level=level)
+    assert asked(settings) == DEFAULTS | differs
+    assert written(capfd) == {name for name in LEVELS if LEVELS[name] >= LEVELS[level]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({}, "info warning error critical"),
+        ({"log_info": False}, "warning error critical"),
+        ({"log_warning": False}, "info error critical"),
+        ({"log_error": False}, "info warning"),
+        ({"log_info": False, "log_warning": False, "log_error": False}, ""),
+        ({"log_verbose_level": 1}, "debug info warning error critical"),
+        ({"log_verbose_level": 3, "log_info": False}, "debug warning error critical"),
+    ],
+)
+def test_each_severity_is_switched_by_itself(
+    changes: dict[str, Any], shown: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = made()
+    assert asked(settings, **changes) == DEFAULTS | changes
+    assert written(capfd) == set(shown.split())
+    assert asked(settings) == DEFAULTS | changes
+    assert (
+        asked(settings, **{name: value for name, value in DEFAULTS.items() if name != "log_file"}) == DEFAULTS
+    )
+    assert written(capfd) == {"info", "warning", "error", "critical"}
+
+
+def test_times_of_text_as_iso_8601_and_back(capfd: pytest.CaptureFixture[str]) -> None:
+    settings = made()
+    record = logging.makeLogRecord(
+        {"levelno": 20, "levelname": "INFO", "msg": "line", "created": 1_700_000_000.0}
+    )
+    assert asked(settings, log_format="ISO8601")["log_format"] == "ISO8601"
+    log_lines.written(capfd)
+    logging.getLogger("some").handle(record)
+    assert log_lines.written(capfd) == "2023-11-14T22:13:20Z INFO    line\n"
+    assert asked(settings, log_format="default")["log_format"] == "default"
+    log_lines.written(capfd)
+    logging.getLogger("some").handle(record)
+    assert log_lines.written(capfd).endswith(":13:20 INFO    line\n")
+
+
+def test_json_has_iso_times_and_stays_json(capfd: pytest.CaptureFixture[str]) -> None:
+    settings = made("json")
+    assert asked(settings, log_format="ISO8601") == DEFAULTS | {"log_format": "ISO8601"}
+    with pytest.raises(
+        InvalidRequestError, match=r"got: default; this server logs JSON \(--log-format json\)"
+    ):
+        asked(settings, log_format="default")
+    asked(settings, log_info=False)
+    log_lines.written(capfd)
+    logging.getLogger("some").warning("still")
+    assert json.loads(log_lines.written(capfd))["message"] == "still"
+
+
+def test_a_change_is_logged_before_it_takes_effect(capfd: pytest.CaptureFixture[str]) -> None:
+    settings = made()
+    asked(settings, log_warning=False, log_verbose_level=2, log_info=True)
+    assert log_lines.written(capfd).endswith(
+        "WARNING a client changes what is logged: log_warning from True to False, log_verbose_level from 0 to 2\n"
+    )
+    asked(settings)
+    asked(settings, log_info=True)
+    assert log_lines.written(capfd) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"log_info": 1}, "expect boolean for 'log_info', in bool_param; got uint32_param"),
+        ({"log_warning": "on"}, "expect boolean for 'log_warning', in bool_param; got string_param"),
+        ({"log_error": 0}, "expect boolean for 'log_error'"),
+        (
+            {"log_verbose_level": True},
+            "expect int32 for 'log_verbose_level', in uint32_param; got bool_param",
+        ),
+        ({"log_format": True}, "expect string for 'log_format'"),
+        ({"log_format": "json"}, "invalid argument for log_format, got: json; it must be default or ISO8601"),
+        ({"log_loud": True}, "unknown log setting 'log_loud'; known are log_file, log_info"),
+    ],
+)
+def test_what_is_wrong_is_refused_and_nothing_is_changed(changes: dict[str, Any], message: str) -> None:
+    settings = made()
+    with pytest.raises(InvalidRequestError) as caught:
+        asked(settings, **{"log_verbose_level": 5, "log_warning": False} | changes)
+    assert message in str(caught.value)
+    assert asked(settings) == DEFAULTS
+
+
+def test_a_setting_without_a_value_is_refused() -> None:
+    message = pb.LogSettingsRequest()
+    message.settings["log_info"].SetInParent()
+    with pytest.raises(
+        InvalidRequestError, match="expect boolean for 'log_info', in bool_param; got no value"
+    ):
+        made().log_settings(message)
+
+
+@pytest.mark.parametrize("path", ["/var/log/other.log", ""])
+def test_no_client_says_where_the_log_goes(path: str) -> None:
+    settings = made()
+    with pytest.raises(
+        UnsupportedError, match="log file location can not be updated through network protocol"
+    ):
+        asked(settings, log_file=path, log_info=False)
+    assert asked(settings) == DEFAULTS
+
+
+def test_a_change_that_comes_between_is_kept() -> None:
+    output = logs.configure("text", "info")
+    settings = LogSettings(output, allowed=True)
+
+    class Between(logging.Handler):
+        """As the first change is logged, another client makes one."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            shown = output.shown
+            if shown.error:
+                assert output.replace(shown, dataclasses.replace(shown, error=False))
+
+    handler = Between()
+    logging.getLogger("tensorferry.server").addHandler(handler)
+    try:
+        assert asked(settings, log_verbose_level=1) == DEFAULTS | {"log_verbose_level": 1, "log_error": False}
+    finally:
+        logging.getLogger("tensorferry.server").removeHandler(handler)

@@ -1,0 +1,167 @@
+"""The other methods of the service: health, metadata, the index; and those that it does not have."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import grpc
+import pytest
+from support.server.rig import PATIENCE, signature, spec
+from support.server.scripted_service import Door
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.models.registry import Model
+
+METHODS = {
+    method.name: method
+    for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
+    if not method.client_streaming
+}
+IMPLEMENTED = {
+    "ServerLive",
+    "ServerReady",
+    "ModelReady",
+    "ServerMetadata",
+    "ModelMetadata",
+    "ModelInfer",
+    "RepositoryIndex",
+}
+
+
+def model(name: str = "m", version: str = "1") -> Model:
+    made = signature(
+        spec("x", "FP32", "batch", 3), spec("s", "BYTES", ""), outputs=(spec("y", "INT64", "batch"),)
+    )
+    return Model(
+        name, version, made, 8, "batches of up to 8 rows (proved)", cast(Any, None), verdict="proved"
+    )
+
+
+def refused(door: Door, method: str, message: Any) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as caught:
+        getattr(door.stub, method)(message, timeout=PATIENCE)
+    return caught.value
+
+
+def test_every_method_is_tested_here_or_with_the_streams() -> None:
+    assert len(METHODS) == 19
+    assert METHODS.keys() > IMPLEMENTED
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - IMPLEMENTED))
+def test_methods_that_it_does_not_have_say_so(door: Door, method: str) -> None:
+    error = refused(door, method, getattr(pb, METHODS[method].input_type.name)())
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert error.details() == f"{method} is not implemented by this server"
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_bytes_that_are_no_message_are_the_clients_fault(door: Door, method: str) -> None:
+    door.be_real()
+    with pytest.raises(grpc.RpcError) as caught:
+        door.unary(method)(b"\xff\xff", timeout=PATIENCE)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == f"the message of 2 bytes is not a {METHODS[method].input_type.name}"
+
+
+def test_live_from_the_start_ready_when_all_is_loaded_that_is_to_be(door: Door) -> None:
+    def ready() -> bool:
+        answer: bool = door.stub.ServerReady(pb.ServerReadyRequest(), timeout=PATIENCE).ready
+        return answer
+
+    assert door.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE).live
+    assert not ready()
+    door.registry.loading("m", "1")
+    assert not ready()
+    door.registry.ready(model())
+    assert not ready()
+    door.registry.complete = True
+    assert ready()
+    door.registry.loading("other", "1")
+    door.registry.failed("other", "1", "broken")
+    assert ready()
+    door.service.begin_drain()
+    assert not ready()
+    assert door.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE).live
+
+
+def test_a_model_is_ready_or_not_and_an_unknown_one_is_not(door: Door) -> None:
+    def ready(name: str, version: str = "") -> bool:
+        request = pb.ModelReadyRequest(name=name, version=version)
+        answer: bool = door.stub.ModelReady(request, timeout=PATIENCE).ready
+        return answer
+
+    door.registry.loading("m", "1")
+    assert not ready("m")
+    door.registry.ready(model())
+    assert ready("m")
+    assert ready("m", "1")
+    assert not ready("m", "2")
+    assert not ready("unknown")
+    door.registry.unloading(model())
+    assert not ready("m")
+    door.registry.ready(model())
+    door.service.begin_drain()
+    assert not ready("m")
+    error = refused(door, "ModelReady", pb.ModelReadyRequest(name="m", version="one"))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_server_metadata(door: Door) -> None:
+    assert door.stub.ServerMetadata(
+        pb.ServerMetadataRequest(), timeout=PATIENCE
+    ) == pb.ServerMetadataResponse(
+        name="tensorferry",
+        version="1.2.3",
+        extensions=["binary_tensor_data", "classification", "parameters", "schedule_policy"],
+    )
+
+
+@pytest.mark.parametrize("version", ["", "2"])
+def test_model_metadata(door: Door, version: str) -> None:
+    for number in ("1", "2"):
+        door.registry.ready(model(version=number))
+    tensor = pb.ModelMetadataResponse.TensorMetadata
+    request = pb.ModelMetadataRequest(name="m", version=version)
+    assert door.stub.ModelMetadata(request, timeout=PATIENCE) == pb.ModelMetadataResponse(
+        name="m",
+        versions=["1", "2"],
+        platform="onnxruntime_onnx",
+        inputs=[
+            tensor(name="x", datatype="FP32", shape=[-1, 3]),
+            tensor(name="s", datatype="BYTES", shape=[-1]),
+        ],
+        outputs=[tensor(name="y", datatype="INT64", shape=[-1])],
+        properties={"batching": "batches of up to 8 rows (proved)", "batching_verdict": "proved"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "code"),
+    [
+        ("unknown", "", "NOT_FOUND"),
+        ("m", "2", "NOT_FOUND"),
+        ("m", "one", "INVALID_ARGUMENT"),
+        ("slow", "", "UNAVAILABLE"),
+    ],
+)
+def test_no_metadata(door: Door, name: str, version: str, code: str) -> None:
+    door.registry.ready(model())
+    door.registry.loading("slow", "1")
+    error = refused(door, "ModelMetadata", pb.ModelMetadataRequest(name=name, version=version))
+    assert error.code() is grpc.StatusCode[code]
+
+
+def test_a_bug_in_a_method_shows_nothing_of_itself(
+    door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> Any:
+        raise RuntimeError("a secret")
+
+    door.registry.ready(model())
+    monkeypatch.setattr(door.registry, "entries", broken)
+    error = refused(door, "ModelMetadata", pb.ModelMetadataRequest(name="m"))
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert error.details() == "internal error; the server's log has the details"
+    assert "a secret" in caplog.text
+    caplog.clear()  # its frames hold the server

@@ -1,0 +1,205 @@
+"""Which axes may have length zero is found out in a child process, which ONNX Runtime may end, and is kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from support.server import models, recurrent_models
+from support.server.models import node, save, value
+
+from tensorferry.server.model_checks import empty_axes_probe
+from tensorferry.server.model_checks.empty_axes_probe import EmptyAxesProbe, Subject
+from tensorferry.server.model_checks.probe_cache import digest_of
+from tensorferry.server.model_config.io_mapping import Contract
+from tensorferry.server.runtime.ort_options import SessionOptions
+from tensorferry.server.runtime.session import Session
+
+CRASHES = "with it ONNX Runtime ends its process"
+FAILS = "with it the model fails"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tensorferry" / "empty-axes"
+
+
+def no_child(*_: Any, **__: Any) -> None:
+    raise OSError("no process can be started")
+
+
+def subject(path: Path, max_batch_size: int = 4, **fields: Any) -> Subject:
+    contract = Contract(Session(path).signature)
+    made = Subject("m", path, path, SessionOptions(), contract, max_batch_size, 2)
+    return replace(made, **fields)
+
+
+def verdicts(given: Subject) -> Mapping[Any, str]:
+    with EmptyAxesProbe(given) as probe:
+        return probe.result().verdicts
+
+
+def hanging(path: Path) -> Path:
+    """x FP32 [batch, n] → y FP32 [batch, n], after 2**62 turns of a loop if n is 0."""
+    body = helper.make_graph(
+        [node("Identity", "go_on", "go_on_out"), node("Identity", "state", "state_out")],
+        "body",
+        [value("i", "INT64", []), value("go_on", "BOOL", []), value("state", "INT64", [])],
+        [value("go_on_out", "BOOL", []), value("state_out", "INT64", [])],
+    )
+    return save(
+        path,
+        [
+            node("Shape", "x", "shape"),
+            node("Gather", "shape one", "n"),
+            node("Equal", "n zero", "empty"),
+            node("Where", "empty most zero", "turns"),
+            node("Loop", "turns yes zero", "end", body=body),
+            node("Cast", "end", "none", to=1),
+            node("Add", "x none", "y"),
+        ],
+        [value("x", dims=["batch", "n"])],
+        [value("y", dims=["batch", "n"])],
+        {"one": np.int64(1), "zero": np.int64(0), "most": np.int64(2**62), "yes": True},
+    )
+
+
+def test_a_model_that_ends_the_process(tmp_path: Path) -> None:
+    given = subject(recurrent_models.gru(tmp_path / "gru.onnx"))
+    assert verdicts(given) == {frozenset({("ids", 1)}): CRASHES}
+    # Axis 0 counts only where it is no batch axis.
+    assert verdicts(replace(given, max_batch_size=0)) == {
+        frozenset({("ids", 0)}): CRASHES,
+        frozenset({("ids", 1)}): CRASHES,
+        frozenset({("ids", 0), ("ids", 1)}): CRASHES,
+    }
+
+
+def test_axes_of_one_name_and_combinations(tmp_path: Path) -> None:
+    """Of three symbols, one of which two inputs share, each combination is tried."""
+    x, mask = value("x", dims=["batch", "n", "k"]), value("mask", dims=["batch", "n", None])
+    path = models.identity(tmp_path / "m.onnx", x, mask)
+    n, k, rest = {("x", 1), ("mask", 1)}, {("x", 2)}, {("mask", 2)}
+    expected = [n, k, rest, n | k, n | rest, k | rest, n | k | rest]
+    assert verdicts(subject(path)) == {frozenset(axes): "" for axes in expected}
+
+
+def test_a_model_that_fails(tmp_path: Path) -> None:
+    path = save(
+        tmp_path / "first.onnx",
+        [node("Gather", "x zero", "y", axis=1)],
+        [value("x", dims=["batch", "n"])],
+        [value("y", dims=["batch"])],
+        {"zero": np.int64(0)},
+    )
+    assert verdicts(subject(path)) == {frozenset({("x", 1)}): FAILS}
+
+
+def test_a_model_that_hangs(tmp_path: Path) -> None:
+    given = subject(hanging(tmp_path / "m.onnx"), run_seconds=1)
+    assert verdicts(given) == {frozenset({("x", 1)}): "with it the model does not end"}
+
+
+def test_leaving_ends_the_child(tmp_path: Path) -> None:
+    """Else this would take as long as one run may."""
+    with pytest.raises(KeyError), EmptyAxesProbe(subject(hanging(tmp_path / "m.onnx"), run_seconds=10**6)):
+        raise KeyError
+
+
+def test_nothing_to_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", no_child)
+    fixed = models.twice(tmp_path / "fixed.onnx")
+    assert verdicts(subject(fixed)) == {}
+    # Nothing is known of one that does not run at all.
+    assert verdicts(subject(models.echo(tmp_path / "echo.onnx"), size=None)) == {}
+
+
+def test_what_was_found_is_kept(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = subject(recurrent_models.gru(tmp_path / "gru.onnx"))
+    found = verdicts(given)
+    assert len(list(cache.iterdir())) == 1
+    monkeypatch.setattr(subprocess, "Popen", no_child)
+    assert verdicts(given) == found == {frozenset({("ids", 1)}): CRASHES}
+    # Another model at the same place is tried anew.
+    given.path.write_bytes(given.path.read_bytes() + b"\x12\x01m")
+    assert verdicts(given) == {}
+
+
+def test_what_is_kept_and_no_finding_is_passed_over(tmp_path: Path, cache: Path) -> None:
+    given = subject(models.echo(tmp_path / "echo.onnx"))
+    found = verdicts(given)
+    (kept,) = cache.iterdir()
+    for text in ("", "[", "7", '[["a"]]', "[]"):
+        kept.write_text(text)
+        assert verdicts(given) == found == {frozenset({("x", 1)}): ""}
+
+
+def test_a_directory_that_cannot_be_written_is_no_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert verdicts(subject(models.echo(tmp_path / "echo.onnx"))) == {frozenset({("x", 1)}): ""}
+
+
+def test_a_child_that_cannot_load_the_model_says_nothing(
+    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = subject(models.echo(tmp_path / "echo.onnx"))
+    assert verdicts(replace(given, path=tmp_path / "gone.onnx")) == {
+        frozenset({("x", 1)}): "this could not be tried"
+    }
+    assert "could not load it on the CPU" in caplog.text
+    assert not cache.exists()
+
+
+def test_a_death_of_another_cause_is_not_kept(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = subject(recurrent_models.gru(tmp_path / "gru.onnx"))
+    monkeypatch.setattr(empty_axes_probe, "_CRASHES", ())
+    assert verdicts(given) == {frozenset({("ids", 1)}): "this could not be tried"}
+    assert not cache.exists()
+
+
+def test_the_digest_covers_external_data(tmp_path: Path) -> None:
+    path = models.wide(tmp_path / "m.onnx", 64)
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    assert (tmp_path / "weights.bin").stat().st_size
+    before = digest_of(path, "")
+    assert digest_of(path, "") == before != digest_of(path, "another version")
+    with (tmp_path / "weights.bin").open("r+b") as file:
+        file.write(b"\x01\x02")
+    assert digest_of(path, "") != before
+
+
+def test_a_file_that_is_the_same_is_not_read_again(tmp_path: Path) -> None:
+    path = models.echo(tmp_path / "m.onnx")
+    before, status = digest_of(path, ""), path.stat()
+    content = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(bytes(len(content)))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    # Nothing shows that it is another: so it was not read.
+    assert digest_of(path, "") == before
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert digest_of(path, "") != before
+
+
+def test_bytes_that_look_like_a_reference_are_passed_over(tmp_path: Path) -> None:
+    """Of weights, say: what they would name is no file, or has a name that no file can have."""
+    path = models.echo(tmp_path / "m.onnx")
+    reference = b"\x0a\x08location\x12"
+    for name in (b"gone", b"\0", b"x" * 300, b"\xff\xfe"):
+        length = bytes([len(name) & 127 | 128, len(name) >> 7])
+        path.write_bytes(path.read_bytes() + reference + length + name)
+    assert digest_of(path, "")

@@ -1,0 +1,58 @@
+"""Classifiers whose exporter fixed the label's first dimension to 1, as onnxmltools does for LightGBM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from support.server.classifiers import trees
+from support.server.models import node, save, value
+
+from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.model_config.io_mapping import contract_of
+from tensorferry.server.model_config.pbtxt import ModelConfigError
+from tensorferry.server.models.loader import load_model
+from tensorferry.server.runtime.session import Session
+
+
+def test_it_is_batched_and_its_metadata_is_true(tmp_path: Path) -> None:
+    model = load_model(ModelSource("trees", trees(tmp_path / "m.onnx")), ServerConfig(models=()), "cpu")
+    try:
+        assert model.batching.startswith("batches of up to 32 rows")
+        assert [spec.shape for spec in model.signature.outputs] == [(-1,), (-1, 3)]
+        assert list(model.config.output[0].dims) == []
+    finally:
+        model.batcher.close()
+
+
+def test_one_label_for_all_rows_is_none_for_each(tmp_path: Path) -> None:
+    path = save(
+        tmp_path / "m.onnx",
+        [node("ReduceMax", "x", "most", keepdims=0), node("Reshape", "most one", "label")],
+        [value("x", dims=["n", 2])],
+        [value("label", dims=[1])],
+        {"one": np.array([1])},
+    )
+    signature = Session(path).signature
+    assert signature.outputs[0].dims == (1,)
+    assert "fixed to 1" in str(signature.lacks_batch_axis())
+
+
+def test_a_configuration_may_say_either(tmp_path: Path) -> None:
+    signature = Session(trees(tmp_path / "m.onnx")).signature
+    text = """name: "m" max_batch_size: %d input { name: "x" data_type: TYPE_FP32 dims: [%s] }
+        output { name: "label" data_type: TYPE_INT64 %s }
+        output { name: "probabilities" data_type: TYPE_FP32 dims: [%s] }"""
+
+    def labels(batch: int, dims: str, x: str, probabilities: str) -> tuple[int, ...]:
+        config = text_format.Parse(text % (batch, x, dims, probabilities), ModelConfig())
+        return contract_of(config, signature).signature.outputs[0].shape
+
+    assert labels(0, "dims: [1]", "-1, 2", "-1, 3") == (1,)
+    assert labels(0, "dims: [-1]", "-1, 2", "-1, 3") == (-1,)
+    assert labels(8, "", "2", "3") == (-1,)
+    with pytest.raises(ModelConfigError, match="label"):
+        labels(0, "dims: [2]", "-1, 2", "-1, 3")

@@ -1,0 +1,127 @@
+"""Which instances a configuration asks for, on which devices, and what a machine cannot do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensorferry.server.errors import StartError
+from tensorferry.server.model_config.instance_groups import Machine, instance_groups
+from tensorferry.server.model_config.pbtxt import parse_config
+
+CPU = Machine("cpu", (), "there is no CUDA device 0 (the driver reports 0)")
+GPU = Machine("cuda:0", (0, 1))
+ONE = Machine("cuda:1", (1,))
+SEVERAL = Machine("cuda:2,0", (2, 0))
+
+
+def devices(text: str | None, machine: Machine) -> list[str]:
+    config = parse_config(text, "test") if text is not None else None
+    return [device for group in instance_groups(config, "m", machine) for device in group.devices]
+
+
+@pytest.mark.parametrize(
+    ("groups", "on_cpu", "on_gpus"),
+    [
+        (None, ["cpu"], ["cuda:0"]),
+        ("", ["cpu"], ["cuda:0"]),
+        ("instance_group { }", ["cpu"], ["cuda:0", "cuda:1"]),
+        ("instance_group { count: 2 }", ["cpu"] * 2, ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]),
+        ("instance_group { kind: KIND_AUTO gpus: 1 }", ["cpu"], ["cuda:1"]),
+        ("instance_group { kind: KIND_AUTO gpus: [ 1, 2 ] count: 2 }", ["cpu"] * 2, ["cpu"] * 2),
+        ("instance_group { kind: KIND_CPU count: 3 }", ["cpu"] * 3, ["cpu"] * 3),
+        (
+            "instance_group { kind: KIND_CPU } instance_group { kind: KIND_CPU count: 2 }",
+            ["cpu"] * 3,
+            ["cpu"] * 3,
+        ),
+        ("instance_group { kind: KIND_MODEL }", ["cpu"], ["cpu"]),
+        ("instance_group { passive: true } instance_group { kind: KIND_CPU }", ["cpu"], ["cpu"]),
+    ],
+)
+def test_where_instances_run(groups: str | None, on_cpu: list[str], on_gpus: list[str]) -> None:
+    assert devices(groups, CPU) == on_cpu
+    assert devices(groups, GPU) == on_gpus
+
+
+def test_gpus_are_those_that_may_be_used() -> None:
+    group = "instance_group { kind: KIND_GPU %s }"
+    assert devices(group % "", GPU) == ["cuda:0", "cuda:1"]
+    assert devices(group % "gpus: 1 count: 2", GPU) == ["cuda:1", "cuda:1"]
+    assert devices(group % "", ONE) == ["cuda:1"]
+
+
+def test_one_on_each_of_several() -> None:
+    assert devices(None, SEVERAL) == devices("instance_group { }", SEVERAL) == ["cuda:2", "cuda:0"]
+    assert devices("instance_group { kind: KIND_GPU gpus: 0 }", SEVERAL) == ["cuda:0"]
+    assert devices("instance_group { kind: KIND_CPU }", SEVERAL) == ["cpu"]
+    with pytest.raises(StartError, match="unsupported gpu id 1; this server may use: 2, 0"):
+        devices("instance_group { gpus: 1 kind: KIND_GPU }", SEVERAL)
+
+
+@pytest.mark.parametrize(
+    ("groups", "machine", "said"),
+    [
+        (
+            "instance_group { kind: KIND_GPU }",
+            CPU,
+            "instance group m_0 of model m has kind KIND_GPU but no GPUs are available: there is no CUDA device 0 (the "
+            "driver reports 0); say KIND_CPU, or KIND_AUTO to fall back by itself",
+        ),
+        (
+            'instance_group { name: "g" kind: KIND_GPU gpus: 2 }',
+            GPU,
+            "instance group g of model m specifies invalid or unsupported gpu id 2; this server may use: 0, 1",
+        ),
+        (
+            "instance_group { kind: KIND_GPU gpus: 0 }",
+            ONE,
+            "invalid or unsupported gpu id 0; this server may use: 1",
+        ),
+        (
+            "instance_group { kind: KIND_CPU gpus: 0 }",
+            GPU,
+            "has kind KIND_CPU but specifies one or more GPUs",
+        ),
+        (
+            "instance_group { kind: KIND_MODEL gpus: 0 }",
+            GPU,
+            "has kind KIND_MODEL but specifies one or more GPUs",
+        ),
+        ("instance_group { passive: true }", CPU, "every instance group of model 'm' is passive"),
+        (
+            "instance_group { count: 65 }",
+            CPU,
+            "asks for 65 instances, each with weights of its own; at most 64",
+        ),
+        (
+            "instance_group { count: 2147483647 }",
+            CPU,
+            "asks for 2147483647 instances, each with weights of its own; at most 64",
+        ),
+    ],
+)
+def test_what_cannot_be(groups: str, machine: Machine, said: str) -> None:
+    with pytest.raises(StartError) as caught:
+        devices(groups, machine)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "machine", "completed"),
+    [
+        (None, CPU, 'name: "m" kind: KIND_CPU count: 1'),
+        (None, GPU, 'name: "m" kind: KIND_GPU count: 1 gpus: 0'),
+        (None, SEVERAL, 'name: "m" kind: KIND_GPU count: 1 gpus: [ 2, 0 ]'),
+        ("{ }", GPU, 'name: "m_0" kind: KIND_GPU count: 1 gpus: [ 0, 1 ]'),
+        ("{ gpus: [ 0, 7 ] }", GPU, 'name: "m_0" kind: KIND_CPU count: 1'),
+        (
+            '{ name: "g" count: 2 host_policy: "h" }',
+            CPU,
+            'name: "g" kind: KIND_CPU count: 2 host_policy: "h"',
+        ),
+    ],
+)
+def test_the_completed_groups_say_what_is_used(given: str | None, machine: Machine, completed: str) -> None:
+    config = parse_config(f"instance_group {given}", "test") if given else None
+    (group,) = instance_groups(config, "m", machine)
+    assert group.message == parse_config(f"instance_group {{ {completed} }}", "").instance_group[0]

@@ -1,0 +1,155 @@
+"""A completed configuration → the settings by which a model is scheduled and run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tensorferry.batcher import QueuePolicy
+from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.model_config.instance_groups import Machine, instance_groups
+from tensorferry.server.model_config.pbtxt import Batching, ModelConfigError, parse_config
+from tensorferry.server.model_config.settings import ModelSettings, settings_of
+from tensorferry.server.runtime.ort_options import SessionOptions
+
+
+def settings(
+    text: str, *, most: int = 8, merges: bool = True, own: bool = False, **options: Any
+) -> ModelSettings:
+    config = parse_config(text, "test")
+    config.name, config.max_batch_size = "m", most
+    groups = instance_groups(config, "m", Machine())
+    return settings_of(config, Batching(most, merges, ""), groups, ServerConfig((), **options), own=own)
+
+
+PLAIN = ModelSettings(
+    max_batch_size=8,
+    merges=True,
+    max_queue_delay=0.0,
+    preferred_batch_sizes=(),
+    priority_weights=(1,),
+    strict_priorities=False,
+    default_priority=0,
+    policies=(),
+    devices=("cpu",),
+    session=SessionOptions(),
+)
+
+
+@pytest.mark.parametrize(
+    ("batching", "changed"),
+    [
+        ("", {}),
+        ("preferred_batch_size: 8", {}),
+        ("preferred_batch_size: [ 4, 8 ]", {"preferred_batch_sizes": (4, 8)}),
+        ("max_queue_delay_microseconds: 2500", {"max_queue_delay": 0.0025}),
+        (
+            "priority_levels: 3 default_priority_level: 2",
+            {"priority_weights": (1, 1, 1), "strict_priorities": True, "default_priority": 2},
+        ),
+        ("priority_levels: 1 default_priority_level: 1", {"default_priority": 1}),
+        ("default_queue_policy { }", {"policies": (QueuePolicy(),)}),
+        (
+            "default_queue_policy { default_timeout_microseconds: 5 allow_timeout_override: true max_queue_size: 7 }",
+            {"policies": (QueuePolicy(5e-6, overridable=True, max_requests=7),)},
+        ),
+        (
+            "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 1000000 }",
+            {"policies": (QueuePolicy(1.0, delays=True),)},
+        ),
+        (
+            "priority_levels: 2 default_priority_level: 1 default_queue_policy { max_queue_size: 3 } "
+            "priority_queue_policy { key: 2 value { max_queue_size: 4 } }",
+            {
+                "priority_weights": (1, 1),
+                "strict_priorities": True,
+                "default_priority": 1,
+                "policies": (QueuePolicy(max_requests=3), QueuePolicy(max_requests=4)),
+            },
+        ),
+        (
+            "priority_levels: 2 default_priority_level: 2 priority_queue_policy { key: 1 value { max_queue_size: 4 } }",
+            {
+                "priority_weights": (1, 1),
+                "strict_priorities": True,
+                "default_priority": 2,
+                "policies": (QueuePolicy(max_requests=4), QueuePolicy()),
+            },
+        ),
+    ],
+)
+def test_what_the_file_says_of_batching(batching: str, changed: dict[str, Any]) -> None:
+    expected = {name: getattr(PLAIN, name) for name in ModelSettings.__slots__} | changed
+    assert settings(f"dynamic_batching {{ {batching} }}") == ModelSettings(**expected)
+
+
+def test_what_was_made_from_the_options_is_shared_by_weight() -> None:
+    found = settings(
+        "dynamic_batching { priority_levels: 2 default_priority_level: 2 max_queue_delay_microseconds: 100 }",
+        own=True,
+        priority_weights=(8, 1),
+    )
+    assert (found.priority_weights, found.strict_priorities, found.default_priority) == ((8, 1), False, 0)
+    assert found.max_queue_delay == 1e-4
+
+
+def test_without_sharing_batches_there_are_no_windows() -> None:
+    found = settings("dynamic_batching { default_queue_policy { max_queue_size: 3 } }", merges=False)
+    assert (found.merges, found.max_queue_delay, found.preferred_batch_sizes) == (False, 0.0, ())
+    assert found.policies == (QueuePolicy(math.inf, max_requests=3),)
+
+
+def test_instances_and_the_session_s_options() -> None:
+    found = settings(
+        "instance_group { count: 2 kind: KIND_CPU } optimization { graph { level: 1 } }"
+        'parameters { key: "intra_op_thread_count" value { string_value: "2" } }'
+    )
+    assert found.devices == ("cpu", "cpu")
+    assert found.session == SessionOptions(graph="extended", intra_op_threads=2)
+
+
+DELAYING = "timeout_action: DELAY default_timeout_microseconds: 5"
+
+
+@pytest.mark.parametrize(
+    ("batching", "said"),
+    [
+        ("preferred_batch_size: 0", "dynamic batching preferred size must be positive for m, got 0"),
+        (
+            "preferred_batch_size: 9",
+            "dynamic batching preferred size must be <= max batch size for m, got 9 and 8",
+        ),
+        ("priority_levels: 2", r"default priority level must be in range \[1, 2\] for m, got 0"),
+        ("priority_levels: 2 default_priority_level: 3", r"in range \[1, 2\] for m, got 3"),
+        (
+            "priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 3 value { } }",
+            r"priority queue policy must have priority level in range \[1, 2\] for m, got 3",
+        ),
+        ("priority_levels: 18446744073709551615 default_priority_level: 1", "at most 64"),
+        ("priority_queue_policy { key: 1 value { } }", "for priority level 1, but no priority_levels"),
+        (
+            "preserve_ordering: true priority_levels: 2 default_priority_level: 1",
+            "Only one priority level is allowed when 'preserve_ordering' is true for m, got 2",
+        ),
+        (
+            f"preserve_ordering: true default_queue_policy {{ {DELAYING} }}",
+            "Queue policy can not have DELAY as timeout action",
+        ),
+        (
+            "preserve_ordering: true priority_levels: 1 default_priority_level: 1 "
+            f"priority_queue_policy {{ key: 1 value {{ {DELAYING} }} }}",
+            "Queue policy can not have DELAY as timeout action",
+        ),
+    ],
+)
+def test_what_is_not_allowed(batching: str, said: str) -> None:
+    with pytest.raises(ModelConfigError, match=said):
+        settings(f"dynamic_batching {{ {batching} }}")
+
+
+@pytest.mark.parametrize("level", [1, 7, (1 << 64) - 1])
+def test_a_default_level_says_nothing_without_levels(level: int) -> None:
+    made = settings(f"dynamic_batching {{ default_priority_level: {level} }}")
+    assert (made.priority_weights, made.default_priority) == ((1,), 0)

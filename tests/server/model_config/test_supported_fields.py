@@ -1,0 +1,158 @@
+"""Every field of a configuration is used, passed on, warned of or refused; none is ignored in silence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.model_config.pbtxt import ModelConfigError, parse_config
+from tensorferry.server.model_config.supported_fields import RULES, Treatment, check_fields, set_fields
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "model_config.md"
+
+
+def fields(descriptor: Any, prefix: str = "") -> Iterator[str]:
+    """Every field of a configuration, but not below those that have a rule themselves."""
+    for field in descriptor.fields:
+        path = prefix + field.name
+        if path in RULES or field.message_type is None:
+            yield path
+        else:
+            yield from fields(field.message_type, path + ".")
+
+
+def test_every_field_has_a_rule_and_every_rule_a_field() -> None:
+    assert sorted(fields(ModelConfig.DESCRIPTOR)) == sorted(RULES)
+
+
+def test_the_documentation_says_what_becomes_of_each() -> None:
+    table = DOCS.read_text().partition("## Every field")[2]
+    documented = dict(re.findall(r"^\| `([\w.]+)` \| ([\w ]+) \|", table, re.MULTILINE))
+    assert documented == {path: rule.treatment.value for path, rule in RULES.items()}
+
+
+# A configuration that sets each field that is warned of, and one that is not used.
+WARNED = {
+    "runtime": 'runtime: "libtriton_onnxruntime.so"',
+    "optimization.cuda.graph_spec.graph_lower_bound": "optimization { cuda { graph_spec { graph_lower_bound { } } } }",
+    "optimization.cuda.busy_wait_events": "optimization { cuda { busy_wait_events: true } }",
+    "optimization.cuda.output_copy_stream": "optimization { cuda { output_copy_stream: true } }",
+    "optimization.input_pinned_memory": "optimization { input_pinned_memory { enable: false } }",
+    "optimization.output_pinned_memory": "optimization { output_pinned_memory { } }",
+    "optimization.gather_kernel_buffer_threshold": "optimization { gather_kernel_buffer_threshold: 4 }",
+    "optimization.eager_batching": "optimization { eager_batching: true }",
+    "dynamic_batching.preserve_ordering": "dynamic_batching { preserve_ordering: true }",
+    "instance_group.rate_limiter": "instance_group { rate_limiter { priority: 2 } }",
+    "instance_group.secondary_devices": "instance_group { secondary_devices { kind: KIND_NVDLA } }",
+    "instance_group.host_policy": 'instance_group { host_policy: "numa_0" }',
+    "cc_model_filenames": 'cc_model_filenames { key: "8.6" value: "model86.onnx" }',
+    "metric_tags": 'metric_tags { key: "team" value: "a" }',
+    "response_cache.enable": "response_cache { enable: true }",
+    "model_metrics": 'model_metrics { metric_control { metric_identifier { family: "f" } } }',
+}
+REFUSED = {
+    "input.allow_ragged_batch": "input { allow_ragged_batch: true }",
+    "input.is_non_linear_format_io": "input { is_non_linear_format_io: true }",
+    "output.is_shape_tensor": "output { is_shape_tensor: true }",
+    "output.is_non_linear_format_io": "output { is_non_linear_format_io: true }",
+    "batch_input": 'batch_input { kind: BATCH_ITEM_SHAPE target_name: "b" data_type: TYPE_FP32 source_input: "x" }',
+    "batch_output": 'batch_output { target_name: "b" source_input: "x" }',
+    "sequence_batching": "sequence_batching { max_sequence_idle_microseconds: 5 direct { } }",
+    "ensemble_scheduling": 'ensemble_scheduling { step { model_name: "a" model_version: -1 } }',
+    "instance_group.profile": 'instance_group { profile: "0" }',
+    "model_operations.op_library_filename": 'model_operations { op_library_filename: "ops.so" }',
+    "model_transaction_policy.decoupled": "model_transaction_policy { decoupled: true }",
+    "model_repository_agents": 'model_repository_agents { agents { name: "checksum" } }',
+}
+
+
+def test_the_tables_are_complete() -> None:
+    def having(treatment: Treatment) -> set[str]:
+        return {path for path, rule in RULES.items() if rule.treatment is treatment}
+
+    assert (set(WARNED), set(REFUSED)) == (having(Treatment.WARNED), having(Treatment.REFUSED))
+
+
+@pytest.mark.parametrize("path", WARNED)
+def test_what_changes_no_answer_is_warned_of_by_name(path: str) -> None:
+    (warning,) = check_fields(parse_config(WARNED[path], "test"), "m")
+    assert warning == f"the configuration of model 'm' has {path}: {RULES[path].said}"
+    assert RULES[path].said
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_what_would_change_answers_is_refused_by_name(path: str) -> None:
+    with pytest.raises(ModelConfigError) as caught:
+        check_fields(parse_config(REFUSED[path], "test"), "m")
+    assert str(caught.value) == f"the configuration of model 'm' has {path}: {RULES[path].said}"
+
+
+@pytest.mark.parametrize(
+    "text", ["model_transaction_policy { }", "response_cache { }", "model_operations { }"]
+)
+def test_a_field_with_nothing_in_it_is_not_set(text: str) -> None:
+    assert check_fields(parse_config(text, "test"), "m") == []
+
+
+def test_what_says_nothing_new_is_not_warned_of() -> None:
+    text = "optimization { input_pinned_memory { enable: true } output_pinned_memory { enable: true } }"
+    assert check_fields(parse_config(text, "test"), "m") == []
+
+
+def test_what_several_groups_have_is_warned_of_once() -> None:
+    text = 'instance_group { host_policy: "a" } instance_group { host_policy: "b" }'
+    assert len(check_fields(parse_config(text, "test"), "m")) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            'platform: "tensorrt_plan"',
+            "unexpected platform type 'tensorrt_plan' for m: .* is 'onnxruntime_onnx'",
+        ),
+        ('backend: "python"', "unexpected backend type 'python' for m: .* whose backend is 'onnxruntime'"),
+        ('platform: "ensemble"', "unexpected platform type 'ensemble'"),
+    ],
+)
+def test_other_backends_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ModelConfigError, match=said):
+        check_fields(parse_config(text, "test"), "m")
+
+
+@pytest.mark.parametrize(
+    "text", ["", 'platform: "onnxruntime_onnx"', 'backend: "onnxruntime" platform: "onnxruntime_onnx"']
+)
+def test_ours_is_not(text: str) -> None:
+    assert check_fields(parse_config(text, "test"), "m") == []
+
+
+def test_fields_are_found_in_each_of_several() -> None:
+    config = parse_config('input { name: "a" dims: 1 } input { name: "b" }', "test")
+    assert [path for path, _ in set_fields(config)] == ["input.name", "input.dims", "input.name"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("instance_group { kind: 99 gpus: 0 }", "has instance_group.kind: 99; it must be one of KIND_AUTO, "),
+        (
+            'input { name: "x" data_type: 1000 }',
+            "has input.data_type: 1000; it must be one of TYPE_INVALID, ",
+        ),
+        ("input { format: -1 }", "has input.format: -1; "),
+        (
+            'model_warmup { inputs { key: "x" value { data_type: 99 } } }',
+            "has model_warmup.inputs.data_type: 99; ",
+        ),
+    ],
+)
+def test_a_number_that_no_value_has(text: str, said: str) -> None:
+    """protobuf takes any, in text and in the JSON that clients send."""
+    with pytest.raises(ModelConfigError, match=said):
+        check_fields(parse_config(text, "test"), "m")

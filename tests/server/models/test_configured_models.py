@@ -1,0 +1,418 @@
+"""Models with a config.pbtxt, loaded: what is decided, what is said of it, and what runs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from server.batching_check import graphs
+from support.server import models
+from support.server.rig import PATIENCE, Array, fp32
+
+from tensorferry.batcher import RequestTooLarge
+from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.model_config.pbtxt import parse_config
+from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.registry import Model
+from tensorferry.server.runtime.session import Session
+
+Load = Callable[..., Model]
+
+X = 'input { name: "x" data_type: TYPE_FP32 dims: 3 }'
+XY = X + 'output { name: "y" data_type: TYPE_FP32 dims: 3 }'
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Load]:
+    """Loads a model of a repository, with this configuration if there is one; its batcher ends after the test."""
+    loaded: list[Model] = []
+
+    def make(
+        text: str | None,
+        build: Callable[[Path], Path] = models.twice,
+        *,
+        repository: bool = True,
+        **options: Any,
+    ) -> Model:
+        home = tmp_path / "m"
+        (home / "1").mkdir(parents=True, exist_ok=True)
+        path = build(home / "1" / "model.onnx")
+        config = parse_config(text, "config.pbtxt") if text is not None else None
+        source = ModelSource("m", path, "1", config, home if repository else None)
+        loaded.append(load_model(source, ServerConfig((source,), **options), "cpu"))
+        return loaded[-1]
+
+    yield make
+    for model in loaded:
+        assert model.batcher.close()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# How it is batched.
+
+
+@pytest.mark.parametrize(
+    ("text", "build", "most", "merges", "words"),
+    [
+        (None, models.twice, 16, True, "batches of up to 16 rows after at most 1 ms (proved)"),
+        ("", models.twice, 16, True, "batches of up to 16 rows after at most 1 ms (proved)"),
+        (X, models.twice, 16, True, "batches of up to 16 rows after at most 1 ms (proved)"),
+        (
+            "dynamic_batching { }",
+            models.twice,
+            16,
+            True,
+            "batches of up to 16 rows (proved)",
+        ),
+        ("max_batch_size: 8", models.twice, 8, True, "batches of up to 8 rows after at most 1 ms (proved)"),
+        (
+            "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 2500 }" + XY,
+            models.twice,
+            8,
+            True,
+            "batches of up to 8 rows after at most 2.5 ms (proved)",
+        ),
+        (
+            "max_batch_size: 8 " + XY,
+            models.twice,
+            8,
+            False,
+            "requests of up to 8 rows, each alone (its configuration has no dynamic_batching)",
+        ),
+        (
+            "max_batch_size: 1",
+            models.twice,
+            1,
+            False,
+            "requests of up to 1 rows, each alone (its configuration",
+        ),
+        (
+            XY.replace("dims: 3", "dims: [ -1, 3 ]"),
+            models.twice,
+            0,
+            False,
+            "unbatched (max_batch_size is 0 in its configuration)",
+        ),
+        ("", models.centred, 0, False, "unbatched (ReduceMean mean reduces over the batch axis"),
+        (
+            "max_batch_size: 8",
+            models.centred,
+            8,
+            False,
+            "requests of up to 8 rows, each alone (ReduceMean mean reduces over the batch axis)",
+        ),
+        (
+            "max_batch_size: 8 dynamic_batching { }",
+            models.centred,
+            8,
+            False,
+            "requests of up to 8 rows, each alone (ReduceMean mean reduces over the batch axis",
+        ),
+        (
+            "max_batch_size: 8 dynamic_batching { }",
+            graphs.hashed_elevens,
+            8,
+            True,
+            "batches of up to 8 rows (trusted, as its configuration says)",
+        ),
+        (
+            "max_batch_size: 8",
+            graphs.hashed_elevens,
+            8,
+            False,
+            "requests of up to 8 rows, each alone (it does not run on random input",
+        ),
+    ],
+)
+def test_how_a_model_is_batched(
+    text: str | None, build: Any, most: int, merges: bool, words: str, load: Load
+) -> None:
+    model = load(text, build, max_batch_size=16, max_queue_delay=1e-3)
+    assert (model.max_batch_size, model.config.max_batch_size) == (most, most)
+    assert model.config.HasField("dynamic_batching") is merges
+    assert model.batching.startswith(words)
+
+
+def test_trust_has_them_share_batches_all_the_same(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    model = load("max_batch_size: 8 dynamic_batching { }", models.centred, batching="trust")
+    assert model.batching == "batches of up to 8 rows (trusted)"
+    assert warnings(caplog) == ["model m is batched without proof (--batching trust)"]
+
+
+def test_that_batching_is_off_is_said_with_what_turns_it_on(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    load("max_batch_size: 8 " + XY)
+    assert (
+        "model m: each request runs alone, as its configuration has no dynamic_batching; add 'dynamic_batching { }'"
+        in caplog.text
+    )
+
+
+def test_what_the_proof_stops_is_said(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    load("max_batch_size: 8 dynamic_batching { }", models.centred)
+    (warning,) = warnings(caplog)
+    assert warning.startswith("model m: each request runs alone: ReduceMean mean reduces over the batch axis")
+    assert warning.endswith("(--batching trust has them share batches all the same)")
+
+
+def test_what_cannot_be_proved_is_trusted_and_said(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    load("max_batch_size: 8 dynamic_batching { }", graphs.hashed_elevens)
+    assert (
+        "model m is batched without proof, as its configuration says: it does not run on random"
+        in caplog.text
+    )
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Session, list[float]]]:
+    """Each run of a session: which one, and the first numbers of its rows. It blocks while `gate` is closed."""
+    seen: list[tuple[Session, list[float]]] = []
+    run = Session.run
+
+    def recorded(self: Session, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        seen.append((self, [float(row.flat[0]) for row in next(iter(inputs.values()))]))
+        return run(self, inputs)
+
+    monkeypatch.setattr(Session, "run", recorded)
+    return seen
+
+
+def test_requests_that_run_alone_keep_their_rows(load: Load, runs: list[tuple[Session, list[float]]]) -> None:
+    model = load("max_batch_size: 4 " + XY)
+    runs.clear()
+    sizes = (1, 3, 4, 2, 1)
+    futures = [
+        model.batcher.submit_rows({"x": np.full((size, 3), tag, np.float32)})
+        for tag, size in enumerate(sizes)
+    ]
+    for tag, (size, future) in enumerate(zip(sizes, futures, strict=True)):
+        assert future.result(PATIENCE)["y"].tolist() == [[2.0 * tag] * 3] * size
+    assert [values for _, values in runs] == [[float(tag)] * size for tag, size in enumerate(sizes)]
+    with pytest.raises(RequestTooLarge, match="batch-size must be <= 4 for 'm': the request has 5 rows"):
+        model.batcher.submit_rows({"x": fp32(5, 3)})
+
+
+def test_a_model_without_a_batch_axis_cannot_have_a_max_batch_size(load: Load) -> None:
+    with pytest.raises(
+        StartError, match="for the model to support batching the shape should have at least 1 dim"
+    ):
+        load("max_batch_size: 4", lambda path: models.twice(path, dims=(1, 3)))
+
+
+# What clients see.
+
+
+def test_reshape_and_fixed_dims(load: Load) -> None:
+    model = load(
+        'max_batch_size: 4 input { name: "image" data_type: TYPE_FP32 dims: [ 8, 8 ] reshape { shape: [ 1, 8, 8 ] } } '
+        'output { name: "label" data_type: TYPE_INT64 dims: 1 reshape { shape: [ ] } } dynamic_batching { }',
+        lambda path: models.reshaped_conv(path),
+    )
+    assert str(model.signature) == "(image: FP32[-1, 8, 8]) -> (label: INT64[-1, 1])"
+    assert model.batching == "batches of up to 4 rows (proved)"
+    answer = model.batcher.submit_rows({"image": fp32(2, 8, 8)}).result(PATIENCE)["label"]
+    assert (answer.shape, answer.dtype) == ((2, 1), np.int64)
+
+
+def test_an_image_model_of_one_fixed_row_is_reshaped_as_in_triton_s_examples(
+    load: Load, tmp_path: Path
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "l.txt").write_text("zero\none\ntwo\n")
+    model = load(
+        'input { name: "x" data_type: TYPE_FP32 dims: 3 reshape { shape: [ 1, 3 ] } } '
+        'output { name: "y" data_type: TYPE_FP32 dims: [ 3, 1 ] reshape { shape: [ 1, 3 ] } label_filename: "l.txt" }',
+        lambda path: models.twice(path, dims=(1, 3)),
+    )
+    assert (str(model.signature), model.max_batch_size) == ("(x: FP32[3]) -> (y: FP32[3, 1])", 0)
+    assert model.batcher.submit_rows({"x": fp32(3)}).result(PATIENCE)["y"].tolist() == [[0], [2], [4]]
+
+
+@pytest.mark.parametrize(("repository", "shown"), [(True, "[-1, 1]"), (False, "[-1]")])
+def test_scalars_are_of_shape_1_in_a_repository_as_in_triton(
+    load: Load, repository: bool, shown: str
+) -> None:
+    model = load(None, models.lookup, repository=repository)
+    assert str(model.signature) == f"(index: INT64{shown}) -> (y: FP32[-1, 1])"
+    index = np.arange(3).reshape((3, 1) if repository else (3,))
+    assert model.batcher.submit_rows({"index": index}).result(PATIENCE)["y"].tolist() == [[0], [1], [2]]
+
+
+# Instances.
+
+
+def test_several_instances_take_from_one_queue_at_the_same_time(
+    load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    serving = threading.Event()
+    together = threading.Barrier(3, timeout=PATIENCE)
+    used: list[Session] = []
+    run = Session.run
+
+    def met(self: Session, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if serving.is_set():
+            used.append(self)
+            together.wait()
+        return run(self, inputs)
+
+    monkeypatch.setattr(Session, "run", met)
+    model = load("max_batch_size: 1 instance_group { count: 3 kind: KIND_CPU }" + XY)
+    assert "on 3 × cpu in" in caplog.text
+    assert model.config.instance_group[0].count == 3
+    serving.set()
+    futures = [model.batcher.submit({"x": np.full(3, tag, np.float32)}) for tag in range(3)]
+    assert [future.result(PATIENCE)["y"].tolist() for future in futures] == [
+        [2.0 * tag] * 3 for tag in range(3)
+    ]
+    assert len(set(map(id, used))) == 3
+
+
+def test_every_instance_is_warm(load: Load, runs: list[tuple[Session, list[float]]]) -> None:
+    load("max_batch_size: 2 instance_group { count: 2 kind: KIND_CPU }" + XY)
+    sizes = {id(session): {len(values) for at, values in runs if at is session} for session, _ in runs}
+    assert list(sizes.values()) == [{1, 2}, {1, 2}]
+
+
+@pytest.mark.parametrize(("device", "why"), [("cpu", "--device is cpu"), ("auto", "")])
+def test_a_gpu_that_is_not_there_is_an_error(load: Load, device: str, why: str) -> None:
+    if device == "auto":
+        from tensorferry.server.runtime.devices import choose_device
+
+        if choose_device("auto") != "cpu":
+            pytest.skip("this machine has a GPU")
+    with pytest.raises(
+        StartError, match=f"has kind KIND_GPU but no GPUs are available: .*{why}.*KIND_AUTO to fall"
+    ):
+        load("instance_group { kind: KIND_GPU }", device=device)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        'execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } }',
+        "priority: PRIORITY_MAX",
+    ],
+)
+def test_options_of_other_devices_are_warned_of(
+    asked: str, load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(f"optimization {{ {asked} }}")
+    assert warnings(caplog) == [
+        "the configuration of model 'm' has options of the GPU's execution providers, CUDA graphs or a priority: they "
+        "change nothing of its instances on the CPU"
+    ]
+
+
+# Warm-up samples.
+
+SAMPLE = 'model_warmup { name: "w" batch_size: %d count: 2 inputs { key: "x" value { data_type: TYPE_FP32 dims: 3 %s } } }'
+
+
+def test_samples_are_run_as_often_as_they_say_on_each_instance(
+    load: Load, runs: list[tuple[Session, list[float]]], tmp_path: Path
+) -> None:
+    home = tmp_path / "m" / "warmup"
+    home.mkdir(parents=True)
+    (home / "sample.bin").write_bytes(np.full(3, 77.0, np.float32).tobytes())
+    sample = SAMPLE % (2, 'input_data_file: "sample.bin"')
+    load("max_batch_size: 4 instance_group { count: 2 kind: KIND_CPU }" + XY + sample)
+    of_the_sample = [session for session, values in runs if values == [77.0, 77.0]]
+    assert len(of_the_sample) == 4
+    assert len(set(map(id, of_the_sample))) == 2
+
+
+def test_a_sample_that_fails_keeps_the_model_from_being_loaded(load: Load) -> None:
+    sample = SAMPLE.replace("FP32", "INT64").replace('"x"', '"index"').replace("dims: 3", "dims: 1")
+    with pytest.raises(StartError, match="model 'm': failed to run warmup sample 'w': the model failed"):
+        load("max_batch_size: 4 " + sample % (3, "zero_data: true"), lambda path: models.lookup(path, size=0))
+
+
+def test_a_sample_of_no_rows_is_said_to_be_left_out(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    load(SAMPLE % (0, "zero_data: true"))
+    assert "the warm-up sample 'w' of model 'm' has batch_size 0 and is left out" in caplog.text
+
+
+# What is refused or warned of.
+
+
+def test_what_is_not_done_is_said(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    load('response_cache { enable: true } parameters { key: "FORCE" value { string_value: "1" } }')
+    assert warnings(caplog) == [
+        "the configuration of model 'm' has response_cache.enable: no answer is kept: each request is computed",
+        "the configuration of model 'm' has the parameter 'FORCE': nothing reads it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sequence_batching { max_sequence_idle_microseconds: 1 }", "has sequence_batching"),
+        ('backend: "python"', "unexpected backend type 'python'"),
+        ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 5 }", "must be <= max batch size for m"),
+        ("max_batch_size: -1", "'max_batch_size' must be non-negative for m, got -1"),
+        ('name: "other"', "has the name 'other'; it must be 'm'"),
+        (X.replace("FP32", "FP16"), "configuration expects datatype TYPE_FP16 for input 'x'"),
+        ("optimization { graph { level: 9 } }", "model 'm': optimization.graph.level is 9"),
+    ],
+)
+def test_what_is_refused(text: str, said: str, load: Load) -> None:
+    with pytest.raises(StartError, match=said):
+        load(text)
+
+
+def test_the_given_configuration_stays_as_it_was(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    path = models.twice(tmp_path / "m" / "1" / "model.onnx")
+    given = ModelConfig()
+    source = ModelSource("m", path, "1", given, tmp_path / "m")
+    assert load_model(source, ServerConfig((source,)), "cpu").batcher.close()
+    assert given == ModelConfig()
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "verdict"),
+    [
+        ("trust", {}, "trusted"),
+        ("tested", {"batching": "trust"}, "refused"),
+        ("proved", {"batching": "trust"}, "refused"),
+    ],
+)
+def test_its_own_parameter_stands_above_the_option(
+    policy: str, options: dict[str, str], verdict: str, load: Load
+) -> None:
+    text = f'parameters {{ key: "batching" value {{ string_value: "{policy}" }} }}'
+    model = load(text, models.centred, **options)
+    assert model.verdict == verdict
+    assert model.batched is (verdict == "trusted")
+    assert model.config.parameters["batching"].string_value == policy
+
+
+def test_what_is_only_tested_is_not_merged_where_only_what_is_proved_is(load: Load) -> None:
+    text = "max_batch_size: 8 dynamic_batching { }"
+    model = load(text, graphs.hashed)
+    assert (model.verdict, model.config.HasField("dynamic_batching")) == ("tested", True)
+    model = load(text, graphs.hashed, batching="proved")
+    assert (model.verdict, model.config.HasField("dynamic_batching")) == ("refused", False)
+    assert "it is only tested" in model.batching
+    # That the file has dynamic_batching is not enough, either.
+    assert load(text, graphs.hashed_elevens, batching="proved").verdict == "refused"
+
+
+def test_a_parameter_that_is_none_of_them_is_refused(load: Load) -> None:
+    with pytest.raises(
+        StartError, match="parameter batching is 'maybe'; expected values for batching are proved, tested"
+    ):
+        load('parameters { key: "batching" value { string_value: "maybe" } }')

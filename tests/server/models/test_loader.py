@@ -1,0 +1,237 @@
+"""Loading decides how a model is batched, warms it up, and says all of it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import queue
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from server.batching_check import graphs
+from support.server import models
+from support.server.rig import PATIENCE, Array, Load, fp32
+
+from tensorferry.batcher import Outcome, RequestTooLarge
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.models import loader, session_factory
+from tensorferry.server.recovery.watchdog import Watchdog
+from tensorferry.server.runtime.session import Session
+
+
+@pytest.fixture
+def load(load: Load) -> Load:
+    """The model is called otherwise than its file."""
+    return partial(load, name="named")
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each run of a session."""
+    seen: list[int] = []
+    run = Session.run
+
+    def recorded(self: Session, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        seen.append(len(next(iter(inputs.values()))))
+        return run(self, inputs)
+
+    monkeypatch.setattr(Session, "run", recorded)
+    return seen
+
+
+def fixed(path: Path) -> Path:
+    return models.twice(path, dims=(1, 3))
+
+
+def test_a_proved_model_is_batched(load: Load) -> None:
+    model = load(models.twice, max_batch_size=8)
+    assert (model.name, model.version, model.max_batch_size, model.batched) == ("named", "1", 8, True)
+    assert model.batching == "batches of up to 8 rows (proved)"
+    assert str(model.signature) == "(x: FP32[-1, 3]) -> (y: FP32[-1, 3])"
+    future = model.batcher.submit_rows({"x": fp32(2, 3)})
+    assert future.result(30)["y"].tolist() == (fp32(2, 3) * 2).tolist()
+
+
+def test_the_window_is_named(load: Load) -> None:
+    assert (
+        load(models.twice, max_queue_delay=0.0025).batching
+        == "batches of up to 32 rows after at most 2.5 ms (proved)"
+    )
+
+
+def test_batching_may_be_off(load: Load, runs: list[int]) -> None:
+    model = load(models.twice, max_batch_size=0)
+    assert (model.max_batch_size, model.batching) == (0, "unbatched (--max-batch-size 0)")
+    assert set(runs) == {1}
+
+
+def test_without_a_batch_axis_a_model_is_unbatched_and_the_log_says_why(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load(fixed)
+    why = "the first dimension of input 'x' is fixed to 1"
+    assert (model.max_batch_size, model.batching) == (0, f"unbatched ({why})")
+    assert f"model named is served unbatched: {why}" in caplog.text
+    future = model.batcher.submit_rows({"x": fp32(1, 3)})
+    assert future.result(30)["y"].tolist() == [[0, 2, 4]]
+
+
+def test_a_model_that_mixes_rows_is_unbatched_and_the_log_says_why_and_what_to_do(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load(models.softmax_over_rows)
+    assert model.max_batch_size == 0
+    assert model.batching.startswith("unbatched (Softmax share normalises over the batch axis)")
+    (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert warning.getMessage().endswith("(--batching trust batches it all the same)")
+
+
+def test_trust_batches_it_all_the_same(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    model = load(models.softmax_over_rows, batching="trust", max_batch_size=4)
+    assert (model.max_batch_size, model.batching) == (4, "batches of up to 4 rows (trusted)")
+    assert "model named is batched without proof (--batching trust)" in caplog.text
+
+
+def test_trust_does_not_make_a_batch_axis(load: Load) -> None:
+    assert load(fixed, batching="trust").max_batch_size == 0
+
+
+def test_trust_in_a_model_that_takes_one_row_alone_ends_the_warm_up_not_the_server(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load(models.one_row_only, batching="trust", max_batch_size=4)
+    assert model.max_batch_size == 4
+    assert "warm-up ended at a batch of 2 rows" in caplog.text
+    # Its batches fail and are run again in halves, down to single requests.
+    futures = [model.batcher.submit({"x": np.full(3, tag, np.float32)}) for tag in range(8)]
+    assert [future.result(30)["y"].tolist() for future in futures] == [[tag] * 3 for tag in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("most", "warmed"),
+    [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8]), (33, [1, 2, 4, 8, 16, 32, 33]), (0, [1])],
+)
+def test_each_power_of_two_and_the_most_are_warmed_up(
+    most: int,
+    warmed: list[int],
+    load: Load,
+    runs: list[int],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And no more, where they take the same."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(session_factory, "_timed", lambda run, inputs: len(run(inputs)) * 1e-3)
+    load(models.twice, max_batch_size=most)
+    # Each size once for itself, and twice to be timed.
+    assert runs[-3 * len(warmed) :] == [rows for rows in warmed for _ in range(3)]
+    assert f"warmed at batches of {', '.join(map(str, warmed))}" in caplog.text
+
+
+def test_where_steps_end_is_found_out_before_the_first_request(
+    load: Load, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stairs(run: Callable[[Mapping[str, Array]], object], inputs: Mapping[str, Array]) -> float:
+        run(inputs)
+        return 1e-3 * -(-len(inputs["x"]) // 4)
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(session_factory, "_timed", stairs)
+    model = load(models.twice, max_batch_size=16)
+    assert "warmed at batches of 1, 2, 4, 5, 8, 9, 12, 13, 16" in caplog.text
+    assert model.batcher.submit_rows({"x": fp32(2, 3)}).result(30)
+    (bucket,) = model.batcher.statistics().buckets.values()
+    assert bucket.device is not None
+    assert bucket.device.stairs
+
+
+def test_a_model_that_runs_on_no_random_input_is_served_cold_and_unbatched(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    model = load(graphs.hashed_elevens)
+    assert (model.max_batch_size, model.verdict) == (0, "refused")
+    assert "warmed at batches of no size: it does not run on random input" in caplog.text
+    assert model.batcher.submit_rows({"x": fp32(1, 22)}).result(30)["y"].shape == (1, 2, 11)
+
+
+def test_one_whose_graph_keeps_rows_apart_is_served_cold_and_batched(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    model = load(lambda path: models.multiples_only(path, 11))
+    assert (model.max_batch_size, model.verdict) == (32, "proved")
+    assert (
+        "model named: rows are kept apart, proved by its graph alone: it does not run on random"
+        in caplog.text
+    )
+    assert model.batcher.submit_rows({"x": fp32(3, 22)}).result(30)["y"].shape == (3, 2)
+
+
+def test_the_queue_is_bounded_as_configured(load: Load) -> None:
+    model = load(models.twice, max_queue_size=5, max_queue_bytes=100)
+    with pytest.raises(RequestTooLarge, match="the queue holds 5"):
+        model.batcher.submit_rows({"x": fp32(6, 3)})
+    with pytest.raises(RequestTooLarge, match="the queue holds 100"):
+        model.batcher.submit_rows({"x": np.zeros((1, 26), np.float32)})
+
+
+def test_a_missing_file_is_named(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"m\.onnx: no such file"):
+        load(lambda path: path)
+
+
+def test_what_the_warm_up_took_is_predicted_from_the_first_request_on(load: Load) -> None:
+    model = load(models.twice, max_batch_size=4)
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    model.batcher.enqueue(request_of({"x": np.ones((1, 3), np.float32)}, outcomes.put, one_row=False))
+    outcome = outcomes.get(timeout=30)
+    assert outcome.batch is not None
+    assert outcome.batch.predicted > 0
+
+
+def test_warns_of_limits_that_no_full_batch_gets_past(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    model = load(models.twice, max_batch_size=8, max_queue_size=5, max_queue_bytes=50, slo=1e-9)
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert any("no batch can have more than 5 rows" in text for text in said)
+    assert any("so a batch of 8 rows never fits --max-queue-bytes, 50: raise that" in text for text in said)
+    assert any("--slo-ms is 1e-06: batches will have at most 0 rows" in text for text in said)
+    assert any("no batch can have more than 5 rows" in text for text in model.batcher.statistics().warnings)
+
+
+def test_does_not_warn_of_limits_that_leave_room(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    load(models.twice, max_batch_size=8, slo=60.0)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_model_that_is_closed_keeps_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads and its memory would else stay until the collector of cycles comes by, which may be never."""
+    sessions: list[weakref.ref[Session]] = []
+    make = Session.__init__
+
+    def noted(session: Session, *arguments: Any, **options: Any) -> None:
+        sessions.append(weakref.ref(session))
+        make(session, *arguments, **options)
+
+    monkeypatch.setattr(Session, "__init__", noted)
+    source = ModelSource("m", models.twice(tmp_path / "m.onnx"))
+    watchdog = Watchdog(0.1)
+    gc.collect()
+    gc.disable()
+    try:
+        model = loader.load_model(source, ServerConfig((source,)), "cpu", watchdog=watchdog)
+        assert model.batcher.submit({"x": np.ones(3, np.float32)}).result(PATIENCE)["y"].tolist() == [2, 2, 2]
+        assert model.batcher.close()
+        del model
+        assert sessions
+        assert [session() for session in sessions] == [None] * len(sessions)
+    finally:
+        gc.enable()
+        watchdog.close()

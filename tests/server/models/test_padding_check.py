@@ -1,0 +1,380 @@
+"""What the options and the ONNX file say of padding, and the proof that it changes no answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.server import models
+from support.server.rig import Array, Load, infer, request, signature, spec
+
+from tensorferry.batcher import Padding, PadInput, RequestTooLarge
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.tensors import DATATYPES
+from tensorferry.server.config.server_config import PadLengths
+from tensorferry.server.errors import InvalidRequestError, StartError
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.models.padding_check import padding_of, prove_padding
+from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.runtime.session import Session
+from tensorferry.server.signature import Signature
+
+LADDER = PadLengths("sequence", (4, 8))
+MASKED = {"pad_lengths": LADDER, "pad_values": (("ids", "0"), ("mask", "0"))}
+
+TEXT = signature(
+    spec("ids", "INT64", "batch", "sequence"),
+    spec("mask", "BOOL", "batch", "sequence"),
+    spec("scale", "FP32", "batch", "features"),
+    outputs=(spec("tokens", "FP32", "batch", 3, "sequence"), spec("pooled", "FP32", "batch", "features")),
+)
+
+
+def test_tensors_carry_the_axis_where_they_have_its_name() -> None:
+    padding = padding_of(TEXT, LADDER, {"ids": "-5", "mask": "false", "of another model": "7"})
+    assert padding == Padding(
+        (4, 8), {"ids": PadInput(1, -5), "mask": PadInput(1, False)}, outputs={"tokens": 2}
+    )
+
+
+@pytest.mark.parametrize(
+    ("datatype", "text", "value"),
+    [
+        ("BOOL", "1", True),
+        ("BOOL", "False", False),
+        ("UINT8", "255", 255),
+        ("INT8", "-128", -128),
+        ("INT64", str(-(2**63)), -(2**63)),
+        ("UINT64", str(2**64 - 1), 2**64 - 1),
+        ("FP16", "-inf", -np.inf),
+        ("FP32", "-1e9", np.float32(-1e9)),
+        ("FP64", "0.1", 0.1),
+        ("BF16", "-1.5", int(np.asarray(-1.5, ml_dtypes.bfloat16).view(np.uint16))),
+        ("BYTES", "[PAD]", "[PAD]"),
+        ("BYTES", "", ""),
+    ],
+)
+def test_pad_values_are_of_the_inputs_datatype(datatype: str, text: str, value: Any) -> None:
+    made = signature(spec("x", datatype, "batch", "sequence"))
+    padding = padding_of(made, LADDER, {"x": text})
+    assert isinstance(padding.inputs, Mapping)
+    assert padding.inputs["x"] == (1, value)
+    # And it is one that the batcher can write.
+    assert padding.plan(("x",), [(DATATYPES[datatype].storage, (1, 3))]) is not None
+
+
+@pytest.mark.parametrize(
+    ("datatype", "text"),
+    [
+        ("BOOL", "2"),
+        ("UINT8", "256"),
+        ("UINT8", "-1"),
+        ("INT64", "0.0"),
+        ("INT64", ""),
+        ("INT64", str(2**63)),
+        ("FP16", "1e6"),
+        ("FP32", "zero"),
+        ("FP32", "1e40"),
+        ("BF16", "zero"),
+    ],
+)
+def test_pad_values_that_the_datatype_lacks(datatype: str, text: str) -> None:
+    with pytest.raises(StartError) as caught:
+        padding_of(signature(spec("x", datatype, "batch", "sequence")), LADDER, {"x": text})
+    expected = f"--pad-values gives {text!r} for the input 'x'; it must be a value of {datatype}"
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("made", "values", "message"),
+    [
+        (
+            signature(spec("x", "FP32", "sequence", "time"), spec("y", "FP32", "batch", 3, "")),
+            {"x": "0"},
+            "--pad-lengths names the axis 'sequence', but no input has it behind the batch axis; "
+            "the inputs' axes that vary and have a name are: time",
+        ),
+        (signature(spec("x", "FP32", "batch", 3)), {}, "have a name are: none"),
+        (
+            TEXT,
+            {"ids": "0"},
+            "no pad value for mask: each input with the axis 'sequence' of --pad-lengths needs one: "
+            "--pad-values ids=0,mask=...",
+        ),
+        (
+            TEXT,
+            {"ids": "0", "mask": "0", "scale": "0"},
+            "--pad-values names the input 'scale', which has no axis 'sequence'; those that have are: ids, mask",
+        ),
+        (
+            signature(spec("bias", "FP32", "batch", "sequence", "sequence")),
+            {"bias": "0"},
+            "input 'bias' has more than once ['batch', 'sequence', 'sequence']; only one axis",
+        ),
+        (
+            signature(
+                spec("x", "FP32", "batch", "sequence"),
+                outputs=(spec("attention", "FP32", "batch", "sequence", "sequence"),),
+            ),
+            {"x": "0"},
+            "output 'attention' has more than once",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_model_is_named(made: Signature, values: dict[str, str], message: str) -> None:
+    with pytest.raises(StartError) as caught:
+        padding_of(made, LADDER, values)
+    assert message in str(caught.value)
+
+
+def test_the_server_does_not_start_and_names_the_file(load: Load) -> None:
+    with pytest.raises(StartError, match=r"m\.onnx: --pad-lengths names the axis 'sequence'"):
+        load(models.twice, pad_lengths=LADDER)
+
+
+# The proof.
+
+
+@pytest.mark.parametrize("build", [models.masked_mean, models.attention])
+def test_a_model_that_masks_padding_out_is_padded(
+    build: Callable[[Path], Path], load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load(build, max_batch_size=4, **MASKED)
+    assert model.padding is not None
+    assert model.batching == "batches of up to 4 rows (proved), padded along 'sequence' to 4, 8"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_each_length_is_warmed_up(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[tuple[int, ...]] = []
+    run = Session.run
+
+    def recorded(self: Session, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        shapes.append(inputs["ids"].shape)
+        return run(self, inputs)
+
+    monkeypatch.setattr(Session, "run", recorded)
+    load(models.masked_mean, max_batch_size=2, batching="trust", **MASKED)
+    assert list(dict.fromkeys(shapes)) == [(1, 4), (2, 4), (1, 8), (2, 8)]
+
+
+def test_what_each_length_costs_is_known_before_its_first_request(load: Load) -> None:
+    model = load(models.masked_mean, max_batch_size=4, **MASKED)
+    buckets = model.batcher.statistics().buckets
+    assert set(buckets) == {((4,), (4,)), ((8,), (8,))}
+    assert all(bucket.device is not None for bucket in buckets.values())
+    registry = ModelRegistry()
+    registry.ready(model)
+    ids = np.ones((1, 3), np.int64)
+    explain = {"explain": pb.InferParameter(bool_param=True)}
+    response = infer(InferenceService(registry), request({"ids": ids, "mask": ids}, parameters=explain))
+    assert response.parameters["predicted_us"].int64_param > 0
+    assert set(model.batcher.statistics().buckets) == set(buckets), "it rode in one of these"
+
+
+@pytest.mark.parametrize(
+    ("build", "values", "reason"),
+    [
+        (
+            models.plain_mean,
+            (("x", "0"),),
+            "output 'y' of a row of length 3 changes when it is padded to 4: by ",
+        ),
+        (
+            lambda path: models.attention(path, masked=False),
+            (("ids", "0"), ("mask", "0")),
+            "output 'tokens' of a row of length 3 changes when it is padded to 4: by ",
+        ),
+        (
+            models.masked_mean,
+            (("ids", "0"), ("mask", "1")),
+            "output 'mean' of a row of length 2 changes when it is padded to 4: infinities or NaNs",
+        ),
+        (
+            lambda path: models.masked_mean(path, tokens="other name"),
+            (("ids", "0"), ("mask", "0")),
+            "output 'tokens' of a row of length 3 changes when it is padded to 4: shape [1, 4, 4] instead of [1, 3, 4]",
+        ),
+        (
+            lambda path: models.with_positions(path, 6),
+            (("x", "0"),),
+            "it does not run on rows padded to 8 (the model failed on this request",
+        ),
+    ],
+    ids=[
+        "counts the padding",
+        "attention without a mask",
+        "masks it in",
+        "an output of another name",
+        "too long for the model",
+    ],
+)
+def test_a_model_that_padding_changes_is_served_unpadded_and_the_log_says_why(
+    build: Callable[[Path], Path],
+    values: Any,
+    reason: str,
+    load: Load,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = load(build, pad_lengths=LADDER, pad_values=values)
+    assert (model.padding, model.max_batch_size) == (None, 32)
+    assert model.batching == "batches of up to 32 rows (proved)"
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert warning.startswith(f"model m is not padded, each length has batches of its own: {reason}")
+    assert warning.endswith("(--batching trust pads it all the same)")
+
+
+def test_trust_pads_it_all_the_same(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    model = load(models.plain_mean, batching="trust", pad_lengths=LADDER, pad_values=(("x", "0"),))
+    assert model.padding is not None
+    assert model.batching == "batches of up to 32 rows (trusted), padded along 'sequence' to 4, 8"
+    assert "model m is padded without proof (--batching trust)" in caplog.text
+
+
+def mixing(path: Path) -> Path:
+    """y = x less its mean over the rows."""
+    return models.save(
+        path,
+        [models.node("ReduceMean", "x", "mean", axes=[0], keepdims=1), models.node("Sub", "x mean", "y")],
+        [models.value("x", dims=["batch", "sequence"])],
+        [models.value("y", dims=["batch", "sequence"])],
+    )
+
+
+def test_a_model_that_is_not_batched_is_not_padded(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    model = load(mixing, pad_lengths=LADDER, pad_values=(("x", "0"),))
+    assert (model.padding, model.max_batch_size) == (None, 0)
+    assert "model m is not padded: it is served unbatched, so nothing shares a batch" in caplog.text
+
+
+# From here on a Python function stands for the model: x [batch, sequence] → y [batch, sequence].
+def reason(
+    model: Callable[[Array], Array], lengths: tuple[int, ...], datatype: str = "FP32", pad: Any = 0
+) -> str:
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {"y": model(inputs["x"])}
+
+    made = signature(
+        spec("x", datatype, "batch", "sequence"), outputs=(spec("y", datatype, "batch", "sequence"),)
+    )
+    padding = Padding(lengths, {"x": PadInput(1, pad)}, {"y": 1})
+    return prove_padding(made, run, padding, "sequence", 4)
+
+
+@pytest.mark.parametrize("datatype", [name for name in DATATYPES if name != "BYTES"])
+@pytest.mark.parametrize("lengths", [(1,), (2,), (1, 2), (3, 4, 40)])
+def test_every_datatype_and_ladder_passes(datatype: str, lengths: tuple[int, ...]) -> None:
+    assert reason(lambda x: x, lengths, datatype) == ""
+
+
+def test_strings_pass() -> None:
+    assert reason(lambda x: x, (2, 8), "BYTES", "") == ""
+
+
+def test_differences_of_single_lengths_are_found() -> None:
+    assert "of a row of length 1 changes" in reason(
+        lambda x: x + (x[:, 1:2] == 0 if x.shape[1] > 1 else 0), (8,)
+    )
+    assert "padded to 32" in reason(lambda x: x + (x.shape[1] > 20) * (x[:, -1:] == 0), (8, 32))
+
+
+def test_what_only_happens_beside_others_is_found() -> None:
+    found = reason(lambda x: x + ((x == 0).any() if len(x) > 1 else 0), (8,))
+    assert "changes when it is padded to 8 beside others: by " in found
+
+
+def test_what_only_happens_to_negative_rows_is_found() -> None:
+    """A maximum that counts padding of 0: one of four positions or more is above 0 in most random rows."""
+
+    def model(x: Array) -> Array:
+        return np.asarray(np.where(x.max(1, keepdims=True) > 0, x, x + (x == 0).any(1, keepdims=True)))
+
+    assert "of a row of length" in reason(model, (64,))
+
+
+def test_what_only_happens_to_loud_rows_is_found() -> None:
+    def model(x: Array) -> Array:
+        return x * (2 if np.abs(x).max() > 20 and (x == 0).any() else 1)
+
+    assert "of a row of length" in reason(model, (8,))
+
+
+def test_values_that_the_model_is_not_made_for_are_left_out() -> None:
+    def model(x: Array) -> Array:
+        if np.abs(x).max() > 20 or (x < 0).all():
+            raise ValueError("not in its domain")
+        return x
+
+    assert reason(model, (64,)) == ""
+
+
+def test_a_row_is_never_all_padding() -> None:
+    seen: list[bool] = []
+
+    def model(x: Array) -> Array:
+        seen.extend((x != 0).any(axis=1))
+        return x
+
+    assert reason(model, (1, 2, 3, 4, 5, 6), "INT64") == ""
+    assert all(seen)
+
+
+# The service.
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 7])
+@pytest.mark.parametrize(
+    ("length", "padded"), [(0, None), (1, 4), (3, 4), (4, 4), (5, 8), (8, 8), (9, None)], ids=str
+)
+def test_an_answer_has_the_length_of_its_request(
+    load: Load, tmp_path: Path, length: int, padded: int | None, rows: int, typed: bool
+) -> None:
+    model = load(models.masked_mean, max_batch_size=4, **MASKED)
+    registry = ModelRegistry()
+    registry.ready(model)
+    ids = np.arange(rows * length).reshape(rows, length) % 100
+    arrays = {"ids": ids, "mask": np.ones_like(ids)}
+    alone = Session(models.masked_mean(tmp_path / "alone.onnx")).run(arrays)
+    explain = {"explain": pb.InferParameter(bool_param=True)}
+    response = infer(InferenceService(registry), request(arrays, typed=typed, parameters=explain))
+    for index, output in enumerate(response.outputs):
+        assert tuple(output.shape) == alone[output.name].shape
+        got: Any = output.contents.fp32_contents
+        if not typed:
+            got = np.frombuffer(response.raw_output_contents[index], "<f4")
+        np.testing.assert_allclose(np.reshape(got, output.shape), alone[output.name], rtol=1e-6)
+    explained = {name: parameter.int64_param for name, parameter in response.parameters.items()}
+    assert explained.get("padded_length") == padded
+    statistics = model.batcher.statistics()
+    if padded is not None:
+        assert statistics.positions == rows * length
+        assert statistics.padding_positions == rows * (padded - length)
+    else:
+        assert (statistics.positions, statistics.padding_waste) == (0, 0)
+
+
+def test_inputs_of_different_lengths_are_not_padded_to_agree(load: Load) -> None:
+    """Padded they would look alike, and an answer be made of what alone is an error."""
+    registry = ModelRegistry()
+    registry.ready(load(models.masked_mean, **MASKED))
+    message = request({"ids": np.ones((1, 3), np.int64), "mask": np.ones((1, 2), np.int64)})
+    with pytest.raises(InvalidRequestError):
+        infer(InferenceService(registry), message)
+
+
+def test_a_request_counts_for_the_bytes_that_it_takes_padded(load: Load) -> None:
+    registry = ModelRegistry()
+    registry.ready(load(models.masked_mean, max_queue_bytes=150, **MASKED))
+    message = request({"ids": np.ones((1, 4), np.int64), "mask": np.ones((1, 4), np.int64)})
+    assert message.ByteSize() < 150
+    infer(InferenceService(registry), message)
+    longer = request({"ids": np.ones((1, 5), np.int64), "mask": np.ones((1, 5), np.int64)})
+    assert longer.ByteSize() < 150
+    with pytest.raises(RequestTooLarge, match="the queue holds 150"):
+        infer(InferenceService(registry), longer)

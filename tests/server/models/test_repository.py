@@ -1,0 +1,229 @@
+"""What a directory in Triton's layout says: which models, which versions, and whether anything has changed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+
+from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.models.repository import Repository, RepositoryError
+
+
+def add(root: Path, name: str, *versions: str, config: str | None = None, file: str = "model.onnx") -> Path:
+    home = root / name
+    home.mkdir(exist_ok=True)
+    for version in versions:
+        (home / version).mkdir()
+        (home / version / file).write_text("weights")
+    if config is not None:
+        (home / "config.pbtxt").write_text(config)
+    return home
+
+
+def numbers(root: Path, name: str = "m", config: ModelConfig | None = None) -> list[str]:
+    return [version.source.version for version in Repository([root]).versions(name, config)]
+
+
+def fingerprints(root: Path) -> list[object]:
+    return [version.fingerprint for version in Repository([root]).versions("m")]
+
+
+def test_every_directory_is_a_model_unless_it_cannot_be_named(tmp_path: Path) -> None:
+    for name in ("b", "a.b-c_1", "ä", ".git", "lost+found"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "README").write_text("not a model")
+    (tmp_path / "b" / "7").mkdir()
+    assert Repository([tmp_path]).names() == ["a.b-c_1", "b"]
+    assert Repository([tmp_path]).empty_roots() == []
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            ("digits.onnx", "other.onnx"),
+            "the model repository {} has no model: it has files such as digits.onnx, which belongs at "
+            "{}/digits/1/model.onnx, or on the command line: tensorferry serve {}/digits.onnx",
+        ),
+        (
+            ("1/model.onnx", "2/model.onnx"),
+            "the model repository {} is the directory of one model: give the directory that it is in, "
+            "--model-repository {parent}",
+        ),
+        (("config.pbtxt",), "the model repository {} is the directory of one model: give the directory"),
+        ((), "the model repository {} has no model: no file in it is at NAME/VERSION/model.onnx"),
+        (
+            ("etc/hosts", "var/log/x"),
+            "the model repository {} has no model: no file in it is at NAME/VERSION",
+        ),
+    ],
+)
+def test_a_directory_that_is_no_repository_has_no_models_and_says_why(
+    tmp_path: Path, files: tuple[str, ...], said: str
+) -> None:
+    root, full = tmp_path / "root", tmp_path / "full"
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text("")
+    root.mkdir(exist_ok=True)
+    full.mkdir()
+    add(full, "m", "1")
+    repository = Repository([root, full])
+    assert repository.names() == ["m"]
+    (reason,) = repository.empty_roots()
+    assert reason.startswith(said.replace("{parent}", str(tmp_path)).replace("{}", str(root)))
+
+
+def test_several_repositories_are_one(tmp_path: Path) -> None:
+    roots = [tmp_path / "one", tmp_path / "two"]
+    for root, name in zip(roots, ("b", "a"), strict=True):
+        root.mkdir()
+        add(root, name, "1")
+    repository = Repository(roots)
+    assert repository.names() == ["a", "b"]
+    assert repository.versions("a")[0].source.path == roots[1] / "a" / "1" / "model.onnx"
+    add(roots[0], "a", "1")
+    with pytest.raises(
+        RepositoryError, match="model 'a' is not unique across the model repositories"
+    ) as caught:
+        repository.versions("a")
+    assert f"{roots[0] / 'a'} and {roots[1] / 'a'}" in str(caught.value)
+
+
+@pytest.mark.parametrize("root", ["missing", "file"])
+def test_a_repository_that_cannot_be_read(tmp_path: Path, root: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RepositoryError, match=r"cannot be read: .*; it must be a directory of models"):
+        Repository([tmp_path / root]).names()
+
+
+def test_what_is_not_there_has_no_versions(tmp_path: Path) -> None:
+    assert Repository([tmp_path]).versions("m") == ()
+    assert Repository([tmp_path]).versions("../m") == ()
+
+
+def test_a_source_has_all_that_loading_needs(tmp_path: Path) -> None:
+    home = add(tmp_path, "m", "7", config="max_batch_size: 4")
+    (version,) = Repository([tmp_path]).versions("m")
+    source = version.source
+    assert (source.name, source.version, source.directory) == ("m", "7", home)
+    assert source.path == home / "7" / "model.onnx"
+    assert source.config is not None
+    assert source.config.max_batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (None, ["10"]),
+        ("", ["10"]),
+        ("version_policy { latest { } }", ["10"]),
+        ("version_policy { latest { num_versions: 2 } }", ["9", "10"]),
+        ("version_policy { latest { num_versions: 99 } }", ["1", "9", "10"]),
+        ("version_policy { all { } }", ["1", "9", "10"]),
+        ("version_policy { specific { versions: [9, 1, 9, 3] } }", ["1", "9"]),
+    ],
+)
+def test_the_version_policy(tmp_path: Path, policy: str | None, expected: list[str]) -> None:
+    home = add(tmp_path, "m", "1", "9", "10", config=policy)
+    for name in ("0", "01", "11.old", "-2", "v3", "٣"):
+        (home / name).mkdir()
+    (home / "12").write_text("a file")
+    assert numbers(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("versions", "policy"),
+    [((), None), (("0", "01"), None), (("1", "2"), "version_policy { specific { versions: 3 } }")],
+)
+def test_no_version_serves(tmp_path: Path, versions: tuple[str, ...], policy: str | None) -> None:
+    add(tmp_path, "m", *versions, config=policy)
+    with pytest.raises(
+        RepositoryError, match="at least one version must be available under the version policy"
+    ):
+        numbers(tmp_path)
+
+
+def test_a_given_config_takes_the_place_of_the_file(tmp_path: Path) -> None:
+    add(tmp_path, "m", "1", "2", config="this is not read")
+    given = text_format.Parse("version_policy { all { } }", ModelConfig())
+    assert numbers(tmp_path, config=given) == ["1", "2"]
+
+
+def test_another_name_in_the_config(tmp_path: Path) -> None:
+    home = add(tmp_path, "m", "1", config="name: 'other'")
+    with pytest.raises(
+        RepositoryError, match="has the name 'other'; it must be that of its directory, 'm'"
+    ) as caught:
+        numbers(tmp_path)
+    assert str(home / "config.pbtxt") in str(caught.value)
+
+
+def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    home = add(tmp_path, "m", "1", config="max_batch_size: many")
+    with pytest.raises(StartError) as caught:
+        numbers(tmp_path)
+    assert str(home / "config.pbtxt") in str(caught.value)
+
+
+def test_another_file_name_and_a_directory_with_the_file(tmp_path: Path) -> None:
+    home = add(tmp_path, "m", "1", config="default_model_filename: 'other.onnx'", file="other.onnx")
+    assert Repository([tmp_path]).versions("m")[0].source.path == home / "1" / "other.onnx"
+    home = add(tmp_path, "large")
+    (home / "1" / "model.onnx").mkdir(parents=True)
+    (home / "1" / "model.onnx" / "model.onnx").write_text("weights")
+    source = Repository([tmp_path]).versions("large")[0].source
+    assert source.path == home / "1" / "model.onnx" / "model.onnx"
+
+
+@pytest.mark.parametrize("file", ["../../secret.onnx", "/secret.onnx", "deep/../../../secret.onnx", ".."])
+def test_a_file_name_that_leads_elsewhere(tmp_path: Path, file: str) -> None:
+    """A client that may load models may send a configuration, too."""
+    add(tmp_path, "m", "1")
+    with pytest.raises(RepositoryError, match=r"default_model_filename is '.*'; it must be a file"):
+        numbers(tmp_path, config=ModelConfig(default_model_filename=file))
+
+
+def test_nothing_has_changed(tmp_path: Path) -> None:
+    add(tmp_path, "m", "1", "2", config="version_policy { all { } }")
+    assert fingerprints(tmp_path) == fingerprints(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["2/model.onnx", "2/weights.bin", "2/deep/weights.bin"])
+def test_a_version_has_changed(tmp_path: Path, path: str) -> None:
+    home = add(tmp_path, "m", "1", "2", config="version_policy { all { } }")
+    before = fingerprints(tmp_path)
+    (home / path).parent.mkdir(exist_ok=True)
+    (home / path).write_text("other weights")
+    after = fingerprints(tmp_path)
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, False]
+
+
+def test_a_file_of_the_same_size_has_changed(tmp_path: Path) -> None:
+    home = add(tmp_path, "m", "1")
+    before = fingerprints(tmp_path)
+    status = (home / "1" / "model.onnx").stat()
+    (home / "new").write_text("WEIGHTS")
+    os.utime(home / "new", ns=(status.st_atime_ns, status.st_mtime_ns))
+    (home / "new").rename(home / "1" / "model.onnx")
+    assert fingerprints(tmp_path) != before
+
+
+@pytest.mark.parametrize("path", ["config.pbtxt", "labels.txt", "warmup/x.raw"])
+def test_what_all_versions_share_has_changed(tmp_path: Path, path: str) -> None:
+    home = add(tmp_path, "m", "1", "2", config="version_policy { all { } }")
+    before = fingerprints(tmp_path)
+    (home / path).parent.mkdir(exist_ok=True)
+    (home / path).write_text("version_policy { all { } } # now with a remark")
+    after = fingerprints(tmp_path)
+    assert not any(old == new for old, new in zip(before, after, strict=True))
+
+
+def test_a_directory_that_leads_to_itself(tmp_path: Path) -> None:
+    home = add(tmp_path, "m", "1")
+    (home / "1" / "again").symlink_to(home)
+    assert fingerprints(tmp_path) == fingerprints(tmp_path)

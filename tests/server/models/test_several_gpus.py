@@ -1,0 +1,280 @@
+"""Several GPUs: a model has an instance on each, all fed from one queue. The devices are scripted ones.
+
+A driver that counts two devices, and sessions that compute on the CPU when the test lets the device that
+they are said to be on; all else is the real loading and a real batcher.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from support.server import models
+from support.server.nvml import FakeGpu, FakeNvml
+from support.server.rig import PATIENCE, Array, Load, made_apps
+
+from tensorferry.batcher import Batcher
+from tensorferry.server import app as app_module
+from tensorferry.server.app import App
+from tensorferry.server.config.server_config import PadLengths
+from tensorferry.server.errors import StartError
+from tensorferry.server.models import loader, session_factory
+from tensorferry.server.models.padding_check import prove_padding
+from tensorferry.server.models.registry import Model
+from tensorferry.server.monitoring.gpu_metrics import Gpus
+from tensorferry.server.runtime import devices, fp16
+from tensorferry.server.runtime.ort_options import SessionOptions
+from tensorferry.server.runtime.session import Session
+
+
+class Devices:
+    """Devices that run freely until they are `held`; then each run waits until its device is let go.
+
+    `seconds` are what a run takes on a device, on a clock that stands still but for runs.
+    """
+
+    def __init__(self) -> None:
+        self.gates = {f"cuda:{index}": threading.Event() for index in range(2)}
+        self.entered = {name: threading.Event() for name in self.gates}
+        self.runs: dict[str, int] = dict.fromkeys(self.gates, 0)
+        self.seconds: dict[str, float] = dict.fromkeys(self.gates, 0.0)
+        self.now = 0.0
+        # What batches of several rows are off by, relative to their outputs.
+        self.rounding = 0.0
+        self.made: list[tuple[str, SessionOptions]] = []
+        self.let_go()
+
+    def hold(self) -> None:
+        for name, gate in self.gates.items():
+            gate.clear()
+            self.entered[name].clear()
+            self.runs[name] = 0
+
+    def let_go(self) -> None:
+        for gate in self.gates.values():
+            gate.set()
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
+    rig = Devices()
+
+    class OnDevice(Session):
+        def __init__(self, path: Path, device: str, settings: SessionOptions) -> None:
+            super().__init__(path, "cpu")
+            self.device = device
+            rig.made.append((device, settings))
+
+        def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+            rig.entered[self.device].set()
+            assert rig.gates[self.device].wait(PATIENCE)
+            rig.runs[self.device] += 1
+            rig.now += rig.seconds[self.device]
+            outputs = super().run(inputs)
+            by = 1 + (rig.rounding if len(next(iter(inputs.values()))) > 1 else 0)
+            return {name: array * np.float32(by) for name, array in outputs.items()}
+
+    monkeypatch.setattr(fp16, "Session", OnDevice)
+    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None, raising=False)
+    monkeypatch.setattr(devices, "cuda_device_count", lambda: 2)
+    yield rig
+    rig.let_go()
+
+
+@pytest.fixture
+def load(scripted: Devices, load: Load) -> Iterator[Load]:
+    """Loads y = 2 x on these devices, or the model that a builder builds."""
+
+    def on(
+        device: str, config: str | None = None, build: Callable[[Path], Path] = models.twice, **options: Any
+    ) -> Model:
+        return load(build, config, device=device, **options)
+
+    yield on
+    scripted.let_go()
+
+
+def test_the_slow_one_keeps_what_it_took_and_the_fast_one_does_the_rest(
+    load: Load, scripted: Devices
+) -> None:
+    model = load("cuda:0,1", max_batch_size=1)
+    assert model.devices == ("cuda:0", "cuda:1")
+    scripted.hold()
+    x = np.arange(40 * 3, dtype=np.float32).reshape(40, 3)
+    futures = [model.batcher.submit({"x": row}) for row in x[:8]]
+    # Each has at most two batches on their way, so with eight both have begun.
+    assert all(entered.wait(PATIENCE) for entered in scripted.entered.values())
+    scripted.gates["cuda:1"].set()
+    futures += [model.batcher.submit({"x": row}) for row in x[8:]]
+
+    left = threading.Semaphore(0)
+    for future in futures:
+        future.add_done_callback(lambda future: left.release())
+    for _ in range(38):
+        assert left.acquire(timeout=PATIENCE)
+    assert scripted.runs["cuda:0"] == 0
+    waiting = [future for future in futures if not future.done()]
+    assert 1 <= len(waiting) <= 2
+
+    scripted.let_go()
+    for row, future in zip(x, futures, strict=True):
+        assert future.result(PATIENCE)["y"].tolist() == (2 * row).tolist()
+    assert scripted.runs["cuda:0"] >= 1
+    assert sum(scripted.runs.values()) == 40
+
+
+@pytest.mark.parametrize(("device", "first", "ratio"), [("cuda:0,1", 3.0, 1 / 6), ("cuda:1,0", 0.5, 6.0)])
+def test_the_batcher_knows_from_the_start_how_much_slower_a_device_is(
+    load: Load,
+    scripted: Devices,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    first: float,
+    ratio: float,
+) -> None:
+    scripted.seconds.update({"cuda:0": 3.0, "cuda:1": 0.5})
+    clock = SimpleNamespace(monotonic=lambda: scripted.now, perf_counter=lambda: scripted.now)
+    monkeypatch.setattr(loader, "time", clock)
+    monkeypatch.setattr(session_factory, "time", clock)
+    anchors: dict[int, float] = {}
+    paces: dict[int, float] = {}
+
+    def anchor(self: Batcher, rows: int, seconds: float, key: object = None) -> None:
+        anchors[rows] = seconds
+
+    def expect_pace(self: Batcher, instance: int, ratio: float) -> None:
+        paces[instance] = ratio
+
+    monkeypatch.setattr(Batcher, "anchor", anchor)
+    monkeypatch.setattr(Batcher, "expect_pace", expect_pace)
+    load(device, max_batch_size=4)
+    assert anchors == dict.fromkeys((1, 2, 4), first)
+    assert paces == {1: pytest.approx(ratio)}
+
+
+@pytest.mark.parametrize(
+    ("device", "config", "made"),
+    [
+        ("cuda:0,1", None, ["cuda:0", "cuda:1"]),
+        ("cuda:1,0", None, ["cuda:1", "cuda:0"]),
+        ("cuda:1", None, ["cuda:1"]),
+        ("cuda", None, ["cuda:0"]),
+        ("cuda:0,1", "instance_group { count: 2 }", ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]),
+        ("cuda:0,1", "instance_group { kind: KIND_GPU gpus: 1 }", ["cuda:1"]),
+    ],
+)
+def test_where_the_sessions_are(
+    device: str, config: str | None, made: list[str], load: Load, scripted: Devices
+) -> None:
+    model = load(device, config)
+    assert [place for place, _ in scripted.made] == made
+    assert model.devices == tuple(made)
+
+
+def test_options_of_the_gpus_reach_every_session(load: Load, scripted: Devices) -> None:
+    load("cuda:0,1", cuda_memory_bytes=1 << 30, cudnn_search="heuristic", tf32=False)
+    wanted = {"gpu_mem_limit": str(1 << 30), "cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0"}
+    assert [dict(settings.cuda) for _, settings in scripted.made] == [wanted, wanted]
+
+
+@pytest.mark.parametrize(("tf32", "how"), [(True, "(proved)"), (False, "changes with its neighbours")])
+def test_the_proof_knows_how_precise_the_device_is(
+    tf32: bool, how: str, load: Load, scripted: Devices
+) -> None:
+    scripted.rounding = 2e-3
+    assert how in load("cuda:0", tf32=tf32).batching
+
+
+@pytest.mark.parametrize(("tf32", "padded"), [(True, True), (False, False)])
+def test_the_proof_of_padding_knows_it_too(
+    tf32: bool, padded: bool, load: Load, scripted: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a model that is proved batchable before the device begins to round."""
+    real = prove_padding
+
+    def rounding(*arguments: Any) -> str:
+        scripted.rounding = 2e-3
+        return real(*arguments)
+
+    monkeypatch.setattr(loader, "prove_padding", rounding)
+    lengths = PadLengths("sequence", (4, 8))
+    values = (("ids", "0"), ("mask", "0"))
+    model = load("cuda:0", build=models.masked_mean, tf32=tf32, pad_lengths=lengths, pad_values=values)
+    assert (model.padding is not None) is padded
+
+
+@pytest.mark.parametrize("device", ["cuda:0,2", "cuda:2,0"])
+def test_one_that_there_is_not(device: str, load: Load) -> None:
+    with pytest.raises(StartError, match=f"--device is '{device}', but there is no CUDA device 2"):
+        load(device)
+
+
+@pytest.fixture
+def serve(scripted: Devices, tmp_path: Path) -> Iterator[Callable[..., App]]:
+    with made_apps(models.twice(tmp_path / "m.onnx")) as make:
+
+        def start(**options: Any) -> App:
+            app = make(metrics_port=0, **options)
+            app.start()
+            app.load()
+            return app
+
+        yield start
+
+
+def page(app: App) -> str:
+    assert app.metrics_url is not None
+    with urllib.request.urlopen(app.metrics_url, timeout=PATIENCE) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def test_a_server_tells_of_the_gpus_that_serve(
+    serve: Callable[..., App], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = FakeNvml(FakeGpu("b", "GPU-b", busy=25), FakeGpu("a", "GPU-a", busy=50))
+    nvml.nvmlInit()
+    monkeypatch.setattr(app_module, "open_gpus", lambda: Gpus(nvml, "ab".__getitem__))
+    app = serve(device="cuda:1")
+    text = page(app)
+    assert 'nv_gpu_utilization{gpu_uuid="GPU-b"} 0.25\n' in text
+    assert 'tensorferry_gpu_utilization_ratio{device="cuda:1",gpu_uuid="GPU-b"} 0.25\n' in text
+    assert "GPU-a" not in text
+    assert app.stop()
+    assert nvml.ready == 0
+
+
+def test_a_server_without_nvml_says_so_once_and_serves(
+    serve: Callable[..., App], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    app = serve(device="cuda:0,1")
+    assert "gpu" not in page(app) + page(app)
+    assert caplog.text.count("nvidia-ml-py is not installed") == 1
+
+
+def test_a_server_on_the_cpu_asks_for_no_nvml_and_says_which_options_change_nothing(
+    serve: Callable[..., App], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(devices, "cuda_device_count", lambda: 0)
+    monkeypatch.setattr(fp16, "Session", Session)
+    caplog.set_level(logging.WARNING)
+    app = serve(device="auto", tf32=False, cudnn_search="heuristic")
+    assert "gpu" not in page(app)
+    warned = [record.message for record in caplog.records if "changes nothing" in record.message]
+    assert warned == [
+        "--cudnn-search is 'heuristic', which changes nothing: no model runs on a GPU",
+        "--tf32 is false, which changes nothing: no model runs on a GPU",
+    ]
+    assert "nvidia-ml-py" not in caplog.text

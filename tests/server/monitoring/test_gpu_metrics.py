@@ -1,0 +1,133 @@
+"""What is told of the GPUs, by a scripted NVML: of which ones, in which units, and of what is not known."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import sys
+from typing import Any
+
+import pytest
+from support.server.nvml import FakeGpu, FakeNvml
+
+from tensorferry.server.monitoring.gpu_metrics import Gpus, GpuStatistics, open_gpus
+
+FIRST = "0000:17:00.0"
+SECOND = "0000:b3:00.0"
+
+
+def rig(*gpus: FakeGpu, places: tuple[str | None, ...] = (FIRST, SECOND)) -> tuple[FakeNvml, Gpus]:
+    """NVML with these GPUs, and what asks it where CUDA's devices are at these places."""
+    nvml = FakeNvml(*gpus)
+    nvml.nvmlInit()
+    return nvml, Gpus(nvml, lambda index: places[index])
+
+
+def test_a_gpus_figures() -> None:
+    gpu = FakeGpu(FIRST, "GPU-a", busy=37, used=3 << 30, total=80 << 30, celsius=61, milliwatts=312_500)
+    _, gpus = rig(gpu)
+    gpus.statistics(["cuda:0"])
+    gpu.millijoules += 2_500
+    assert gpus.statistics(["cuda:0"]) == [
+        GpuStatistics("cuda:0", "GPU-a", 0.37, 3 << 30, 80 << 30, 61, 312.5, 700.0, 2.5)
+    ]
+
+
+def test_cudas_numbers_are_not_nvmls() -> None:
+    """With CUDA_VISIBLE_DEVICES=1,0, say."""
+    _, gpus = rig(FakeGpu(FIRST, "GPU-a", busy=1), FakeGpu(SECOND, "GPU-b", busy=2), places=(SECOND, FIRST))
+    told = gpus.statistics(["cuda:0", "cuda:1"])
+    assert [(gpu.device, gpu.uuid, gpu.utilization) for gpu in told] == [
+        ("cuda:0", "GPU-b", 0.02),
+        ("cuda:1", "GPU-a", 0.01),
+    ]
+
+
+def test_the_cpu_is_no_gpu() -> None:
+    nvml, gpus = rig(FakeGpu(FIRST, "GPU-a"))
+    assert gpus.statistics(["cpu"]) == []
+    assert nvml.asked == []
+
+
+def test_parts_of_one_gpu_are_told_once() -> None:
+    _, gpus = rig(FakeGpu(FIRST, "GPU-a"), places=(FIRST, FIRST))
+    assert [gpu.device for gpu in gpus.statistics(["cuda:0", "cuda:1"])] == ["cuda:0"]
+
+
+@pytest.mark.parametrize("places", [(None,), (SECOND,)])
+def test_one_that_is_not_found_is_said_once(
+    places: tuple[str | None, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, gpus = rig(FakeGpu(FIRST, "GPU-a"), places=places)
+    assert [gpus.statistics(["cuda:0"]) for _ in range(3)] == [[], [], []]
+    assert caplog.text.count("NVML does not find cuda:0: there are no figures of it") == 1
+
+
+def test_what_a_device_does_not_tell_is_none() -> None:
+    fields = {
+        "utilization": ("utilization",),
+        "memory": ("memory_used_bytes", "memory_total_bytes"),
+        "temperature": ("temperature_celsius",),
+        "power": ("power_watts",),
+        "limit": ("power_limit_watts",),
+        "energy": ("energy_joules",),
+    }
+    _, gpus = rig(FakeGpu(FIRST, "GPU-a"))
+    (whole,) = gpus.statistics(["cuda:0"])
+    for what, missing in fields.items():
+        _, gpus = rig(FakeGpu(FIRST, "GPU-a", untold={what}))
+        without: dict[str, Any] = dict.fromkeys(missing)
+        assert gpus.statistics(["cuda:0"]) == [dataclasses.replace(whole, **without)]
+
+
+def test_one_that_falls_off_the_bus_tells_nothing_more_and_no_error_comes_of_it() -> None:
+    gpu = FakeGpu(FIRST, "GPU-a")
+    _, gpus = rig(gpu)
+    gpus.statistics(["cuda:0"])
+    gpu.untold = {"utilization", "memory", "temperature", "power", "limit", "energy"}
+    assert gpus.statistics(["cuda:0"]) == [GpuStatistics("cuda:0", "GPU-a", *[None] * 7)]
+
+
+def test_nothing_is_told_after_the_end() -> None:
+    nvml, gpus = rig(FakeGpu(FIRST, "GPU-a"))
+    gpus.close()
+    gpus.close()
+    assert nvml.ready == 0
+    assert gpus.statistics(["cuda:0"]) == []
+
+
+def test_nvml_is_opened(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert isinstance(open_gpus(), Gpus)
+    assert nvml.ready == 1
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (None, "nvidia-ml-py is not installed (pip install 'tensorferry[gpu]' has it)"),
+        (FakeNvml(starts=False), "NVML does not start (Driver/library version mismatch)"),
+    ],
+)
+def test_without_nvml_one_line_says_so(
+    module: FakeNvml | None, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    assert open_gpus() is None
+    assert [(record.levelno, record.message) for record in caplog.records] == [
+        (logging.WARNING, f"the metrics have no figures of the GPUs: {said}")
+    ]
+
+
+def test_the_script_has_the_names_of_the_real_module() -> None:
+    """Where nvidia-ml-py is installed: every question is one of its functions, with as many arguments."""
+    real = pytest.importorskip("pynvml")
+    assert issubclass(real.NVMLError, Exception)
+    assert real.NVML_TEMPERATURE_GPU == FakeNvml.NVML_TEMPERATURE_GPU
+    for name in vars(FakeNvml):
+        if name.startswith("nvml"):
+            ours = len(inspect.signature(getattr(FakeNvml, name)).parameters) - 1
+            inspect.signature(inspect.unwrap(getattr(real, name))).bind(*range(ours))

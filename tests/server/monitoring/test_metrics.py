@@ -1,0 +1,407 @@
+"""The page of metrics: what it says, that all of it is documented, and how it is served."""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.server.nvml import FakeGpu, FakeNvml
+from support.server.rig import PATIENCE, ask, has_ipv6, signature, spec
+
+from tensorferry.batcher import BOUNDS, Batcher, QueueFull
+from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.server.errors import StartError
+from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.monitoring.gpu_metrics import Gpus
+from tensorferry.server.monitoring.http_server import MetricsServer, Page, _Handler, _Server
+from tensorferry.server.monitoring.metric_names import PROCESS_METRICS, GpuMetric, ModelMetric, ServerMetric
+from tensorferry.server.monitoring.metrics import CONTENT_TYPE, Metrics
+from tensorferry.server.monitoring.server_statistics import ServerStatistics
+from tensorferry.server.recovery.instance_health import InstanceEvent
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@pytest.fixture
+def runner() -> ScriptedRunner:
+    return ScriptedRunner(gated=True)
+
+
+@pytest.fixture
+def registry(runner: ScriptedRunner) -> Iterator[ModelRegistry]:
+    """With the model m, of two priority classes, whose batches wait for the test."""
+    registry = ModelRegistry()
+    batcher = Batcher(runner, 6, priority_weights=(4, 1), max_queue_size=8)
+    registry.ready(
+        Model(
+            "m", "3", signature(spec("x", "FP32", "b")), 6, "in batches", batcher, devices=("cuda:1", "cpu")
+        )
+    )
+    yield registry
+    runner.open()
+    assert batcher.close()
+
+
+SERVER = ServerStatistics(
+    "0.1.0",
+    "lane",
+    ready=True,
+    open_streams=2,
+    call_threads=7,
+    unsent_bytes=9,
+    refused={grpc.StatusCode.NOT_FOUND: 3},
+)
+
+
+def page(registry: ModelRegistry, *gpus: FakeGpu, accept: str = "") -> str:
+    """With the figures of these GPUs, CUDA's devices from 0 on."""
+    reader = None
+    if gpus:
+        nvml = FakeNvml(*gpus)
+        nvml.nvmlInit()
+        reader = Gpus(nvml, lambda index: gpus[index].place)
+    text, _ = Metrics(registry, lambda: SERVER, lambda: reader).page(accept)
+    return text.decode()
+
+
+# Of which the registry's model runs on the second.
+GPUS = (
+    FakeGpu("0000:17:00.0", "GPU-a"),
+    FakeGpu("0000:b3:00.0", "GPU-b", busy=40, used=7, total=9, celsius=61, milliwatts=312_500),
+)
+
+
+def samples(text: str) -> Samples:
+    """As they stand on the page: the parser would give Triton's counters a `_total`."""
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            match = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)
+            assert match is not None, line
+            labels = re.findall(r'(\w+)="([^"]*)"', match[2] or "")
+            assert labels == sorted(labels)
+            found[match[1], tuple((k, v) for k, v in labels if k not in ("model", "version"))] = float(
+                match[3]
+            )
+    return found
+
+
+def types(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
+
+
+def test_every_metric_is_documented_and_nothing_else_is(registry: ModelRegistry) -> None:
+    """With its type, its labels, and every value that a label has."""
+    rows = re.findall(r"^\| `(\w+)` \| (counter|gauge|histogram) \| (.*) \|$", DOCS.read_text(), re.MULTILINE)
+    documented = {name: type for name, type, _ in rows}
+    text = page(registry, *GPUS)
+    served = types(text)
+    processes = {name for name in served if name.startswith("process_")}
+    assert documented == {name: type for name, type in served.items() if name not in processes}
+    assert processes == set(re.findall(r"`(process_\w+)`", DOCS.read_text()))
+    about = {name: meaning for name, _, meaning in rows}
+    for (name, labels), _ in samples(text).items():
+        for label, value in labels:
+            if "gpu_uuid" in dict(labels):
+                continue
+            if label != "le":
+                assert f"`{label}`" in about[name], name
+            # Those of requests without an answer are named once.
+            where = about["tensorferry_requests_total"] if label == "outcome" else about.get(name, "")
+            assert label in ("le", "priority", "release") or f"`{value}`" in where + about[name], (
+                name,
+                value,
+            )
+
+
+def test_our_names_are_all_in_one_place(registry: ModelRegistry) -> None:
+    served = {name: type for name, type in types(page(registry, *GPUS)).items() if not name.startswith("nv_")}
+    ours = [metric for group in (ModelMetric, ServerMetric, GpuMetric) for metric in group]
+    assert {name for name in served if name.startswith("process_")} == set(PROCESS_METRICS)
+    assert {name: type for name, type in served.items() if name not in PROCESS_METRICS} == {
+        metric.on_page: metric.type for metric in ours
+    }
+
+
+def test_prometheus_own_parser_reads_it(registry: ModelRegistry) -> None:
+    text = page(registry, *GPUS)
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert len(families) == len(types(text))
+    for family in families.values():
+        assert family.documentation
+        assert family.samples, "even before the first request"
+        for sample in family.samples:
+            if "gpu_uuid" in sample.labels:
+                assert sample.labels["gpu_uuid"] == "GPU-b"
+            elif "model" in sample.labels:
+                assert (sample.labels["model"], sample.labels["version"]) == ("m", "3")
+
+
+def test_triton_names_types_and_labels(registry: ModelRegistry) -> None:
+    text = page(registry)
+    assert 'nv_inference_request_failure{model="m",reason="REJECTED",version="3"} 0\n' in text
+    assert 'nv_inference_exec_count{model="m",version="3"} 0\n' in text
+    assert not any(name.endswith("_total") for name in types(text) if name.startswith("nv_"))
+
+
+def test_the_figures_of_what_waits_runs_and_ended(registry: ModelRegistry, runner: ScriptedRunner) -> None:
+    (model,) = registry.models()
+    first = model.batcher.submit(1.0)
+    runner.await_batches(1)
+    low = model.batcher.submit_rows(np.zeros(5), priority=2)
+    high = [model.batcher.submit_rows(np.zeros(1), priority=1) for _ in range(2)]
+    with pytest.raises(QueueFull):
+        model.batcher.submit_rows(np.zeros(3), priority=2)
+    found = samples(page(registry))
+    assert found["tensorferry_queued_requests", ()] == 3 == found["nv_inference_pending_request_count", ()]
+    assert found["tensorferry_queued_rows", (("priority", "1"),)] == 2
+    assert found["tensorferry_queued_rows", (("priority", "2"),)] == 5
+    assert found["tensorferry_running_requests", ()] == 1
+    assert found["tensorferry_held_bytes", ()] == 8 * 8
+    assert found["tensorferry_requests_refused_total", (("reason", "queue_full"),)] == 1
+    assert found["tensorferry_rows_unanswered_total", (("outcome", "refused"),)] == 3
+    assert high[0].cancel()
+    runner.open()
+    for future in (first, low, high[1]):
+        future.result(PATIENCE)
+
+    found = samples(page(registry))
+    accepted = found["tensorferry_requests_accepted_total", ()]
+    assert accepted == 4 == sum(v for (name, _), v in found.items() if name == "tensorferry_requests_total")
+    assert found["tensorferry_requests_total", (("outcome", "answered"),)] == 3
+    assert found["nv_inference_request_success", ()] == 3
+    assert found["nv_inference_request_failure", (("reason", "CANCELED"),)] == 1
+    assert found["nv_inference_request_failure", (("reason", "REJECTED"),)] == 1
+    assert found["nv_inference_count", ()] == 7 == found["tensorferry_batch_rows_sum", ()]
+    assert found["nv_inference_exec_count", ()] == 2 == found["tensorferry_batch_rows_count", ()]
+    buckets = {
+        labels[0][1]: v for (name, labels), v in found.items() if name == "tensorferry_batch_rows_bucket"
+    }
+    assert buckets == {"1.0": 1, "2.0": 1, "4.0": 1, "6.0": 2, "+Inf": 2}
+    stages = ("queue", "compute_input", "compute_infer", "compute_output")
+    parts = sum(found[f"nv_inference_{stage}_duration_us", ()] for stage in stages)
+    assert found["nv_inference_request_duration_us", ()] == pytest.approx(parts, abs=2)
+    ours = sum(v for (name, _), v in found.items() if name == "tensorferry_request_seconds_total")
+    assert ours == pytest.approx(parts / 1e6, abs=1e-5)
+    assert found["tensorferry_batches_left_total", (("reason", "full"),)] == 1
+
+
+def test_how_times_are_spread(registry: ModelRegistry, runner: ScriptedRunner) -> None:
+    (model,) = registry.models()
+    runner.open()
+    for _ in range(3):
+        model.batcher.submit(1.0).result(PATIENCE)
+    found = samples(page(registry))
+    statistics = model.batcher.statistics()
+    for name, seconds in (
+        ("latency", statistics.answer_times.total_sum),
+        ("queue_delay", statistics.answer_times.queue_delay_sum),
+        ("compute_time", statistics.answer_times.compute_time_sum),
+    ):
+        metric = f"tensorferry_{name}_seconds"
+        buckets = [v for (n, _), v in found.items() if n == f"{metric}_bucket"]
+        assert len(buckets) == len(BOUNDS) + 1
+        assert buckets == sorted(buckets)
+        assert buckets[-1] == found[f"{metric}_count", ()] == 3
+        assert found[f"{metric}_sum", ()] == seconds > 0
+        assert found[f"{metric}_bucket", (("le", "50.0"),)] == 3
+
+
+def test_the_server_itself(registry: ModelRegistry) -> None:
+    found = samples(page(registry))
+    assert found["tensorferry_server_info", (("release", "0.1.0"), ("transport", "lane"))] == 1
+    assert found["tensorferry_open_streams", ()] == 2
+    assert found["tensorferry_unsent_answer_bytes", ()] == 9
+    assert found["tensorferry_call_threads", ()] == 7
+    assert found["tensorferry_calls_refused_total", (("code", "NOT_FOUND"),)] == 3
+    assert found["tensorferry_calls_refused_total", (("code", "INTERNAL"),)] == 0
+
+
+def test_which_models_are_ready_and_which_are_not_meant(registry: ModelRegistry) -> None:
+    registry.loading("late", "1")
+    registry.failed("broken", "2", "no such operator")
+    text = page(registry)
+    for name, version, ready in (("m", 3, 1), ("late", 1, 0), ("broken", 2, 0)):
+        assert f'tensorferry_model_ready{{model="{name}",version="{version}"}} {ready}.0\n' in text
+    (model,) = registry.models()
+    registry.unloading(model)
+    assert 'tensorferry_model_ready{model="m",version="3"} 0.0\n' in page(registry)
+    registry.unloaded(model)
+    assert 'model="m"' not in page(registry)
+    # The fixture closes its batcher.
+    registry.ready(model)
+
+
+def test_instances_that_are_out(registry: ModelRegistry) -> None:
+    (model,) = registry.models()
+    model.condition.out(0, "the device failed")
+    found = samples(page(registry))
+    assert (found["tensorferry_instances", ()], found["tensorferry_instances_out", ()]) == (1, 1)
+    model.condition.back(0)
+    assert samples(page(registry))["tensorferry_instances_out", ()] == 0
+
+
+def test_what_befell_instances(registry: ModelRegistry) -> None:
+    (model,) = registry.models()
+    for count, event in enumerate(InstanceEvent):
+        for _ in range(count):
+            model.condition.befell(event)
+    found = samples(page(registry))
+    assert {
+        dict(labels)["event"]: value
+        for (name, labels), value in found.items()
+        if name == "tensorferry_instance_events_total"
+    } == {event.value: count for count, event in enumerate(InstanceEvent)}
+
+
+def test_the_figures_of_the_gpus_that_serve(registry: ModelRegistry) -> None:
+    found = {
+        (name, labels): value
+        for (name, labels), value in samples(page(registry, *GPUS)).items()
+        if "gpu_uuid" in dict(labels)
+    }
+    expected: Samples = {}
+    for name, value in {
+        "nv_gpu_utilization": 0.4,
+        "nv_gpu_memory_total_bytes": 9,
+        "nv_gpu_memory_used_bytes": 7,
+        "nv_gpu_power_usage": 312.5,
+        "nv_gpu_power_limit": 700,
+        "nv_energy_consumption": 0,
+    }.items():
+        expected[name, (("gpu_uuid", "GPU-b"),)] = value
+    for name, value in {
+        "utilization_ratio": 0.4,
+        "memory_total_bytes": 9,
+        "memory_used_bytes": 7,
+        "temperature_celsius": 61,
+        "power_watts": 312.5,
+        "power_limit_watts": 700,
+        "energy_joules_total": 0,
+    }.items():
+        expected[f"tensorferry_gpu_{name}", (("device", "cuda:1"), ("gpu_uuid", "GPU-b"))] = value
+    assert found == expected
+
+
+def test_what_a_gpu_does_not_tell_is_left_out(registry: ModelRegistry) -> None:
+    text = page(registry, GPUS[0], FakeGpu("0000:b3:00.0", "GPU-b", untold={"utilization", "energy"}))
+    assert "nv_gpu_power_usage" in text
+    assert not [name for name in types(text) if "utilization" in name or "energy" in name]
+
+
+def test_without_gpus_there_are_none_of_their_metrics(registry: ModelRegistry) -> None:
+    assert "gpu" not in page(registry)
+    assert "gpu" not in page(ModelRegistry(), *GPUS)
+
+
+def test_without_models_there_is_the_process() -> None:
+    found = samples(page(ModelRegistry()))
+    assert found["process_resident_memory_bytes", ()] > 0
+    assert found["tensorferry_server_ready", ()] == 1
+
+
+Serve = Callable[..., MetricsServer]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    servers: list[MetricsServer] = []
+
+    def start(
+        page: Page = lambda accept: (b"page\n", CONTENT_TYPE), host: str = "127.0.0.1", port: int = 0
+    ) -> Any:
+        servers.append(MetricsServer(host, port, page))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+IPV6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", pytest.param("::1", marks=IPV6), pytest.param("[::1]", marks=IPV6)],
+)
+def test_a_page_over_http(serve: Serve, host: str) -> None:
+    pages = iter([b"one\n", b"two\n"])
+    server = serve(lambda accept: (next(pages), f"of {accept!r}"), host)
+    status, headers, body = ask(server.url)
+    assert (status, headers["Content-Type"], body) == (200, "of ''", b"one\n")
+    assert ask(server.url, "/metrics?what=ever")[2] == b"two\n"
+
+
+def test_other_paths_and_methods(serve: Serve) -> None:
+    server = serve()
+    assert ask(server.url, "/")[0] == 404
+    assert ask(server.url, "/metrics/m")[0] == 404
+    assert ask(server.url, method="POST")[0] == 405
+
+
+def test_a_page_that_fails_says_nothing_of_why(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(accept: str) -> tuple[bytes, str]:
+        raise RuntimeError("a secret")
+
+    status, _, body = ask(serve(broken).url)
+    assert status == 500
+    assert b"secret" not in body
+    assert "a secret" in caplog.text
+
+
+def test_an_address_in_use_names_the_flags(serve: Serve) -> None:
+    port = urlsplit(serve().url).port
+    with pytest.raises(StartError, match=rf"127\.0\.0\.1 port {port}: .*--metrics-host and --metrics-port"):
+        serve(port=port)
+
+
+def test_one_that_connects_and_says_nothing_keeps_nobody(serve: Serve) -> None:
+    server = serve()
+    parts = urlsplit(server.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE):
+        assert ask(server.url)[0] == 200
+        server.close()
+    with pytest.raises(ConnectionRefusedError):
+        ask(server.url)
+    server.close()
+
+
+def test_one_that_leaves_amid_an_answer_is_no_traceback(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended = threading.Event()
+    end = _Server.process_request_thread
+
+    def noted(self: _Server, *args: Any) -> None:
+        end(self, *args)
+        ended.set()
+
+    monkeypatch.setattr(_Server, "process_request_thread", noted)
+    parts = urlsplit(serve(lambda accept: (bytes(64 << 20), CONTENT_TYPE)).url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE) as leaving:
+        leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        leaving.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        leaving.recv(1)
+    assert ended.wait(PATIENCE)
+    assert capfd.readouterr().err == ""
+
+
+def test_one_that_says_nothing_for_long_is_let_go(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < _Handler.timeout <= 60
+    monkeypatch.setattr(_Handler, "timeout", 0.01)
+    parts = urlsplit(serve().url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE) as silent:
+        assert silent.recv(1) == b""

@@ -1,0 +1,384 @@
+"""Health, the status page, and what that reads: the routes beside /metrics."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from support.server.rig import PATIENCE, ask, signature, spec
+
+from tensorferry.batcher import Batcher, QueueFull, QueuePolicy
+from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.monitoring.http_server import Answer, MetricsServer, Route
+from tensorferry.server.monitoring.status_page import policy_of, routes_of
+from tensorferry.server.monitoring.status_report import StatusReport
+from tensorferry.server.recovery.instance_health import Condition
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "status.md"
+
+# What a model's error, and a request's id, may contain.
+HOSTILE = "</script><script>alert(1)</script>\x1b[31m\r\nX-Injected: yes \ud800 ☃"
+
+
+@pytest.fixture
+def runner() -> ScriptedRunner:
+    return ScriptedRunner(gated=True)
+
+
+class Door:
+    """A server's routes, and what is behind them."""
+
+    def __init__(self, registry: ModelRegistry) -> None:
+        self.registry = registry
+        self.service = InferenceService(registry)
+        self.report = StatusReport(
+            registry, self.service, ServerConfig(()), lambda: "127.0.0.1:1", lambda: "lane"
+        )
+        self.server = MetricsServer(
+            "127.0.0.1", 0, lambda accept: (b"page\n", "text/x"), routes_of(self.report)
+        )
+
+    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, Any, bytes]:
+        return ask(self.server.url, path, method, **headers)
+
+    def status(self) -> Any:
+        status, headers, body = self.ask("/status.json")
+        assert (status, headers["Content-Type"]) == (200, "application/json")
+        return json.loads(body)
+
+
+@pytest.fixture
+def registry() -> ModelRegistry:
+    return ModelRegistry()
+
+
+@pytest.fixture
+def door(registry: ModelRegistry) -> Iterator[Door]:
+    door = Door(registry)
+    yield door
+    door.server.close()
+
+
+@pytest.fixture
+def model(registry: ModelRegistry, runner: ScriptedRunner) -> Iterator[Model]:
+    """The model m, of two priority classes, whose batches wait for the test."""
+    batcher = Batcher(
+        runner,
+        6,
+        0.0,
+        priority_weights=(1, 1),
+        strict_priorities=True,
+        policies=(QueuePolicy(timeout=2.5, max_requests=7), QueuePolicy()),
+        max_queue_size=8,
+    )
+    model = Model(
+        "m",
+        "3",
+        signature(spec("x", "FP32", "batch", 4), outputs=(spec("y", "INT64", "batch"),)),
+        6,
+        "batches of up to 6 rows (proved)",
+        batcher,
+        slo=0.5,
+        devices=("cuda:1",),
+        verdict="proved",
+    )
+    registry.ready(model)
+    registry.complete = True
+    yield model
+    runner.open()
+    assert batcher.close()
+
+
+def test_alive_as_long_as_it_answers(door: Door) -> None:
+    assert door.ask("/healthz")[::2] == (200, b"alive\n")
+    door.service.begin_drain()
+    assert door.ask("/healthz")[0] == 200
+
+
+def test_ready_as_health_and_server_ready_are(
+    door: Door, registry: ModelRegistry, runner: ScriptedRunner
+) -> None:
+    def readiness() -> tuple[int, list[str]]:
+        status, headers, body = door.ask("/readyz")
+        assert headers["Content-Type"] == "text/plain; charset=utf-8"
+        assert (status == 200) == door.service.ready
+        return status, body.decode().splitlines()
+
+    assert readiness() == (503, ["not ready", "what is to be served is still being loaded"])
+    registry.loading("m", "1")
+    assert readiness()[1][2:] == ["model m version 1 is LOADING"]
+    condition = Condition("m", "1", changed=registry.condition_changed)
+    with Batcher(runner, 4) as batcher:
+        registry.ready(
+            Model("m", "1", signature(spec("x", "FP32", "b")), 4, "", batcher, condition=condition)
+        )
+        registry.complete = True
+        assert readiness() == (200, ["ready"])
+        registry.failed("other", "2", "its file\nis gone")
+        assert readiness() == (200, ["ready", "model other version 2 is UNAVAILABLE: its file is gone"])
+        condition.out(0, "the device is lost")
+        assert readiness() == (
+            503,
+            [
+                "not ready",
+                "model m version 1 is UNAVAILABLE: the device is lost",
+                "model other version 2 is UNAVAILABLE: its file is gone",
+            ],
+        )
+        condition.back(0)
+        assert readiness()[0] == 200
+        door.service.begin_drain()
+        assert readiness()[:2] == (
+            503,
+            ["not ready", "the server is draining", "model other version 2 is UNAVAILABLE: its file is gone"],
+        )
+
+
+def test_what_is_told_of_a_model(door: Door, model: Model, runner: ScriptedRunner) -> None:
+    model.batcher.last_batches()
+    first = model.batcher.submit(np.zeros(1), tag="first")
+    runner.await_batches(1)
+    waiting = [model.batcher.submit_rows(np.zeros((3, 1)), priority=1, tag="three") for _ in range(2)]
+    with pytest.raises(QueueFull):
+        model.batcher.submit_rows(np.zeros((3, 1)), priority=2)
+    (told,) = door.status()["models"]
+    assert told["queue"] == {
+        "requests": 2,
+        "rows": 6,
+        "rows_by_priority": [6, 0],
+        "running": 1,
+        "bytes": 7 * 8,
+    }
+    assert told["refusals"] == {"queue_full": 1}
+    assert told["last_batches"] == []
+    runner.open()
+    for future in (first, *waiting):
+        future.result(PATIENCE)
+    (told,) = door.status()["models"]
+    assert (told["name"], told["version"], told["state"], told["reason"]) == ("m", "3", "READY", "")
+    assert told["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4], "axes": ["batch", 4]}]
+    assert told["outputs"] == [{"name": "y", "datatype": "INT64", "shape": [-1], "axes": ["batch"]}]
+    assert told["batching"] == "batches of up to 6 rows (proved)"
+    assert told["batching_verdict"] == "proved"
+    assert told["settings"] == {
+        "max_batch_size": 6,
+        "max_queue_delay_seconds": 0.0,
+        "preferred_batch_sizes": [],
+        "requests_share_batches": True,
+        "priority_weights": [1, 1],
+        "strict_priorities": True,
+        "default_priority": 2,
+        "queue_policies": [
+            {"timeout_seconds": 2.5, "overridable": False, "action": "reject", "max_requests": 7},
+            {"timeout_seconds": None, "overridable": False, "action": "reject", "max_requests": 0},
+        ],
+        "devices": ["cuda:1"],
+        "batches_in_flight_per_device": 1,
+        "padded_lengths": [],
+        "slo_seconds": 0.5,
+        "max_queue_rows": 8,
+        "max_queue_bytes": 1 << 30,
+        "max_message_bytes": 64 << 20,
+        "run_timeout_seconds": 600.0,
+    }
+    assert (told["requests"]["accepted"], told["requests"]["answered"], told["requests"]["refused"]) == (
+        3,
+        3,
+        1,
+    )
+    assert told["batches"]["by_rows"] == {"1": 1, "6": 1}
+    assert told["batches"]["by_reason"] == {"idle": 1, "full": 1}
+    assert [sum(told["times"][which]) for which in ("queue", "compute", "total")] == [3, 3, 3]
+    one, full = told["last_batches"]
+    assert (one["number"], one["requests"], one["rows"], one["reason"]) == (1, 1, 1, "idle")
+    assert [rider["id"] for rider in one["riders"]] == ["first"]
+    assert (full["number"], full["requests"], full["rows"], full["reason"], full["error"]) == (
+        2,
+        2,
+        6,
+        "full",
+        "",
+    )
+    assert [(rider["id"], rider["rows"], rider["priority"]) for rider in full["riders"]] == [
+        ("three", 3, 1)
+    ] * 2
+    assert all(rider["waited_seconds"] > 0 and rider["answered"] for rider in full["riders"])
+    moments = [full[name] for name in ("left", "joining", "ready", "started", "ended", "answered")]
+    assert moments == sorted(moments)
+
+
+def test_what_is_told_of_the_server(door: Door, model: Model) -> None:
+    status = door.status()
+    assert status["server"]["address"] == "127.0.0.1:1"
+    assert (status["ready"], status["draining"], status["troubles"]) == (True, False, [])
+    door.service.begin_drain()
+    status = door.status()
+    assert (status["ready"], status["draining"]) == (False, True)
+    assert status["troubles"] == ["the server is draining"]
+
+
+def test_one_that_is_not_loaded_has_a_state_and_a_reason(door: Door, registry: ModelRegistry) -> None:
+    registry.failed("m", "1", "no such file")
+    assert door.status()["models"] == [
+        {"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": "no such file"}
+    ]
+
+
+def test_every_field_is_documented_and_nothing_else_is(
+    door: Door, model: Model, runner: ScriptedRunner
+) -> None:
+    runner.open()
+    model.batcher.last_batches()
+    model.batcher.submit(np.zeros(1)).result(PATIENCE)
+
+    def fields(told: Any) -> Iterator[str]:
+        if isinstance(told, dict):
+            for name, value in told.items():
+                yield name
+                # Their fields are sizes, reasons and the like: values rather than names.
+                if name not in ("by_rows", "by_reason", "refusals"):
+                    yield from fields(value)
+        elif isinstance(told, list):
+            for one in told:
+                yield from fields(one)
+
+    schema = DOCS.read_text().split("## The schema", 1)[1].split("\n## ", 1)[0]
+    rows = re.findall(r"^\| `([^|]*)` \|", schema, re.MULTILINE)
+    documented = {name for row in rows for name in re.findall(r"\w+", row)}
+    assert documented == set(fields(door.status()))
+
+
+def test_hostile_texts_stay_text(door: Door, registry: ModelRegistry) -> None:
+    """Names of models are safe by themselves; reasons, ids and axes can be anything."""
+    hostile = HOSTILE.replace("\ud800", "")
+    with Batcher(lambda x: x, 4) as batcher:
+        batcher.last_batches()
+        batcher.submit(np.zeros(1), tag=HOSTILE).result(PATIENCE)
+        registry.ready(Model("m", "1", signature(spec("<b>", "FP32", hostile)), 4, hostile, batcher))
+        registry.failed("n", "1", HOSTILE)
+        registry.complete = True
+        status, headers, body = door.ask("/status.json")
+        told = json.loads(body)
+        assert status == 200
+        assert body.isascii(), "so that no surrogate, control or line separator is in it as such"
+        assert told["models"][0]["last_batches"][0]["riders"][0]["id"] == HOSTILE
+        assert told["models"][1]["reason"] == HOSTILE
+        assert headers["X-Content-Type-Options"] == "nosniff", "or it might be taken for a page"
+        status, headers, body = door.ask("/readyz")
+        assert (status, "X-Injected" in headers) == (200, False)
+        assert len(body.splitlines()) == 2
+        assert headers["Content-Type"].startswith("text/plain")
+    status, headers, body = door.ask("/<script>alert(1)</script>")
+    assert status == 404
+    assert b"script" not in body
+
+
+def test_every_answer_has_the_headers_that_keep_it_safe(door: Door) -> None:
+    for path, method in (
+        ("/", "GET"),
+        ("/", "HEAD"),
+        ("/", "POST"),
+        ("/metrics", "GET"),
+        ("/status.json", "GET"),
+        ("/readyz", "GET"),
+        ("/nothing", "GET"),
+        ("/", "BREW"),
+    ):
+        _, headers, _ = door.ask(path, method)
+        policy = headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'"), (path, method)
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Cache-Control"] == "no-store"
+        assert "Access-Control-Allow-Origin" not in headers
+
+
+@pytest.mark.parametrize("path", ["/", "/status.json", "/metrics", "/healthz", "/readyz"])
+def test_methods(door: Door, registry: ModelRegistry, path: str) -> None:
+    registry.complete = True
+    status, got, body = door.ask(path)
+    assert status == 200
+    status, headed, nothing = door.ask(path, "HEAD")
+    assert (status, nothing) == (200, b"")
+    assert headed["Content-Type"] == got["Content-Type"]
+    if path != "/status.json":
+        assert int(headed["Content-Length"]) == len(body)
+    for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
+        status, headers, _ = door.ask(path, method)
+        assert (status, headers["Allow"]) == (405, "GET, HEAD")
+    assert door.ask(path, "BREW")[0] == 501
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:1", 200),
+        ("127.0.0.1:1", 200),
+        ("127.1.2.3", 200),
+        ("[::1]:1", 200),
+        ("x.localhost", 200),
+        ("evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("192.168.0.1", 403),
+        ("[::1", 403),
+        ("", 403),
+    ],
+)
+def test_a_name_of_elsewhere_that_leads_here_is_not_served(door: Door, host: str, status: int) -> None:
+    """DNS rebinding: else a web site could read, in the browser of a user of this machine, what is for it alone."""
+    for path in ("/", "/status.json", "/metrics", "/healthz"):
+        assert door.ask(path, Host=host)[0] == status
+
+
+def test_who_serves_others_is_asked_by_any_name(door: Door) -> None:
+    server = MetricsServer("0.0.0.0", 0, lambda accept: (b"", "text/x"), routes_of(door.report))
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", urlsplit(server.url).port, timeout=PATIENCE)
+        connection.request("GET", "/status.json", headers={"Host": "gpu7.internal:8002"})
+        assert connection.getresponse().status == 200
+        connection.close()
+    finally:
+        server.close()
+
+
+def test_a_report_that_fails_says_nothing_of_why(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(accept: str) -> Answer:
+        raise RuntimeError("a secret")
+
+    server = MetricsServer("127.0.0.1", 0, lambda accept: (b"", ""), {"/broken": Route(broken)})
+    parts = urlsplit(server.url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
+    with caplog.at_level(logging.ERROR):
+        connection.request("GET", "/broken")
+        response = connection.getresponse()
+        body = response.read()
+    connection.close()
+    server.close()
+    assert response.status == 500
+    assert b"secret" not in body
+    assert "a secret" in caplog.text
+
+
+def test_the_page_needs_nothing_but_itself(door: Door) -> None:
+    status, headers, body = door.ask("/")
+    page = body.decode()
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert headers["Content-Security-Policy"] == policy_of(page)
+    assert re.findall(r"script-src ([^;]*)", policy_of(page))[0].count("'sha256-") == 1
+    # Namespaces are names, not places.
+    elsewhere = re.sub(r"http://www\.w3\.org/2000/svg", "", page)
+    assert "//" not in re.sub(r"^\s*//.*$", "", elsewhere, flags=re.MULTILINE)
+    for markup in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", " style="):
+        assert markup not in page, "what comes from models and clients gets in as text only"

@@ -1,0 +1,258 @@
+"""Sessions that are staged, captured or converted to FP16 are ended and built anew; the CPU stands for the device."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.processes import models as e2e_models
+from support.server import models
+from support.server.cpu_as_device import Device
+from support.server.rig import PATIENCE, Load, fp32
+
+from tensorferry.batcher import Batcher, InstanceFailed, RunTimedOut
+from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.models import loader
+from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.models.repository import Repository
+from tensorferry.server.models.repository_control import ModelControl
+from tensorferry.server.recovery import recovering_instance
+from tensorferry.server.recovery.instance_health import Condition
+from tensorferry.server.recovery.recovering_instance import Survivor
+from tensorferry.server.recovery.recovering_steps import SurvivingSteps
+from tensorferry.server.recovery.watchdog import Watchdog
+from tensorferry.server.runtime.session import Session
+
+BROKEN = "CUDA failure 700: cudaErrorIllegalAddress"
+KINDS: dict[str, dict[str, Any]] = {
+    "staged": {},
+    "captured": {"cuda_graphs": ()},
+    "fp16": {"fp16": True},
+    "all": {"fp16": True, "cuda_graphs": ()},
+}
+
+
+class Faults:
+    """Breaks the sessions that run next, and knows which ran what: each by its number, and the number of its graph."""
+
+    def __init__(self) -> None:
+        self.armed = 0
+        self.sessions: list[Session] = []
+        self.broken: set[int] = set()
+        self.runs: list[tuple[int, int | None]] = []
+        self.original = Session._run_bound
+
+    def run_bound(self, session: Session, binding: Any, graph: int | None) -> None:
+        if all(session is not known for known in self.sessions):
+            self.sessions.append(session)
+        number = next(number for number, known in enumerate(self.sessions) if known is session)
+        if self.armed:
+            self.armed -= 1
+            self.broken.add(number)
+        if number in self.broken:
+            raise RuntimeError(BROKEN)
+        self.runs.append((number, graph))
+        self.original(session, binding, graph)
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    script = Faults()
+    monkeypatch.setattr(
+        Session, "_run_bound", lambda session, binding, graph: script.run_bound(session, binding, graph)
+    )
+    monkeypatch.setattr(recovering_instance, "_FIRST_SECONDS", 0.02)
+    return script
+
+
+@pytest.fixture
+def load(tmp_path: Path, on_device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+    """Loads a model on the CPU as a device, watched, and pipelined as on one."""
+    monkeypatch.setattr(
+        loader,
+        "Batcher",
+        lambda *given, **options: Batcher(*given, **{**options, "pipelined": True, "steady": False}),
+    )
+    loaded: list[Model] = []
+    watchdog = Watchdog(0.05)
+
+    def make(build: Callable[[Path], Path], **options: Any) -> Model:
+        source = ModelSource("m", build(tmp_path / "m.onnx"))
+        config = ServerConfig((source,), max_batch_size=2, **options)
+        loaded.append(load_model(source, config, "cpu", None, watchdog))
+        return loaded[-1]
+
+    yield make
+    watchdog.close()
+    for model in loaded:
+        assert model.batcher.close(drain=False, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_broken_session_is_built_anew_as_it_was(
+    kind: str, load: Load, faults: Faults, scratch: Path
+) -> None:
+    model = load(models.mlp, **KINDS[kind])
+    (given,), (name,) = model.signature.inputs, [spec.name for spec in model.signature.outputs]
+    inputs = {given.name: fp32(2, int(given.dims[1]))}
+    before = model.batcher.submit_rows(inputs).result(PATIENCE)[name]
+    old = len(faults.sessions)
+    faults.armed = 1
+    after = model.batcher.submit_rows(inputs).result(PATIENCE)[name]
+    assert after.tobytes() == before.tobytes()
+    number, graph = faults.runs[-1]
+    assert number == old, "a session of its own"
+    assert (graph is not None) == ("cuda_graphs" in KINDS[kind])
+    assert (faults.sessions[number].path.parent.parent == scratch) == ("fp16" in KINDS[kind])
+    assert not list(scratch.iterdir()), "what was converted is gone again"
+    assert model.condition.reason is None
+    assert model.batcher.statistics().retried == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_run_is_ended_for_real_and_the_next_is_not(
+    kind: str, load: Load, faults: Faults, scratch: Path
+) -> None:
+    model = load(e2e_models.probe, **KINDS[kind], run_timeout=1, batching="trust")
+    graphs = [graph for number, graph in faults.runs if graph is not None]
+    assert bool(graphs) == ("cuda_graphs" in KINDS[kind])
+    inputs: dict[str, Any] = {"x": np.ones((2, 4), np.float32), "index": np.zeros(2, np.int64)}
+    with pytest.raises(RunTimedOut, match="allows, and was ended"):
+        model.batcher.submit_rows({**inputs, "work": np.full(2, 100_000_000)}).result(PATIENCE)
+    answer = model.batcher.submit_rows({**inputs, "work": np.zeros(2, np.int64)}).result(PATIENCE)
+    assert answer["y"].tolist() == [[2.0] * 4] * 2
+    assert model.condition.reason is None
+
+
+@pytest.mark.parametrize("step", ["load", "fetch"])
+def test_copies_tell_of_a_broken_device_too(
+    step: str, load: Load, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(models.twice)
+    copy, fails = getattr(Device, step), [True]
+
+    def failing(device: Device, *given: Any) -> None:
+        if fails:
+            fails.pop()
+            raise RuntimeError(BROKEN)
+        copy(device, *given)
+
+    monkeypatch.setattr(Device, step, failing)
+    old = len(faults.sessions)
+    x = fp32(2, 3)
+    assert model.batcher.submit_rows({"x": x}).result(PATIENCE)["y"].tolist() == (x * 2).tolist()
+    assert len(faults.sessions) == old + 1
+    assert model.condition.reason is None
+
+
+def test_too_little_memory_for_a_copy_breaks_nothing(
+    load: Load, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(models.twice)
+    copy, fails = Device.load, [True]
+
+    def failing(device: Device, *given: Any) -> None:
+        if fails:
+            fails.pop()
+            raise RuntimeError("CUDA failure 2: cudaErrorMemoryAllocation")
+        copy(device, *given)
+
+    monkeypatch.setattr(Device, "load", failing)
+    old = len(faults.sessions)
+    x = fp32(2, 3)
+    assert model.batcher.submit_rows({"x": x}).result(PATIENCE)["y"].tolist() == (x * 2).tolist()
+    assert len(faults.sessions) == old
+    assert model.batcher.statistics().retried == 0
+
+
+def test_a_model_that_a_client_sent_is_built_anew_from_its_files(
+    tmp_path: Path, faults: Faults, scratch: Path, on_device: Device
+) -> None:
+    (tmp_path / "repository").mkdir()
+    registry = ModelRegistry()
+    control = ModelControl(
+        registry,
+        Repository([tmp_path / "repository"]),
+        lambda source: load_model(source, ServerConfig(()), "cpu"),
+        lambda name: None,
+        mode="explicit",
+        poll_seconds=3600.0,
+    )
+    control.start((), (), strict=True)
+    content = models.twice(tmp_path / "m.onnx").read_bytes()
+    control.load("m", ModelConfig(), {"1/model.onnx": content})
+    old, x = len(faults.sessions), fp32(2, 3)
+    faults.armed = 1
+    answer = registry.get("m").batcher.submit_rows({"x": x}).result(PATIENCE)
+    assert answer["y"].tolist() == (x * 2).tolist()
+    assert len(faults.sessions) == old + 1
+    faults.sessions.clear()
+    control.unload("m")
+    assert control.drain(time.monotonic() + PATIENCE)
+    assert control.close(PATIENCE)
+    gc.collect()
+    assert not list(scratch.iterdir())
+
+
+class TestBatchesOfABrokenSession:
+    """They lie in its memory when another takes its place."""
+
+    @pytest.fixture
+    def survivor(self, tmp_path: Path, faults: Faults) -> Survivor:
+        path, device = models.twice(tmp_path / "m.onnx"), Device()
+
+        def session() -> Session:
+            return Session(path, memory=device)
+
+        return Survivor(session(), session, Condition("m", "1"), 0)
+
+    @staticmethod
+    def placed(steps: SurvivingSteps, x: Any) -> Any:
+        batch = steps.place({"x": (x.dtype, x.shape)})
+        assert batch is not None
+        batch["x"][...] = x
+        return batch
+
+    @staticmethod
+    def broken(survivor: Survivor, faults: Faults) -> Callable[[], None]:
+        faults.armed = 1
+        with pytest.raises(InstanceFailed) as caught:
+            survivor.run({"x": fp32(1, 3)})
+        assert caught.value.recover is not None
+        return caught.value.recover
+
+    def test_loaded_ones_run_in_the_new_one(self, survivor: Survivor, faults: Faults) -> None:
+        steps, x = SurvivingSteps(survivor), fp32(2, 3)
+        placed, loaded = self.placed(steps, x), steps.load(self.placed(steps, x))
+        recover = self.broken(survivor, faults)
+        with pytest.raises(InstanceFailed, match="being built anew"):
+            steps(loaded)
+        assert steps.place({"x": (x.dtype, x.shape)}) is None
+        recover()
+        for batch in (loaded, steps.load(placed)):
+            assert steps.fetch(steps(batch))["y"].tolist() == (x * 2).tolist()
+            assert faults.runs[-1][0] == len(faults.sessions) - 1
+
+    def test_a_copy_that_fails_late_leaves_the_new_one_alone(
+        self, survivor: Survivor, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        steps, x = SurvivingSteps(survivor), fp32(2, 3)
+        computed = steps(steps.load(self.placed(steps, x)))
+        self.broken(survivor, faults)()
+
+        def failing(*_: Any) -> None:
+            raise RuntimeError(BROKEN)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Device, "fetch", failing)
+            with pytest.raises(InstanceFailed) as caught:
+                steps.fetch(computed)
+        assert caught.value.recover is None
+        assert survivor.run({"x": x})["y"].tolist() == (x * 2).tolist()

@@ -1,0 +1,122 @@
+"""A model whose kernels go before those of others: by a stream of the server's own, which ONNX Runtime is given."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from support.server import models
+from support.server.cuda_runtime import Runtime, cudaError_t, installed
+
+from tensorferry.server.gpu.pinned_memory import CudaMemory
+from tensorferry.server.model_config.pbtxt import parse_config
+from tensorferry.server.runtime.cuda_stream import on_stream
+from tensorferry.server.runtime.ort_options import Priority, SessionOptions, session_options_of
+from tensorferry.server.runtime.session import Session
+
+PROVIDERS = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+
+
+class OnTheCpu:
+    """ONNX Runtime's session, which says that it is on the device that it was to be on, and computes on the CPU."""
+
+    given: list[list[tuple[str, dict[str, Any]]]]
+
+    def __init__(self, path: str, options: Any, *, providers: Any, **others: Any) -> None:
+        self.given.append(providers)
+        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._sess = self._session._sess
+        self.get_inputs, self.get_outputs = self._session.get_inputs, self._session.get_outputs
+        self.get_overridable_initializers = self._session.get_overridable_initializers
+        self.io_binding = self._session.io_binding
+        self.run_with_iobinding = self._session.run_with_iobinding
+
+    def get_providers(self) -> list[str]:
+        return [name for name, _ in self.given[-1]]
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    return installed(monkeypatch)
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, dict[str, Any]]]]:
+    """The providers of each session that is made."""
+    OnTheCpu.given = []
+    monkeypatch.setattr(
+        "tensorferry.server.runtime.session._inference_session",
+        lambda path, options, providers: OnTheCpu(str(path), options, providers=providers),
+    )
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: PROVIDERS)
+    # The scripted runtime's memory is the host's, and of no device to ONNX Runtime.
+    monkeypatch.setattr(CudaMemory, "device_type", "cpu")
+    return OnTheCpu.given
+
+
+@pytest.mark.parametrize(
+    ("text", "priority"),
+    [
+        ("", None),
+        ("PRIORITY_DEFAULT", None),
+        ("PRIORITY_MAX", Priority.FIRST),
+        ("PRIORITY_MIN", Priority.LAST),
+    ],
+)
+def test_a_configuration_asks_for_it_as_for_triton(text: str, priority: Priority | None) -> None:
+    config = parse_config(f"optimization {{ priority: {text} }}" if text else "", "test")
+    assert session_options_of(config) == SessionOptions(priority=priority)
+
+
+@pytest.mark.parametrize(("priority", "number"), [(Priority.FIRST, -5), (Priority.LAST, 0)])
+def test_the_stream_has_the_priority_and_lasts_as_long_as_the_session(
+    priority: Priority, number: int, runtime: Runtime, given: Any, tmp_path: Path
+) -> None:
+    session = Session(models.mlp(tmp_path / "m.onnx"), "cuda:3", SessionOptions(priority=priority))
+    (stream,) = runtime.priorities
+    assert runtime.priorities[stream] == number
+    ((name, options), (_, none)) = given[0]
+    assert (name, options) == ("CUDAExecutionProvider", {"device_id": 3, "user_compute_stream": str(stream)})
+    assert none == {}, "the CPU has no streams"
+    # As a binding does, in the newer versions of ONNX Runtime.
+    kept = session._session._sess
+    del session
+    gc.collect()
+    assert stream in runtime.streams, "ONNX Runtime's session runs on it"
+    del kept
+    gc.collect()
+    assert stream not in runtime.streams
+
+
+def test_without_a_priority_onnx_runtime_makes_its_own(runtime: Runtime, given: Any, tmp_path: Path) -> None:
+    Session(models.mlp(tmp_path / "m.onnx"), "cuda:3")
+    assert runtime.priorities == {}
+    assert "user_compute_stream" not in given[0][0][1]
+
+
+def test_tensorrt_and_cuda_share_it(runtime: Runtime) -> None:
+    stream = CudaMemory(3).stream(first=True)
+    names = [name for name, options in on_stream([(name, {}) for name in PROVIDERS], stream) if options]
+    assert names == PROVIDERS[:2]
+
+
+def test_a_model_without_its_stream_is_served_all_the_same(
+    runtime: Runtime, given: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime.error = cudaError_t.cudaErrorInsufficientDriver
+    session = Session(models.mlp(tmp_path / "m.onnx"), "cuda:3", SessionOptions(priority=Priority.FIRST))
+    assert session.run({"x": np.zeros((2, 8), np.float32)})["p"].shape == (2, 4)
+    assert "user_compute_stream" not in given[0][0][1]
+    (record, *_) = [record for record in caplog.records if "goes neither before" in record.message]
+    assert record.levelno == logging.WARNING
+    assert "m.onnx on cuda:3 goes neither before other models nor after them: " in record.message
+
+
+def test_on_the_cpu_there_is_no_stream(tmp_path: Path) -> None:
+    session = Session(models.mlp(tmp_path / "m.onnx"), "cpu", SessionOptions(priority=Priority.FIRST))
+    assert session.run({"x": np.zeros((2, 8), np.float32)})["p"].shape == (2, 4)

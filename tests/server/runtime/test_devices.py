@@ -1,0 +1,166 @@
+"""Which devices --device comes to, and what a machine without them says. The driver is a scripted one."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+
+from tensorferry.server.errors import StartError
+from tensorferry.server.model_config.instance_groups import Machine
+from tensorferry.server.runtime.devices import choose_device, cuda_device_count, machine_of, pci_bus_id
+
+
+class Driver:
+    """Behaves as libcuda does: results go where the arguments point to, a code that is not 0 is an error."""
+
+    def __init__(self, *places: str, works: bool = True) -> None:
+        self._places = places
+        self._works = works
+
+    def cuInit(self, flags: int) -> int:
+        assert flags == 0
+        return 0 if self._works else 100
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = len(self._places)
+        return 0
+
+    def cuDeviceGet(self, device: Any, ordinal: int) -> int:
+        # A device's handle need not be its number.
+        device._obj.value = ordinal + 40
+        return 0 if ordinal < len(self._places) else 101
+
+    def cuDeviceGetPCIBusId(self, text: Any, size: int, device: Any) -> int:
+        place = self._places[device.value - 40]
+        if size <= len(place):
+            return 1
+        text.value = place.encode()
+        return 0
+
+
+def use(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, cuda: bool = True) -> None:
+    def load(name: str) -> Driver:
+        assert name == "libcuda.so.1"
+        if driver is None:
+            raise OSError(name)
+        return driver
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"] if cuda else ["CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None, raising=False)
+
+
+TWO = Driver("0000:3b:00.0", "10001:00:00.0")
+
+
+def test_the_driver_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, TWO)
+    assert cuda_device_count() == 2
+    assert [pci_bus_id(index) for index in range(3)] == ["0000:3b:00.0", "10001:00:00.0", None]
+
+
+@pytest.mark.parametrize("driver", [None, Driver("0000:3b:00.0", works=False)])
+def test_no_driver_or_a_broken_one(driver: Driver | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, driver)
+    assert cuda_device_count() == 0
+    assert pci_bus_id(0) is None
+
+
+@pytest.mark.parametrize("wanted", ["cpu", "auto"])
+def test_without_a_gpu_models_run_on_the_cpu(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, None)
+    assert choose_device(wanted) == "cpu"
+
+
+@pytest.mark.parametrize("wanted", ["cuda", "cuda:3", "cuda:0,1"])
+@pytest.mark.parametrize("cuda", [True, False])
+def test_a_gpu_that_is_asked_for_and_missing_is_an_error(
+    wanted: str, cuda: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, None, cuda)
+    with pytest.raises(StartError) as caught:
+        choose_device(wanted)
+    assert f"--device is {wanted!r}, but " in str(caught.value)
+    assert "use --device cpu, or auto" in str(caught.value)
+    assert ("onnxruntime has no CUDA provider" in str(caught.value)) is not cuda
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen", "gpus"),
+    [
+        ("auto", "cuda:0", (0, 1)),
+        ("cuda", "cuda:0", (0, 1)),
+        ("cuda:1", "cuda:1", (1,)),
+        ("cuda:0,1", "cuda:0,1", (0, 1)),
+        ("cuda:1,0", "cuda:1,0", (1, 0)),
+    ],
+)
+def test_what_is_used_of_two(
+    wanted: str, chosen: str, gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, TWO)
+    assert choose_device(wanted) == chosen
+    assert machine_of(wanted, chosen) == Machine(chosen, gpus)
+
+
+@pytest.mark.parametrize("wanted", ["cuda:2", "cuda:0,2", "cuda:2,0"])
+def test_one_that_there_is_not_is_named(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, TWO)
+    with pytest.raises(StartError, match=r"there is no CUDA device 2 \(the driver reports 2\)"):
+        choose_device(wanted)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "driver", "why"),
+    [
+        ("cpu", TWO, "--device is cpu"),
+        ("auto", None, "there is no CUDA device 0 (the driver reports 0)"),
+    ],
+)
+def test_no_configuration_puts_a_model_on_a_gpu_that_may_not_be_used(
+    wanted: str, driver: Driver | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, driver)
+    assert machine_of(wanted, "cpu") == Machine("cpu", (), why)
+
+
+def test_what_onnx_runtime_says_of_its_libraries_is_not_on_stdout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    use(monkeypatch, TWO)
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda **where: print("Failed to load libcublas.so.13"))
+    assert choose_device("cuda") == "cuda:0"
+    assert capsys.readouterr().out == "", "who started us reads a line of JSON there"
+    assert caplog.messages == ["ONNX Runtime's CUDA libraries: Failed to load libcublas.so.13"]
+
+
+def test_libraries_that_are_installed_elsewhere_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    use(monkeypatch, TWO)
+    for name in ("cublas", "cudnn"):
+        (tmp_path / "nvidia" / name / "lib").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    loaded: list[str] = []
+
+    def preload(directory: str = "") -> None:
+        if directory.startswith(str(tmp_path)):
+            loaded.append(directory.removeprefix(str(tmp_path)))
+        if len(loaded) < 2:
+            print("Failed to load libcudnn.so.9")
+
+    monkeypatch.setattr(onnxruntime, "preload_dlls", preload)
+    choose_device("cuda")
+    assert loaded == ["/nvidia/cublas/lib", "/nvidia/cudnn/lib"]
+    assert caplog.messages == []
+
+
+def test_an_onnx_runtime_that_is_too_old_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, TWO)
+    monkeypatch.delattr(onnxruntime, "preload_dlls")
+    assert choose_device("cuda") == "cuda:0"

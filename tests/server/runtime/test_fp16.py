@@ -1,0 +1,401 @@
+"""Models converted to FP16, for real, on the CPU: what they are then, what clients see, what is refused."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from support.server import models
+from support.server.rig import PATIENCE, Array, Load, fp32
+
+from tensorferry.server.cli import show_config
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.model_config.pbtxt import parse_config
+from tensorferry.server.models.loader import load_model
+from tensorferry.server.runtime.fp16 import ModelFile, convert
+from tensorferry.server.runtime.ort_options import Fp16, SessionOptions
+from tensorferry.server.runtime.sampling import sample
+from tensorferry.server.runtime.session import Session
+
+
+@pytest.fixture
+def load(load: Load) -> Load:
+    """Loads a model in FP16; its batcher ends after the test."""
+    return partial(load, fp16=True)
+
+
+def converted(path: Path, folder: Path, *excepted: str) -> onnx.ModelProto:
+    folder.mkdir()
+    file = convert(path, Fp16(1.0, excepted), folder)
+    assert file == ModelFile(path, folder / "model.onnx")
+    return onnx.load(str(file.path))
+
+
+def weights(model: onnx.ModelProto) -> dict[str, int]:
+    return {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+
+
+def run(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    return Session(path).run(inputs)
+
+
+@pytest.mark.parametrize("build", [models.mlp, models.conv, models.attention, models.masked_mean])
+def test_weights_are_halved_and_the_wire_is_not(
+    build: Callable[[Path], Path], load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    model = load(build, max_batch_size=8)
+    path = tmp_path / "m.onnx"
+    assert model.signature == Session(path).signature
+    assert model.batching == "batches of up to 8 rows (proved)"
+    assert "model m in FP16: outputs differ from FP32 by at most 0.000" in caplog.text
+    inputs = sample(model.signature, 3, 7, seed=5)
+    got, expected = model.batcher.submit_rows(inputs).result(PATIENCE), run(path, inputs)
+    for spec in model.signature.outputs:
+        assert got[spec.name].dtype == spec.datatype.storage == expected[spec.name].dtype
+        if spec.datatype.name == "FP32":
+            np.testing.assert_allclose(got[spec.name], expected[spec.name], atol=5e-3)
+            assert not np.array_equal(got[spec.name], expected[spec.name]), "it was computed in FP32"
+    now = weights(converted(path, tmp_path / "out"))
+    before = weights(onnx.load(str(path)))
+    assert TensorProto.FLOAT in before.values()
+    assert {name for name, kind in now.items() if kind == TensorProto.FLOAT16} >= {
+        name for name, kind in before.items() if kind == TensorProto.FLOAT
+    }
+
+
+def test_weights_in_files_of_their_own(tmp_path: Path, scratch: Path) -> None:
+    path = tmp_path / "apart" / "m.onnx"
+    path.parent.mkdir()
+    model = onnx.load(str(models.mlp(tmp_path / "m.onnx")))
+    onnx.save_model(model, str(path), save_as_external_data=True, location="w.bin", size_threshold=0)
+    source = ModelSource("m", path)
+    served = load_model(source, ServerConfig((source,), fp16=True), "cpu")
+    try:
+        # All that the conversion wrote is gone; the sessions do without.
+        assert not list(scratch.iterdir())
+        inputs = sample(served.signature, 2, 1)
+        answer = served.batcher.submit_rows(inputs).result(PATIENCE)
+        np.testing.assert_allclose(answer["p"], run(path, inputs)["p"], atol=5e-3)
+    finally:
+        assert served.batcher.close()
+
+
+def test_each_instance_is_made_from_what_was_converted_once(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+    real = Session.__init__
+
+    def seen(self: Session, path: Path, *others: Any) -> None:
+        made.append(path)
+        real(self, path, *others)
+
+    monkeypatch.setattr(Session, "__init__", seen)
+    model = load(models.mlp, "instance_group { count: 3 kind: KIND_CPU }")
+    assert model.devices == ("cpu",) * 3
+    # Three instances, and the one in FP32 that they are compared with.
+    assert len(made) == 4
+    assert len(set(made[:3])) == 1
+    assert made[3].name == "m.onnx"
+    assert made[0] != made[3]
+
+
+def test_weights_that_are_also_inputs(tmp_path: Path) -> None:
+    """As exporters wrote them for IR versions below 4."""
+    model = onnx.load(str(models.mlp(tmp_path / "m.onnx")))
+    for tensor in model.graph.initializer:
+        model.graph.input.append(
+            helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        )
+    model.ir_version = 3
+    onnx.save(model, str(tmp_path / "old.onnx"))
+    assert weights(converted(tmp_path / "old.onnx", tmp_path / "out")) == {
+        "w": TensorProto.FLOAT16,
+        "v": TensorProto.FLOAT16,
+    }
+    inputs = sample(Session(tmp_path / "old.onnx").signature, 2, 1)
+    np.testing.assert_allclose(
+        run(tmp_path / "out" / "model.onnx", inputs)["p"], run(tmp_path / "m.onnx", inputs)["p"], atol=5e-3
+    )
+
+
+def test_functions_of_the_model(tmp_path: Path) -> None:
+    function = helper.make_function(
+        "own",
+        "Scaled",
+        ["a"],
+        ["b"],
+        [
+            helper.make_node("Constant", [], ["c"], value_float=3.0),
+            helper.make_node("Mul", ["a", "c"], ["b"]),
+        ],
+        [helper.make_opsetid("", 17)],
+    )
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["h"]),
+            helper.make_node("Scaled", ["h"], ["y"], domain="own"),
+        ],
+        "g",
+        [models.value("x")],
+        [models.value("y")],
+        [helper.make_tensor("w", TensorProto.FLOAT, [3, 3], np.eye(3).flatten())],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=imports, functions=[function], ir_version=9), str(path))
+    assert weights(converted(path, tmp_path / "out"))["w"] == TensorProto.FLOAT16
+    assert run(tmp_path / "out" / "model.onnx", {"x": fp32(2, 3)})["y"].tolist() == (3 * fp32(2, 3)).tolist()
+
+
+def branching(path: Path) -> Path:
+    """y = x w if the flag of the first row is set, else x v; the branches use weights of the outer graph."""
+    outputs = [models.value("z")]
+    then = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["z"])], "then", [], outputs)
+    other = helper.make_graph([helper.make_node("MatMul", ["x", "v"], ["z"])], "else", [], outputs)
+    return models.save(
+        path,
+        [
+            models.node("Gather", "flag zero", "first", axis=0),
+            helper.make_node("If", ["first"], ["r"], then_branch=then, else_branch=other),
+            models.node("Relu", "r", "y"),
+        ],
+        [models.value("x"), models.value("flag", "BOOL", ["batch"])],
+        [models.value("y")],
+        {"w": np.eye(3, dtype=np.float32), "v": 2 * np.eye(3, dtype=np.float32), "zero": np.int64(0)},
+    )
+
+
+def test_branches(tmp_path: Path) -> None:
+    converted(branching(tmp_path / "m.onnx"), tmp_path / "out")
+    for flag, factor in ((True, 1), (False, 2)):
+        inputs = {"x": fp32(2, 3), "flag": np.array([flag, not flag])}
+        assert run(tmp_path / "out" / "model.onnx", inputs)["y"].tolist() == (factor * fp32(2, 3)).tolist()
+
+
+@pytest.mark.parametrize("excepted", [("Softmax",), ("MatMul", "Relu"), ("second",)])
+def test_what_is_to_stay_in_fp32(excepted: tuple[str, ...], tmp_path: Path) -> None:
+    path = models.mlp(tmp_path / "m.onnx")
+    model = onnx.load(str(path))
+    model.graph.node[2].name = "second"
+    onnx.save(model, str(path))
+    kinds = weights(converted(path, tmp_path / "out", *excepted))
+    in_fp32 = {name for name, kind in kinds.items() if kind == TensorProto.FLOAT}
+    # A weight that is used in FP32 alone stays in it.
+    assert in_fp32 == {("Softmax",): set(), ("MatMul", "Relu"): {"w", "v"}, ("second",): {"v"}}[excepted]
+    inputs = sample(Session(path).signature, 2, 1)
+    np.testing.assert_allclose(
+        run(tmp_path / "out" / "model.onnx", inputs)["p"], run(path, inputs)["p"], atol=5e-3
+    )
+
+
+def test_a_name_that_nothing_has(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    load(models.mlp, fp16_except=("Softmax", "Sofmax"))
+    assert "has no operator or node 'Sofmax': nothing stays in FP32 by that name" in caplog.text
+    assert "'Softmax'" not in caplog.text
+
+
+def tiny(path: Path) -> Path:
+    """y = 1e-9 x: FP16 has no number so small but 0."""
+    return models.save(
+        path,
+        [models.node("Mul", "x tiny", "y", name="shrink")],
+        [models.value("x")],
+        [models.value("y")],
+        {"tiny": np.full(3, 1e-9, np.float32)},
+    )
+
+
+def test_a_model_that_is_too_far_off_is_refused(load: Load, scratch: Path) -> None:
+    with pytest.raises(StartError) as caught:
+        load(tiny)
+    said = str(caught.value)
+    assert said.startswith("model 'm' in FP16: output 'y' differs from FP32 by 59 of its")
+    assert "greatest magnitude, which is more than the tolerance, 0.02; leave out FP16" in said
+    assert not list(scratch.iterdir())
+
+
+def test_unless_that_is_allowed(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    load(tiny, fp16_tolerance=60.0)
+    assert "model m in FP16: outputs differ from FP32 by at most" in caplog.text
+
+
+def warmed(path: Path, name: str, datatype: str, value: Array) -> ModelSource:
+    """The model, with a configuration that has a sample of one row."""
+    (path.parent / "warmup").mkdir()
+    (path.parent / "warmup" / "row").write_bytes(value.tobytes())
+    dims = max(1, value.size)
+    config = f'''model_warmup {{
+      name: "own" batch_size: 1
+      inputs {{ key: "{name}" value {{ data_type: TYPE_{datatype} dims: {dims} input_data_file: "row" }} }}
+    }}'''
+    return ModelSource("m", path, config=parse_config(config, "test"), directory=path.parent)
+
+
+def test_samples_of_the_configuration_are_compared(load: Load, tmp_path: Path) -> None:
+    """Random indices are small; the model's own are not."""
+
+    def far(path: Path) -> Path:
+        table = np.arange(10, dtype=np.float32).reshape(10, 1)
+        table[9] = 1e6
+        return models.save(
+            path,
+            [models.node("Gather", "table index", "y")],
+            [models.value("index", "INT64", ["batch"])],
+            [models.value("y", dims=["batch", 1])],
+            {"table": table},
+        )
+
+    load(far)
+    source = warmed(tmp_path / "m.onnx", "index", "INT64", np.array([9]))
+    with pytest.raises(StartError, match=r"output 'y' differs from FP32 by 0\.93"):
+        load_model(source, ServerConfig((source,), fp16=True), "cpu")
+
+
+def test_infinities_are_refused_whatever_the_tolerance(load: Load, tmp_path: Path) -> None:
+    """What clients send may be beyond what FP16 has room for."""
+
+    def picked(path: Path) -> Path:
+        """y = 2 x, its columns in another order: of both, the CPU can do the latter alone in FP16."""
+        return models.save(
+            path,
+            [models.node("Gather", "x order", "turned", axis=1), models.node("Mul", "turned two", "y")],
+            [models.value("x")],
+            [models.value("y")],
+            {"order": np.array([2, 0, 1]), "two": np.full(3, 2, np.float32)},
+        )
+
+    load(picked)
+    source = warmed(tmp_path / "m.onnx", "x", "FP32", np.array([1e6, 1, 1], np.float32))
+    with pytest.raises(StartError, match="output 'y' differs from FP32 where it is finite"):
+        load_model(source, ServerConfig((source,), fp16=True, fp16_tolerance=1e9), "cpu")
+
+
+def test_labels_may_differ_and_are_counted(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    def label(path: Path) -> Path:
+        """Whether 1e-9 x exceeds 1e-8: for FP16 both constants are its least number."""
+        return models.save(
+            path,
+            [models.node("Mul", "x tiny", "shrunk"), models.node("Greater", "shrunk least", "y")],
+            [models.value("x")],
+            [models.value("y", "BOOL")],
+            {"tiny": np.full(3, 1e-9, np.float32), "least": np.full(3, 1e-8, np.float32)},
+        )
+
+    load(label)
+    assert "% of output y differ from FP32" in caplog.text
+
+
+def test_a_model_that_cannot_be_compared_is_served_with_a_warning(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    def picky(path: Path) -> Path:
+        return models.save(
+            path,
+            [
+                models.node("Mul", "x two", "scaled"),
+                models.node("Reshape", "scaled parts", "grouped"),
+                models.node("ReduceSum", "grouped axes", "y", keepdims=0),
+            ],
+            [models.value("x", dims=["batch", "n"])],
+            [models.value("y", dims=["batch", "parts"])],
+            {"two": np.float32(2), "parts": np.array([0, -1, 11]), "axes": np.array([2])},
+        )
+
+    load(picky)
+    assert "model m is in FP16, and not compared with FP32: it does not run on random input" in caplog.text
+
+
+def test_a_model_without_weights_in_fp32_is_left_alone(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    def half(path: Path) -> Path:
+        return models.mlp(path, np.float16)
+
+    assert str(load(half).signature) == "(x: FP16[-1, 8]) -> (p: FP16[-1, 4])"
+    assert "m.onnx has no weights in FP32: it is served as it is, without conversion to FP16" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("config", "flag", "halved"),
+    [
+        (None, True, True),
+        (None, False, False),
+        ('parameters { key: "fp16" value { string_value: "0" } }', True, False),
+        ('parameters { key: "fp16" value { string_value: "1" } }', False, True),
+    ],
+)
+def test_a_configuration_decides_for_its_model(
+    config: str | None, flag: bool, halved: bool, load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    model = load(models.mlp, config, fp16=flag)
+    assert ("model m in FP16" in caplog.text) is halved
+    assert (model.config.parameters["fp16"].string_value == "1") is halved
+
+
+def test_the_completed_configuration_means_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scratch: Path
+) -> None:
+    path = models.mlp(tmp_path / "m.onnx")
+    flags = [str(path), "--device", "cpu", "--fp16", "--fp16-except", "Softmax", "--fp16-except", "Relu"]
+    assert show_config.main(flags) == 0
+    text = capsys.readouterr().out
+    parameters = parse_config(text, "test").parameters
+    assert {name: value.string_value for name, value in parameters.items()} == {
+        "fp16": "1",
+        "fp16_except": "Softmax,Relu",
+    }
+    assert not list(scratch.iterdir())
+
+
+def test_without_onnx_it_says_what_to_install(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *others: Any) -> Any:
+        if name.partition(".")[0] == "onnx" and sys._getframe(1).f_globals["__name__"].startswith(
+            "tensorferry"
+        ):
+            raise ModuleNotFoundError("No module named 'onnx'", name="onnx")
+        return real(name, *others)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(StartError, match=r"for which onnx is missing: pip install 'tensorferry\[fp16\]' has"):
+        load(models.mlp)
+
+
+def test_the_path_of_modules_stays_as_it_was(load: Load) -> None:
+    before = list(sys.path)
+    load(models.mlp)
+    assert sys.path == before
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"no model")
+    with pytest.raises(StartError, match=r"m\.onnx: it cannot be converted to FP16: "):
+        convert(tmp_path / "m.onnx", Fp16(0.1), tmp_path)
+    source = ModelSource("m", tmp_path / "absent.onnx")
+    with pytest.raises(StartError, match=r"absent\.onnx: no such file"):
+        load_model(source, ServerConfig((source,), fp16=True), "cpu")
+
+
+def test_a_conversion_that_does_not_load_names_the_models_own_file(tmp_path: Path, scratch: Path) -> None:
+    (scratch / "model.onnx").write_bytes(b"no model")
+    file = ModelFile(tmp_path / "own.onnx", scratch / "model.onnx")
+    with pytest.raises(StartError) as caught:
+        file.session("cpu", SessionOptions())
+    said = str(caught.value)
+    assert said.startswith(
+        f"{tmp_path / 'own.onnx'}: converted to FP16, ONNX Runtime cannot load it: Load model from {tmp_path / 'own.onnx'}"
+    )
+    assert "by --fp16-except or its configuration's parameter fp16_except" in said

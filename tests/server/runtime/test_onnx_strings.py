@@ -1,0 +1,84 @@
+"""The strings of an ONNX file, wherever they are in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from support.server import models
+
+from tensorferry.server.runtime.onnx_strings import words_of
+
+
+def strings(name: str, *words: str) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.array(words, dtype=object), name)
+
+
+def saved(path: Path, *nodes: onnx.NodeProto, tensors: tuple[onnx.TensorProto, ...] = ()) -> Path:
+    graph = helper.make_graph(nodes, "g", [], [], tensors)
+    onnx.save(helper.make_model(graph), str(path))
+    return path
+
+
+def test_of_attributes_tensors_and_graphs_within(tmp_path: Path) -> None:
+    inner = helper.make_graph([helper.make_node("Some", [], ["z"], within=["inner"])], "inner", [], [])
+    path = saved(
+        tmp_path / "m.onnx",
+        helper.make_node("Some", [], ["y"], listed=["a", "", "zwölf"], single="one", number=3, floats=[1.5]),
+        helper.make_node("Constant", [], ["c"], value=strings("c", "constant")),
+        helper.make_node("If", ["y"], ["i"], then_branch=inner),
+        tensors=(
+            numpy_helper.from_array(np.arange(1000, dtype=np.float32), "weights"),
+            strings("table", "first", "second"),
+        ),
+    )
+    assert set(words_of(path)) == {
+        ("a", "", "zwölf"),
+        ("one",),
+        ("constant",),
+        ("inner",),
+        ("first", "second"),
+    }
+
+
+def test_of_functions(tmp_path: Path) -> None:
+    function = helper.make_function(
+        "own", "F", [], ["y"], [helper.make_node("Some", [], ["y"], words=["hidden"])], []
+    )
+    graph = helper.make_graph([], "g", [], [])
+    onnx.save(helper.make_model(graph, functions=[function]), str(tmp_path / "m.onnx"))
+    assert list(words_of(tmp_path / "m.onnx")) == [("hidden",)]
+
+
+def test_there_are_bounds(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Some", [], ["y"], words=[f"{at} {word}" for word in range(100)]) for at in range(20)
+    ]
+    found = words_of(saved(tmp_path / "m.onnx", *nodes))
+    assert [len(words) for words in found] == [64] * 16
+    long = saved(tmp_path / "long.onnx", helper.make_node("Some", [], ["y"], words=["x" * 257, "y" * 256]))
+    assert list(words_of(long)) == [("y" * 256,)]
+
+
+def test_a_file_that_is_cut_off_or_none(tmp_path: Path) -> None:
+    path = models.without_stop_words(tmp_path / "m.onnx")
+    data = path.read_bytes()
+    whole = set(words_of(path))
+    assert ("the", "a") in whole
+    for content in (*(data[:cut] for cut in range(len(data))), b"\xff" * 100, b"\x0b" + data):
+        (tmp_path / "cut.onnx").write_bytes(content)
+        assert set(words_of(tmp_path / "cut.onnx")) <= whole
+
+
+def test_another_form_has_none(tmp_path: Path) -> None:
+    path = models.without_stop_words(tmp_path / "m.onnx").rename(tmp_path / "m.ort")
+    assert words_of(path) == ()
+
+
+def test_no_words(tmp_path: Path) -> None:
+    model = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch"])
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [model], [])
+    onnx.save(helper.make_model(graph), str(tmp_path / "m.onnx"))
+    assert list(words_of(tmp_path / "m.onnx")) == []

@@ -1,0 +1,328 @@
+"""How a configuration tunes ONNX Runtime: what is read, what is not allowed, and that it arrives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnxruntime
+import pytest
+from support.server import models
+from support.server.rig import fp32
+
+from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.model_config.pbtxt import ModelConfigError, parse_config
+from tensorferry.server.runtime.ort_options import (
+    _MOST_THREADS,
+    Fp16,
+    Provider,
+    SessionOptions,
+    session_options_of,
+    unknown_parameters,
+    with_flags,
+)
+from tensorferry.server.runtime.session import Session
+
+
+def parameter(name: str, value: str) -> str:
+    return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}'
+
+
+def accelerator(kind: str, name: str, **parameters: str) -> str:
+    pairs = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in parameters.items())
+    return f'optimization {{ execution_accelerators {{ {kind}_execution_accelerator {{ name: "{name}" {pairs} }} }} }}'
+
+
+def read(text: str) -> SessionOptions:
+    return session_options_of(parse_config('name: "m" ' + text, "test"))
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("", SessionOptions()),
+        ("optimization { graph { level: -1 } }", SessionOptions(graph="basic")),
+        ("optimization { graph { level: 1 } }", SessionOptions(graph="extended")),
+        ("optimization { graph { level: 2 } }", SessionOptions(graph="none")),
+        ("optimization { graph { } }", SessionOptions(graph="all")),
+        (parameter("intra_op_thread_count", "3"), SessionOptions(intra_op_threads=3)),
+        (parameter("inter_op_thread_count", "2"), SessionOptions(inter_op_threads=2)),
+        (parameter("intra_op_thread_count", "0"), SessionOptions()),
+        (parameter("execution_mode", "1"), SessionOptions(parallel=True)),
+        (parameter("execution_mode", "0"), SessionOptions()),
+        (parameter("enable_mem_arena", "0"), SessionOptions(memory_arena=False)),
+        (parameter("enable_mem_arena", "true"), SessionOptions()),
+        (parameter("enable_mem_pattern", "False"), SessionOptions(memory_pattern=False)),
+        (
+            parameter("memory.enable_memory_arena_shrinkage", "cpu:0"),
+            SessionOptions(arena_shrinkage="cpu:0"),
+        ),
+        (
+            parameter("session.use_device_allocator_for_initializers", "1"),
+            SessionOptions(device_allocator="1"),
+        ),
+        (
+            parameter("cudnn_conv_algo_search", "1") + parameter("gpu_mem_limit", "1000"),
+            SessionOptions(cuda=(("cudnn_conv_algo_search", "HEURISTIC"), ("gpu_mem_limit", "1000"))),
+        ),
+        (
+            parameter("arena_extend_strategy", "1") + parameter("do_copy_in_default_stream", "0"),
+            SessionOptions(
+                cuda=(("arena_extend_strategy", "kSameAsRequested"), ("do_copy_in_default_stream", "0"))
+            ),
+        ),
+        (
+            parameter("use_tf32", "0") + parameter("fp16", "0"),
+            SessionOptions(cuda=(("use_tf32", "0"),)),
+        ),
+        (parameter("fp16", "1"), SessionOptions(fp16=Fp16(0.02))),
+        (
+            parameter("fp16", "true")
+            + parameter("fp16_tolerance", "0.5")
+            + parameter("fp16_except", "Pow, /a/b"),
+            SessionOptions(fp16=Fp16(0.5, ("Pow", "/a/b"))),
+        ),
+        (
+            parameter("gpu_mem_limit", "1") + accelerator("gpu", "cuda", gpu_mem_limit="2"),
+            SessionOptions(cuda=(("gpu_mem_limit", "2"),)),
+        ),
+        (
+            accelerator("gpu", "cuda", enable_cuda_graph="0"),
+            SessionOptions(cuda=(("enable_cuda_graph", "0"),)),
+        ),
+        (
+            accelerator(
+                "gpu", "tensorrt", precision_mode="FP16", max_workspace_size_bytes="9", trt_dla_core="1"
+            ),
+            SessionOptions(
+                gpu=(
+                    Provider(
+                        "TensorrtExecutionProvider",
+                        (("trt_dla_core", "1"), ("trt_fp16_enable", "1"), ("trt_max_workspace_size", "9")),
+                    ),
+                )
+            ),
+        ),
+        (
+            accelerator("gpu", "tensorrt", precision_mode="FP32"),
+            SessionOptions(gpu=(Provider("TensorrtExecutionProvider"),)),
+        ),
+        (
+            accelerator("cpu", "openvino"),
+            SessionOptions(cpu=(Provider("OpenVINOExecutionProvider", (("device_type", "CPU"),)),)),
+        ),
+    ],
+)
+def test_what_is_asked_for(text: str, options: SessionOptions) -> None:
+    assert read(text) == options
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("optimization { graph { level: 3 } }", "optimization.graph.level is 3; it must be -1"),
+        (
+            parameter("intra_op_thread_count", "-1"),
+            "parameter intra_op_thread_count is '-1'; expected values for intra_op_thread_count are an integer of at "
+            "least 0",
+        ),
+        *(
+            (parameter("inter_op_thread_count", wrong), f"an integer of at least 0, at most {_MOST_THREADS}")
+            for wrong in ("4097", "9" * 5000, "٣")
+        ),
+        (parameter("execution_mode", "2"), "expected values for execution_mode are 0 or 1"),
+        (parameter("enable_mem_arena", "yes"), "expected values for enable_mem_arena are 0 or 1"),
+        (
+            parameter("cudnn_conv_algo_search", "3"),
+            "expected values for cudnn_conv_algo_search are 0 or 1 or 2",
+        ),
+        (
+            accelerator("gpu", "gpu_io"),
+            "unknown Execution Accelerator 'gpu_io' is requested as gpu_execution",
+        ),
+        (accelerator("cpu", "dnnl"), "unknown Execution Accelerator 'dnnl' is requested as cpu_execution"),
+        (accelerator("cpu", "openvino", a="b"), r"openvino has parameters \['a'\]; it takes none"),
+        (
+            accelerator("gpu", "tensorrt", precision_mode="FP8"),
+            "unsupported precision mode 'FP8' is requested",
+        ),
+        (
+            accelerator("gpu", "tensorrt", workspace="1"),
+            "unknown parameter 'workspace' is provided for TensorRT",
+        ),
+        (parameter("gpu_mem_limit", "0"), "expected values for gpu_mem_limit are an integer of at least 1"),
+        (parameter("gpu_mem_limit", "1GiB"), "expected values for gpu_mem_limit are an integer of at least"),
+        (parameter("do_copy_in_default_stream", "2"), "for do_copy_in_default_stream are 0 or 1"),
+        (parameter("use_tf32", "on"), "expected values for use_tf32 are 0 or 1"),
+        (parameter("fp16", "on"), "expected values for fp16 are 0 or 1"),
+        *(
+            (
+                parameter("fp16", "1") + parameter("fp16_tolerance", tolerance),
+                f"parameter fp16_tolerance is '{tolerance}'; expected values for fp16_tolerance are numbers above 0",
+            )
+            for tolerance in ("0", "-1", "nan", "inf", "little")
+        ),
+        (accelerator("gpu", "cuda", user_compute_stream="94"), "addresses in their own memory; leave it out"),
+        (accelerator("gpu", "cuda", gpu_external_alloc="94"), "addresses in their own memory; leave it out"),
+        (accelerator("gpu", "tensorrt", trt_onnx_bytestream="9"), "addresses in their own memory"),
+        (accelerator("gpu", "cuda", device_id="1"), "the device is said by instance_group"),
+        (accelerator("gpu", "tensorrt", trt_cuda_graph_enable="1"), "CUDA graphs are asked for by"),
+        (accelerator("gpu", "cuda", enable_cuda_graph="1"), "CUDA graphs are asked for by"),
+        (
+            parameter("memory.enable_memory_arena_shrinkage", "cpu:0") + parameter("enable_mem_arena", "0"),
+            "there is no arena to shrink",
+        ),
+    ],
+)
+def test_what_is_not_allowed(text: str, said: str) -> None:
+    with pytest.raises(ModelConfigError, match=said):
+        read(text)
+
+
+FLAGS = ServerConfig(
+    (),
+    cuda_memory_bytes=5,
+    cuda_memory_growth="exact",
+    cudnn_search="default",
+    tf32=False,
+    fp16=True,
+    fp16_tolerance=0.123456789,
+    fp16_except=("Pow", "Sqrt"),
+)
+ALL = {
+    "gpu_mem_limit": "5",
+    "arena_extend_strategy": "1",
+    "cudnn_conv_algo_search": "2",
+    "use_tf32": "0",
+    "fp16": "1",
+    "fp16_tolerance": "0.123456789",
+    "fp16_except": "Pow,Sqrt",
+}
+OF_FP16 = {name: value for name, value in ALL.items() if name.startswith("fp16")}
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "devices", "parameters"),
+    [
+        ("", ServerConfig(()), ["cuda:0"], {}),
+        ("", FLAGS, ["cuda:0"], ALL),
+        ("", FLAGS, ["cpu", "cuda:0"], ALL),
+        ("", FLAGS, ["cpu"], OF_FP16),
+        (
+            "".join(map(parameter, ALL, ("1", "0", "0", "1", "1", "1", "Tanh"))),
+            FLAGS,
+            ["cuda:0"],
+            dict(zip(ALL, ("1", "0", "0", "1", "1", "1", "Tanh"), strict=True)),
+        ),
+        (
+            parameter("fp16", "0") + accelerator("gpu", "cuda", use_tf32="1", gpu_mem_limit="7"),
+            FLAGS,
+            ["cuda:0"],
+            {"fp16": "0", "arena_extend_strategy": "1", "cudnn_conv_algo_search": "2"},
+        ),
+        (
+            parameter("fp16", "1"),
+            ServerConfig((), fp16_tolerance=0.5),
+            ["cpu"],
+            {"fp16": "1", "fp16_tolerance": "0.5"},
+        ),
+    ],
+)
+def test_flags_are_for_what_a_configuration_leaves_open(
+    text: str, options: ServerConfig, devices: list[str], parameters: dict[str, str]
+) -> None:
+    given = parse_config('name: "m" ' + text, "test")
+    before = given.SerializeToString(deterministic=True)
+    completed = with_flags(given, options, devices)
+    assert {name: value.string_value for name, value in completed.parameters.items()} == parameters
+    assert given.SerializeToString(deterministic=True) == before
+    assert with_flags(completed, ServerConfig(()), devices) == completed
+
+
+def test_what_the_flags_come_to() -> None:
+    assert session_options_of(with_flags(parse_config("", "test"), FLAGS, ["cuda:0"])) == SessionOptions(
+        cuda=(
+            ("arena_extend_strategy", "kSameAsRequested"),
+            ("cudnn_conv_algo_search", "DEFAULT"),
+            ("gpu_mem_limit", "5"),
+            ("use_tf32", "0"),
+        ),
+        fp16=Fp16(0.123456789, ("Pow", "Sqrt")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "on_cpu", "on_gpu"),
+    [
+        ("", 0.0, 1e-2),
+        (parameter("use_tf32", "1"), 0.0, 1e-2),
+        (parameter("use_tf32", "0"), 0.0, 0.0),
+        (parameter("use_tf32", "0") + parameter("fp16", "1"), 1e-2, 1e-2),
+        (parameter("use_tf32", "0") + accelerator("gpu", "tensorrt", precision_mode="FP16"), 0.0, 1e-2),
+        (parameter("use_tf32", "0") + accelerator("gpu", "tensorrt", precision_mode="INT8"), 0.0, 5e-2),
+    ],
+)
+def test_how_precise_a_device_is(text: str, on_cpu: float, on_gpu: float) -> None:
+    options = read(text)
+    assert (options.precision("cpu"), options.precision("cuda:1")) == (on_cpu, on_gpu)
+
+
+def test_parameters_that_nothing_reads() -> None:
+    config = parse_config(parameter("execution_mode", "1") + parameter("b", "") + parameter("a", ""), "test")
+    assert unknown_parameters(config) == ["a", "b"]
+
+
+def test_they_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[onnxruntime.SessionOptions] = []
+    real = onnxruntime.InferenceSession
+
+    def seen(
+        path: str, options: onnxruntime.SessionOptions, **others: object
+    ) -> onnxruntime.InferenceSession:
+        made.append(options)
+        return real(path, options, **others)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", seen)
+    wanted = SessionOptions(
+        graph="basic",
+        intra_op_threads=3,
+        inter_op_threads=2,
+        parallel=True,
+        memory_arena=False,
+        memory_pattern=False,
+        device_allocator="1",
+    )
+    path = models.twice(tmp_path / "m.onnx")
+    for settings, memory in ((wanted, False), (SessionOptions(), True)):
+        session = Session(path, "cpu", settings)
+        assert session.run({"x": fp32(2, 3)})["y"].tolist() == (2 * fp32(2, 3)).tolist()
+        assert (made[-1].enable_cpu_mem_arena, made[-1].enable_mem_pattern) == (memory, memory)
+    options, default = made
+    assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    assert default.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 2)
+    assert options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
+    assert default.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    key = "session.use_device_allocator_for_initializers"
+    assert options.get_session_config_entry(key) == "1"
+
+
+def test_the_arena_shrinks_after_each_run(tmp_path: Path) -> None:
+    """Shown by a device that there is not: it is looked for at the end of the run."""
+    path = models.twice(tmp_path / "m.onnx")
+    session = Session(path, "cpu", SessionOptions(arena_shrinkage="cpu:0"))
+    assert session.run({"x": fp32(2, 3)})["y"].tolist() == (2 * fp32(2, 3)).tolist()
+    with pytest.raises(ModelFailedError, match="arena shrink list: cpu:7"):
+        Session(path, "cpu", SessionOptions(arena_shrinkage="cpu:7")).run({"x": fp32(2, 3)})
+
+
+@pytest.mark.skipif(
+    "OpenVINOExecutionProvider" in onnxruntime.get_available_providers(), reason="this ONNX Runtime has it"
+)
+def test_a_provider_that_is_not_there_is_named(tmp_path: Path) -> None:
+    settings = SessionOptions(cpu=(Provider("OpenVINOExecutionProvider"),))
+    with pytest.raises(
+        StartError,
+        match="asks for OpenVINOExecutionProvider, which the installed onnxruntime does not have; it has",
+    ):
+        Session(models.twice(tmp_path / "m.onnx"), "cpu", settings)

@@ -1,0 +1,136 @@
+"""A model through ONNX Runtime: what loads, what it gives back, what is said when it fails."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.server import models
+from support.server.rig import Array, fp32
+
+from tensorferry.protos.tensors import DATATYPES
+from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.runtime.session import Session
+
+
+def numbers(name: str) -> Array:
+    """Shape [2, 3], in `storage` form; strings as `str`, as the codec gives them."""
+    if name == "BYTES":
+        return np.array([["", "a\0b", "é"], ["line\n", "終", "x" * 5000]], dtype=object)
+    if name == "BF16":
+        return np.array([[0, 1, -2], [0.5, np.inf, np.nan]]).astype(ml_dtypes.bfloat16).view(np.uint16)
+    storage = DATATYPES[name].storage
+    if storage.kind == "f":
+        return np.array([[0, -0.0, np.finfo(storage).max], [np.inf, np.nan, 0.5]], dtype=storage)
+    return np.array([[0, 1, 2], [100, 50, 7]]).astype(storage)
+
+
+@pytest.mark.parametrize("name", DATATYPES)
+def test_every_datatype_of_any_size(name: str, tmp_path: Path) -> None:
+    session = Session(models.echo(tmp_path / "m.onnx", name))
+    (given,) = session.signature.inputs
+    assert (given.name, given.datatype.name, given.dims) == ("x", name, ("batch", "n"))
+    whole = numbers(name)
+    for x in (whole, whole[:1], whole[:0], whole[:, :0], np.ascontiguousarray(whole[:, 1:])):
+        out = session.run({"x": x})["x_out"]
+        assert (out.dtype, out.shape) == (x.dtype, x.shape)
+        assert out.tolist() == x.tolist() if name == "BYTES" else out.tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize("name", DATATYPES)
+def test_scalars(name: str, tmp_path: Path) -> None:
+    session = Session(models.echo(tmp_path / "m.onnx", name, dims=()))
+    x = numbers(name)[1:, :1].reshape(()) if name != "BYTES" else np.array("text", dtype=object)
+    out = session.run({"x": x})["x_out"]
+    assert (out.shape, out.dtype, out.tolist()) == ((), x.dtype, x.tolist())
+
+
+def test_read_only_inputs_as_the_wire_gives_them(tmp_path: Path) -> None:
+    session = Session(models.twice(tmp_path / "m.onnx"))
+    x = np.frombuffer(fp32(2, 3).tobytes(), np.float32).reshape(2, 3)
+    assert session.run({"x": x})["y"].tolist() == (fp32(2, 3) * 2).tolist()
+
+
+def test_outputs_are_the_callers_own(tmp_path: Path) -> None:
+    session = Session(models.twice(tmp_path / "m.onnx"))
+    first = session.run({"x": fp32(2, 3)})["y"]
+    session.run({"x": fp32(2, 3) + 50})
+    assert first.tolist() == (fp32(2, 3) * 2).tolist()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file"),
+        (b"", "ONNX Runtime cannot load it"),
+        (b"no model at all", "ONNX Runtime cannot load it: .*Protobuf parsing failed"),
+        (b"\x08\x09", "ONNX Runtime cannot load it"),
+    ],
+)
+def test_files_that_are_no_model(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(StartError, match=message) as caught:
+        Session(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_directory_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="not a file"):
+        Session(tmp_path)
+
+
+def test_a_truncated_model(tmp_path: Path) -> None:
+    path = models.mlp(tmp_path / "m.onnx")
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(StartError, match=r"m\.onnx: ONNX Runtime cannot load it"):
+        Session(path)
+
+
+def test_types_that_the_protocol_cannot_carry_name_file_and_tensor(tmp_path: Path) -> None:
+    path = models.sequence(tmp_path / "m.onnx")
+    with pytest.raises(StartError) as caught:
+        Session(path)
+    assert str(caught.value).startswith(f"{path}: output 'y' is of type seq(tensor(float))")
+
+
+def test_a_failed_run_says_node_and_reason_and_no_place_in_any_source(tmp_path: Path) -> None:
+    session = Session(models.lookup(tmp_path / "m.onnx"))
+    assert session.run({"index": np.array([9, 0])})["y"].tolist() == [[9], [0]]
+    with pytest.raises(ModelFailedError) as caught:
+        session.run({"index": np.array([1, 99])})
+    message = str(caught.value)
+    assert message.startswith(
+        "the model failed on this request: Gather node: indices element out of data bounds"
+    )
+    assert "idx=99 must be within the inclusive range [-10,9]" in message
+    assert caught.value.__cause__ is not None
+    assert session.run({"index": np.array([3])})["y"].tolist() == [[3]]
+
+
+def test_a_reason_that_has_places_in_a_source_is_for_the_log(tmp_path: Path) -> None:
+    session = Session(models.added(tmp_path / "m.onnx"))
+    with pytest.raises(ModelFailedError) as caught:
+        session.run({"a": fp32(2, 2), "b": fp32(2, 3)})
+    assert str(caught.value) == "the model failed on this request: Add node: the server's log has the reason"
+    assert "/" in str(caught.value.__cause__)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="there is one core to be kept to")
+def test_keeps_to_the_cores_that_it_may_use(tmp_path: Path) -> None:
+    path = models.echo(tmp_path / "m.onnx", "FP32")
+    allowed = os.sched_getaffinity(0)
+    before = set(os.listdir("/proc/self/task"))
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        session = Session(path)
+        made = set(os.listdir("/proc/self/task")) - before
+        assert not made  # one core: the caller's own thread
+    finally:
+        os.sched_setaffinity(0, allowed)
+    session.run({"x": fp32(1, 1)})

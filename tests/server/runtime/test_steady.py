@@ -1,0 +1,94 @@
+"""Models whose time may depend on values are told from those whose time depends on shapes alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from onnx import TensorProto, helper, parser, save
+from support.processes import models
+
+from tensorferry.server.runtime.steady import is_steady
+
+
+def test_dense_layers_are_steady(digits_model: Path, echo_model: Path) -> None:
+    assert is_steady(digits_model)
+    assert is_steady(echo_model)
+
+
+def test_a_loop_is_not(tmp_path: Path) -> None:
+    assert not is_steady(models.probe(tmp_path / "probe.onnx"))
+
+
+# In each `n` decides the size of something; it is an input of the model, or a constant of it.
+SIZED = {
+    "Range": "zero = Constant <value_int = 0> () one = Constant <value_int = 1> () y = Range(zero, n, one)",
+    "Tile": "k = Unsqueeze(n, axis) y = Tile(x, k)",
+    "ConstantOfShape": "k = Unsqueeze(n, axis) y = ConstantOfShape(k)",
+    "Expand": "k = Unsqueeze(n, axis) y = Expand(axis, k)",
+    "OneHot": "i = Cast <to = 7> (x) y = OneHot(i, n, x)",
+    "TopK": "k = Unsqueeze(n, axis) y, i = TopK(x, k)",
+    "Pad": "k = Unsqueeze(n, axis) ends = Concat <axis = 0> (axis, k) y = Pad(x, ends)",
+    "Resize": "k = Unsqueeze(n, axis) y = Resize(x, , , k)",
+    "Slice": "k = Unsqueeze(n, axis) y = Slice(x, axis, k)",
+    "Reshape": "k = Unsqueeze(n, axis) one = Constant <value_ints = [1]> () s = Concat <axis = 0> (k, one) y = Reshape(x, s)",
+    "HannWindow": "y = HannWindow(n)",
+    "HammingWindow": "y = HammingWindow(n)",
+    "BlackmanWindow": "y = BlackmanWindow(n)",
+    "MelWeightMatrix": "h = Constant <value_float = 1.0> () y = MelWeightMatrix(n, n, n, h, h)",
+    "AffineGrid": "k = Unsqueeze(n, axis) s = Concat <axis = 0> (k, k, k, k) y = AffineGrid(x, s)",
+    "Col2Im": "k = Unsqueeze(n, axis) s = Concat <axis = 0> (k, k) y = Col2Im(x, s, s)",
+    "CenterCropPad": "k = Unsqueeze(n, axis) y = CenterCropPad(x, k)",
+    "DFT": "y = DFT(x, n)",
+    "Split": "k = Unsqueeze(n, axis) s = Concat <axis = 0> (k, k) y, z = Split(x, s)",
+    "If": "one = Constant <value_int = 1> () c = Greater(n, one) y = If <then_branch = t () => (y) "
+    "{ y = Relu(x) }, else_branch = e () => (y) { y = MatMul(x, x) }> (c)",
+    "Loop": "y = Loop <body = b (i, c, a) => (c, z) { z = Relu(a) }> (n, , x)",
+    "MaxUnpool": "i = Cast <to = 7> (x) k = Unsqueeze(n, axis) y = MaxUnpool <kernel_shape = [1]> (x, i, k)",
+    "of a function": "y = local.Function(n)",
+}
+_FUNCTION = '<domain: "local", opset_import: ["" : 20]> Function (n) => (y) { y = HannWindow(n) }'
+
+
+def _steady(folder: Path, inputs: str, body: str) -> bool:
+    header = '<ir_version: 9, opset_import: ["" : 20, "local" : 1]>'
+    body = "axis = Constant <value_ints = [0]> () " + body
+    text = f"{header} g ({inputs}) => (float[N] y) {{ {body} }} {_FUNCTION}"
+    save(parser.parse_model(text), folder / "m.onnx")
+    return is_steady(folder / "m.onnx")
+
+
+@pytest.mark.parametrize("operator", SIZED)
+def test_sizes_from_values_are_not_and_from_constants_and_shapes_are(tmp_path: Path, operator: str) -> None:
+    body = SIZED[operator]
+    assert not _steady(tmp_path, "float[N] x, int64 n", body)
+    assert _steady(tmp_path, "float[N] x", "n = Constant <value_int = 4> () " + body)
+    assert _steady(tmp_path, "float[N] x", "n = Size(x) " + body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = NonZero(x)",
+        "y = Unique(x)",
+        "c = Cast <to = 9> (x) y = Compress(x, c)",
+        "y = NonMaxSuppression(x, x)",
+        "y = Acme(x)",
+    ],
+)
+def test_as_many_as_values_say_and_the_unknown_are_not(tmp_path: Path, body: str) -> None:
+    assert not _steady(tmp_path, "float[N] x", body)
+
+
+def test_names_that_only_look_alike_do_not_count(tmp_path: Path) -> None:
+    value = helper.make_tensor_value_info("Loop", TensorProto.FLOAT, ["Range"])
+    graph = helper.make_graph([helper.make_node("Identity", ["Loop"], ["Tile"])], "If", [value], [value])
+    save(helper.make_model(graph), tmp_path / "m.onnx")
+    assert is_steady(tmp_path / "m.onnx")
+
+
+def test_another_format_cannot_be_told(tmp_path: Path) -> None:
+    (tmp_path / "m.ort").write_bytes(b"ORTM")
+    (tmp_path / "m.onnx").write_bytes(b"")
+    assert not is_steady(tmp_path / "m.ort")
+    assert not is_steady(tmp_path / "m.onnx")

@@ -1,0 +1,395 @@
+"""Who may call what, over both transports: tokens, their roles, and both changing meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+from support.server.rig import PATIENCE, Make, fp32, request
+from support.server.scripted_service import Door, OpenStream
+from support.server.tokens import (
+    DENIED,
+    EVERY,
+    HEALTH,
+    METHODS,
+    OK,
+    REFLECTION,
+    TOKENS,
+    UNAUTHENTICATED,
+    bearer,
+    line,
+    outcome,
+)
+
+from tensorferry.server.app import App
+from tensorferry.server.errors import StartError
+from tensorferry.server.security.access_control import Access, Certificate
+from tensorferry.server.security.method_roles import ROLE_OF_METHOD, role_of
+
+pytestmark = pytest.mark.usefixtures("looked_at_each_time")
+
+EXEMPT = {"ServerLive", "ServerReady", "Check", "Watch"}
+
+
+@pytest.fixture
+def app(start: Make, tokens: Path) -> App:
+    return start(auth_tokens=tokens)
+
+
+@pytest.fixture
+def channel(app: App) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(app.address) as channel:
+        yield channel
+
+
+class TestEveryMethod:
+    def test_each_has_a_role(self) -> None:
+        """A method that is added to the protocol must be given one."""
+        assert set(ROLE_OF_METHOD) == set(METHODS)
+
+    def test_one_that_nobody_knows_of_is_for_those_who_may_do_everything(self) -> None:
+        assert role_of("/another.Service/Method") == "control"
+
+    @pytest.mark.parametrize("name", EVERY)
+    def test_without_a_token(self, channel: grpc.Channel, name: str) -> None:
+        code, _ = outcome(channel, EVERY[name])
+        assert (code is UNAUTHENTICATED) == (name not in EXEMPT), code
+
+    @pytest.mark.parametrize("name", EVERY)
+    def test_with_a_wrong_one(self, channel: grpc.Channel, name: str) -> None:
+        code, message = outcome(channel, EVERY[name], bearer("wrong-secret"))
+        assert (code is UNAUTHENTICATED) == (name not in EXEMPT), code
+        assert "wrong-secret" not in message
+
+    @pytest.mark.parametrize("name", EVERY)
+    @pytest.mark.parametrize("roles", TOKENS)
+    def test_with_each_role(self, channel: grpc.Channel, name: str, roles: str) -> None:
+        wanted = ROLE_OF_METHOD.get(name, "infer")
+        code, message = outcome(channel, EVERY[name], bearer(TOKENS[roles]))
+        if wanted in roles.split(",") or name in EXEMPT:
+            assert code not in (UNAUTHENTICATED, DENIED), message
+        else:
+            assert code is DENIED
+            assert repr(wanted) in message
+
+    def test_health_is_asked_for_with_a_token_where_it_is_not_exempt(self, start: Make, tokens: Path) -> None:
+        app = start(auth_tokens=tokens, auth_exempt_health=False)
+        with grpc.insecure_channel(app.address) as channel:
+            for name in sorted(EXEMPT):
+                assert outcome(channel, EVERY[name])[0] is UNAUTHENTICATED
+                assert outcome(channel, EVERY[name], bearer(TOKENS["infer"]))[0] is OK
+
+    def test_health_is_watched_as_ever(self, start: Make, tokens: Path) -> None:
+        """Without a thread of its own for each, behind the interceptor too."""
+        app = start(auth_tokens=tokens, auth_exempt_health=False)
+        with grpc.insecure_channel(app.address) as channel:
+            method: Any = channel.unary_stream(
+                HEALTH["Watch"], response_deserializer=health_pb2.HealthCheckResponse.FromString
+            )
+            watch = method(b"", timeout=PATIENCE, metadata=bearer(TOKENS["infer"]))
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            app._health.set("", serving=False)
+            assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            watch.cancel()
+
+    def test_without_reflection_there_is_none(self, start: Make) -> None:
+        app = start(reflection=False)
+        with grpc.insecure_channel(app.address) as channel:
+            (method,) = REFLECTION.values()
+            assert outcome(channel, method)[0] is grpc.StatusCode.UNIMPLEMENTED
+
+    def test_who_changes_something_is_in_the_log(
+        self, channel: grpc.Channel, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        outcome(channel, METHODS["RepositoryModelUnload"], bearer(TOKENS["control"]))
+        assert "RepositoryModelUnload is called by of-1" in caplog.messages
+
+
+class TestTokens:
+    def infer(self, channel: grpc.Channel, *headers: str) -> grpc.StatusCode:
+        data = request({"x": fp32(1, 3)}).SerializeToString()
+        metadata = tuple(("authorization", header) for header in headers)
+        return outcome(channel, METHODS["ModelInfer"], metadata, data)[0]
+
+    @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+    def test_the_scheme_is_written_in_any_case(self, channel: grpc.Channel, scheme: str) -> None:
+        for _ in range(2):
+            assert self.infer(channel, f"{scheme} {TOKENS['infer']}") is OK
+
+    @pytest.mark.parametrize(
+        "header",
+        [
+            "",
+            "Bearer",
+            "Bearer ",
+            TOKENS["infer"],
+            f"Basic {TOKENS['infer']}",
+            f"Bearer {TOKENS['infer']}x",
+            f"Bearer {TOKENS['infer'].upper()}",
+            f"Bearer {hashlib.sha256(TOKENS['infer'].encode()).hexdigest()}",
+            f"Bearer sha256:{hashlib.sha256(TOKENS['infer'].encode()).hexdigest()}",
+        ],
+    )
+    def test_anything_else_is_refused(self, channel: grpc.Channel, header: str) -> None:
+        assert self.infer(channel, header) is UNAUTHENTICATED
+        # The first counts.
+        assert self.infer(channel, header, f"Bearer {TOKENS['infer']}") is UNAUTHENTICATED
+
+    def test_the_refusal_says_what_to_send(self, channel: grpc.Channel) -> None:
+        assert outcome(channel, METHODS["ModelInfer"]) == (
+            UNAUTHENTICATED,
+            "this call needs a token that this server knows, as the metadata 'authorization: Bearer TOKEN'",
+        )
+
+    def test_a_message_of_one_who_is_refused_is_not_even_parsed(self, channel: grpc.Channel) -> None:
+        assert outcome(channel, METHODS["ModelInfer"], data=b"\xff")[0] is UNAUTHENTICATED
+        assert outcome(channel, METHODS["ModelMetadata"], data=b"\xff")[0] is UNAUTHENTICATED
+
+    def test_one_that_is_taken_away_is_refused_though_it_was_just_used(
+        self, channel: grpc.Channel, tokens: Path
+    ) -> None:
+        header = f"Bearer {TOKENS['infer']}"
+        assert self.infer(channel, header) is OK
+        tokens.write_text(line("other", "infer", "other-secret"))
+        assert self.infer(channel, header) is UNAUTHENTICATED
+        assert self.infer(channel, "Bearer other-secret") is OK
+
+    def test_it_is_changed_for_another_without_a_gap(self, channel: grpc.Channel, tokens: Path) -> None:
+        old, new = TOKENS["infer"], "new-secret"
+        tokens.write_text(line("a", "infer", old) + line("a", "infer", new))
+        assert [self.infer(channel, f"Bearer {token}") for token in (old, new)] == [OK, OK]
+        tokens.write_text(line("a", "infer", new))
+        assert [self.infer(channel, f"Bearer {token}") for token in (old, new)] == [UNAUTHENTICATED, OK]
+
+    def test_roles_change_too(self, channel: grpc.Channel, tokens: Path) -> None:
+        header = f"Bearer {TOKENS['infer']}"
+        assert self.infer(channel, header) is OK
+        tokens.write_text(line("a", "control", TOKENS["infer"]))
+        assert self.infer(channel, header) is DENIED
+
+    @pytest.mark.parametrize("content", [None, "what is this", b"\xff\xfe"])
+    def test_a_file_that_cannot_be_used_changes_nothing(
+        self,
+        channel: grpc.Channel,
+        tokens: Path,
+        content: str | bytes | None,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        header = f"Bearer {TOKENS['infer']}"
+        assert self.infer(channel, header) is OK
+        if content is None:
+            tokens.unlink()
+        else:
+            tokens.write_bytes(content if isinstance(content, bytes) else content.encode())
+        assert self.infer(channel, header) is OK
+        assert str(tokens) in caplog.text
+        assert "what was read before goes on" in caplog.text
+
+    def test_a_file_that_is_only_out_of_reach_is_read_later(
+        self,
+        channel: grpc.Channel,
+        tokens: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """As when the process has no file descriptor left for a moment."""
+
+        def fail(*arguments: Any, **options: Any) -> Any:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        tokens.write_text(line("other", "infer", "other-secret"))
+        with monkeypatch.context() as patch:
+            patch.setattr("pathlib.Path.open", fail)
+            for _ in range(3):
+                assert self.infer(channel, f"Bearer {TOKENS['infer']}") is OK
+        assert caplog.text.count("cannot be read: Too many open files") == 1
+        assert self.infer(channel, "Bearer other-secret") is OK
+
+    def test_an_empty_file_refuses_everybody(
+        self, channel: grpc.Channel, tokens: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        tokens.write_text("# nobody\n")
+        assert self.infer(channel, f"Bearer {TOKENS['infer']}") is UNAUTHENTICATED
+
+    def test_in_use_by_many_while_it_is_changed_none_fails(self, channel: grpc.Channel, tokens: Path) -> None:
+        over = threading.Event()
+        codes: list[grpc.StatusCode] = []
+
+        def call(token: str) -> None:
+            while not over.is_set():
+                codes.append(self.infer(channel, f"Bearer {token}"))
+
+        threads = [
+            threading.Thread(target=call, args=(TOKENS[roles],)) for roles in ("infer", "infer,control")
+        ]
+        for thread in threads:
+            thread.start()
+        kept = tokens.read_text()
+        bound = time.monotonic() + PATIENCE
+        try:
+            for number in range(50):
+                # At once, as an editor or a volume does it.
+                new = tokens.with_name("new")
+                new.write_text(kept + line(f"n{number}", "infer", f"{number}-secret"))
+                new.replace(tokens)
+                # Who comes while another reads it goes by what was read before.
+                while self.infer(channel, f"Bearer {number}-secret") is not OK:
+                    assert time.monotonic() < bound
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join(PATIENCE)
+        assert set(codes) == {OK}
+
+    def test_the_log_tells_of_refusals_seldom_and_never_of_tokens(
+        self, channel: grpc.Channel, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.DEBUG)
+        for _ in range(20):
+            self.infer(channel, "Bearer wrong-secret")
+            self.infer(channel, f"Bearer {TOKENS['infer']}")
+        told = [message for message in caplog.messages if "refused" in message]
+        assert told == ["calls refused for want of a known token or certificate: 1, the last from 127.0.0.1"]
+        assert "secret" not in caplog.text
+
+
+def test_who_is_refused_leaves_nothing_behind(open_door: Callable[..., Door], tokens: Path) -> None:
+    """However much is sent: it is not read, and the door proves that no call is left."""
+    access = Access(tokens=tokens)
+    access.open()
+    door = open_door(access=access, options=[("grpc.max_receive_message_length", -1)])
+    large = bytes(8 << 20)
+    for number in range(5):
+        assert outcome(door.channel, METHODS["ModelInfer"], bearer(f"{number}"), large)[0] is UNAUTHENTICATED
+        stream = door.stream(metadata=bearer(f"{number}"))
+        stream.send_bytes(large)
+        error: Any = stream.end()
+        assert error.code() is UNAUTHENTICATED
+    assert not door.service.received
+    call = door.infer("1", metadata=bearer(TOKENS["infer"]))
+    door.service.await_received(1)
+    door.service.answer("1")
+    assert call.result(PATIENCE).id == "1"
+
+
+class TestStreams:
+    def open(self, channel: grpc.Channel, token: str | None) -> OpenStream:
+        return OpenStream(channel, metadata=bearer(token) if token is not None else ())
+
+    def test_one_without_a_token_ends_at_once(self, channel: grpc.Channel) -> None:
+        for token in (None, "wrong-secret"):
+            error: Any = self.open(channel, token).end()
+            assert error.code() is UNAUTHENTICATED
+        error = self.open(channel, TOKENS["control"]).end()
+        assert error.code() is DENIED
+
+    def test_it_outlives_its_token_by_what_it_has_sent(
+        self, open_door: Callable[..., Door], tokens: Path
+    ) -> None:
+        access = Access(tokens=tokens)
+        access.open()
+        door = open_door(access=access)
+        stream = door.stream(metadata=bearer(TOKENS["infer"]))
+        stream.send("1", "2")
+        door.service.await_received(2)
+        tokens.write_text(line("other", "infer", "other-secret"))
+        stream.send("3")
+        door.service.answer("1", "2")
+        assert stream.read_ids(2) == ["1", "2"]
+        error: Any = stream.end()
+        assert error.code() is UNAUTHENTICATED
+        assert door.service.received == ["1", "2"]
+
+    def test_one_that_has_nothing_in_flight_ends_with_its_next_request(
+        self, open_door: Callable[..., Door], tokens: Path
+    ) -> None:
+        access = Access(tokens=tokens)
+        access.open()
+        door = open_door(access=access)
+        stream = door.stream(metadata=bearer(TOKENS["infer"]))
+        stream.send("1")
+        door.service.await_received(1)
+        door.service.answer("1")
+        assert stream.read_ids(1) == ["1"]
+        tokens.write_text(line("a", "control", TOKENS["infer"]))
+        stream.send("2", "3")
+        stream.half_close()
+        error: Any = stream.end()
+        assert error.code() is DENIED
+        assert door.service.received == ["1"]
+
+    def test_it_goes_on_with_what_the_file_says_now(
+        self, open_door: Callable[..., Door], tokens: Path
+    ) -> None:
+        access = Access(tokens=tokens)
+        access.open()
+        door = open_door(access=access)
+        stream = door.stream(metadata=bearer(TOKENS["infer"]))
+        stream.send("1")
+        door.service.await_received(1)
+        tokens.write_text(line("renamed", "infer", TOKENS["infer"]))
+        stream.send("2")
+        door.service.await_received(2)
+        door.service.answer("1", "2")
+        assert stream.read_ids(2) == ["1", "2"]
+        assert [door.service.callers[number].name for number in ("1", "2")] == ["of-0", "renamed"]
+
+
+class TestTheFile:
+    @pytest.mark.parametrize(
+        ("text", "wrong"),
+        [
+            ("alice infer", "line 1 has 2 of the three fields"),
+            ("alice infer secret-of-alice", "line 1 must have as its third field, for alice, sha256:"),
+            (f"alice infer {'0' * 64}", "line 1 must have as its third field, for alice, sha256:"),
+            (f"\n# x\nalice infer sha256:{'g' * 64}", "line 3 must have as its third field, for alice"),
+            ("alice infer san:alice", "line 1 must have as its third field, for alice, sha256:"),
+            (f"alice infer,admin sha256:{'0' * 64}", "unknown roles for alice; there are control and infer"),
+            (f"sha256:{'0' * 64} infer alice", "line 1 does not begin with a name"),
+            (
+                f"a infer sha256:{'0' * 64}\nb infer sha256:{'0' * 64}",
+                "line 2 has for b what another line has for a",
+            ),
+        ],
+    )
+    def test_what_is_wrong_is_told_with_its_line_and_nothing_secret(
+        self, tmp_path: Path, text: str, wrong: str
+    ) -> None:
+        path = tmp_path / "tokens"
+        path.write_text(text)
+        with pytest.raises(StartError, match=wrong) as caught:
+            Access(tokens=path).open()
+        assert str(path) in str(caught.value)
+        for secret in ("secret-of-alice", "0" * 64, "g" * 64):
+            assert secret not in str(caught.value)
+
+    def test_one_that_is_missing(self, tmp_path: Path) -> None:
+        with pytest.raises(StartError, match="cannot be read: No such file or directory"):
+            Access(tokens=tmp_path / "tokens").open()
+
+    def test_one_that_names_nobody_is_told_of(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        path = tmp_path / "tokens"
+        path.write_text("\n# NAME ROLES TOKEN\n\n")
+        Access(tokens=path).open()
+        assert f"{path} names nobody" in caplog.text
+
+    def test_blanks_around_a_token_take_no_memory(self, tmp_path: Path) -> None:
+        path = tmp_path / "tokens"
+        path.write_text(line("alice", "infer", "a"))
+        access = Access(tokens=path)
+        access.open()
+        for header in ("Bearer a", f"Bearer {' ' * 1000}a"):
+            caller = access.admit("infer", (("authorization", header),), str, lambda: Certificate(None, ()))
+            assert caller.name == "alice"
+        assert list(access._known.headers) == ["Bearer a"]

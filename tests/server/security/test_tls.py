@@ -1,0 +1,386 @@
+"""TLS of a real server over both transports: who can connect, and certificates that change while it serves."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import ssl
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from support.server.certificates import LOCAL, Pair, authority, issue
+from support.server.rig import PATIENCE, Make, fp32, request
+
+from tensorferry.protos import inference_pb2_grpc
+from tensorferry.server.app import App
+from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.errors import StartError
+
+
+@dataclass(frozen=True)
+class Files:
+    """The server's files, and who signed them."""
+
+    folder: Path
+    ca: Pair
+    certificate: Path
+    key: Path
+
+    def options(self, **more: Any) -> dict[str, Any]:
+        return {"tls_certificate": self.certificate, "tls_key": self.key, **more}
+
+    def replace(self, pair: Pair) -> None:
+        """Puts another pair in place of both files, one after the other as renewal does."""
+        new = pair.write(self.folder, "new")
+        for source, target in zip(new, (self.certificate, self.key), strict=True):
+            os.replace(source, target)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    ca = authority()
+    certificate, key = issue(ca, "server", LOCAL).write(tmp_path, "tls")
+    return Files(tmp_path, ca, certificate, key)
+
+
+def dial(app: App, ca: Pair, client: Pair | None = None, host: str = "127.0.0.1") -> grpc.Channel:
+    own = {} if client is None else {"private_key": client.key_pem, "certificate_chain": client.pem}
+    return grpc.secure_channel(
+        f"{host}:{app.port}",
+        grpc.ssl_channel_credentials(ca.pem, **own),
+        options=[("grpc.use_local_subchannel_pool", 1)],
+    )
+
+
+def infer(channel: grpc.Channel, timeout: float = PATIENCE) -> float:
+    stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    answer = stub.ModelInfer(request({"x": fp32(1, 3)}), timeout=timeout)
+    return len(answer.raw_output_contents[0])
+
+
+def served(app: App, ca: Pair, client: Pair | None = None) -> bytes:
+    """The certificate that a new connection is shown, in DER."""
+    context = ssl.create_default_context(cadata=ca.pem.decode())
+    if client is not None:
+        # It is read from files only.
+        folder = Path(app.config.models[0].path).parent
+        context.load_cert_chain(*client.write(folder, "mine"))
+    with (
+        socket.create_connection(("127.0.0.1", app.port), PATIENCE) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as secured,
+    ):
+        shown = secured.getpeercert(binary_form=True)
+        assert shown is not None
+        return shown
+
+
+def _without_descriptors(*arguments: Any, **options: Any) -> Any:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def der(pair: Pair) -> bytes:
+    return pair.certificate.public_bytes(serialization.Encoding.DER)
+
+
+def refusal(channel: grpc.Channel) -> grpc.StatusCode:
+    with pytest.raises(grpc.RpcError) as caught:
+        infer(channel)
+    code: grpc.StatusCode = caught.value.code()
+    return code
+
+
+def test_requests_and_streams_over_tls(start: Make, files: Files, transport: str) -> None:
+    app = start(**files.options())
+    assert app.transport == transport
+    with dial(app, files.ca) as channel:
+        assert infer(channel) == 12
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        messages = [request({"x": fp32(1, 3)}, id=str(number)) for number in range(40)]
+        answers = list(stub.ModelStreamInfer(iter(messages), timeout=PATIENCE))
+        assert [answer.infer_response.id for answer in answers] == [str(number) for number in range(40)]
+
+
+def test_what_connects_to_it_in_another_way_is_refused(start: Make, files: Files) -> None:
+    app = start(**files.options())
+    with grpc.insecure_channel(app.address) as channel:
+        assert refusal(channel) is grpc.StatusCode.UNAVAILABLE
+    with dial(app, authority("another")) as channel:
+        assert refusal(channel) is grpc.StatusCode.UNAVAILABLE
+    assert served(app, files.ca)
+
+
+def test_a_certificate_for_another_host_is_refused_by_the_client(start: Make, files: Files) -> None:
+    files.replace(issue(files.ca, "server", LOCAL[:1]))
+    app = start(**files.options())
+    with dial(app, files.ca) as channel:
+        assert refusal(channel) is grpc.StatusCode.UNAVAILABLE
+    with dial(app, files.ca, host="localhost") as channel:
+        assert infer(channel) == 12
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_tls_is_1_2_or_1_3(start: Make, files: Files, version: ssl.TLSVersion) -> None:
+    app = start(**files.options())
+    context = ssl.create_default_context(cadata=files.ca.pem.decode())
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    with (
+        pytest.warns(DeprecationWarning, match="TLSv1_1")
+        if version is ssl.TLSVersion.TLSv1_1
+        else contextlib.nullcontext()
+    ):
+        context.minimum_version = context.maximum_version = version
+    with socket.create_connection(("127.0.0.1", app.port), PATIENCE) as plain:
+        if version is ssl.TLSVersion.TLSv1_1:
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                context.wrap_socket(plain, server_hostname="localhost")
+        else:
+            with context.wrap_socket(plain, server_hostname="localhost") as secured:
+                assert secured.version() == version.name.replace("_", ".")
+
+
+class TestClientCertificates:
+    @pytest.fixture
+    def ca(self) -> Pair:
+        return authority("of clients")
+
+    @pytest.fixture
+    def app(self, start: Make, files: Files, ca: Pair) -> App:
+        path = files.folder / "clients.crt"
+        path.write_bytes(ca.pem)
+        return start(**files.options(tls_client_ca=path))
+
+    def test_one_of_the_authority_is_let_in(self, app: App, files: Files, ca: Pair) -> None:
+        with dial(app, files.ca, issue(ca, "client")) as channel:
+            assert infer(channel) == 12
+
+    def test_none_another_authoritys_or_an_expired_one_is_not(self, app: App, files: Files, ca: Pair) -> None:
+        for client in (
+            None,
+            issue(authority("another"), "client"),
+            issue(files.ca, "client"),
+            issue(ca, "client", begins=-2, ends=-1),
+            issue(ca, "client", begins=1, ends=2),
+        ):
+            with dial(app, files.ca, client) as channel:
+                assert refusal(channel) is grpc.StatusCode.UNAVAILABLE
+
+    def test_another_authority_counts_from_the_next_connection_on(
+        self, app: App, files: Files, ca: Pair
+    ) -> None:
+        other = authority("of clients, next")
+        path = app.config.tls_client_ca
+        assert path is not None
+        with (
+            dial(app, files.ca, issue(ca, "client")) as before,
+            dial(app, files.ca, issue(other, "c")) as later,
+        ):
+            assert infer(before) == 12
+            assert refusal(later) is grpc.StatusCode.UNAVAILABLE
+            # Both at first, so that nobody is shut out while clients get theirs.
+            path.write_bytes(ca.pem + other.pem)
+            with dial(app, files.ca, issue(other, "c")) as channel:
+                assert infer(channel) == 12
+            with dial(app, files.ca, issue(ca, "c")) as channel:
+                assert infer(channel) == 12
+            path.write_bytes(other.pem)
+            with dial(app, files.ca, issue(ca, "c")) as channel:
+                assert refusal(channel) is grpc.StatusCode.UNAVAILABLE
+            # A connection that there is stays.
+            assert infer(before) == 12
+
+
+class TestReload:
+    def test_new_files_are_shown_to_the_next_connection(
+        self, start: Make, files: Files, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        app = start(**files.options())
+        with dial(app, files.ca) as open_before:
+            assert infer(open_before) == 12
+            for name in ("second", "third"):
+                pair = issue(files.ca, name, LOCAL)
+                files.replace(pair)
+                assert served(app, files.ca) == der(pair)
+                assert served(app, files.ca) == der(pair)
+            assert infer(open_before) == 12
+        told = [record.getMessage() for record in caplog.records if "new TLS files" in record.getMessage()]
+        assert len(told) == 2
+        assert str(files.certificate) in told[0]
+
+    def test_what_is_around_the_certificates_may_be_any_text(self, start: Make, files: Files) -> None:
+        comment = "# Autorität für Übung\n".encode()
+        files.certificate.write_bytes(comment + files.certificate.read_bytes())
+        authorities = files.folder / "clients.crt"
+        authorities.write_bytes(comment + files.ca.pem)
+        client = issue(files.ca, "client")
+        app = start(**files.options(tls_client_ca=authorities))
+        pair = issue(files.ca, "second", LOCAL)
+        files.replace(pair)
+        files.certificate.write_bytes(comment + files.certificate.read_bytes())
+        assert served(app, files.ca, client) == der(pair)
+
+    def test_a_new_certificate_waits_for_its_key(
+        self, start: Make, files: Files, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        app = start(**files.options())
+        before = served(app, files.ca)
+        pair = issue(files.ca, "second", LOCAL)
+        files.certificate.write_bytes(pair.pem)
+        for _ in range(3):
+            assert served(app, files.ca) == before
+        (told,) = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
+        assert "does not belong to the certificate" in told
+        files.key.write_bytes(pair.key_pem)
+        assert served(app, files.ca) == der(pair)
+
+    @pytest.mark.parametrize(
+        "content", [None, b"", b"no certificate", b"-----BEGIN CERTIFICATE-----\nAAAA\n"]
+    )
+    def test_what_cannot_be_used_changes_nothing(
+        self, start: Make, files: Files, content: bytes | None, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        app = start(**files.options())
+        before = served(app, files.ca)
+        if content is None:
+            files.certificate.unlink()
+        else:
+            files.certificate.write_bytes(content)
+        assert served(app, files.ca) == before
+        assert str(files.certificate) in caplog.text
+
+    def test_nor_does_one_that_no_client_would_take(
+        self, start: Make, files: Files, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        app = start(**files.options())
+        before = served(app, files.ca)
+        files.replace(issue(files.ca, "server", LOCAL, begins=-2, ends=-1))
+        assert served(app, files.ca) == before
+        assert "expired" in caplog.text
+
+    def test_what_was_only_out_of_reach_is_read_later(
+        self, start: Make, files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """As when the process has no file descriptor left for a moment."""
+        app = start(**files.options())
+        before = served(app, files.ca)
+        pair = issue(files.ca, "second", LOCAL)
+        files.replace(pair)
+        for fails in ("pathlib.Path.open", "os.memfd_create"):
+            with monkeypatch.context() as patch:
+                patch.setattr(fails, _without_descriptors)
+                assert served(app, files.ca) == before
+                assert served(app, files.ca) == before
+        told = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
+        assert len(told) == 2
+        assert all("Too many open files" in message for message in told)
+        assert served(app, files.ca) == der(pair)
+
+    def test_under_load_no_call_fails(self, start: Make, files: Files) -> None:
+        """Callers who connect anew all the time, and one who never does, while files change."""
+        app = start(**files.options())
+        over = threading.Event()
+        answered = [0] * 4
+        failed: list[BaseException] = []
+
+        def call(place: int, anew: bool) -> None:
+            channel = dial(app, files.ca)
+            try:
+                while not over.is_set():
+                    infer(channel)
+                    answered[place] += 1
+                    if anew:
+                        channel.close()
+                        channel = dial(app, files.ca)
+            except BaseException as error:
+                failed.append(error)
+            finally:
+                channel.close()
+
+        threads = [threading.Thread(target=call, args=(place, place > 0)) for place in range(4)]
+        for thread in threads:
+            thread.start()
+        shown = set()
+        try:
+            for number in range(10):
+                pair = issue(files.ca, f"number {number}", LOCAL)
+                files.replace(pair)
+                assert served(app, files.ca) == der(pair)
+                shown.add(der(pair))
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join(PATIENCE)
+        assert not failed
+        assert len(shown) == 10
+        assert all(answered)
+
+
+class TestStart:
+    """Files that cannot be used end the server at once, with the file and what is wrong."""
+
+    def error(self, files: Files, **more: Any) -> str:
+        app = App(ServerConfig((), port=0, transport="threaded", **files.options(**more)))
+        try:
+            with pytest.raises(StartError) as caught:
+                app.start()
+        finally:
+            app.stop()
+        return str(caught.value)
+
+    def test_missing(self, files: Files) -> None:
+        files.key.unlink()
+        assert self.error(files) == f"{files.key} cannot be read: No such file or directory"
+
+    def test_the_two_mixed_up(self, files: Files) -> None:
+        files.key.write_bytes(files.certificate.read_bytes())
+        assert f"{files.key} is no private key in PEM" in self.error(files)
+
+    def test_no_pem(self, files: Files) -> None:
+        files.certificate.write_bytes(b"\x30\x82")
+        assert f"{files.certificate} is no certificate in PEM" in self.error(files)
+
+    def test_a_damaged_one(self, files: Files) -> None:
+        lines = files.certificate.read_text().splitlines()
+        files.certificate.write_text("\n".join([lines[0], *lines[2:]]))
+        assert str(files.certificate) in self.error(files)
+
+    def test_a_key_of_another(self, files: Files) -> None:
+        files.key.write_bytes(issue(files.ca, "another").key_pem)
+        assert "does not belong to the certificate" in self.error(files)
+
+    def test_an_encrypted_key(self, files: Files) -> None:
+        pair = issue(files.ca, "server", LOCAL)
+        files.certificate.write_bytes(pair.pem)
+        files.key.write_bytes(pair.key_in(serialization.BestAvailableEncryption(b"secret")))
+        assert f"the key in {files.key} is encrypted" in self.error(files)
+
+    def test_a_kind_of_key_that_grpc_does_not_take(self, files: Files) -> None:
+        files.replace(issue(files.ca, "server", LOCAL, key=ed25519.Ed25519PrivateKey.generate()))
+        assert "Ed25519" in self.error(files)
+
+    def test_one_that_is_over(self, files: Files) -> None:
+        files.replace(issue(files.ca, "server", LOCAL, begins=-2, ends=-1))
+        assert f"no client would take the certificate in {files.certificate}: certificate has expired" in (
+            self.error(files)
+        )
+
+    def test_authorities_that_are_none(self, files: Files) -> None:
+        path = files.folder / "clients.crt"
+        path.write_bytes(files.key.read_bytes())
+        assert f"{path} is no certificate in PEM" in self.error(files, tls_client_ca=path)
+        path.write_bytes(files.certificate.read_bytes())
+        assert f"no certificate in {path} is an authority's" in self.error(files, tls_client_ca=path)
+
+    def test_nothing_of_a_key_is_quoted(self, files: Files) -> None:
+        body = files.key.read_text().splitlines()[1]
+        files.certificate.write_text(files.key.read_text())
+        assert body not in self.error(files)

@@ -1,0 +1,322 @@
+"""Regions of shared memory: which files they may be, what fits them, and how long they stay."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.server.regions import extension, names, placed
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    LimitError,
+    NotFoundError,
+    ServerError,
+    UnsupportedError,
+)
+from tensorferry.server.methods.shared_memory import SharedMemory
+from tensorferry.server.shared_memory.regions import Lease, Regions
+from tensorferry.server.shared_memory.system import SystemMemory
+
+
+def open_files() -> set[str]:
+    return {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _exists(name)}
+
+
+def _exists(name: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{name}")
+
+
+@pytest.mark.parametrize("key", ["key", "/key", "///key"])
+def test_a_region_is_a_part_of_a_file(regions: Regions, key: str) -> None:
+    regions.register_system("r", key, 8, 32)
+    span = Lease(regions).span(placed(nbytes=4, offset=2))
+    assert span is not None
+    assert span.read() == bytes([10, 11, 12, 13])
+    span.write(memoryview(b"new"))
+    assert span.read() == b"new\x0d"
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("", "cannot register shared memory region 'r' - invalid shm key ''"),
+        ("/", "cannot register shared memory region 'r' - invalid shm key '/'"),
+        ("///", "invalid shm key '///'"),
+        (".", "invalid shm key '.'"),
+        ("..", "invalid shm key '..'"),
+        ("../outside", "invalid shm key '../outside'"),
+        ("directory/inside", "invalid shm key 'directory/inside'"),
+        ("key/", "invalid shm key 'key/'"),
+        ("nul\0", "invalid shm key 'nul\\x00'"),
+        ("x" * 256, "of at most 255 bytes"),
+        (
+            "triton_python_backend_shm_region_1",
+            "cannot register shared memory region 'r' with key 'triton_python_backend_shm_region_1' as the key contains "
+            "the reserved prefix 'triton_python_backend_shm_region_'",
+        ),
+        ("//triton_python_backend_shm_region_", "contains the reserved prefix"),
+    ],
+)
+def test_a_key_that_does_not_name_one_file_there(regions: Regions, key: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        regions.register_system("r", key, 0, 8)
+    assert message in str(caught.value)
+    assert names(regions) == []
+
+
+def test_a_key_leads_to_nothing_but_a_file_of_its_own(regions: Regions, tmp_path: Path) -> None:
+    outside = tmp_path.parent / "outside"
+    outside.write_bytes(bytes(64))
+    (tmp_path / "link").symlink_to(outside)
+    (tmp_path / "directory").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    files = open_files()
+    for key in ("link", "directory", "pipe", "missing"):
+        with pytest.raises(NotFoundError, match=f"Unable to open shared memory region: '{key}'"):
+            regions.register_system("r", key, 0, 8)
+    assert open_files() == files
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes"), [(0, 65), (64, 1), (1, 64), (65, 0), (0, 0), (0, (1 << 64) - 1), ((1 << 64) - 1, 1)]
+)
+def test_a_part_that_the_file_does_not_have(
+    regions: Regions, offset: int, nbytes: int, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        InvalidRequestError, match=r"failed to register shared memory region 'r': invalid args.* of 64"
+    ):
+        regions.register_system("r", "key", offset, nbytes)
+    assert names(regions) == []
+    assert str(tmp_path / "key") not in open_files()
+
+
+def test_a_name_is_taken_once(regions: Regions) -> None:
+    regions.register_system("r", "key", 0, 8)
+    with pytest.raises(AlreadyExistsError, match="shared memory region 'r' already in manager"):
+        regions.register_system("r", "key", 8, 8)
+    regions.register_system("other", "key", 8, 8)
+    assert names(regions) == ["r", "other"]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 1025])
+def test_a_name_that_is_none(regions: Regions, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"with a name of {len(name)} characters"):
+        regions.register_system(name, "key", 0, 8)
+
+
+def test_regions_leave_files_for_connections(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (4, 4))
+    for name in "ab":
+        regions.register_system(name, "key", 0, 8)
+    with pytest.raises(LimitError, match=r"^2 shared memory regions are registered, which is the most"):
+        regions.register_system("c", "key", 0, 8)
+
+
+def test_unregistering_closes_the_file(regions: Regions, tmp_path: Path) -> None:
+    regions.register_system("r", "key", 0, 8)
+    assert str(tmp_path / "key") in open_files()
+    regions.unregister("other", SystemMemory)
+    assert names(regions) == ["r"]
+    regions.unregister("r", SystemMemory)
+    assert names(regions) == []
+    assert str(tmp_path / "key") not in open_files()
+
+
+def test_the_empty_name_unregisters_all(regions: Regions) -> None:
+    for name in "abc":
+        regions.register_system(name, "key", 0, 8)
+    regions.unregister("", SystemMemory)
+    assert names(regions) == []
+
+
+def test_a_region_that_is_in_use_goes_with_the_last_use(regions: Regions, tmp_path: Path) -> None:
+    regions.register_system("r", "key", 0, 8)
+    regions.register_system("idle", "key", 0, 8)
+    first, second = Lease(regions), Lease(regions)
+    first.span(placed(nbytes=1))
+    first.span(placed(nbytes=1))
+    regions.unregister("", SystemMemory)
+    assert names(regions) == ["r"]
+    # As in Triton: until then it can be used further, and its name is taken.
+    second.span(placed(nbytes=1))
+    with pytest.raises(AlreadyExistsError):
+        regions.register_system("r", "key", 0, 8)
+    first.release()
+    first.release()
+    assert names(regions) == ["r"]
+    second.release()
+    assert names(regions) == []
+    assert str(tmp_path / "key") not in open_files()
+    regions.register_system("r", "key", 0, 8)
+
+
+def test_a_region_that_is_released_but_not_unregistered_stays(regions: Regions) -> None:
+    regions.register_system("r", "key", 0, 8)
+    lease = Lease(regions)
+    lease.span(placed(nbytes=1))
+    assert lease
+    lease.release()
+    assert not lease
+    assert names(regions) == ["r"]
+
+
+def test_a_span_that_is_refused_is_released_with_its_lease(regions: Regions) -> None:
+    regions.register_system("r", "key", 0, 8)
+    lease = Lease(regions)
+    with pytest.raises(InvalidRequestError):
+        lease.span(placed(nbytes=9))
+    lease.release()
+    regions.unregister("r", SystemMemory)
+    assert names(regions) == []
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (placed(offset=64), "Invalid offset for shared memory region: 'r': 64, but region 'r' has 64 bytes"),
+        (placed(offset=-1), "Invalid offset for shared memory region: 'r'"),
+        (placed(nbytes=65), "Invalid offset + byte size for shared memory region: 'r': 0 + 65"),
+        (placed(nbytes=64, offset=1), "Invalid offset + byte size for shared memory region: 'r': 1 + 64"),
+        (
+            placed(nbytes=-32, offset=32),
+            "Integer overflow detected: byte_size (18446744073709551584) + offset (32)",
+        ),
+        (placed(nbytes=-32, offset=1), "Invalid offset + byte size for shared memory region"),
+        (placed(nbytes=(1 << 63) - 1, offset=1), "Invalid offset + byte size for shared memory region"),
+        (
+            placed(nbytes=None),
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter",
+        ),
+        (
+            placed(None, None, 8),
+            "'shared_memory_offset' can not be specified without 'shared_memory_region' parameter for tensor 'x'",
+        ),
+        (
+            placed(None),
+            "'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter for tensor 'x'",
+        ),
+        (
+            placed({"int64_param": 1}),
+            "invalid value type for 'shared_memory_region' parameter for tensor 'x', expected string_param",
+        ),
+        (
+            placed(nbytes={"uint64_param": 1}),
+            "invalid value type for 'shared_memory_byte_size' parameter for tensor 'x', expected int64_param",
+        ),
+        (
+            placed(offset={"string_param": "1"}),
+            "invalid value type for 'shared_memory_offset' parameter for tensor 'x', expected int64_param",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_tensor_that_is_in_no_region(regions: Regions, tensor: Any, message: str) -> None:
+    regions.register_system("r", "key", 0, 64)
+    with pytest.raises(InvalidRequestError) as caught:
+        Lease(regions).span(tensor)
+    assert message in str(caught.value)
+
+
+def test_a_tensor_without_such_parameters_is_in_no_region(regions: Regions) -> None:
+    lease = Lease(regions)
+    assert lease.span(placed(None, None)) is None
+    assert not lease
+
+
+def test_an_unknown_region(regions: Regions) -> None:
+    with pytest.raises(NotFoundError, match=r"^Unable to find shared memory region: 'r'$"):
+        Lease(regions).span(placed())
+    with pytest.raises(NotFoundError, match=r"'r'\. Client shared memory is disabled"):
+        Lease(Regions()).span(placed())
+
+
+def test_a_file_that_was_cut_short_is_an_error_of_the_request(regions: Regions, tmp_path: Path) -> None:
+    """To touch a mapping of it would kill the process."""
+    regions.register_system("r", "key", 0, 64)
+    span = Lease(regions).span(placed(nbytes=64))
+    assert span is not None
+    os.truncate(tmp_path / "key", 63)
+    for use in (span.read, lambda: span.write(memoryview(bytes(64)))):
+        with pytest.raises(InvalidRequestError, match="the file of key 'key' has become smaller"):
+            use()
+    assert (tmp_path / "key").stat().st_size == 63
+
+
+def test_a_file_that_is_unlinked_is_still_the_region(regions: Regions, tmp_path: Path) -> None:
+    regions.register_system("r", "key", 0, 64)
+    (tmp_path / "key").unlink()
+    span = Lease(regions).span(placed(nbytes=2))
+    assert span is not None
+    assert span.read() == b"\0\1"
+
+
+def test_what_cannot_be_written_is_said(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+    regions.register_system("r", "key", 0, 64)
+    span = Lease(regions).span(placed())
+    assert span is not None
+
+    def full(*args: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(LimitError, match="region 'r' cannot be written to: No space left on device"):
+        span.write(memoryview(b"x"))
+
+
+def test_reading_and_writing_go_on_where_the_system_stops_short(
+    regions: Regions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    regions.register_system("r", "key", 0, 64)
+    span = Lease(regions).span(placed(nbytes=10))
+    assert span is not None
+    pread, pwrite = os.pread, os.pwrite
+    monkeypatch.setattr(os, "pread", lambda file, n, at: pread(file, min(n, 3), at))
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:3], at))
+    assert span.read() == bytes(range(10))
+    span.write(memoryview(b"0123456789"))
+    assert span.read() == b"0123456789"
+
+
+def test_the_methods(regions: Regions) -> None:
+    methods = extension(regions)
+    register = pb.SystemSharedMemoryRegisterRequest(name="r", key="/key", offset=8, byte_size=16)
+    assert methods["SystemSharedMemoryRegister"](register) == pb.SystemSharedMemoryRegisterResponse()
+    for name in ("", "r"):
+        status = methods["SystemSharedMemoryStatus"](pb.SystemSharedMemoryStatusRequest(name=name))
+        assert list(status.regions) == ["r"]
+        told = status.regions["r"]
+        assert (told.name, told.key, told.offset, told.byte_size) == ("r", "/key", 8, 16)
+    with pytest.raises(NotFoundError, match="Unable to find system shared memory region: 'other'"):
+        methods["SystemSharedMemoryStatus"](pb.SystemSharedMemoryStatusRequest(name="other"))
+    methods["SystemSharedMemoryUnregister"](pb.SystemSharedMemoryUnregisterRequest(name="r"))
+    assert not methods["SystemSharedMemoryStatus"](pb.SystemSharedMemoryStatusRequest()).regions
+    assert SharedMemory(regions).names[0] == "system_shared_memory"
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "SystemSharedMemoryRegister",
+        "SystemSharedMemoryUnregister",
+        "CudaSharedMemoryRegister",
+        "CudaSharedMemoryUnregister",
+    ],
+)
+def test_where_it_is_not_allowed_the_flag_is_named(method: str) -> None:
+    regions = Regions()
+    request = getattr(pb, f"{method}Request")(name="r")
+    with pytest.raises(UnsupportedError) as caught:
+        extension(regions)[method](request)
+    assert str(caught.value).startswith(
+        "Client shared memory is disabled. Start the server with --allow-shared-memory"
+    )
+    assert isinstance(caught.value, ServerError)
+    assert not extension(regions)["SystemSharedMemoryStatus"](pb.SystemSharedMemoryStatusRequest()).regions
+    assert SharedMemory(regions).names == ()

@@ -1,0 +1,220 @@
+"""Log lines: one JSON object each, or text; on stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.server import log_lines
+from support.server.rig import PATIENCE
+
+from tensorferry.server.telemetry import logs
+from tensorferry.server.telemetry.repeated_warnings import MOST_REPEATS
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """The root logger, put back afterwards."""
+    logger = logging.getLogger()
+    handlers, level = logger.handlers[:], logger.level
+    yield logger
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+
+
+def record(message: str = "%s rows", *args: object, **fields: Any) -> logging.LogRecord:
+    made = logging.LogRecord("tensorferry.server", logging.WARNING, __file__, 1, message, args, None)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_a_line_is_one_json_object() -> None:
+    made = record('3 %s\nin "quotes"', "rows")
+    made.created, made.msecs = 1_700_000_000.0, 7.9
+    line = logs.JsonFormatter().format(made)
+    assert "\n" not in line
+    assert json.loads(line) == {
+        "time": "2023-11-14T22:13:20.007Z",
+        "level": "warning",
+        "logger": "tensorferry.server",
+        "message": '3 rows\nin "quotes"',
+    }
+
+
+def test_extra_fields_are_added_whatever_they_are() -> None:
+    line = json.loads(logs.JsonFormatter().format(record("m", model="digits", rows=3, error=OSError("gone"))))
+    assert (line["model"], line["rows"], line["error"]) == ("digits", 3, "gone")
+
+
+def test_an_exception_is_in_the_line() -> None:
+    try:
+        raise ValueError("why")
+    except ValueError:
+        made = record("failed", exc_info=sys.exc_info())
+    line = logs.JsonFormatter().format(made)
+    assert "\n" not in line
+    assert json.loads(line)["exception"].endswith("ValueError: why")
+
+
+def test_json_on_stderr_from_the_level_on(root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
+    logs.configure("json", "warning")
+    logging.getLogger("some").info("not this")
+    logging.getLogger("some").warning("but %s", "this")
+    (line,) = log_lines.written(capfd).splitlines()
+    assert json.loads(line)["message"] == "but this"
+
+
+def test_text_on_stderr(root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
+    logs.configure("text", "info")
+    logging.getLogger("some").info("this")
+    assert log_lines.written(capfd).endswith("INFO    this\n")
+
+
+def test_a_message_in_text_is_one_line_whatever_is_in_it(
+    root: logging.Logger, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("text", "info")
+    logging.getLogger("some").info("a\r\nb\x1b[2J\u2028 %s é", "c\nd")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logging.getLogger("some").exception("failed")
+    first, *rest = log_lines.written(capfd).split("\n")
+    assert first.endswith(r"INFO    a\r\nb\x1b[2J\u2028 c\nd é")
+    assert rest[0].endswith("ERROR   failed")
+    assert rest[1:] == ["Traceback (most recent call last):", *rest[2:-2], "ValueError: why", ""]
+
+
+def test_a_clients_own_words_are_quoted_and_short() -> None:
+    assert logs.quoted("a'b\n") == '"a\'b\\n"'
+    assert logs.quoted("ü" * 1000) == ascii("ü" * 128 + "...")
+    assert logs.about("", ("m", ""), None) == {"model": "m"}
+
+
+def test_configuring_again_does_not_double_the_lines(
+    root: logging.Logger, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("text", "info")
+    logs.configure("json", "info")
+    logging.getLogger("some").info("once")
+    assert len(log_lines.written(capfd).splitlines()) == 1
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_a_client_s_header_that_is_no_text_is_no_error(
+    root: logging.Logger, capfd: pytest.CaptureFixture[str], level: str
+) -> None:
+    """grpcio tells of each with a traceback, by the words that are here."""
+    logs.configure("json", level)
+    try:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+    except UnicodeDecodeError:
+        logging.getLogger("grpc._cython.cygrpc").exception("Invalid encoding on %s", b"\xff")
+    lines = [json.loads(line) for line in log_lines.written(capfd).splitlines()]
+    assert [line["level"] for line in lines] == (["debug"] if level == "debug" else [])
+    assert not any("exception" in line for line in lines)
+    logging.getLogger("grpc._cython.cygrpc").error("something else")
+    assert json.loads(log_lines.written(capfd))["level"] == "error"
+
+
+class Pipe:
+    """A pipe in place of stderr, which is read when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reading, self.writing = os.pipe()
+        monkeypatch.setattr(logs, "_STDERR", self.writing)
+
+    def lines_until(self, last: str) -> list[str]:
+        text = b""
+        while not (last.encode() in text and text.endswith(b"\n")):
+            text += os.read(self.reading, 1 << 16)
+        return text.decode().splitlines()
+
+    def close(self) -> None:
+        os.close(self.reading)
+        os.close(self.writing)
+
+
+@pytest.fixture
+def pipe(root: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
+    made = Pipe(monkeypatch)
+    yield made
+    made.close()
+
+
+def test_nothing_waits_for_a_reader_and_what_is_lost_is_counted(pipe: Pipe) -> None:
+    output = logs.configure("json", "info")
+    for number in range(30_000):
+        logging.getLogger("some").info("line %d %s", number, "x" * 1000)
+    assert not output.flush(0)
+
+    def then() -> None:
+        assert output.flush(PATIENCE)
+        logging.getLogger("some").info("afterwards")
+
+    following = threading.Thread(target=then)
+    following.start()
+    messages = [json.loads(line)["message"] for line in pipe.lines_until("afterwards")]
+    following.join(PATIENCE)
+    told = [message for message in messages if "log lines are lost" in message]
+    assert messages[-1] == "afterwards"
+    assert told[-1].endswith("log lines are lost: stderr was not read fast enough")
+    assert len(messages) - len(told) - 1 + sum(int(message.split()[0]) for message in told) == 30_000
+    assert sum(map(len, messages)) < 3 * logs._MOST_WAITING_BYTES
+
+
+def test_a_pipe_that_does_not_block_gets_whole_lines(pipe: Pipe) -> None:
+    os.set_blocking(pipe.writing, False)
+    output = logs.configure("json", "info")
+    logging.getLogger("some").info("x" * 500_000)
+    logging.getLogger("some").info("last")
+    first, second = pipe.lines_until("last")
+    assert len(json.loads(first)["message"]) == 500_000
+    assert json.loads(second)["message"] == "last"
+    assert output.flush()
+
+
+@pytest.mark.parametrize("mode", [os.O_RDONLY, os.O_WRONLY])
+def test_stderr_that_cannot_be_written_is_no_error(
+    root: logging.Logger, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    """Closed, as a daemon's may be, or full, as a disk."""
+    file = os.open("/dev/full", mode)
+    monkeypatch.setattr(logs, "_STDERR", file)
+    output = logs.configure("text", "info")
+    logging.getLogger("some").info("lost")
+    assert output.flush()
+    os.close(file)
+
+
+def test_repeated_warnings_are_few_and_counted_at_the_end(
+    root: logging.Logger, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = logs.configure("text", "info")
+    for _ in range(2000):
+        logging.getLogger("some").warning("model %s failed on request %s", "m", "r")
+    assert output.flush(PATIENCE)
+    *shown, last = capfd.readouterr().err.splitlines()
+    assert len(shown) == MOST_REPEATS
+    assert last.endswith(
+        f"{2000 - MOST_REPEATS} warnings or errors that repeat others were left out of the log"
+    )
+
+
+def test_the_end_of_the_process_writes_the_last_lines() -> None:
+    script = (
+        f"import sys; sys.path[:0] = {sys.path!r}\n"
+        "import logging; from tensorferry.server import logs\n"
+        "logs.configure('text', 'info')\n"
+        "for number in range(500): logging.info('line %d', number)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
+    assert [line.split()[-1] for line in ended.stderr.splitlines()] == [str(number) for number in range(500)]

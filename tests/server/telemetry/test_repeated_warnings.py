@@ -1,0 +1,89 @@
+"""Warnings that repeat: ten a minute for each model and kind, the rest counted."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tensorferry.server.telemetry import logs, repeated_warnings
+from tensorferry.server.telemetry.repeated_warnings import MOST_REPEATS, PERIOD_SECONDS, Repeats
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def limit(clock: Clock) -> Repeats:
+    return Repeats(clock)
+
+
+def record(
+    model: object = "m", *, words: str = "model %s failed: %s", level: int = logging.WARNING
+) -> logging.LogRecord:
+    return logging.LogRecord("tensorferry.server", level, "", 1, words, (model, "why"), None)
+
+
+def shown(limit: Repeats, count: int, model: str = "m", **more: int) -> int:
+    return sum(limit.filter(record(model, **more)) for _ in range(count))  # type: ignore[arg-type]
+
+
+def test_ten_a_minute_and_then_the_count_of_the_others(limit: Repeats, clock: Clock) -> None:
+    assert shown(limit, 2000) == MOST_REPEATS
+    clock.now += PERIOD_SECONDS - 1
+    assert shown(limit, 1) == 0
+    clock.now += 1
+    first, second = record(), record()
+    assert limit.filter(first)
+    assert limit.filter(second)
+    assert first.repeats_left_out == 2001 - MOST_REPEATS  # type: ignore[attr-defined]
+    assert not hasattr(second, "repeats_left_out")
+
+
+def test_another_model_another_kind_of_line_and_what_is_no_warning_are_not_limited(limit: Repeats) -> None:
+    assert shown(limit, 50) == MOST_REPEATS
+    assert shown(limit, 50, "n") == MOST_REPEATS
+    assert limit.filter(record(words="model %s is slow: %s"))
+    assert shown(limit, 400, level=logging.INFO) == 400
+
+
+def test_what_was_left_out_is_told_once(limit: Repeats, clock: Clock) -> None:
+    shown(limit, MOST_REPEATS + 5)
+    shown(limit, MOST_REPEATS + 2, "n")
+    assert [limit.take_left_out(), limit.take_left_out()] == [7, 0]
+
+
+def test_subjects_that_clients_choose_take_bounded_memory(
+    limit: Repeats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeated_warnings, "_MOST_KEYS", 100)
+    for number in range(1000):
+        assert limit.filter(record(f"client {number}"))
+    assert len(limit._periods) == 100
+
+
+@pytest.mark.parametrize("arguments", [(), (3,), ({"a": 1},)])
+def test_any_arguments(limit: Repeats, arguments: tuple[object, ...]) -> None:
+    words = "%s" if arguments else "words"
+    made = logging.LogRecord("any", logging.ERROR, "", 1, words, arguments, None)
+    assert limit.filter(made)
+
+
+def test_a_line_of_text_tells_the_count() -> None:
+    made = record()
+    made.repeats_left_out = 7
+    assert (
+        logs._text_formatter(False)
+        .format(made)
+        .endswith("model m failed: why (7 more like this were left out)")
+    )
+    assert '"repeats_left_out": 7' in logs.JsonFormatter().format(made)

@@ -1,0 +1,84 @@
+"""W3C Trace Context: what is well formed is understood, and everything else is as if it were not there."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.server.rig import reproducible
+
+from tensorferry.server.telemetry.trace_context import TraceContext, context_of
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+GOOD = f"00-{TRACE}-{SPAN}-01"
+
+
+def test_a_callers_span() -> None:
+    metadata: list[tuple[str, str | bytes]] = [
+        ("user-agent", "x"),
+        ("traceparent", GOOD),
+        ("blob-bin", b"\0"),
+    ]
+    context = context_of(metadata)
+    assert context == TraceContext(TRACE, SPAN, True)
+    assert context is not None
+    assert context.traceparent == GOOD
+
+
+@pytest.mark.parametrize(
+    ("text", "sampled"),
+    [
+        (f"00-{TRACE}-{SPAN}-00", False),
+        (f"00-{TRACE}-{SPAN}-03", True),
+        (f"00-{TRACE}-{SPAN}-fe", False),
+        # Versions that are yet to come.
+        (f"01-{TRACE}-{SPAN}-01", True),
+        (f"cc-{TRACE}-{SPAN}-01-what the future holds", True),
+    ],
+)
+def test_flags_and_later_versions(text: str, sampled: bool) -> None:
+    assert context_of([("traceparent", text)]) == TraceContext(TRACE, SPAN, sampled)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "00",
+        f"00-{TRACE}-{SPAN}",
+        f"00-{TRACE}-{SPAN}-1",
+        f"00-{TRACE}-{SPAN}-01-more",
+        f"cc-{TRACE}-{SPAN}-01.more",
+        f"ff-{TRACE}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE.upper()}-{SPAN}-01",
+        f"00-{TRACE}-{SPAN}-01\n",
+        f" {GOOD}",
+        f"00-{TRACE[:-1]}g-{SPAN}-01",
+        f"00-{TRACE[:-1]}٣-{SPAN}-01",
+    ],
+)
+def test_what_is_malformed_is_nothing(text: str) -> None:
+    assert context_of([("traceparent", text)]) is None
+
+
+def test_two_parents_are_none() -> None:
+    assert context_of([("traceparent", GOOD), ("traceparent", GOOD)]) is None
+
+
+def test_state_of_several_headers_is_joined_and_what_is_too_long_dropped() -> None:
+    parent = ("traceparent", GOOD)
+    both = [("tracestate", "a=1"), parent, ("tracestate", "b=2,c=3")]
+    assert context_of(both) == TraceContext(TRACE, SPAN, True, "a=1,b=2,c=3")
+    assert context_of([parent, ("tracestate", "a=" + "x" * 511)]) == TraceContext(TRACE, SPAN, True)
+    assert context_of([("tracestate", "a=1")]) is None
+
+
+@reproducible
+@given(st.one_of(st.text(), st.binary(), st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-.*")))
+def test_nothing_that_a_client_sends_raises_or_gets_into_the_log(value: str | bytes) -> None:
+    metadata: list[tuple[str, str | bytes]] = [("traceparent", value), ("tracestate", str(value))]
+    context = context_of(metadata)
+    if context is not None:
+        assert set(context.trace_id + context.span_id) <= set("0123456789abcdef")

@@ -1,0 +1,359 @@
+"""Spans of requests and batches: by either transport, whatever becomes of a request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.trace import StatusCode
+from support.server import raw_h2
+from support.server.rig import PATIENCE, fp32, request
+from support.server.scripted_service import Door
+from support.server.spans import SAMPLED, SPAN, TRACE, UNSAMPLED, Desk, ids_of, of
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.errors import ModelFailedError
+from tensorferry.server.tracing import otel
+
+UNARY = "inference.GRPCInferenceService/ModelInfer"
+STREAMED = "inference.GRPCInferenceService/ModelStreamInfer"
+
+
+@pytest.fixture
+def desk(door: Door, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Desk]]:
+    # Each span asks two clocks one after the other, between which a busy machine may suspend the thread.
+    monkeypatch.setattr(otel, "time", SimpleNamespace(time=lambda: 2e9, monotonic=lambda: 1e6))
+    made: list[Desk] = []
+
+    def make(environment: dict[str, str] | None = None, **options: Any) -> Desk:
+        made.append(Desk(door, environment, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_request_has_its_callers_span_for_parent_and_a_child_for_each_stage(
+    desk: Callable[..., Desk],
+) -> None:
+    at = desk()
+    at.runner.open()
+    assert at.infer("one", rows=3).result(PATIENCE).id == "one"
+    spans = at.spans(1, 1)
+    span = spans.requests["one"]
+    assert (span.name, span.status.status_code) == (UNARY, StatusCode.UNSET)
+    assert span.parent is not None
+    assert span.context is not None
+    assert (f"{span.parent.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, SPAN)
+    assert span.parent.is_remote
+    assert span.context.trace_id == span.parent.trace_id
+    attributes = of(span)
+    assert attributes.pop("tensorferry.queue.delay_seconds") >= 0
+    assert attributes == {
+        "rpc.system": "grpc",
+        "rpc.service": "inference.GRPCInferenceService",
+        "rpc.method": "ModelInfer",
+        "rpc.grpc.status_code": 0,
+        "tensorferry.model.name": "m",
+        "tensorferry.model.version": "1",
+        "tensorferry.request.id": "one",
+        "tensorferry.request.rows": 3,
+        "tensorferry.batch.number": 1,
+        "tensorferry.batch.requests": 1,
+        "tensorferry.batch.rows": 3,
+        "tensorferry.batch.close_reason": "idle",
+    }
+    assert list(spans.stages("one")) == ["decode", "queue", "batch", "respond"]
+    (link,) = spans.stages("one")["batch"].links
+    assert link.context == spans.batches[1].context
+    assert spans.batches[1].name == "batch"
+    assert spans.batches[1].context is not None
+    assert spans.batches[1].context.trace_id != span.context.trace_id
+    assert span.instrumentation_scope is not None
+    assert (span.instrumentation_scope.name, span.instrumentation_scope.version) == ("tensorferry", "1.2.3")
+
+
+def test_a_batch_links_to_all_who_rode_in_it_and_have_a_span_and_they_to_it(
+    desk: Callable[..., Desk],
+) -> None:
+    at = desk()
+    calls = [at.infer("first")]
+    at.runner.await_batches(1)
+    calls += [at.infer("a"), at.infer("b", ""), at.infer("unsampled", UNSAMPLED)]
+    at.await_queued(3)
+    at.runner.open()
+    assert [call.result(PATIENCE).id for call in calls] == ["first", "a", "b", "unsampled"]
+    spans = at.spans(3, 2)
+    batch = spans.batches[2]
+    riders = [spans.requests["a"], spans.requests["b"]]
+    assert ids_of([link.context for link in batch.links]) == ids_of([rider.context for rider in riders])
+    assert batch.context is not None
+    # All of them were known by the time that it was handed over.
+    assert at.exporter.links[batch.context.span_id] == 2
+    assert of(batch)["tensorferry.batch.requests"] == of(batch)["tensorferry.batch.rows"] == 3
+    assert of(batch)["tensorferry.batch.compute_seconds"] > 0
+    for rider in ("a", "b"):
+        (link,) = spans.stages(rider)["batch"].links
+        assert link.context == batch.context
+        assert of(spans.requests[rider])["tensorferry.queue.delay_seconds"] > 0
+    # Who has no caller with a span is the root of a trace.
+    assert riders[1].parent is None
+
+
+def test_the_links_of_a_batch_are_bounded(desk: Callable[..., Desk]) -> None:
+    at = desk(max_links=2)
+    calls = [at.infer("first")]
+    at.runner.await_batches(1)
+    calls += [at.infer(str(number)) for number in range(4)]
+    at.await_queued(4)
+    at.runner.open()
+    for call in calls:
+        call.result(PATIENCE)
+    batch = at.spans(5, 2).batches[2]
+    assert (len(batch.links), batch.dropped_links) == (2, 2)
+
+
+def test_a_request_that_is_cut_up_has_the_span_of_its_last_part(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    at.runner.open()
+    assert at.infer("large", rows=6).result(PATIENCE).id == "large"
+    spans = at.spans(1, 1)
+    assert of(spans.requests["large"])["tensorferry.request.rows"] == 6
+    (link,) = spans.stages("large")["batch"].links
+    assert [link.context] == [batch.context for batch in spans.batches.values()]
+
+
+def test_each_message_of_a_stream_has_a_span_of_its_own(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    at.runner.open()
+    stream = at.door.stream(metadata=[("traceparent", SAMPLED)])
+    for request_id in ("1", "2"):
+        stream.send_bytes(request({"x": fp32(1, 2)}, id=request_id).SerializeToString())
+        assert stream.read_ids(1) == [request_id]
+    bad = request({"x": fp32(1, 2)}, id="3", model="other")
+    stream.send_bytes(bad.SerializeToString())
+    assert "other" in stream.read().error_message
+    stream.half_close()
+    assert stream.rest() == []
+    spans = at.spans(3, 2)
+    for request_id in ("1", "2"):
+        span = spans.requests[request_id]
+        assert (span.name, of(span)["rpc.method"]) == (STREAMED, "ModelStreamInfer")
+        assert span.parent is not None
+        assert f"{span.parent.span_id:016x}" == SPAN
+        assert list(spans.stages(request_id)) == ["decode", "queue", "batch", "respond"]
+    assert of(spans.requests["3"])["error.type"] == "NOT_FOUND"
+
+
+def test_what_never_had_a_batch(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    with pytest.raises(grpc.RpcError):
+        at.door.unary("ModelInfer")(b"\xff", metadata=[("traceparent", SAMPLED)])
+    with pytest.raises(grpc.RpcError):
+        at.door.stub.ModelInfer(
+            request({"x": fp32(1, 2)}, id="unknown", model="x" * 128), metadata=[("traceparent", SAMPLED)]
+        )
+    spans = at.spans(2)
+    malformed, unknown = spans.requests[""], spans.requests["unknown"]
+    assert of(malformed)["rpc.grpc.status_code"] == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert of(unknown)["error.type"] == "NOT_FOUND"
+    assert of(unknown)["tensorferry.model.name"] == "x" * 128
+    # By the conventions it is its caller's error, not the server's.
+    assert malformed.status.status_code is unknown.status.status_code is StatusCode.UNSET
+    assert list(spans.stages("unknown")) == ["decode", "respond"]
+
+
+def test_a_model_that_raises_is_the_servers_error(desk: Callable[..., Desk]) -> None:
+    def fail(inputs: Any) -> Any:
+        raise ModelFailedError("the model failed") from ValueError("what only the log is to know")
+
+    at = desk(fn=fail)
+    at.runner.open()
+    assert at.infer("bad").code() is grpc.StatusCode.INTERNAL
+    spans = at.spans(1)
+    span = spans.requests["bad"]
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "the model failed")
+    assert of(span)["tensorferry.error"] == "ModelFailedError"
+    assert list(spans.stages("bad")) == ["decode", "queue", "batch", "respond"]
+
+
+def test_an_error_that_nobody_foresaw_tells_no_more_than_the_client_hears(
+    desk: Callable[..., Desk], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(inputs: Any) -> Any:
+        raise RuntimeError("secret")
+
+    at = desk(fn=fail)
+    at.runner.open()
+    assert at.infer("bad").code() is grpc.StatusCode.INTERNAL
+    span = at.spans(1).requests["bad"]
+    # A line that is kept keeps the call.
+    caplog.clear()
+    assert "secret" not in str(span.status.description) + str(of(span))
+    assert span.status.status_code is StatusCode.ERROR
+
+
+def test_cancelled_and_expired_while_queued(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    first = at.infer("first")
+    at.runner.await_batches(1)
+    gone = at.infer("gone")
+    allowed = request({"x": fp32(1, 2)}, id="allowed")
+    # By the server's clock alone: whose client has a deadline of gRPC's leaves at about the same moment.
+    allowed.parameters["timeout"].int64_param = 200_000
+    late = at.door.stub.ModelInfer.future(allowed, timeout=PATIENCE)
+    at.await_queued(2)
+    assert gone.cancel()
+    assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    spans = at.spans(2)
+    errors = {
+        name: (of(span)["error.type"], span.status.status_code) for name, span in spans.requests.items()
+    }
+    assert errors == {
+        "gone": ("CANCELLED", StatusCode.UNSET),
+        "allowed": ("DEADLINE_EXCEEDED", StatusCode.ERROR),
+    }
+    for request_id in ("gone", "allowed"):
+        assert list(spans.stages(request_id))[:2] == ["decode", "queue"]
+        assert "batch" not in spans.stages(request_id)
+    at.runner.open()
+    first.result(PATIENCE)
+
+
+def test_a_deadline_of_grpcs_has_expired_where_its_client_has_not_left(desk: Callable[..., Desk]) -> None:
+    """Core ends the call by a timer of its own, maybe before anybody here has looked at the time."""
+    at = desk()
+    first = at.infer("first")
+    at.runner.await_batches(1)
+    message = raw_h2.message(request({"x": fp32(1, 2)}, id="late").SerializeToString())
+    with raw_h2.RawClient(at.door.address) as client:
+        client.begin(1, raw_h2.UNARY, ("grpc-timeout", "200m"))
+        client.send(1, message, last=True)
+        span = at.spans(1).requests["late"]
+    assert (of(span)["error.type"], span.status.status_code) == ("DEADLINE_EXCEEDED", StatusCode.ERROR)
+    at.runner.open()
+    first.result(PATIENCE)
+
+
+def test_refused_and_shed_under_overload(desk: Callable[..., Desk]) -> None:
+    at = desk(max_queue_size=1, priority_weights=(8, 1), default_priority=2)
+    first = at.infer("first")
+    at.runner.await_batches(1)
+    shed = at.infer("shed")
+    at.await_queued(1)
+    assert at.infer("refused").code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    urgent = request({"x": fp32(1, 2)}, id="urgent")
+    urgent.parameters["priority"].uint64_param = 1
+    call = at.door.stub.ModelInfer.future(urgent, timeout=PATIENCE)
+    assert shed.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    at.runner.open()
+    first.result(PATIENCE)
+    call.result(PATIENCE)
+    spans = at.spans(4, 2)
+    errors = {name: of(span).get("tensorferry.error") for name, span in spans.requests.items()}
+    assert errors == {"first": None, "shed": "Shed", "refused": "QueueFull", "urgent": None}
+    for name in ("shed", "refused"):
+        assert of(spans.requests[name])["error.type"] == "RESOURCE_EXHAUSTED"
+
+
+def test_a_stream_that_is_left_ends_the_spans_of_all_that_it_had(desk: Callable[..., Desk]) -> None:
+    """One runs, one is queued, and one has its answer, which waits for its turn behind them."""
+    at = desk()
+    stream = at.door.stream(metadata=[("traceparent", SAMPLED)])
+    stream.send_bytes(request({"x": fp32(1, 2)}, id="running").SerializeToString())
+    at.runner.await_batches(1)
+    stream.send_bytes(request({"x": fp32(1, 2)}, id="queued").SerializeToString())
+    at.await_queued(1)
+    stream.send_bytes(request({"x": fp32(1, 2)}, id="done", model="other").SerializeToString())
+    stream.send_bytes(request({"x": fp32(1, 2)}, id="last").SerializeToString())
+    at.await_queued(2)
+    stream.cancel()
+    spans = at.spans(4)
+    errors = {name: of(span)["error.type"] for name, span in spans.requests.items()}
+    assert errors == {
+        "running": "CANCELLED",
+        "queued": "CANCELLED",
+        "done": "NOT_FOUND",
+        "last": "CANCELLED",
+    }
+    for name, span in spans.requests.items():
+        assert of(span)["rpc.method"] == "ModelStreamInfer"
+        assert "respond" not in spans.stages(name)
+    assert "batch" in spans.stages("running")
+
+
+@pytest.mark.parametrize("order", ["request", "completion"])
+def test_a_stream_that_its_first_error_ends(desk: Callable[..., Desk], order: str) -> None:
+    at = desk()
+    ends = ("triton_grpc_error", "true")
+    stream = at.door.stream(order, metadata=[("traceparent", SAMPLED), ends])
+    stream.send_bytes(request({"x": fp32(1, 2)}, id="running").SerializeToString())
+    at.runner.await_batches(1)
+    stream.send_bytes(request({"x": fp32(1, 2)}, id="bad", model="other").SerializeToString())
+    if order == "request":
+        stream.send_bytes(request({"x": fp32(1, 2)}, id="behind").SerializeToString())
+        at.await_queued(1)
+        at.runner.release()
+        assert stream.read_ids(1) == ["running"]
+    assert stream.end().code() is grpc.StatusCode.NOT_FOUND
+    if order == "request":
+        spans = at.spans(3, 1)
+        assert of(spans.requests["behind"])["error.type"] == "CANCELLED"
+    else:
+        spans = at.spans(2)
+        assert of(spans.requests["running"])["error.type"] == "CANCELLED"
+    assert "respond" in spans.stages("bad")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "argument", "sampled"),
+    [
+        ("", "", {"child", "root"}),
+        ("parentbased_always_off", "", {"child"}),
+        ("parentbased_traceidratio", "0", {"child"}),
+        ("parentbased_traceidratio", "1.0", {"child", "root"}),
+        ("always_on", "", {"child", "root", "not"}),
+        ("always_off", "", set()),
+        ("traceidratio", "1", {"child", "root", "not"}),
+    ],
+)
+def test_who_is_sampled(desk: Callable[..., Desk], sampler: str, argument: str, sampled: set[str]) -> None:
+    at = desk({"OTEL_TRACES_SAMPLER": sampler, "OTEL_TRACES_SAMPLER_ARG": argument})
+    at.runner.open()
+    for request_id, parent in (("child", SAMPLED), ("root", ""), ("not", UNSAMPLED)):
+        assert at.infer(request_id, parent).result(PATIENCE).id == request_id
+    assert set(at.spans(len(sampled), len(sampled)).requests) == sampled
+
+
+def test_state_of_the_callers_trace_goes_into_its_spans(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    at.runner.open()
+    at.door.stub.ModelInfer(
+        request({"x": fp32(1, 2)}, id="1"), metadata=[("traceparent", SAMPLED), ("tracestate", "a=1,b=2")]
+    )
+    span = at.spans(1, 1).requests["1"]
+    assert span.context is not None
+    assert dict(span.context.trace_state) == {"a": "1", "b": "2"}
+
+
+def test_nothing_of_a_request_is_kept_by_what_knows_its_batch(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    at.runner.open()
+    for number in range(300):
+        at.infer(str(number)).result(PATIENCE)
+    at.spans(300, 300)
+    assert len(at.source._batches) <= 256
+    assert math.isfinite(sum(batch.info.compute_time for batch in at.source._batches.values()))
+
+
+def test_a_parse_needs_no_more_than_bytes(desk: Callable[..., Desk]) -> None:
+    """A request that is as good as empty is a request, too."""
+    at = desk()
+    with pytest.raises(grpc.RpcError):
+        at.door.stub.ModelInfer(pb.ModelInferRequest())
+    assert list(at.spans(1).stages("")) == ["decode", "respond"]

@@ -1,0 +1,187 @@
+"""The standard variables, and the end: what is refused, what is switched off, and how long a stop waits."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.resources import SERVICE_NAME
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, SpanExportResult
+from support.server.rig import PATIENCE
+
+from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.telemetry.trace_context import TraceContext
+from tensorferry.server.tracing import otel_export
+from tensorferry.server.tracing.otel import OpenTelemetry
+from tensorferry.server.tracing.otel_export import SpanExport
+from tensorferry.server.tracing.otel_sampling import sampler_of
+from tensorferry.server.tracing.wiring import Telemetry
+from tensorferry.server.transport.lane.batched_sends import Outbox
+
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in os.environ:
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.fixture
+def made() -> Iterator[list[SpanExport]]:
+    """Exports that end with the test."""
+    exports: list[SpanExport] = []
+    yield exports
+    for export in exports:
+        assert export.stop(PATIENCE)
+
+
+def export() -> SpanExport:
+    return SpanExport(os.environ, "1.2.3", Outbox())
+
+
+def span_of(source: OpenTelemetry | None) -> None:
+    """Tells a span."""
+    assert source is not None
+    sink = source.sample(None, None)
+    assert sink is not None
+    source.tell("x", sink._context, None, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("OTEL_TRACES_SAMPLER", "often", "OTEL_TRACES_SAMPLER is 'often'; it must be one of always_on, "),
+        ("OTEL_TRACES_SAMPLER_ARG", "2", "is '2'; it must be a share of the traces, from 0 to 1"),
+        ("OTEL_TRACES_SAMPLER_ARG", "half", "is 'half'; it must be a share of the traces, from 0 to 1"),
+        ("OTEL_TRACES_SAMPLER_ARG", "nan", "is 'nan'; it must be a share of the traces, from 0 to 1"),
+        (
+            "OTEL_TRACES_EXPORTER",
+            "zipkin",
+            "OTEL_TRACES_EXPORTER is 'zipkin'; it must be otlp, console or none",
+        ),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "OTEL_EXPORTER_OTLP_PROTOCOL is 'http/protobuf'; "),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "sends by grpc only"),
+        ("OTEL_PROPAGATORS", "b3,baggage", "OTEL_PROPAGATORS is 'b3,baggage'; "),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "the variables OTEL_* cannot be followed: "),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "lzma", "the OTLP exporter cannot do what the variables "),
+    ],
+)
+def test_a_variable_that_says_what_cannot_be_is_named(
+    variables: pytest.MonkeyPatch, name: str, value: str, words: str
+) -> None:
+    variables.setenv(name, value)
+    if name.endswith("_ARG"):
+        variables.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    with pytest.raises(StartError) as caught:
+        export()
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")])
+def test_the_variables_can_switch_it_off(variables: pytest.MonkeyPatch, name: str, value: str) -> None:
+    variables.setenv(name, value)
+    off = export()
+    assert off.source is None
+    assert off.stop(0)
+
+
+def test_what_the_process_is_called(variables: pytest.MonkeyPatch, made: list[SpanExport]) -> None:
+    variables.setattr(otel_export, "_exporter", lambda environment: Kept())
+    for given, name in (("", "tensorferry"), ("shop", "shop")):
+        if given:
+            variables.setenv("OTEL_SERVICE_NAME", given)
+        made.append(export())
+        source = made[-1].source
+        assert source is not None
+        assert source._resource.attributes[SERVICE_NAME] == name
+        assert source._resource.attributes["service.version"] == "1.2.3"
+
+
+def test_spans_can_go_to_the_console(variables: pytest.MonkeyPatch, made: list[SpanExport]) -> None:
+    variables.setenv("OTEL_TRACES_EXPORTER", "console")
+    made.append(export())
+    assert isinstance(made[0]._exporter, ConsoleSpanExporter)
+
+
+class Kept(SpanExporter):
+    """Keeps spans; while it is `closed` it takes none and waits."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+        self.open = threading.Event()
+        self.open.set()
+        self.waits = threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.waits.set()
+        self.open.wait(PATIENCE)
+        self.spans += spans
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        self.open.set()
+
+
+def test_a_stop_sends_what_is_left(variables: pytest.MonkeyPatch) -> None:
+    kept = Kept()
+    variables.setattr(otel_export, "_exporter", lambda environment: kept)
+    exported = export()
+    for _ in range(3):
+        span_of(exported.source)
+    assert exported.stop(PATIENCE)
+    assert len(kept.spans) == 3
+
+
+def test_a_stop_does_not_wait_for_a_collector_that_hangs(variables: pytest.MonkeyPatch) -> None:
+    kept = Kept()
+    kept.open.clear()
+    variables.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
+    variables.setattr(otel_export, "_exporter", lambda environment: kept)
+    exported = export()
+    span_of(exported.source)
+    assert kept.waits.wait(PATIENCE)
+    assert not exported.stop(0.01)
+
+
+def test_without_the_extra_the_start_says_what_to_install(variables: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name.startswith(("opentelemetry", "tensorferry.server.tracing.otel")):
+            variables.delitem(sys.modules, name)
+    variables.setitem(sys.modules, "opentelemetry", None)
+    telemetry = Telemetry(ServerConfig((), otel=True), Outbox())
+    with pytest.raises(
+        StartError, match=r"--otel is given, but opentelemetry.* is not installed: pip install"
+    ):
+        telemetry.start()
+
+
+def test_nothing_of_opentelemetry_is_there_when_it_is_off(variables: pytest.MonkeyPatch) -> None:
+    outbox = Outbox()
+    telemetry = Telemetry(ServerConfig(()), outbox)
+    telemetry.start()
+    assert telemetry.together is outbox
+    assert not telemetry.tracing.sources
+    telemetry.stop(0)
+
+
+@pytest.mark.parametrize("name", ["traceidratio", "parentbased_traceidratio"])
+def test_a_ratio_takes_that_share_and_by_the_traces_id(name: str) -> None:
+    sample = sampler_of({"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": "0.25"})
+    ids = [trace_id for _ in range(20_000) if (trace_id := sample(None)) is not None]
+    assert 4_500 < len(ids) < 5_500
+    assert len(set(ids)) == len(ids)
+    # As every SDK decides for the same trace.
+    assert all(trace_id & (1 << 64) - 1 < 1 << 62 for trace_id in ids)
+    if name == "traceidratio":
+        low, high = "0" * 16 + "1" * 16, "f" * 32
+        parents: Any = [
+            TraceContext(trace_id, "1" * 16, sampled) for trace_id in (low, high) for sampled in (True, False)
+        ]
+        assert [sample(parent) is not None for parent in parents] == [True, True, False, False]

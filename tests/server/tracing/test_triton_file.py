@@ -1,0 +1,174 @@
+"""Traces in files: whole JSON at any time, numbered where it is asked for, and never waited for."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from support.server.rig import PATIENCE
+
+from tensorferry.batcher.supervision import Pauses
+from tensorferry.batcher.testing import VirtualClock
+from tensorferry.server.errors import StartError
+from tensorferry.server.tracing import triton_file
+from tensorferry.server.tracing.triton_file import Sheet, TraceFile
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[TraceFile]:
+    made = TraceFile(tmp_path / "traces.json")
+    yield made
+    assert made.stop(PATIENCE)
+
+
+def ids(path: Path) -> list[int]:
+    return [trace["id"] for trace in json.loads(path.read_text())]
+
+
+def written(file: TraceFile, *items: tuple[Sheet, int]) -> None:
+    """Has these written at once, by the writer's own steps."""
+    file._write([(sheet, {"id": number}) for sheet, number in items])
+
+
+def test_all_in_one_file_which_is_whole_after_each(file: TraceFile) -> None:
+    sheet, other = Sheet(None), Sheet(None)
+    file.path.write_text("from another time")
+    written(file, (sheet, 1))
+    assert ids(file.path) == [1]
+    written(file, (sheet, 2), (other, 3))
+    assert ids(file.path) == [1, 2, 3]
+
+
+def test_so_many_to_a_numbered_file(file: TraceFile) -> None:
+    pairs, rest = Sheet(2), Sheet(0)
+    written(file, (pairs, 1), (pairs, 2), (pairs, 3))
+    written(file, (rest, 4), (pairs, 5), (pairs, 6), (rest, 7))
+    assert {path.name: ids(path) for path in file.path.parent.iterdir()} == {
+        "traces.json.0": [1, 2],
+        "traces.json.1": [3, 5],
+        "traces.json.2": [4, 7],
+        "traces.json.3": [6],
+    }
+
+
+def test_a_file_that_was_taken_away_is_begun_anew(file: TraceFile) -> None:
+    sheet = Sheet(None)
+    written(file, (sheet, 1))
+    file.path.rename(file.path.with_name("away.json"))
+    written(file, (sheet, 2))
+    assert ids(file.path) == [2]
+    assert ids(file.path.with_name("away.json")) == [1]
+
+
+def test_the_writer_writes_all_before_it_stops(file: TraceFile) -> None:
+    file.start()
+    sheet = Sheet(None)
+    for number in range(500):
+        file.write(sheet, {"id": number})
+    assert file.stop(PATIENCE)
+    assert ids(file.path) == list(range(500))
+
+
+def test_what_waits_is_bounded_and_what_is_lost_is_said(
+    file: TraceFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(triton_file, "_MOST_WAITING", 3)
+    bounded = TraceFile(file.path)
+    sheet = Sheet(None)
+    for number in range(5):
+        bounded.write(sheet, {"id": number})
+    bounded.start()
+    assert bounded.stop(PATIENCE)
+    assert ids(file.path) == [0, 1, 2]
+    assert [record.getMessage() for record in caplog.records] == [
+        "2 traces are lost: 3 others were waiting to be written"
+    ]
+
+
+def test_a_disk_that_fails_is_logged_once_and_tried_again(
+    file: TraceFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    sheet = Sheet(None)
+    file.path.mkdir()
+    for number in range(3):
+        written(file, (sheet, number))
+    file.path.rmdir()
+    written(file, (sheet, 3))
+    assert ids(file.path) == [3]
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.getMessage().startswith("traces are lost, and those that follow may be: ")
+
+
+@pytest.mark.parametrize("already", [0, 2])
+def test_traces_are_written_again_once_the_disk_has_room(file: TraceFile, already: int) -> None:
+    sheet = Sheet(None)
+    for number in range(already):
+        written(file, (sheet, number))
+    full = (file.path.stat().st_size if already else 0) + 8
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (full, before[1]))
+    try:
+        for number in range(10, 13):
+            written(file, (sheet, number))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    if already:
+        assert ids(file.path) == list(range(already)), "the array is whole while the disk is full"
+    written(file, (sheet, 20))
+    written(file, (sheet, 21))
+    assert ids(file.path) == [*range(already), 20, 21]
+
+
+def test_a_file_that_was_truncated_is_begun_again(file: TraceFile) -> None:
+    sheet = Sheet(None)
+    written(file, (sheet, 1))
+    file.path.write_bytes(b"")
+    written(file, (sheet, 2))
+    assert ids(file.path) == [2]
+
+
+def test_a_fault_that_stays_does_not_keep_the_writer_busy(
+    file: TraceFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(json, "dumps", fails := Mock(side_effect=MemoryError))
+    clock = VirtualClock()
+    file = TraceFile(file.path, Pauses(clock))
+    file.start()
+    for count, seconds in enumerate((0.01, 0.02), 1):
+        file.write(Sheet(None), {})
+        clock.await_sleepers(until=clock.now() + seconds)
+        file.write(Sheet(None), {})
+        assert fails.call_count == count
+        assert caplog.text.count("some are lost") == count
+        clock.advance(seconds)
+    clock.await_sleepers(until=clock.now() + 0.04)
+    assert file.stop(PATIENCE), "it waits for no pause"
+
+
+@pytest.mark.parametrize("name", ["", "folder", "missing/traces.json", "file/traces.json"])
+def test_where_no_file_can_be_made_it_does_not_start(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartError, match=r"--trace-file is .*; it must name a file in a directory"):
+        TraceFile(tmp_path / name).start()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StartError, match="can be written to"):
+        TraceFile(tmp_path / "traces.json").start()
+
+
+def test_one_that_was_never_started_stops(file: TraceFile) -> None:
+    assert file.stop(PATIENCE)
+    never: Any = TraceFile(file.path)
+    assert never.stop(0)

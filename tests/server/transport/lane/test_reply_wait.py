@@ -1,0 +1,67 @@
+"""After answers the lane tells the batcher when nothing more is there to be read, so that no batch waits in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.server.rig import PATIENCE, fp32, request, signature, spec
+from support.server.scripted_service import Door
+
+from tensorferry.batcher import Batcher
+from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.models.registry import Model
+
+# Of a batch; and how many of these a batch waits for word.
+SECONDS, NEVER = 1.0, 1000.0
+
+
+@pytest.fixture
+def runner(door: Door, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedRunner]:
+    """What runs the model `m`, whose batches wait for ever for word of what is there."""
+    if door.lane is None:
+        pytest.skip("only the lane enqueues quietly")
+    monkeypatch.setattr("tensorferry.batcher.queue.reply_wait._SHARE", NEVER)
+    runner = ScriptedRunner(lambda inputs: {"x": inputs["x"]}, gated=True)
+    batcher = Batcher(runner, 4)
+    batcher.anchor(1, SECONDS)
+    batcher.anchor(4, SECONDS)
+    door.be_real()
+    door.registry.ready(Model("m", "1", signature(spec("x", "FP32", "b", 1)), 4, "", batcher))
+    yield runner
+    runner.open()
+    assert batcher.close()
+
+
+def test_calls(door: Door, runner: ScriptedRunner) -> None:
+    calls: list[Any] = []
+    for rows in (1, 2):
+        calls.append(door.stub.ModelInfer.future(request({"x": fp32(rows, 1)}), timeout=PATIENCE))
+        if rows == 1:
+            runner.await_batches(1)
+    await_queued(door, 1)
+    runner.release(2)
+    for rows, call in enumerate(calls, 1):
+        assert call.result().outputs[0].shape == [rows, 1]
+
+
+def test_streams(door: Door, runner: ScriptedRunner) -> None:
+    stream = door.stream(timeout=PATIENCE)
+    stream.send_bytes(request({"x": fp32(1, 1)}).SerializeToString())
+    runner.await_batches(1)
+    stream.send_bytes(request({"x": fp32(2, 1)}).SerializeToString())
+    await_queued(door, 1)
+    runner.release(2)
+    shapes = [stream.read().infer_response.outputs[0].shape for _ in range(2)]
+    assert shapes == [[1, 1], [2, 1]]
+    stream.half_close()
+    assert stream.rest() == []
+
+
+def await_queued(door: Door, requests: int) -> None:
+    """Until so many are queued: a call that is answered after them was read after them."""
+    batcher = door.registry.get("m").batcher
+    while batcher.statistics().sizes.queued < requests:
+        assert door.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE).live

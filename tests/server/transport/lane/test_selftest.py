@@ -1,0 +1,418 @@
+"""When grpcio's internals are not what the lane needs, the server says so and serves without it.
+
+Each sabotage stands for a release of grpcio that has changed. `auto` then serves threaded, `lane`
+does not start, `threaded` never looks.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from support.processes.server import environment
+from support.server import models
+from support.server.rig import PATIENCE, Make, fp32, made_apps, request
+from support.server.scripted_service import Door, success
+
+import tensorferry.server as package
+from tensorferry.protos import inference_pb2_grpc
+from tensorferry.server.app import App
+from tensorferry.server.errors import StartError
+from tensorferry.server.transport.core_leaks import warning_of
+from tensorferry.server.transport.lane import cygrpc, lane, selftest
+from tensorferry.server.transport.lane.lane import UnaryCall
+from tensorferry.server.transport.lane.stream import StreamCall
+
+Sabotage = Callable[[pytest.MonkeyPatch], None]
+
+CYGRPC = "grpc._cython.cygrpc"
+# What the lane takes from there.
+NAMES = [
+    alias.name
+    for node in ast.walk(ast.parse(Path(cygrpc.__file__).read_text()))
+    if isinstance(node, ast.ImportFrom) and node.module == CYGRPC
+    for alias in node.names
+]
+
+
+def _raise(*args: Any, **options: Any) -> Any:
+    raise TypeError("this takes something else now")
+
+
+def _without(name: str) -> Sabotage:
+    """The lane is imported anew, and the name is not there."""
+
+    def sabotage(monkeypatch: pytest.MonkeyPatch) -> None:
+        lacking = ModuleType(CYGRPC)
+        for other in NAMES:
+            if other != name:
+                setattr(lacking, other, getattr(sys.modules[CYGRPC], other))
+        monkeypatch.setitem(sys.modules, CYGRPC, lacking)
+        for module in ("grpc_core", "lane", "lane_stream", "lane_proof"):
+            monkeypatch.delitem(sys.modules, f"tensorferry.server.{module}")
+            monkeypatch.delattr(package, module)
+
+    return sabotage
+
+
+def _public_server(**has: Any) -> Sabotage:
+    """The public server has other attributes."""
+
+    def sabotage(monkeypatch: pytest.MonkeyPatch) -> None:
+        look = cygrpc.Server.__init__
+        server: Any = SimpleNamespace(**has)
+        monkeypatch.setattr(cygrpc.Server, "__init__", lambda self, public: look(self, server))
+
+    return sabotage
+
+
+def _no_registration(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = SimpleNamespace(register_completion_queue=lambda queue: None)
+    _public_server(_state=SimpleNamespace(server=core))(monkeypatch)
+
+
+def _no_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for never comes."""
+    monkeypatch.setattr(selftest, "_SECONDS", 0.2)
+    monkeypatch.setattr(cygrpc.Server, "request", lambda self, method, tag: None)
+
+
+def _wrong_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    send = cygrpc.SendMessageOperation
+    monkeypatch.setattr(cygrpc, "SendMessageOperation", lambda data, flags: send(data + b"?", flags))
+
+
+def _status_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cygrpc, "send_status", lambda status: cygrpc.SEND_OK)
+
+
+def _batches_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cygrpc, "ReceiveMessageOperation", _raise)
+
+
+def _deaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody hears that a client has left."""
+    # Until then calls must be answered, which a busy machine takes its time for.
+    monkeypatch.setattr(selftest, "_SECONDS", 1.0)
+    monkeypatch.setattr(UnaryCall, "closed", lambda self, event: None)
+
+
+def _mute_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest, "_SECONDS", 0.2)
+    monkeypatch.setattr(StreamCall, "received", lambda self, event: None)
+
+
+def _no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorferry.server.transport.lane.lane.deadline_of", lambda event: float("inf"))
+
+
+SABOTAGES: dict[str, tuple[Sabotage, str]] = {
+    **{f"no {name}": (_without(name), f"cannot import name '{name}'") for name in NAMES},
+    "no _state": (_public_server(), "no attribute '_state'"),
+    "no register_method": (_no_registration, "no attribute 'register_method'"),
+    "no events": (_no_events, "a call ended with DEADLINE_EXCEEDED"),
+    "wrong bytes": (_wrong_bytes, "expected an answer"),
+    "status lost": (_status_lost, "expected a status"),
+    "batches refused": (_batches_refused, "this takes something else now"),
+    "deaf": (_deaf, "expected to hear of a client that left"),
+    "mute streams": (_mute_streams, "a call ended with DEADLINE_EXCEEDED"),
+    "no deadline": (_no_deadline, "a call ended with NOT_FOUND"),
+}
+sabotages = pytest.mark.parametrize(("sabotage", "reason"), SABOTAGES.values(), ids=SABOTAGES)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes servers with the model `m`; no thread of one that was stopped is left."""
+    path = models.twice(tmp_path / "m.onnx")
+    before = set(threading.enumerate())
+    with made_apps(path) as made:
+        yield made
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), f"{thread.name} is left behind"
+
+
+def serves(app: App) -> None:
+    app.load()
+    with grpc.insecure_channel(app.address) as channel:
+        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        response = stub.ModelInfer(request({"x": fp32(2, 3)}), timeout=PATIENCE)
+        assert response.raw_output_contents[0] == (fp32(2, 3) * 2).tobytes()
+        (streamed,) = stub.ModelStreamInfer(iter([request({"x": fp32(2, 3)})]), timeout=PATIENCE)
+        response.parameters["triton_final_response"].bool_param = True
+        assert streamed.infer_response == response
+
+
+def lines_of_the_server(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the server logs, but for the warning of an old grpcio that leaks files."""
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("tensorferry")]
+    leaks = warning_of(grpc.__version__, "")
+    return [line for line in lines if line != leaks]
+
+
+def test_what_it_works_with_is_proved(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    app = make(transport="auto")
+    app.start()
+    assert app.transport == "lane"
+    assert lines_of_the_server(caplog) == []
+    serves(app)
+
+
+@sabotages
+def test_auto_serves_threaded_and_says_why_in_one_line(
+    sabotage: Sabotage,
+    reason: str,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = make(transport="auto")
+    with monkeypatch.context() as patch:
+        sabotage(patch)
+        app.start()
+    assert app.transport == "threaded"
+    (line,) = lines_of_the_server(caplog)
+    assert f"the lane does not work with grpcio {grpc.__version__}: " in line
+    assert reason in line
+    assert line.endswith("; requests go through the threaded servicer, which is slower")
+    assert "\n" not in line
+    serves(app)
+
+
+@sabotages
+def test_lane_does_not_start_without_the_lane(
+    sabotage: Sabotage, reason: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make(transport="lane")
+    with monkeypatch.context() as patch:
+        sabotage(patch)
+        with pytest.raises(StartError, match="--transport is lane, but the lane does not work") as refused:
+            app.start()
+    assert reason in str(refused.value)
+
+
+def test_threaded_never_looks(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cygrpc.Server, "__init__", _raise)
+    monkeypatch.setattr(selftest, "prove", _raise)
+    app = make(transport="threaded")
+    app.start()
+    assert app.transport == "threaded"
+    serves(app)
+
+
+_SCRIPT = """
+import sys
+from tensorferry.server.__main__ import main
+if "threaded" in sys.argv:
+    sys.modules["grpc._cython.cygrpc.never"] = None
+else:
+    from tensorferry.server import grpc_core
+    send = cygrpc.SendMessageOperation
+    cygrpc.SendMessageOperation = lambda data, flags: send(data + b"?", flags)
+code = main(sys.argv[1:])
+touched = [name for name in sys.modules if name in ("tensorferry.server.transport.lane.lane", "tensorferry.server.transport.lane.cygrpc")]
+if "threaded" in sys.argv and touched:
+    sys.exit(f"touched: {touched}")
+sys.exit(code)
+"""
+
+
+def _process(transport: str, model: Path) -> subprocess.Popen[str]:
+    arguments = ["serve", f"m={model}", "--port", "0", "--log-format", "json", "--transport", transport]
+    return subprocess.Popen(
+        [sys.executable, "-c", _SCRIPT, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+
+
+@pytest.mark.parametrize("transport", ["auto", "threaded"])
+def test_a_process_without_the_lane_serves(transport: str, tmp_path: Path) -> None:
+    with _process(transport, models.twice(tmp_path / "m.onnx")) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["transport"] == "threaded"
+        process.send_signal(signal.SIGTERM)
+        log = process.stderr.read()
+        assert process.wait(PATIENCE) == 0, log
+    assert log.count("lane does not work") == (1 if transport == "auto" else 0)
+
+
+def test_a_process_that_must_have_the_lane_exits_with_1(tmp_path: Path) -> None:
+    with _process("lane", models.twice(tmp_path / "m.onnx")) as process:
+        out, log = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (1, "")
+    (line,) = [line for line in log.splitlines() if "lane" in line]
+    assert line.startswith("tensorferry serve: --transport is lane, but the lane does not work with grpcio")
+    assert line.endswith("use auto or threaded")
+
+
+@pytest.mark.parametrize("transport", ["lane"], scope="module")  # the other has no such thread
+@pytest.mark.parametrize("where", ["a call that comes", "a message", "a stream's message", "the time"])
+def test_a_bug_in_an_event_does_not_end_the_thread_that_serves(
+    door: Door, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that it concerns is told INTERNAL, or cancelled when it had not begun; all others are served."""
+    door.service.answer_at_once = success
+    assert door.lane is not None
+    logged: list[str] = []
+    came = threading.Event()
+
+    def log(message: str) -> None:
+        logged.append(message)
+        came.set()
+
+    # A record that is kept would keep the call.
+    monkeypatch.setattr(lane._log, "exception", log)
+    with monkeypatch.context() as patch:
+        if where == "the time":
+            # Due when the next event has been handled.
+            patch.setattr(door.lane._core.queue, "_overdue", _raise, raising=False)
+            door.lane._core.queue.due = 0.0
+            door.infer("1").result(PATIENCE)
+            # The answer may be there before.
+            assert came.wait(PATIENCE)
+        elif where == "a stream's message":
+            patch.setattr(StreamCall, "received", _raise)
+            stream = door.stream()
+            stream.send("1")
+            assert came.wait(PATIENCE)
+            assert stream.end().code() is grpc.StatusCode.INTERNAL
+        elif where == "a message":
+            patch.setattr(UnaryCall, "received", _raise)
+            assert door.infer("1").exception(PATIENCE).code() is grpc.StatusCode.INTERNAL
+        else:
+            patch.setattr(UnaryCall, "__init__", _raise)
+            assert door.infer("1").exception(PATIENCE).code() is grpc.StatusCode.CANCELLED
+    assert door.infer("2").result(PATIENCE).id == "2"
+    assert set(logged) == {"unexpected error in the lane; this is a bug in tensorferry.server"}
+
+
+@pytest.mark.parametrize("transport", ["lane"], scope="module")
+def test_system_exit_does_not_end_the_thread_either(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(*args: Any) -> None:
+        raise SystemExit
+
+    door.service.answer_at_once = success
+    monkeypatch.setattr(lane._log, "exception", lambda message: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(UnaryCall, "received", leave)
+        assert door.infer("1").exception(PATIENCE).code() is grpc.StatusCode.INTERNAL
+    assert door.infer("2").result(PATIENCE).id == "2"
+
+
+@pytest.mark.parametrize("transport", ["lane"], scope="module")
+def test_calls_that_could_not_be_asked_for_are_asked_for_again(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many are asked for, each once it is there: each that was not would be missing for ever."""
+    door.service.answer_at_once = success
+    assert door.lane is not None
+    monkeypatch.setattr(lane._log, "exception", lambda message: None)
+    monkeypatch.setattr(lane, "_OWED_SECONDS", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(door.lane._core, "request", _raise)
+        for number in range(lane._STANDING_UNARY):
+            # Their own calls are lost with what was to be asked.
+            assert door.infer(str(number)).exception(PATIENCE).code() is grpc.StatusCode.CANCELLED
+    for number in range(2 * lane._STANDING_UNARY):
+        assert door.infer(str(number)).result(PATIENCE).id == str(number)
+    assert not door.lane._owed
+
+
+@pytest.mark.parametrize("transport", ["lane"], scope="module")
+def test_calls_that_cannot_be_started_do_not_count(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each would shrink `--max-calls` or `--max-streams` for ever."""
+    door.service.answer_at_once = success
+    assert door.lane is not None
+    monkeypatch.setattr(lane._log, "exception", lambda message: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(cygrpc, "ReceiveMessageOperation", _raise)
+        patch.setattr(cygrpc, "ReceiveCloseOnServerOperation", _raise)
+        for number in range(3):
+            assert door.infer(str(number)).exception(PATIENCE).code() is grpc.StatusCode.CANCELLED
+            assert door.stream().end().code() is grpc.StatusCode.CANCELLED
+    assert (door.lane.calls, door.lane.open_streams) == (0, 0)
+    assert door.infer("later").result(PATIENCE).id == "later"
+
+
+class _Clock:
+    """Stands in for `time`, in a queue whose events are scripted."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+
+    def time(self) -> float:
+        return self.now
+
+
+def _queue(poll: Callable[[float], Any], clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """A queue, and its own way to poll over one that returns at once, as core's does when the time is over."""
+    monkeypatch.setattr(cygrpc, "time", clock)
+    own = cygrpc._Queue.poll
+    events = SimpleNamespace(poll=poll)
+    rebound = FunctionType(own.__code__, {**vars(cygrpc), "super": lambda: events}, closure=own.__closure__)
+    return SimpleNamespace(due=clock.now + 0.01, idle=True, _unforeseen=_raise), rebound
+
+
+def test_a_clock_that_is_put_back_keeps_nothing_from_being_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = _Clock()
+    polled: list[float] = []
+
+    def poll(deadline: float) -> Any:
+        polled.append(deadline)
+        if len(polled) == 1:
+            clock.now -= 3600
+        return SimpleNamespace(tag=None)
+
+    queue, own = _queue(poll, clock, monkeypatch)
+    called: list[float] = []
+
+    def overdue(now: float) -> float:
+        called.append(now)
+        return math.inf
+
+    queue._overdue = overdue
+    event = own(queue, clock.now + 1)
+    assert event.tag is None, "grpcio is to give a deadline of the clock as it is now"
+    assert called == [1e9 - 3600]
+    assert queue.due == math.inf
+
+
+def test_what_is_due_knows_whether_more_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who would rest while calls wait would let them wait in vain, and have more after each rest."""
+    clock = _Clock()
+    monkeypatch.setattr(cygrpc, "_MOST_EVENTS", 3)
+    handled: list[Any] = []
+
+    class Call:
+        def arrived(self, event: Any) -> None:
+            handled.append(event)
+
+    waiting = [Call().arrived] * 7
+    queue, own = _queue(
+        lambda deadline: SimpleNamespace(tag=waiting.pop() if waiting else None), clock, monkeypatch
+    )
+    looks: list[tuple[int, bool]] = []
+
+    def overdue(now: float) -> float:
+        looks.append((len(handled), queue.idle))
+        return 0.0 if waiting else math.inf
+
+    queue._overdue, queue.due = overdue, 0.0
+    own(queue, clock.now)
+    assert looks == [(3, False), (6, False), (7, True)]

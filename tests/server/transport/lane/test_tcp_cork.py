@@ -1,0 +1,191 @@
+"""Small writes on a port's connections are held back between `begin` and `end`, and nothing else ever is."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tensorferry.server.transport import tcp_cork
+from tensorferry.server.transport.tcp_cork import Corks
+
+pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_CORK"), reason="TCP_CORK is Linux's")
+
+# One more and a write might fill a packet of its own.
+SMALL = b"answer"
+ENDLESS = 1 << 30
+
+
+class Served:
+    """A listening socket with connections to it, as core's are: without Nagle's algorithm."""
+
+    def __init__(self, connections: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.clients = [socket.create_connection(("127.0.0.1", self.port)) for _ in range(connections)]
+        self.servers = [self.accept() for _ in range(connections)]
+        for each in self.clients:
+            each.setblocking(False)
+
+    def accept(self) -> socket.socket:
+        accepted, _ = self._listener.accept()
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return accepted
+
+    def close(self) -> None:
+        for each in (*self.clients, *self.servers, self._listener):
+            each.close()
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    served = Served(2)
+    yield served
+    served.close()
+
+
+def received(client: socket.socket) -> bytes:
+    try:
+        return client.recv(1 << 20)
+    except BlockingIOError:
+        return b""
+
+
+def holds(server: socket.socket) -> bool:
+    return server.getsockopt(socket.IPPROTO_TCP, socket.TCP_CORK) == 1
+
+
+def test_what_is_written_in_between_leaves_at_the_end_as_one(served: Served) -> None:
+    held = Corks()
+    held.serve(served.port)
+    held.begin(8)
+    for server in served.servers:
+        for _ in range(4):
+            server.send(SMALL)
+            held.wrote(len(SMALL))
+    assert [received(client) for client in served.clients] == [b"", b""]
+    held.end()
+    assert [received(client) for client in served.clients] == [4 * SMALL, 4 * SMALL]
+    assert not any(map(holds, served.servers))
+
+
+def test_fewer_than_two_answers_for_each_connection_leave_at_once(served: Served) -> None:
+    held = Corks()
+    held.serve(served.port)
+    held.begin(3)
+    served.servers[0].send(SMALL)
+    assert received(served.clients[0]) == SMALL
+    held.end()
+
+
+def test_before_it_serves_a_port_it_holds_nothing(served: Served) -> None:
+    held = Corks()
+    held.begin(ENDLESS)
+    assert not any(map(holds, served.servers))
+    held.wrote(1)
+    held.end()
+
+
+def test_a_large_answer_takes_what_was_gathered_along(served: Served) -> None:
+    held = Corks()
+    held.serve(served.port)
+    held.begin(4)
+    served.servers[0].send(SMALL)
+    held.wrote(len(SMALL))
+    assert received(served.clients[0]) == b""
+    held.wrote(100_000)
+    assert received(served.clients[0]) == SMALL
+    held.end()
+
+
+def test_the_first_of_many_does_not_wait_for_the_last(served: Served) -> None:
+    held = Corks()
+    held.serve(served.port)
+    held.begin(100)
+    for _ in range(32):
+        assert received(served.clients[0]) == b""
+        served.servers[0].send(SMALL)
+        held.wrote(len(SMALL))
+    assert received(served.clients[0]) == 32 * SMALL
+    served.servers[0].send(SMALL)
+    assert received(served.clients[0]) == b""
+    held.end()
+    assert received(served.clients[0]) == SMALL
+
+
+def test_the_last_that_was_announced_is_left_to_the_end(served: Served) -> None:
+    held = Corks()
+    held.serve(served.port)
+    held.begin(32)
+    for _ in range(32):
+        served.servers[0].send(SMALL)
+        held.wrote(len(SMALL))
+    assert received(served.clients[0]) == b""
+    # There are more than was known.
+    served.servers[0].send(SMALL)
+    held.wrote(len(SMALL))
+    assert received(served.clients[0]) == 33 * SMALL
+    held.end()
+    assert not any(map(holds, served.servers))
+
+
+def test_connections_that_come_and_go_are_noticed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_cork, "_LOOK_SECONDS", 0.0)
+    held = Corks()
+    held.serve(served.port)
+    held.begin(4)
+    assert all(map(holds, served.servers))
+    gone = served.servers.pop()
+    gone.close()
+    # Closed while it holds back: nothing to take back, and no harm done.
+    held.end()
+    late = socket.create_connection(("127.0.0.1", served.port))
+    served.clients.append(late)
+    served.servers.append(served.accept())
+    held.begin(4)
+    assert all(map(holds, served.servers))
+    held.end()
+
+
+def test_a_look_borrows_and_closes_nothing(served: Served) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        held = Corks()
+        held.serve(served.port)
+        held.begin(4)
+        held.end()
+    del held
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    served.servers[0].send(SMALL)
+    assert received(served.clients[0]) == SMALL
+
+
+def test_other_ports_are_left_alone(served: Served) -> None:
+    other = Served(1)
+    try:
+        held = Corks()
+        held.serve(other.port)
+        held.begin(ENDLESS)
+        assert holds(other.servers[0])
+        assert not any(map(holds, (*served.servers, *other.clients)))
+        held.end()
+    finally:
+        other.close()
+
+
+def test_with_too_many_files_it_does_not_look(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_cork, "_MOST_FILES", 3)
+    held = Corks()
+    held.serve(served.port)
+    held.begin(ENDLESS)
+    assert not any(map(holds, served.servers))
+
+
+def test_a_system_without_corks_is_served_without(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_cork, "_CORK", None)
+    held = Corks()
+    held.serve(served.port)
+    held.begin(ENDLESS)
+    assert not any(map(holds, served.servers))

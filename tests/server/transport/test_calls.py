@@ -1,0 +1,153 @@
+"""What a call brings along and gets back, in the same way over either transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from support.server.rig import PATIENCE
+from support.server.scripted_service import Door, success
+
+from tensorferry.batcher import DeadlineExceeded, QueueFull
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.errors import InvalidRequestError
+
+OpenDoor = Callable[..., Door]
+
+UNARY = "/inference.GRPCInferenceService/ModelInfer"
+MOST_BYTES = 10_000
+LIMITS = [("grpc.max_receive_message_length", MOST_BYTES), ("grpc.max_send_message_length", MOST_BYTES)]
+TOO_LARGE = "x" * 2 * MOST_BYTES
+
+
+def calling(door: Door) -> Any:
+    """ModelInfer, with as many messages as one likes."""
+    return door.channel.stream_unary(UNARY)
+
+
+def message(request_id: str) -> bytes:
+    return pb.ModelInferRequest(id=request_id).SerializeToString()
+
+
+def error_of(call: Any) -> Any:
+    error = call.exception(PATIENCE)
+    assert isinstance(error, grpc.RpcError)
+    return error
+
+
+def large(request_id: str) -> Any:
+    """A response that is too large, to a request that asks for it."""
+    return success(request_id, 2 * MOST_BYTES if request_id == "large" else 0)
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["unary", "streamed"])
+def test_metadata_reaches_the_service(door: Door, streamed: bool) -> None:
+    sent = [("x-text", "plain ~"), ("x-bytes-bin", bytes(range(256))), ("x-text", "twice")]
+    if streamed:
+        stream = door.stream(metadata=sent)
+        stream.send("1")
+    else:
+        call = door.infer("1", metadata=sent)
+    door.service.await_received(1)
+    got = [(name, value) for name, value in door.service.metadata["1"] if name.startswith("x-")]
+    assert sorted(got, key=str) == sorted(sent, key=str)
+    door.service.answer("1")
+    assert streamed or call.result(PATIENCE).id == "1"
+
+
+@pytest.mark.parametrize("text", ["zwölf 🚢", "a line\nand another, 100 %", "", "é" * 700])
+def test_any_text_is_a_status_message(door: Door, text: str) -> None:
+    call = door.infer("1")
+    door.service.await_received(1)
+    door.service.fail("1", InvalidRequestError(text))
+    error = error_of(call)
+    assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, text)
+
+
+def test_a_deadline_that_the_service_gives_up_is_the_calls_status(door: Door) -> None:
+    call = door.infer("1", timeout=PATIENCE)
+    door.service.await_received(1)
+    door.service.fail("1", DeadlineExceeded("the deadline could not be met"))
+    error = error_of(call)
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert error.details() == "Request timeout expired: the deadline could not be met"
+
+
+def test_a_status_with_details_and_a_long_message_arrives_whole(door: Door) -> None:
+    call = door.infer("1")
+    door.service.await_received(1)
+    door.service.fail("1", QueueFull("🚢" * 10_000, 0.25))
+    error = error_of(call)
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.details().startswith("Exceeds maximum queue size: " + "🚢" * 300)
+    assert {name for name, _ in error.trailing_metadata()} == {
+        "grpc-status-details-bin",
+        "grpc-retry-pushback-ms",
+    }
+
+
+def test_a_call_without_a_message_is_refused(door: Door) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        calling(door)(iter([]), timeout=PATIENCE)
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "requires exactly one request message" in str(refused.value.details())
+    assert door.service.received == []
+
+
+def test_of_two_messages_of_a_call_the_first_is_served(door: Door) -> None:
+    door.service.answer_at_once = success
+    answer = calling(door)(iter([message("1"), message("2")]), timeout=PATIENCE)
+    assert pb.ModelInferResponse.FromString(answer).id == "1"
+    assert door.service.received == ["1"]
+
+
+def test_a_request_that_is_too_large_is_refused(open_door: OpenDoor) -> None:
+    door = open_door(options=LIMITS)
+    door.service.answer_at_once = success
+    error = error_of(door.infer(TOO_LARGE))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert f"{len(message(TOO_LARGE))} vs. {MOST_BYTES}" in error.details()
+    assert door.infer("1").result(PATIENCE).id == "1"
+    assert door.service.received == ["1"]
+
+
+def test_a_response_that_is_too_large_is_a_status(open_door: OpenDoor) -> None:
+    door = open_door(options=LIMITS)
+    door.service.answer_at_once = large
+    error = error_of(door.infer("large"))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert f"vs. {MOST_BYTES}" in error.details()
+    assert door.infer("1").result(PATIENCE).id == "1"
+
+
+@pytest.mark.parametrize("which", [TOO_LARGE, "large"], ids=["request", "response"])
+def test_what_is_too_large_ends_its_stream_and_no_other(open_door: OpenDoor, which: str) -> None:
+    door = open_door(options=LIMITS)
+    door.service.answer_at_once = large
+    stream, other = door.stream(), door.stream()
+    for each in (stream, other):
+        each.send("1")
+        assert each.read_ids(1) == ["1"]
+    stream.send(which, "2")
+    error = stream.end()
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert f"vs. {MOST_BYTES}" in str(error.details())
+    other.send("3")
+    assert other.read_ids(1) == ["3"]
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_compressed_messages_are_read_and_answered(
+    open_door: OpenDoor, compression: grpc.Compression
+) -> None:
+    door = open_door(dial=lambda address: grpc.insecure_channel(address, compression=compression))
+    door.service.answer_at_once = lambda request_id: success(request_id, 100_000)
+    long = "a" * 100_000
+    response = door.infer(long).result(PATIENCE)
+    assert (response.id, len(response.raw_output_contents[0])) == (long, 100_000)
+    stream = door.stream()
+    stream.send(long)
+    assert stream.read_ids(1) == [long]
+    assert door.service.received == [long, long]

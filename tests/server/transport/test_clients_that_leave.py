@@ -1,0 +1,251 @@
+"""Clients that leave in the middle of something: their calls end once, and nothing of them stays.
+
+That no call and no thread is left behind is shown at the end of every test, by `opened`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from support.server.raw_h2 import STREAM, UNARY, RawClient, message
+from support.server.rig import PATIENCE
+from support.server.scripted_service import Door, success
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.identity import ANYONE, Caller
+from tensorferry.server.inference.reply import Call, Metadata, Reply
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.models.registry import ModelRegistry
+
+OpenDoor = Callable[..., Door]
+Leave = Callable[[RawClient], None]
+
+LEAVES: list[Leave] = [lambda client: client.cancel(1), lambda client: client.leave()]
+either_way = pytest.mark.parametrize("leave", LEAVES, ids=["cancels", "disconnects"])
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A client that leaves is nobody's mistake."""
+    yield
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def asked(request_id: str) -> bytes:
+    return message(pb.ModelInferRequest(id=request_id).SerializeToString())
+
+
+def others_are_served(door: Door, request_id: str = "other") -> None:
+    call = door.infer(request_id)
+    door.service.await_received(len(door.service.received) + (request_id not in door.service.received))
+    door.service.answer(request_id)
+    assert call.result(PATIENCE).id == request_id
+
+
+@either_way
+@pytest.mark.parametrize("length", [0, 3, 5, 8], ids=["nothing", "prefix", "length", "message"])
+def test_a_client_that_leaves_before_its_message_is_complete(door: Door, leave: Leave, length: int) -> None:
+    with RawClient(door.address) as client:
+        client.begin(1, UNARY)
+        client.send(1, asked("never complete")[:length])
+        # What comes later on a connection is read later: when this is here, that is.
+        client.begin(3, UNARY)
+        client.send(3, asked("complete"), last=True)
+        door.service.await_received(1)
+        door.service.answer("complete")
+        leave(client)
+        others_are_served(door)
+    assert "never complete" not in door.service.received
+
+
+@either_way
+def test_a_client_that_leaves_in_the_middle_of_a_streams_message(door: Door, leave: Leave) -> None:
+    with RawClient(door.address) as client:
+        client.begin(1, STREAM)
+        client.send(1, asked("1") + asked("never complete")[:8])
+        door.service.await_received(1)
+        leave(client)
+        door.service.await_cancelled(1)
+        others_are_served(door)
+    assert door.service.received == ["1", "other"]
+
+
+@either_way
+@pytest.mark.parametrize("path", [UNARY, STREAM], ids=["unary", "streamed"])
+def test_a_client_that_leaves_while_its_response_is_sent(door: Door, leave: Leave, path: str) -> None:
+    """The response is far larger than what HTTP/2 lets a server send to a client that does not read."""
+    door.service.answer_at_once = lambda request_id: success(request_id, 1 << 20)
+    with RawClient(door.address) as client:
+        client.begin(1, path)
+        client.send(1, asked("1"), last=path == UNARY)
+        client.await_data(1)
+        leave(client)
+    assert door.infer("other").result(PATIENCE).id == "other"
+
+
+def test_a_client_that_leaves_while_responses_wait_behind_the_one_that_is_sent(door: Door) -> None:
+    door.service.answer_at_once = lambda request_id: success(request_id, 1 << 20)
+    with RawClient(door.address) as client:
+        client.begin(1, STREAM)
+        client.send(1, b"".join(asked(str(number)) for number in range(10)))
+        door.service.await_received(10)
+        client.await_data(1)
+    assert door.infer("other").result(PATIENCE).id == "other"
+
+
+class Hooked(InferenceService):
+    """One request at a time, in the test's hands: what it does when it comes, and when it is withdrawn."""
+
+    def __init__(self) -> None:
+        super().__init__(ModelRegistry())
+        self.arrived = threading.Event()
+        self.withdrawn = threading.Event()
+        self.when_it_comes: Callable[[], None] = lambda: None
+        self.when_withdrawn: Callable[[], None] = lambda: None
+        self.completed = 0
+        self._complete: Callable[[Reply], None] | None = None
+
+    def infer(
+        self,
+        data: bytes,
+        deadline: float,
+        complete: Callable[[Reply], None],
+        metadata: Metadata = (),
+        unattended: Any = None,
+        caller: Caller = ANYONE,
+    ) -> Call:
+        self._complete = complete
+        self.arrived.set()
+        self.when_it_comes()
+        return _HookedCall(self)
+
+    def complete(self, reply: Reply) -> None:
+        """Completes the request, if it is not."""
+        complete, self._complete = self._complete, None
+        if complete is not None:
+            self.completed += 1
+            complete(reply)
+
+
+class _HookedCall(Call):
+    def __init__(self, service: Hooked) -> None:
+        super().__init__()
+        self._hooked = service
+
+    def cancel(self) -> None:
+        self._hooked.withdrawn.set()
+        self._hooked.when_withdrawn()
+        self._hooked.complete(success("withdrawn"))
+
+
+@pytest.fixture
+def hooked(door: Door) -> Hooked:
+    service = Hooked()
+    door.serve_by(service)
+    return service
+
+
+def is_cancelled(call: Any) -> bool:
+    """Whether the client sees its own cancel, whatever the server did."""
+    with pytest.raises(grpc.FutureCancelledError):
+        call.result(PATIENCE)
+    return bool(call.code() is grpc.StatusCode.CANCELLED)
+
+
+def other_call(door: Door) -> None:
+    door.serve_by(door.service)
+    others_are_served(door)
+
+
+def test_a_reply_that_comes_while_the_request_is_withdrawn(door: Door, hooked: Hooked) -> None:
+    """Both at once: the thread that withdraws stands still until another has replied."""
+
+    def reply_meanwhile() -> None:
+        thread = threading.Thread(target=hooked.complete, args=(success("1"),))
+        thread.start()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+    hooked.when_withdrawn = reply_meanwhile
+    call = door.infer("1")
+    assert hooked.arrived.wait(PATIENCE)
+    call.cancel()
+    assert hooked.withdrawn.wait(PATIENCE)
+    assert is_cancelled(call)
+    other_call(door)
+    assert hooked.completed == 1
+
+
+def test_a_request_that_is_withdrawn_while_its_reply_is_built(door: Door, hooked: Hooked) -> None:
+    building, built = threading.Event(), threading.Event()
+
+    def build() -> list[bytes]:
+        building.set()
+        assert built.wait(PATIENCE)
+        return [pb.ModelInferResponse(id="1").SerializeToString()]
+
+    call = door.infer("1")
+    assert hooked.arrived.wait(PATIENCE)
+    replier = threading.Thread(target=hooked.complete, args=(Reply("1", build),))
+    replier.start()
+    assert building.wait(PATIENCE)
+    call.cancel()
+    assert hooked.withdrawn.wait(PATIENCE)
+    built.set()
+    replier.join(PATIENCE)
+    assert is_cancelled(call)
+    other_call(door)
+    assert hooked.completed == 1
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_client_that_leaves_while_its_request_is_submitted(
+    door: Door, hooked: Hooked, at_once: bool
+) -> None:
+    """The client has left before the service has returned; it may have replied by then."""
+    call: Any = None
+    made, left = threading.Event(), threading.Event()
+
+    def leave() -> None:
+        assert made.wait(PATIENCE)
+        call.cancel()
+        if at_once:
+            hooked.complete(success("1"))
+        left.set()
+
+    hooked.when_it_comes = leave
+    call = door.infer("1")
+    made.set()
+    assert left.wait(PATIENCE)
+    assert is_cancelled(call)
+    if not at_once:
+        assert hooked.withdrawn.wait(PATIENCE)
+    other_call(door)
+    assert hooked.completed == 1
+
+
+def test_a_stream_that_is_cancelled_while_a_reply_is_built(door: Door, hooked: Hooked) -> None:
+    building, built = threading.Event(), threading.Event()
+
+    def build() -> list[bytes]:
+        building.set()
+        assert built.wait(PATIENCE)
+        return [pb.ModelInferResponse(id="1").SerializeToString()]
+
+    stream = door.stream()
+    stream.send("1")
+    assert hooked.arrived.wait(PATIENCE)
+    replier = threading.Thread(target=hooked.complete, args=(Reply("1", build),))
+    replier.start()
+    assert building.wait(PATIENCE)
+    stream.cancel()
+    assert stream.end().code() is grpc.StatusCode.CANCELLED
+    built.set()
+    replier.join(PATIENCE)
+    other_call(door)
+    assert hooked.completed == 1

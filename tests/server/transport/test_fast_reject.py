@@ -1,0 +1,212 @@
+"""Calls that are turned away in an overload before their messages are read."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from support.server.rig import PATIENCE
+from support.server.scripted_service import Door, failure, opened, success
+
+from tensorferry.batcher import QueueFull
+from tensorferry.server.transport.call_admission import NEVER
+from tensorferry.server.transport.fast_reject import Foresight
+from tensorferry.server.transport.lane import cygrpc
+from tensorferry.server.transport.lane.lane import Lane
+
+FULL = QueueFull("overload: come back later; retry in 0.25 s", 0.25, 0.001)
+
+
+class Model:
+    """One whose batcher turns away who has a deadline before 10."""
+
+    def __init__(self) -> None:
+        self.batcher = self
+        self.asked: list[float] = []
+
+    def foreseen(self, deadline: float) -> QueueFull | None:
+        self.asked.append(deadline)
+        return FULL if deadline < 10 else None
+
+
+class Registry:
+    """Holds models; `generation` is to grow when they change."""
+
+    def __init__(self, *models: Model) -> None:
+        self.held = models
+        self.generation = 1
+
+    def models(self) -> tuple[Model, ...]:
+        return self.held
+
+
+def foresight(registry: Registry, *sources: str) -> Foresight:
+    tracing: Any = SimpleNamespace(sources=sources)
+    held: Any = registry
+    return Foresight(held, tracing)
+
+
+def test_the_one_model_is_asked() -> None:
+    foreseen = foresight(Registry(Model()))
+    assert foreseen.refusal(9.0) is FULL
+    assert foreseen.refusal(11.0) is None
+
+
+def test_where_nobody_knows_the_model_its_message_is_read() -> None:
+    assert foresight(Registry()).refusal(9.0) is None
+    registry = Registry(Model(), Model())
+    foreseen = foresight(registry)
+    assert foreseen.refusal(9.0) is None
+    registry.held = registry.held[:1]
+    registry.generation += 1
+    assert foreseen.refusal(9.0) is FULL
+    registry.held = ()
+    registry.generation += 1
+    assert foreseen.refusal(9.0) is None
+
+
+def test_a_call_that_may_be_traced_is_read() -> None:
+    model = Model()
+    assert foresight(Registry(model), "file").refusal(9.0) is None
+    assert not model.asked
+
+
+def test_one_is_the_sole_one_as_long_as_there_is_no_other() -> None:
+    registry = Registry(Model())
+    foreseen = foresight(registry, "file")
+    batcher: Any = foreseen.sole()
+    assert batcher is registry.held[0]
+    registry.held = (Model(), Model())
+    registry.generation += 1
+    assert foreseen.sole() is None
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    yield from opened("lane")
+
+
+@pytest.fixture
+def turning_away(door: Door) -> list[float]:
+    """From now on every call with a deadline is turned away; the deadlines."""
+    asked: list[float] = []
+
+    def refusal(deadline: float) -> QueueFull:
+        asked.append(deadline)
+        return FULL
+
+    door.service.foresight = SimpleNamespace(refusal=refusal, sole=object)  # type: ignore[assignment]
+    return asked
+
+
+def test_the_message_is_not_read(door: Door, turning_away: list[float]) -> None:
+    for _ in range(100):
+        with pytest.raises(grpc.RpcError) as caught:
+            door.infer("a", timeout=PATIENCE).result()
+        error: Any = caught.value
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "come back later" in error.details()
+        assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == "250"
+    assert not door.service.received
+    assert len(turning_away) == 100
+    assert all(deadline < math.inf for deadline in turning_away)
+
+
+def test_a_call_without_a_deadline_is_read(door: Door, turning_away: list[float]) -> None:
+    door.service.answer_at_once = success
+    assert door.infer("a").result(PATIENCE).id == "a"
+    assert not turning_away
+
+
+def test_many_at_once_are_told_together_and_then_the_thread_rests(
+    door: Door, turning_away: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert door.lane is not None
+    outbox = door.lane.outbox
+    rests: list[float] = []
+    rested = threading.Event()
+
+    def rest(seconds: float) -> None:
+        assert outbox.is_polling
+        rests.append(seconds)
+        rested.set()
+
+    monkeypatch.setattr(outbox, "rest", rest)
+    calls = [door.infer(str(number), timeout=PATIENCE) for number in range(50)]
+    for call in calls:
+        assert call.exception(PATIENCE).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert rested.wait(PATIENCE)
+    assert set(rests) == {FULL.rest}
+    assert len(rests) <= 50
+    door.service.answer_at_once = success
+    assert door.infer("a").result(PATIENCE).id == "a"
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_the_thread_rests_only_where_no_other_model_serves(
+    door: Door, others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of another's may be answered in a moment, and would be late by the rest."""
+    assert door.lane is not None
+    monkeypatch.setattr(door.service.foresight, "sole", lambda: None if others else object())
+    rests: list[float] = []
+    monkeypatch.setattr(door.lane.outbox, "rest", rests.append)
+    door.service.answer_at_once = lambda request_id: failure(request_id, FULL)
+    for _ in range(20):
+        error = door.infer("a", timeout=PATIENCE).exception(PATIENCE)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    door.service.answer_at_once = success
+    assert door.infer("a").result(PATIENCE).id == "a"
+    assert bool(rests) is not others
+
+
+def test_what_a_call_waited_for_a_rest_to_end_is_taken_off_its_time() -> None:
+    """Its client counts from when it sent the call: else it would be answered in time by the server's clock alone."""
+    now = time.time()
+    rests: list[float] = []
+    deadlines: list[float] = []
+
+    def caller_of(event: Any, deadline: float, calls: int) -> cygrpc.Ending:
+        deadlines.append(deadline - time.monotonic())
+        return cygrpc.Ending((), 8, b"")
+
+    lane = Lane.__new__(Lane)
+    parts = SimpleNamespace(
+        _polls=True,
+        outbox=SimpleNamespace(handed=(), rest=rests.append),
+        _core=SimpleNamespace(request=lambda *call: None, queue=SimpleNamespace(idle=True)),
+        _door=SimpleNamespace(caller_of=caller_of),
+        calls=0,
+        _owed=[],
+        _again={},
+        _unattended=set(),
+        _listen_at=math.inf,
+        _rest=0.5,
+        _rested=0.0,
+    )
+    vars(lane).update(vars(parts))
+    call = SimpleNamespace(start_server_batch=lambda operations, tag: None)
+
+    def arrives(deadline: float) -> float:
+        details = SimpleNamespace(deadline=deadline)
+        lane._unary_arrived(SimpleNamespace(success=True, call=call, call_details=details))
+        return deadlines[-1]
+
+    assert arrives(now + 60) == pytest.approx(60, abs=1)
+    assert lane._overdue(now) == 0.0, "it is to be looked again once what came is handled"
+    assert rests == [0.5]
+    lane._rested = 30.0
+    assert arrives(now + 60) == pytest.approx(30, abs=1)
+    assert arrives(NEVER * 2) == math.inf
+    lane._core.queue.idle = False
+    lane._overdue(now)
+    assert arrives(now + 60) == pytest.approx(30, abs=1), "more of them are there"
+    lane._core.queue.idle = True
+    assert lane._overdue(now) == math.inf
+    assert arrives(now + 60) == pytest.approx(60, abs=1)

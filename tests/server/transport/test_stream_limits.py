@@ -1,0 +1,216 @@
+"""What one client can make the server hold is bounded: requests in flight, and streams."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from support.server.rig import PATIENCE
+from support.server.scripted_service import Door, OpenStream, ScriptedService, success
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.identity import ANYONE, Caller
+from tensorferry.server.inference.reply import Call, Metadata, Reply
+from tensorferry.server.inference.stream_order import ResponseStream, Terms
+from tensorferry.server.models.registry import ModelRegistry
+
+OpenDoor = Callable[..., Door]
+
+LIMIT = 4
+
+
+@pytest.mark.parametrize("order", ["request", "completion"])
+def test_no_more_than_the_limit_is_in_flight(open_door: OpenDoor, order: str) -> None:
+    """Answered one by one: each answer that is sent lets one more request in."""
+    door = open_door(max_in_flight=LIMIT)
+    stream = door.stream(order)
+    ids = [str(number) for number in range(30)]
+    stream.send(*ids)
+    for sent, request_id in enumerate(ids):
+        door.service.await_received(min(LIMIT + sent, len(ids)))
+        assert door.service.received == ids[: LIMIT + sent]
+        door.service.answer(request_id)
+        assert stream.read_ids(1) == [request_id]
+
+
+def test_requests_wait_for_room_in_order_of_their_coming(open_door: OpenDoor) -> None:
+    door = open_door(max_in_flight=LIMIT)
+    stream = door.stream()
+    ids = [str(number) for number in range(LIMIT + 3)]
+    stream.send(*ids)
+    door.service.await_received(LIMIT)
+    # All but the first are done, but their turn has not come: none of them makes room.
+    door.service.answer(*ids[1:LIMIT])
+    assert door.service.received == ids[:LIMIT]
+    door.service.answer(ids[0])
+    assert stream.read_ids(LIMIT) == ids[:LIMIT]
+    door.service.await_received(LIMIT + 3)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_consumer_that_does_not_take_responses_stops_the_reader(ordered: bool) -> None:
+    """Without gRPC between: the reader is never further ahead than the limit and the one in its hand."""
+    service = ScriptedService(ModelRegistry())
+    service.answer_at_once = success
+    stream = ResponseStream(service, float("inf"), terms=Terms(ordered), max_in_flight=LIMIT)
+    count, taken, ahead = 200, 0, []
+    pulled = threading.Semaphore(0)
+
+    def messages() -> Iterator[bytes]:
+        for number in range(count):
+            ahead.append(number - taken)
+            pulled.release()
+            yield pb.ModelInferRequest(id=str(number)).SerializeToString()
+
+    for number, data in enumerate(stream.responses(messages())):
+        assert pb.ModelStreamInferResponse.FromString(data).infer_response.id == str(number)
+        taken += 1
+        # The reader gets this far by itself; were there no bound, it would go on meanwhile.
+        for _ in range(LIMIT + 1 if number == 0 else 1 if number < count - LIMIT else 0):
+            assert pulled.acquire(timeout=PATIENCE)
+    assert taken == count
+    assert max(ahead) <= LIMIT
+    assert service.received == [str(number) for number in range(count)]
+
+
+def test_a_client_that_does_not_read_stops_being_read(open_door: OpenDoor) -> None:
+    """Large answers fill HTTP/2's windows; what then reaches the service stays far below what was sent."""
+    door = open_door(max_in_flight=LIMIT)
+    door.service.answer_at_once = lambda request_id: success(request_id, 1 << 20)
+    silent = door.stream()
+    ids = [str(number) for number in range(150)]
+    silent.send(*ids)
+    silent.half_close()
+    door.service.await_received(LIMIT)
+    # Another client is served all the while.
+    talker = door.stream()
+    for number in range(20):
+        talker.send(f"talker {number}")
+        assert talker.read_ids(1) == [f"talker {number}"]
+    received = [request_id for request_id in door.service.received if request_id.isdecimal()]
+    assert len(received) <= 50
+    assert silent.rest() == ids
+
+
+def test_a_client_that_leaves_while_the_limit_holds_it_back(open_door: OpenDoor) -> None:
+    door = open_door(max_in_flight=LIMIT)
+    stream = door.stream()
+    stream.send(*(str(number) for number in range(20)))
+    door.service.await_received(LIMIT)
+    stream.cancel()
+    door.service.await_cancelled(LIMIT)
+    assert door.service.received == ["0", "1", "2", "3"]
+
+
+def test_a_drain_while_the_limit_holds_a_client_back(open_door: OpenDoor) -> None:
+    """What was read just then may still be answered; either way the end says that it was a drain."""
+    door = open_door(max_in_flight=1)
+    stream = door.stream()
+    stream.send("1", "2")
+    door.service.await_received(1)
+    door.service.answer_at_once = success
+    door.drain_streams()
+    door.service.answer("1")
+    got: list[str] = []
+    with pytest.raises(grpc.RpcError) as ended:
+        got.extend(response.infer_response.id for response in stream.call)
+    assert got in (["1"], ["1", "2"])
+    assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_streams_beyond_the_limit_are_refused(open_door: OpenDoor) -> None:
+    door = open_door(max_streams=2)
+    streams = [door.stream() for _ in range(2)]
+    for number, stream in enumerate(streams):
+        stream.send(str(number))
+    door.service.await_received(2)
+    error = door.stream().end()
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.details() == (
+        "2 streams are open, which is the most this server keeps; close one, or send several requests in one stream"
+    )
+    door.service.answer("0", "1")
+    assert [stream.read_ids(1) for stream in streams] == [["0"], ["1"]]
+
+
+def test_a_stream_that_ended_makes_room_for_another(open_door: OpenDoor) -> None:
+    door = open_door(max_streams=1)
+    for number in range(3):
+        stream = door.stream()
+        stream.send(str(number))
+        stream.half_close()
+        door.service.await_received(number + 1)
+        door.service.answer(str(number))
+        assert stream.rest() == [str(number)]
+
+
+def test_a_stream_whose_client_left_makes_room_for_another(open_door: OpenDoor) -> None:
+    door = open_door(max_streams=1)
+    door.service.answer_at_once = success
+    for _ in range(3):
+        _open(door).cancel()
+
+
+def _open(door: Door) -> OpenStream:
+    """A stream that is not refused. The server hears of a client's leaving when it does: until then it refuses."""
+    while True:
+        stream = door.stream()
+        stream.send("x")
+        try:
+            assert stream.read_ids(1) == ["x"]
+        except grpc.RpcError as error:
+            refusal = error
+        else:
+            return stream
+        assert refusal.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_reader_that_is_done_is_joined_and_its_stream_not_ended_by_a_drain() -> None:
+    service = ScriptedService(ModelRegistry())
+    service.answer_at_once = success
+    before = set(threading.enumerate())
+    stream = ResponseStream(service, float("inf"), terms=Terms(), max_in_flight=LIMIT)
+    responses = stream.responses(iter([pb.ModelInferRequest(id="1").SerializeToString()]))
+    assert pb.ModelStreamInferResponse.FromString(next(responses)).infer_response.id == "1"
+    for reader in set(threading.enumerate()) - before:
+        reader.join(PATIENCE)
+    stream.drain()
+    assert list(responses) == []
+    assert not stream.end
+    assert set(threading.enumerate()) <= before
+
+
+def test_closing_again_does_nothing() -> None:
+    service = ScriptedService(ModelRegistry())
+    stream = ResponseStream(service, float("inf"), terms=Terms(), max_in_flight=LIMIT)
+    stream.close()
+    stream.close()
+    assert list(stream.responses(iter([pb.ModelInferRequest(id="1").SerializeToString()]))) == []
+    assert service.received == []
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_client_that_leaves_while_its_request_is_submitted_withdraws_it(ordered: bool) -> None:
+    class Leaving(ScriptedService):
+        def infer(
+            self,
+            data: bytes,
+            deadline: float,
+            complete: Callable[[Reply], None],
+            metadata: Metadata = (),
+            unattended: Any = None,
+            caller: Caller = ANYONE,
+        ) -> Call:
+            call = super().infer(data, deadline, complete, metadata)
+            stream.close()
+            return call
+
+    service = Leaving(ModelRegistry())
+    stream = ResponseStream(service, float("inf"), terms=Terms(ordered), max_in_flight=LIMIT)
+    messages = iter([pb.ModelInferRequest(id=request_id).SerializeToString() for request_id in "123"])
+    assert list(stream.responses(messages)) == []
+    service.await_cancelled(1)
+    assert service.received == service.cancelled == ["1"]

@@ -1,0 +1,120 @@
+"""What the batcher's tests share: waits that fail instead of hanging, and recorded completions."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+from hypothesis import settings
+
+from tensorferry.batcher import Batcher, BatcherStatistics, Outcome, Request
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.testing import ScriptedRunner
+
+# A bound for waits that end at once unless something is broken; never waited out by a passing test.
+PATIENCE = 30.0
+
+# The same examples in every run, however slow the machine.
+reproducible = settings(derandomize=True, deadline=None, database=None)
+
+
+def result(future: Future[Any]) -> Any:
+    return future.result(PATIENCE)
+
+
+def error(future: Future[Any]) -> BaseException | None:
+    return future.exception(PATIENCE)
+
+
+def reach(event: threading.Event) -> None:
+    assert event.wait(PATIENCE), "the expected event did not happen"
+
+
+def ignore(outcome: object) -> None:
+    """The completion of a request that nobody waits for."""
+
+
+class Recorder:
+    """A completion that remembers every call. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        self._called = threading.Event()
+
+    def __call__(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self._called.set()
+
+    def await_outcome(self) -> Outcome:
+        reach(self._called)
+        return self.outcomes[0]
+
+    @property
+    def only(self) -> Outcome:
+        """The one outcome; to be asked when nothing can complete any more."""
+        assert len(self.outcomes) == 1, f"completed {len(self.outcomes)} times: {self.outcomes}"
+        return self.outcomes[0]
+
+    @property
+    def kind(self) -> str:
+        """`answered`, or the name of the error's type, of the one outcome."""
+        return "answered" if self.only.error is None else type(self.only.error).__name__
+
+
+def enqueue(batcher: Batcher, x: Any, **options: Any) -> tuple[Request, Recorder]:
+    """Enqueues the rows `x` in the callback form."""
+    recorder = Recorder()
+    request = request_of(x, recorder, one_row=False, **options)
+    batcher.enqueue(request)
+    return request, recorder
+
+
+def occupy(batcher: Batcher, runner: ScriptedRunner) -> Future[Any]:
+    """Gives a gated batcher's worker a batch of its own, so that what comes next is queued."""
+    before = len(runner.batches)
+    future = batcher.submit(0.0)
+    runner.await_batches(before + 1)
+    return future
+
+
+def rows(runner: ScriptedRunner, start: int = 0) -> list[list[Any]]:
+    """The batches that a runner got, as lists, from the given one on."""
+    return [batch.tolist() for batch in runner.batches[start:]]
+
+
+def fails_below_zero(x: Any) -> Any:
+    """A model that does not like negative numbers, and doubles the rest."""
+    if (x < 0).any():
+        raise ValueError(f"negative: {x[x < 0].tolist()}")
+    return x * 2
+
+
+def figures_add_up(statistics: BatcherStatistics) -> None:
+    """What must hold of a batcher's figures when nothing is queued or running."""
+    s = statistics
+    ends = {
+        "answered": s.answered,
+        "failed": s.failed,
+        "cancelled": s.cancelled,
+        "expired": s.expired,
+        "shed": s.shed,
+        "abandoned": s.abandoned,
+    }
+    assert s.accepted == sum(ends.values()), "each accepted request has ended once"
+    assert s.refused == sum(s.refusals.values())
+    lost = {name for name, count in {**ends, "refused": s.refused}.items() if count} - {"answered"}
+    assert set(s.ended_rows) == lost, "rows are lost as requests are"
+    assert s.batches == sum(s.batch_rows.values())
+    assert s.rows == sum(rows * batches for rows, batches in s.batch_rows.items())
+    assert s.compute_time_sum == sum(times.compute_time_sum for times in s.batch_times.values())
+    times = s.answer_times
+    stages = (times.queue_delay_sum, times.input_time_sum, times.compute_time_sum, times.output_time_sum)
+    assert min(stages) >= 0
+    assert times.total_sum == sum(stages)
+    if not s.answered:
+        assert times.total_sum == 0
+    assert (s.last_run is None) == (s.batches == 0)
+    sizes = s.sizes
+    assert (sizes.queued, sizes.queued_rows, sizes.running, sizes.held_bytes) == (0, 0, 0, 0)
+    assert not any(sizes.class_rows)

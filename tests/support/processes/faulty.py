@@ -1,0 +1,124 @@
+"""`tensorferry` on a device that fails as CUDA's do, by what is in the requests: for models such as `probe`.
+
+Run as a program. The first number of a row says what happens to the run that it is in.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc._server
+import numpy as np
+
+from tensorferry.batcher.execution.executor import Running
+from tensorferry.batcher.request import Request
+from tensorferry.batcher.work import Work
+from tensorferry.server.__main__ import main
+from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.recovery import recovering_instance
+from tensorferry.server.runtime.session import Session
+
+# From here on a row breaks the device once; with exactly this, each time it runs.
+ONCE, ALWAYS = 100_000.0, 99_999.0
+# The run does not return until the file exists.
+HANG = 88_888.0
+
+# From here on a worker's own code raises SystemExit, once, amid a batch.
+FALL = 70_000.0
+_PAST_FALL = 80_000.0
+# While this file exists, grpcio's own code raises, on the thread that polls.
+POLLING = "FAULTY_POLLING"
+
+# Rows that fit into the device's memory, tries to build a session anew that are in vain, and that file.
+ROOM, VAIN, RELEASE = "FAULTY_ROOM", "FAULTY_VAIN", "FAULTY_RELEASE"
+
+_NO_MEMORY = (
+    "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running MatMul node. "
+    "Name:'' Status Message: bfc_arena.cc:376 void* onnxruntime::BFCArena::AllocateRawInternal(size_t, bool) "
+    "Failed to allocate memory for requested buffer of size 4294967296"
+)
+_BROKEN = (
+    "[ONNXRuntimeError] : 1 : FAIL : CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; "
+    "hostname=x ; file=cuda_call.cc ; line=124 ; expr=cudaStreamSynchronize(stream)"
+)
+
+
+class Fault:
+    """Stands in for `Session.run` and its construction, once the model is loaded."""
+
+    def __init__(self) -> None:
+        self.room = int(os.environ.get(ROOM, "1000000"))
+        self.vain = int(os.environ.get(VAIN, "0"))
+        self.seen: set[float] = set()
+        self.broken: set[int] = set()
+        self.run, self.make = Session.run, Session.__init__
+        Session.run = self.faulty_run(Session.run)  # type: ignore[method-assign]
+        Session.__init__ = self.faulty_make(Session.__init__)  # type: ignore[method-assign]
+        Running.run = self.falling(Running.run)  # type: ignore[method-assign]
+        polling: Any = grpc._server
+        polling._process_event_and_continue = self.deaf(polling._process_event_and_continue)
+
+    def faulty_make(self, make: Any) -> Any:
+        def faulty(session: Session, *arguments: Any, **options: Any) -> None:
+            if self.broken and self.vain:
+                self.vain -= 1
+                raise StartError(_BROKEN)
+            make(session, *arguments, **options)
+            self.broken.clear()
+
+        return faulty
+
+    def falling(self, run: Any) -> Any:
+        def fall(running: Running, work: Work, back: list[Request]) -> Any:
+            for request in work.batch:
+                for tensor in request.tensors:
+                    mark = float(np.frombuffer(tensor.data, tensor.dtype)[0]) if request.rows else 0.0
+                    if FALL <= mark < _PAST_FALL and mark not in self.seen:
+                        self.seen.add(mark)
+                        raise SystemExit
+            return run(running, work, back)
+
+        return fall
+
+    def deaf(self, handle: Any) -> Any:
+        def process(*arguments: Any) -> Any:
+            if POLLING in os.environ and Path(os.environ[POLLING]).exists():
+                raise RuntimeError("can't start new thread")
+            return handle(*arguments)
+
+        return process
+
+    def faulty_run(self, run: Any) -> Any:
+        def faulty(session: Session, inputs: Mapping[str, Any]) -> Any:
+            x = inputs["x"]
+            for mark in {float(row[0]) for row in x}:
+                if mark == HANG:
+                    while not Path(os.environ[RELEASE]).exists():
+                        time.sleep(0.01)
+                if mark == ALWAYS or (mark >= ONCE and mark not in self.seen):
+                    self.seen.add(mark)
+                    self.broken.add(id(session))
+            if id(session) in self.broken:
+                raise failed(_BROKEN)
+            if len(x) > self.room:
+                raise failed(_NO_MEMORY)
+            return run(session, inputs)
+
+        return faulty
+
+
+def failed(message: str) -> ModelFailedError:
+    error = ModelFailedError("the model failed on this request")
+    error.__cause__ = RuntimeError(message)
+    return error
+
+
+if __name__ == "__main__":
+    recovering_instance._FIRST_SECONDS = 0.02
+    Fault()
+    sys.exit(main())

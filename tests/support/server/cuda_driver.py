@@ -1,0 +1,54 @@
+"""CUDA's driver, scripted: whoever opens a handle has the one allocation that there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tensorferry.server.shared_memory.cuda_driver import INVALID_HANDLE, CudaDriver, CudaError, Mapped
+
+ADDRESS = 1 << 20
+
+
+class ScriptedDriver(CudaDriver):
+    """So many devices, and an allocation of so many bytes. `opened` counts who has it; `fails` is the next open's result.
+
+    Where there is a `handle`, no other opens it.
+    """
+
+    def __init__(self, nbytes: int = 64, devices: int = 2, handle: bytes | None = None) -> None:
+        super().__init__()
+        self.content = bytearray(index % 256 for index in range(nbytes))
+        self.opened = 0
+        self.fails = 0
+        self.meanwhile: Callable[[], None] = lambda: None
+        self._count = devices
+        self._handle = handle
+
+    def missing(self) -> str | None:
+        return None
+
+    def count(self) -> int:
+        return self._count
+
+    def open(self, device: int, handle: bytes) -> Mapped:
+        fails = self.fails or (INVALID_HANDLE if handle != (self._handle or handle) else 0)
+        if fails:
+            raise CudaError("cuIpcOpenMemHandle", fails, "scripted")
+        self.opened += 1
+        self.meanwhile()
+        return Mapped(ADDRESS, len(self.content))
+
+    def close(self, device: int, address: int) -> None:
+        assert address == ADDRESS
+        self.opened -= 1
+
+    def read(self, device: int, address: int, nbytes: int) -> bytes:
+        return bytes(self.content[self._part(address, nbytes)])
+
+    def write(self, device: int, address: int, data: memoryview) -> None:
+        self.content[self._part(address, data.nbytes)] = data
+
+    def _part(self, address: int, nbytes: int) -> slice:
+        start = address - ADDRESS
+        assert 0 <= start <= start + nbytes <= len(self.content), "beyond the allocation"
+        return slice(start, start + nbytes)

@@ -1,0 +1,315 @@
+"""A service whose requests a test answers, behind a real gRPC server in this process, over either transport."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import grpc
+from polling import until
+from support.server.rig import PATIENCE
+
+from tensorferry.batcher import Cancelled
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import inference_pb2_grpc
+from tensorferry.server.identity import ANYONE, Caller
+from tensorferry.server.inference.reply import Call, Metadata, Reply
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.security.access_control import Access
+from tensorferry.server.transport.lane.lane import Lane, UnaryCall
+from tensorferry.server.transport.lane.stream import StreamCall
+from tensorferry.server.transport.threaded_servicer import Servicer
+
+
+class ScriptedCall(Call):
+    """Tells the service when the transport withdraws its request."""
+
+    __slots__ = ("_cancelled",)
+
+    def __init__(self, cancelled: Callable[[], None]) -> None:
+        super().__init__()
+        self._cancelled = cancelled
+
+    def cancel(self) -> None:
+        self._cancelled()
+
+
+class ScriptedService(InferenceService):
+    """Keeps requests by their id until the test answers them, or at once with `answer_at_once`. Thread-safe."""
+
+    def __init__(self, registry: ModelRegistry) -> None:
+        super().__init__(registry)
+        self.answer_at_once: Callable[[str], Reply] | None = None
+        # Guards the fields below, and is notified when one of them changes.
+        self._changed = threading.Condition()
+        self.received: list[str] = []
+        self.deadlines: dict[str, float] = {}
+        self.metadata: dict[str, Metadata] = {}
+        self.callers: dict[str, Caller] = {}
+        self.cancelled: list[str] = []
+        self._waiting: dict[str, Callable[[Reply], None]] = {}
+
+    def infer(
+        self,
+        data: bytes,
+        deadline: float,
+        complete: Callable[[Reply], None],
+        metadata: Metadata = (),
+        unattended: Any = None,
+        caller: Caller = ANYONE,
+    ) -> Call:
+        request_id = pb.ModelInferRequest.FromString(data).id
+        with self._changed:
+            self.received.append(request_id)
+            self.deadlines[request_id] = deadline
+            self.metadata[request_id] = metadata
+            self.callers[request_id] = caller
+            if self.answer_at_once is None:
+                self._waiting[request_id] = complete
+            self._changed.notify_all()
+        if self.answer_at_once is not None:
+            complete(self.answer_at_once(request_id))
+        return ScriptedCall(lambda: self._cancel(request_id))
+
+    def _cancel(self, request_id: str) -> None:
+        with self._changed:
+            complete = self._waiting.pop(request_id, None)
+            if complete is not None:
+                self.cancelled.append(request_id)
+            self._changed.notify_all()
+        if complete is not None:
+            complete(failure(request_id, Cancelled("the caller left before the answer was there")))
+
+    def answer(self, *request_ids: str) -> None:
+        """Completes requests with responses that have their ids."""
+        for request_id in request_ids:
+            self._complete(success(request_id))
+
+    def fail(self, request_id: str, error: BaseException) -> None:
+        """Completes a request with an error."""
+        self._complete(failure(request_id, error))
+
+    def _complete(self, reply: Reply) -> None:
+        with self._changed:
+            complete = self._waiting.pop(reply.request_id)
+        complete(reply)
+
+    def await_received(self, count: int) -> None:
+        """Blocks the test until that many requests have come since the beginning."""
+        self._await(lambda: len(self.received) >= count)
+
+    def await_cancelled(self, count: int) -> None:
+        """Blocks the test until that many have been withdrawn."""
+        self._await(lambda: len(self.cancelled) >= count)
+
+    def _await(self, predicate: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(predicate, PATIENCE), (self.received, self.cancelled)
+
+
+def success(request_id: str, nbytes: int = 0) -> Reply:
+    response = pb.ModelInferResponse(id=request_id, model_name="m", raw_output_contents=[bytes(nbytes)])
+    return Reply(request_id, lambda: [response.SerializeToString()])
+
+
+def failure(request_id: str, error: BaseException) -> Reply:
+    def build() -> list[bytes]:
+        raise error
+
+    return Reply(request_id, build)
+
+
+class OpenStream:
+    """A ModelStreamInfer that a test writes to and reads from as it likes."""
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        order: str | None = None,
+        timeout: float = PATIENCE,
+        metadata: Sequence[tuple[str, str | bytes]] = (),
+    ) -> None:
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        method: Any = channel.stream_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            response_deserializer=pb.ModelStreamInferResponse.FromString,
+        )
+        chosen = [("tensorferry-stream-order", order)] if order is not None else []
+        self.call: Any = method(
+            iter(self._requests.get, None), timeout=timeout, metadata=[*metadata, *chosen]
+        )
+
+    def send(self, *request_ids: str) -> None:
+        """Sends requests with these ids."""
+        for request_id in request_ids:
+            self.send_bytes(pb.ModelInferRequest(id=request_id).SerializeToString())
+
+    def send_bytes(self, data: bytes) -> None:
+        self._requests.put(data)
+
+    def half_close(self) -> None:
+        """Ends the client's side."""
+        self._requests.put(None)
+
+    def read(self) -> pb.ModelStreamInferResponse:
+        """The next response; the error with which the stream ended, or StopIteration."""
+        response: pb.ModelStreamInferResponse = next(self.call)
+        return response
+
+    def read_ids(self, count: int) -> list[str]:
+        """The ids of the next responses."""
+        return [self.read().infer_response.id for _ in range(count)]
+
+    def rest(self) -> list[str]:
+        """The ids of all further responses; the stream must end well."""
+        return [response.infer_response.id for response in self.call]
+
+    def end(self) -> grpc.RpcError:
+        """The error with which the stream ends, with no further response before."""
+        try:
+            response = next(self.call)
+        except grpc.RpcError as error:
+            return error
+        except StopIteration:
+            raise AssertionError("the stream ended well") from None
+        raise AssertionError(f"a response: {response}")
+
+    def cancel(self) -> None:
+        self.call.cancel()
+
+
+class _BesideTheLane(Servicer):
+    """What a lane leaves to the servicer: everything but the two methods, which must not reach it."""
+
+    def model_infer(self, data: bytes, context: grpc.ServicerContext) -> NoReturn:
+        raise AssertionError("ModelInfer did not go through the lane")
+
+    def model_stream_infer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
+        raise AssertionError("ModelStreamInfer did not go through the lane")
+
+
+def _listen(server: grpc.Server) -> str:
+    return f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+
+
+@dataclass
+class Door:
+    """A transport with its service and a channel to it; `lane` is None where the servicer serves all."""
+
+    service: ScriptedService
+    servicer: Servicer
+    lane: Lane | None
+    server: grpc.Server
+    address: str
+    channel: grpc.Channel
+    registry: ModelRegistry
+    _streams: list[OpenStream] = field(default_factory=list)
+
+    @property
+    def stub(self) -> Any:
+        return inference_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+
+    def stream(self, *args: Any, **options: Any) -> OpenStream:
+        self._streams.append(OpenStream(self.channel, *args, **options))
+        return self._streams[-1]
+
+    def serve_by(self, service: InferenceService) -> None:
+        """From now on calls go to another service."""
+        self.servicer._service = service
+        if self.lane is not None:
+            self.lane._service = service
+
+    def be_real(self) -> None:
+        """From now on there is a service that parses and decodes, over the same registry."""
+        self.serve_by(InferenceService(self.registry))
+
+    def drain_streams(self) -> None:
+        """Ends open streams, as the server does when it drains."""
+        self.servicer.begin_drain()
+        if self.lane is not None:
+            self.lane.begin_drain()
+
+    def unary(self, method: str) -> Any:
+        """A method that takes and gives bytes."""
+        return self.channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+
+    def infer(self, request_id: str, **options: Any) -> Any:
+        """A ModelInfer in flight."""
+        return self.stub.ModelInfer.future(pb.ModelInferRequest(id=request_id), **options)
+
+
+def opened(
+    transport: str,
+    *,
+    max_streams: int = 100,
+    max_in_flight: int = 64,
+    options: Sequence[tuple[str, Any]] = (),
+    listen: Callable[[grpc.Server], str] = _listen,
+    dial: Callable[[str], grpc.Channel] = grpc.insecure_channel,
+    stopped_by_test: bool = False,
+    access: Access | None = None,
+) -> Iterator[Door]:
+    """A door, and afterwards the proof that no thread and nothing of the lane is left.
+
+    Where the test stops the server that is not so: events that core has in hand when grpcio's
+    thread ends are lost, with the calls that they belong to.
+    """
+    before = set(threading.enumerate())
+    registry = ModelRegistry()
+    service = ScriptedService(registry)
+    limits: dict[str, Any] = {"max_streams": max_streams, "max_in_flight": max_in_flight, "access": access}
+    by_lane = transport == "lane"
+    kind = _BesideTheLane if by_lane else Servicer
+    servicer = kind(service, registry, version="1.2.3", **limits)
+    threads = ThreadPoolExecutor(32, thread_name_prefix="handler")
+    server = grpc.server(threads, options=[("grpc.so_reuseport", 0), *options])
+    server.add_generic_rpc_handlers((servicer.handler(),))
+    lane = Lane(server, service, **limits) if by_lane else None
+    address = listen(server)
+    server.start()
+    if lane is not None:
+        lane.start()
+    door = Door(service, servicer, lane, server, address, dial(address), registry)
+    try:
+        yield door
+    finally:
+        for stream in door._streams:
+            stream.cancel()
+            stream.half_close()
+        door.channel.close()
+        if lane is not None and not stopped_by_test:
+            await_no_calls(lane)
+        assert server.stop(None).wait(PATIENCE)
+        threads.shutdown(wait=True)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), f"{thread.name} is left behind"
+    if lane is not None and not stopped_by_test:
+        left = weakref.ref(lane)
+        door.lane = lane = None
+        door.server = server = None  # type: ignore[assignment]
+        gc.collect()
+        assert left() is None, "the lane is left behind, perhaps with one of its events"
+
+
+def calls_of(lane: Lane) -> list[UnaryCall | StreamCall]:
+    """All calls of the lane that there are in this process, ended or not."""
+    calls: list[UnaryCall | StreamCall] = []
+    for thing in gc.get_objects():
+        if (type(thing) is UnaryCall and thing._lane is lane) or (
+            type(thing) is StreamCall and thing._owner is lane
+        ):
+            calls.append(thing)
+    return calls
+
+
+def await_no_calls(lane: Lane) -> None:
+    """Returns when the last call is gone, with no help of the garbage collector."""
+    until(lambda: not calls_of(lane))

@@ -1,0 +1,26 @@
+"""Models that do not say what shapes their inputs and outputs have, as ONNX Runtime takes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+from support.server.models import node, save, value
+
+
+def shapeless(path: Path) -> Path:
+    """The model without the shapes of its inputs and outputs, but for inputs that lead with a batch axis `n`."""
+    model = onnx.load(path)
+    for given in (*model.graph.input, *model.graph.output):
+        dims = given.type.tensor_type.shape.dim
+        if given in model.graph.output or not dims or dims[0].dim_param != "n":
+            given.type.tensor_type.ClearField("shape")
+    onnx.save(model, str(path))
+    return path
+
+
+def doubled(path: Path) -> Path:
+    """x FP32 of any rank → y FP32 of any rank, twice x."""
+    return shapeless(
+        save(path, [node("Add", "x x", "y")], [value("x", dims=["any"])], [value("y", dims=["any"])])
+    )

@@ -1,0 +1,90 @@
+"""Models and settings that clients ask for and do not get, or not yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.wire.provoking import Provoked, Served
+from support.wire.rig import PATIENCE
+
+from tensorferry.protos import inference_pb2 as pb
+
+PROVOKED = Provoked()
+when = PROVOKED.when
+
+
+def to_model(name: str, version: str = "") -> pb.ModelInferRequest:
+    """To one of the repository's."""
+    request = pb.ModelInferRequest(model_name=name, model_version=version, raw_input_contents=[bytes(4)])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 1])
+    return request
+
+
+def load(served: Served, name: str) -> Any:
+    return served.control.RepositoryModelLoad(
+        pb.RepositoryModelLoadRequest(model_name=name), timeout=PATIENCE
+    )
+
+
+def while_loading(case: str, version: str) -> None:
+    @when(case)
+    def _(served: Served) -> Any:
+        name = "loads"
+        loading = served.control.RepositoryModelLoad.future(
+            pb.RepositoryModelLoadRequest(model_name=name), timeout=PATIENCE
+        )
+        try:
+            # Opened once the server reads it; the labels end when it is closed.
+            with (served.repository / "loads" / "labels.txt").open("w"):
+                return served.control.ModelInfer(to_model("loads", version), timeout=PATIENCE)
+        finally:
+            loading.result()
+            served.control.RepositoryModelUnload(
+                pb.RepositoryModelUnloadRequest(model_name=name), timeout=PATIENCE
+            )
+
+
+while_loading("the model is loading", "1")
+while_loading("the model is loading, and no version is named", "")
+
+
+@when("the model is decoupled")
+def _(served: Served) -> Any:
+    return served.control.ModelInfer(to_model("decoupled"), timeout=PATIENCE)
+
+
+@when("the model takes sequences")
+def _(served: Served) -> Any:
+    return served.control.ModelInfer(to_model("sequences"), timeout=PATIENCE)
+
+
+when("a decoupled model is loaded")(lambda served: load(served, "decoupled"))
+when("a model that takes sequences is loaded")(lambda served: load(served, "sequences"))
+when("a model is loaded that cannot be")(lambda served: load(served, "broken"))
+when("a model is loaded that is not there")(lambda served: load(served, "nothing"))
+
+
+@when("a model is loaded where that is not allowed")
+def _(served: Served) -> Any:
+    return served.stub.RepositoryModelLoad(
+        pb.RepositoryModelLoadRequest(model_name="probe"), timeout=PATIENCE
+    )
+
+
+@when("what is logged is changed")
+def _(served: Served) -> Any:
+    request = pb.LogSettingsRequest()
+    request.settings["log_info"].bool_param = False
+    return served.stub.LogSettings(request, timeout=PATIENCE)
+
+
+def traced(case: str, level: str) -> None:
+    @when(case)
+    def _(served: Served) -> Any:
+        request = pb.TraceSettingRequest()
+        request.settings["trace_level"].value.append(level)
+        return served.stub.TraceSetting(request, timeout=PATIENCE)
+
+
+traced("traces have no file", "TIMESTAMPS")
+traced("traces are to have tensors", "TENSORS")

@@ -1,0 +1,105 @@
+"""Shared memory that is used and registered in each way which docs/protocol.md has an error for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+from support.processes.server import ServerProcess
+from support.wire.provoking import KEY, Provoked, Served, set_
+from support.wire.rig import PATIENCE
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import inference_pb2_grpc
+
+PROVOKED = Provoked()
+when, spoiled = PROVOKED.when, PROVOKED.spoiled
+
+
+def placed(tensor: Any, region: str = "r", nbytes: int | None = 16, offset: int = 0) -> None:
+    tensor.parameters["shared_memory_region"].string_param = region
+    tensor.parameters["shared_memory_offset"].int64_param = offset
+    if nbytes is not None:
+        tensor.parameters["shared_memory_byte_size"].int64_param = nbytes
+
+
+def input_placed(request: pb.ModelInferRequest, **where: Any) -> None:
+    placed(request.inputs[1], **where)
+    del request.raw_input_contents[1]
+
+
+def output_placed(request: pb.ModelInferRequest, **where: Any) -> Any:
+    output = request.outputs.add(name="y")
+    placed(output, **where)
+    return output
+
+
+spoiled("the region is unknown")(lambda r: input_placed(r, region="other"))
+spoiled("the offset is beyond the region")(lambda r: input_placed(r, offset=64))
+spoiled("the tensor ends beyond the region")(lambda r: input_placed(r, offset=49))
+spoiled("offset and size overflow")(lambda r: output_placed(r, nbytes=-32, offset=32))
+spoiled("a tensor in shared memory has no size")(lambda r: input_placed(r, nbytes=None))
+spoiled("a tensor in shared memory has another size")(lambda r: input_placed(r, nbytes=32))
+
+
+@spoiled("a tensor in shared memory has contents")
+def _(request: pb.ModelInferRequest) -> None:
+    input_placed(request)
+    request.inputs[1].contents.fp32_contents.extend([0] * 4)
+
+
+spoiled("an output does not fit its place")(lambda r: output_placed(r, nbytes=15))
+spoiled("classes are to go to shared memory")(
+    lambda r: set_(output_placed(r).parameters["classification"], int64_param=1)
+)
+
+
+def registered(case: str, name: str, key: str, nbytes: int = 8) -> None:
+    def provoke(served: Served) -> Any:
+        request = pb.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=nbytes)
+        return served.stub.SystemSharedMemoryRegister(request, timeout=PATIENCE)
+
+    when(case)(provoke)
+
+
+registered("a region is registered twice", "r", KEY)
+registered("a region ends beyond its memory", "s", KEY, 65)
+registered("a key names nothing", "s", "/tensorferry-nothing")
+registered("a key is none", "s", "/")
+registered("a key is reserved", "s", "/triton_python_backend_shm_region_1")
+
+
+@when("the status of an unknown region")
+def _(served: Served) -> Any:
+    request = pb.SystemSharedMemoryStatusRequest(name="other")
+    return served.stub.SystemSharedMemoryStatus(request, timeout=PATIENCE)
+
+
+@when("CUDA shared memory where there is no GPU")
+def _(served: Served) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        # Hides those that there are.
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        server = ServerProcess.start(
+            "--allow-shared-memory", "--device", "cpu", served.model, transport=served.transport
+        )
+    try:
+        with grpc.insecure_channel(server.address) as channel:
+            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+            request = pb.CudaSharedMemoryRegisterRequest(name="c", raw_handle=bytes(64), byte_size=8)
+            return stub.CudaSharedMemoryRegister(request, timeout=PATIENCE)
+    finally:
+        server.stop()
+
+
+@when("shared memory is off")
+def _(served: Served) -> Any:
+    server = ServerProcess.start(served.model, transport=served.transport)
+    try:
+        with grpc.insecure_channel(server.address) as channel:
+            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+            request = pb.SystemSharedMemoryRegisterRequest(name="r", key=KEY, byte_size=8)
+            return stub.SystemSharedMemoryRegister(request, timeout=PATIENCE)
+    finally:
+        server.stop()

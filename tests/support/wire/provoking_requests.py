@@ -1,0 +1,143 @@
+"""Requests that are answered with each error which docs/protocol.md has for them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import grpc
+import numpy as np
+from e2e.test_metrics import scrape_until
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.processes.server import ServerProcess
+from support.wire.provoking import Provoked, Served, good, infer, set_
+from support.wire.rig import LONG, PATIENCE
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import inference_pb2_grpc
+
+PROVOKED = Provoked()
+when, spoiled = PROVOKED.when, PROVOKED.spoiled
+
+spoiled("the model is unknown")(lambda r: set_(r, model_name="nothing"))
+spoiled("the version is unknown")(lambda r: set_(r, model_version="9"))
+spoiled("the version is no number")(lambda r: set_(r, model_version="one"))
+spoiled("an input is missing")(lambda r: (r.inputs.pop(), r.raw_input_contents.pop()))
+spoiled("an input is unknown")(lambda r: set_(r.inputs[1], name="z"))
+spoiled("an input comes twice")(lambda r: r.inputs.append(r.inputs[1]))
+spoiled("an output is unknown")(lambda r: r.outputs.add(name="z"))
+spoiled("an output is asked for twice")(lambda r: (r.outputs.add(name="y"), r.outputs.add(name="y")))
+spoiled("the datatype is another")(lambda r: set_(r.inputs[1], datatype="FP64"))
+spoiled("the shape does not fit")(lambda r: r.inputs[1].shape.__setitem__(slice(None), [2, 2]))
+spoiled("the shape is empty")(lambda r: r.inputs[1].shape.__setitem__(slice(None), []))
+spoiled("raw contents have another size")(lambda r: r.raw_input_contents.__setitem__(1, bytes(15)))
+spoiled("an input has no contents")(lambda r: r.ClearField("raw_input_contents"))
+spoiled("raw contents are too few")(lambda r: r.raw_input_contents.pop())
+spoiled("raw contents are too many")(lambda r: r.raw_input_contents.append(b""))
+spoiled("contents are raw and typed")(lambda r: r.inputs[1].contents.fp32_contents.extend([0] * 4))
+spoiled("a parameter is reserved")(lambda r: set_(r.parameters["triton_mine"], bool_param=True))
+spoiled("a parameter is of a wrong kind")(lambda r: set_(r.parameters["priority"], string_param="1"))
+spoiled("a custom parameter is a uint64")(lambda r: set_(r.parameters["mine"], uint64_param=1))
+spoiled("the time allowed is over")(lambda r: set_(r.parameters["timeout"], int64_param=1))
+spoiled("the model fails")(lambda r: r.raw_input_contents.__setitem__(2, np.array([99]).tobytes()))
+spoiled("no classes are asked for")(
+    lambda r: set_(r.outputs.add(name="y").parameters["classification"], int64_param=0)
+)
+
+
+@spoiled("inputs differ in rows")
+def _(request: pb.ModelInferRequest) -> None:
+    request.inputs[1].shape[:] = [2, 4]
+    request.raw_input_contents[1] = bytes(32)
+
+
+@spoiled("typed contents are in a wrong field")
+def _(request: pb.ModelInferRequest) -> None:
+    request.ClearField("raw_input_contents")
+    for given in request.inputs:
+        given.contents.fp32_contents.extend([0] * (4 if given.name == "x" else 1))
+
+
+@when("there are more rows than a batch holds")
+def _(served: Served) -> Any:
+    return infer(served, good(rows=100))
+
+
+def texts(raw: bytes) -> pb.ModelInferRequest:
+    """To the echo of strings, one of them."""
+    request = pb.ModelInferRequest(model_name="texts", raw_input_contents=[raw])
+    request.inputs.add(name="x", datatype="BYTES", shape=[1, 1])
+    return request
+
+
+@when("a string's length is cut off")
+def _(served: Served) -> Any:
+    # Long enough for two empty strings.
+    request = texts(b"\3\0\0\0abc\1\0")
+    request.inputs[0].shape[:] = [1, 2]
+    return infer(served, request)
+
+
+@when("there are too many strings")
+def _(served: Served) -> Any:
+    return infer(served, texts(b"\1\0\0\0a\1\0\0\0b"))
+
+
+@when("what is to be classified has no values to compare")
+def _(served: Served) -> Any:
+    request = texts(b"\1\0\0\0a")
+    request.outputs.add(name="y").parameters["classification"].int64_param = 1
+    return infer(served, request)
+
+
+@when("there is too much to be classified")
+def _(served: Served) -> Any:
+    request = pb.ModelInferRequest(model_name="floats", raw_input_contents=[bytes(4 * 1_000_001)])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 1_000_001])
+    request.outputs.add(name="y").parameters["classification"].int64_param = 1
+    return infer(served, request)
+
+
+@when("the queue is full")
+def _(served: Served) -> Any:
+    # More rows at once than ever wait.
+    return _first_error(
+        [served.stub.ModelInfer.future(good(1000, work=LONG), timeout=PATIENCE) for _ in range(9)]
+    )
+
+
+def _first_error(calls: list[Any]) -> Any:
+    """What the first call to be refused got; the others are withdrawn."""
+    refused = threading.Event()
+    for call in calls:
+        call.add_done_callback(lambda done: refused.set())
+    assert refused.wait(PATIENCE)
+    (first, *_) = [call for call in calls if call.done()]
+    for call in calls:
+        call.cancel()
+    return first.result()
+
+
+@when("the server stops")
+def _(served: Served) -> Any:
+    # One of its own, since it is stopped, with a request that keeps it for longer than anything here takes.
+    server = ServerProcess.start(served.model, "--metrics-port", "0", transport=served.transport)
+    try:
+        with grpc.insecure_channel(server.address) as channel:
+            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+            watch = health_pb2_grpc.HealthStub(channel).Watch(
+                health_pb2.HealthCheckRequest(), timeout=PATIENCE
+            )
+            running = stub.ModelInfer.future(good(work=100 * LONG), timeout=PATIENCE)
+            scrape_until(server, lambda found: found["tensorferry_running_requests"] == 1)
+            statuses = (change.status for change in watch)
+            assert next(statuses) == health_pb2.HealthCheckResponse.SERVING
+            server.signal()
+            assert next(statuses) == health_pb2.HealthCheckResponse.NOT_SERVING
+            try:
+                return stub.ModelInfer(good(), timeout=PATIENCE)
+            finally:
+                running.cancel()
+    finally:
+        # The second time: it waits for nothing.
+        server.stop()

@@ -1,0 +1,237 @@
+"""Repositories in the style of Triton's examples load unchanged, and their clients work as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tritonclient.grpc as triton
+from onnx import TensorProto, helper, numpy_helper
+from support.processes.server import ServerProcess
+from support.wire.inputs import tensor
+from tritonclient.utils import InferenceServerException
+
+INT32, FP32, STRING = TensorProto.INT32, TensorProto.FLOAT, TensorProto.STRING
+Dims = list[int | str]
+
+SUM_AND_DIFFERENCE = """
+name: "simple"
+platform: "onnxruntime_onnx"
+max_batch_size: 8
+input [
+  {
+    name: "INPUT0"
+    data_type: TYPE_INT32
+    dims: [ 16 ]
+  },
+  {
+    name: "INPUT1"
+    data_type: TYPE_INT32
+    dims: [ 16 ]
+  }
+]
+output [
+  {
+    name: "OUTPUT0"
+    data_type: TYPE_INT32
+    dims: [ 16 ]
+  },
+  {
+    name: "OUTPUT1"
+    data_type: TYPE_INT32
+    dims: [ 16 ]
+  }
+]
+"""
+
+IMAGE_CLASSES = """
+name: "classes_onnx"
+platform: "onnxruntime_onnx"
+max_batch_size : 0
+input [
+  {
+    name: "data_0"
+    data_type: TYPE_FP32
+    format: FORMAT_NCHW
+    dims: [ 3, 8, 8 ]
+    reshape { shape: [ 1, 3, 8, 8 ] }
+  }
+]
+output [
+  {
+    name: "fc6_1"
+    data_type: TYPE_FP32
+    dims: [ 3 ]
+    reshape { shape: [ 1, 3, 1, 1 ] }
+    label_filename: "class_labels.txt"
+  }
+]
+"""
+
+BATCHED = """
+backend: "onnxruntime"
+max_batch_size: 16
+dynamic_batching {
+  preferred_batch_size: [ 4, 8 ]
+  max_queue_delay_microseconds: 100
+}
+instance_group [ { count: 2 kind: KIND_CPU } ]
+version_policy: { all { } }
+parameters { key: "intra_op_thread_count" value: { string_value: "1" } }
+optimization { graph : { level : 1 } }
+model_warmup [
+  {
+    name: "zeros"
+    batch_size: 4
+    inputs { key: "TEXT" value: { data_type: TYPE_STRING dims: 2 zero_data: true } }
+  }
+]
+"""
+
+SEQUENCE = """
+platform: "onnxruntime_onnx"
+max_batch_size: 8
+sequence_batching { max_sequence_idle_microseconds: 5000000 }
+"""
+
+
+def save(
+    path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], constants: list[Any] | None = None
+) -> None:
+    path.parent.mkdir(parents=True)
+    graph = helper.make_graph(nodes, "example", inputs, outputs, constants or [])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.checker.check_model(model)
+    onnx.save(model, str(path))
+
+
+def value(name: str, element: int, dims: Dims) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, element, dims)
+
+
+def write_examples(root: Path) -> None:
+    rows: Dims = ["batch", 16]
+    save(
+        root / "simple" / "1" / "model.onnx",
+        [
+            helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]),
+            helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]),
+        ],
+        [value("INPUT0", INT32, rows), value("INPUT1", INT32, rows)],
+        [value("OUTPUT0", INT32, rows), value("OUTPUT1", INT32, rows)],
+    )
+    (root / "simple" / "config.pbtxt").write_text(SUM_AND_DIFFERENCE)
+    save(
+        root / "classes_onnx" / "1" / "model.onnx",
+        [helper.make_node("GlobalAveragePool", ["data_0"], ["fc6_1"])],
+        [value("data_0", FP32, [1, 3, 8, 8])],
+        [value("fc6_1", FP32, [1, 3, 1, 1])],
+    )
+    (root / "classes_onnx" / "config.pbtxt").write_text(IMAGE_CLASSES)
+    (root / "classes_onnx" / "class_labels.txt").write_text("TEAPOT\nFERRY\nLIGHTHOUSE\n")
+    for version in ("1", "3"):
+        save(
+            root / "strings" / version / "model.onnx",
+            [helper.make_node("Identity", ["TEXT"], ["SAME"])],
+            [value("TEXT", STRING, ["batch", 2])],
+            [value("SAME", STRING, ["batch", 2])],
+        )
+    (root / "strings" / "config.pbtxt").write_text(BATCHED)
+    # Without a configuration.
+    save(
+        root / "bare" / "1" / "model.onnx",
+        [helper.make_node("Mul", ["x", "two"], ["y"])],
+        [value("x", FP32, ["batch", "n"])],
+        [value("y", FP32, ["batch", "n"])],
+        [numpy_helper.from_array(np.array(2, np.float32), "two")],
+    )
+
+
+@pytest.fixture(scope="module")
+def client(
+    transport: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[triton.InferenceServerClient]:
+    root = tmp_path_factory.mktemp("examples")
+    write_examples(root)
+    server = ServerProcess.start("--model-repository", root, transport=transport)
+    with triton.InferenceServerClient(server.address) as client:
+        yield client
+    assert server.stop() == 0
+    assert not server.errors()
+
+
+def test_all_are_ready_as_their_configurations_say(client: triton.InferenceServerClient) -> None:
+    index = [(m.name, m.version, m.state) for m in client.get_model_repository_index().models]
+    assert index == [
+        ("bare", "1", "READY"),
+        ("classes_onnx", "1", "READY"),
+        ("simple", "1", "READY"),
+        ("strings", "1", "READY"),
+        ("strings", "3", "READY"),
+    ]
+    config = client.get_model_config("strings", as_json=True)["config"]
+    assert config["max_batch_size"] == 16
+    assert config["dynamic_batching"]["preferred_batch_size"] == [4, 8]
+    assert config["input"][0]["dims"] == ["2"]
+    bare = client.get_model_config("bare").config
+    assert (bare.max_batch_size, bare.platform, bare.input[0].name) == (32, "onnxruntime_onnx", "x")
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_sum_and_difference(client: triton.InferenceServerClient, rows: int) -> None:
+    first = np.arange(16 * rows, dtype=np.int32).reshape(rows, 16)
+    second = np.ones((rows, 16), np.int32)
+    wanted = [triton.InferRequestedOutput(name) for name in ("OUTPUT0", "OUTPUT1")]
+    result = client.infer(
+        "simple", [tensor("INPUT0", first, "INT32"), tensor("INPUT1", second, "INT32")], outputs=wanted
+    )
+    assert (result.as_numpy("OUTPUT0") == first + second).all()
+    assert (result.as_numpy("OUTPUT1") == first - second).all()
+
+
+def test_more_rows_than_the_configuration_allows(client: triton.InferenceServerClient) -> None:
+    many = np.zeros((9, 16), np.int32)
+    with pytest.raises(
+        InferenceServerException, match="inference request batch-size must be <= 8 for 'simple'"
+    ):
+        client.infer("simple", [tensor("INPUT0", many, "INT32"), tensor("INPUT1", many, "INT32")])
+
+
+def test_an_image_s_classes(client: triton.InferenceServerClient) -> None:
+    metadata = client.get_model_metadata("classes_onnx")
+    assert [list(metadata.inputs[0].shape), list(metadata.outputs[0].shape)] == [[3, 8, 8], [3]]
+    image = np.stack([np.full((8, 8), shade, np.float32) for shade in (0.25, 3, 1.5)])
+    wanted = [triton.InferRequestedOutput("fc6_1", class_count=2)]
+    result = client.infer("classes_onnx", [tensor("data_0", image, "FP32")], outputs=wanted)
+    assert result.as_numpy("fc6_1").tolist() == [b"3.000000:1:FERRY", b"1.500000:2:LIGHTHOUSE"]
+
+
+def test_strings_of_either_version(client: triton.InferenceServerClient) -> None:
+    text = np.array([[b"a", "ferry ⛴".encode()]], dtype=np.object_)
+    for version in ("", "1", "3"):
+        result = client.infer("strings", [tensor("TEXT", text, "BYTES")], model_version=version)
+        assert result.as_numpy("SAME").tolist() == text.tolist()
+        assert result.get_response().model_version == (version or "3")
+
+
+def test_without_a_configuration(client: triton.InferenceServerClient) -> None:
+    x = np.ones((3, 5), np.float32)
+    assert (client.infer("bare", [tensor("x", x, "FP32")]).as_numpy("y") == 2 * x).all()
+
+
+def test_what_is_not_supported_is_named_and_the_others_serve(tmp_path: Path, transport: str) -> None:
+    write_examples(tmp_path)
+    (tmp_path / "bare" / "config.pbtxt").write_text(SEQUENCE)
+    server = ServerProcess.start(
+        "--model-repository", tmp_path, "--exit-on-error", "false", transport=transport
+    )
+    with triton.InferenceServerClient(server.address) as client:
+        assert client.is_model_ready("simple")
+        assert not client.is_model_ready("bare")
+        reasons = {m.name: m.reason for m in client.get_model_repository_index().models}
+    assert "sequence_batching" in reasons["bare"]
+    assert server.stop() == 0

@@ -1,0 +1,160 @@
+"""Triton's perf_analyzer, unchanged, drives a real server in each of its modes and reads its statistics."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from support.processes import models
+from support.processes.server import ServerProcess, running
+from support.wire.programs import CLIENTS, needs
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import inference_pb2_grpc
+
+FOLDER = CLIENTS / "perf_analyzer"
+UNAVAILABLE = FOLDER / "unavailable"
+pytestmark = [
+    needs(FOLDER / ".done"),
+    pytest.mark.skipif(UNAVAILABLE.exists(), reason=UNAVAILABLE.read_text() if UNAVAILABLE.exists() else ""),
+]
+
+
+@pytest.fixture(scope="module")
+def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
+    echoes = models.echoes(model_dir, "FP32", "BYTES")
+    with running(*echoes, "--allow-shared-memory", transport=transport) as server:
+        yield server
+
+
+@pytest.fixture
+def stub(server: ServerProcess) -> Iterator[inference_pb2_grpc.GRPCInferenceServiceStub]:
+    with grpc.insecure_channel(server.address) as channel:
+        yield inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+# Its windows of time, each tried where a machine is too busy to answer anything in the one before.
+MEASURED = ("100", "1000", "5000")
+TOO_SHORT = "No valid requests recorded within time interval"
+
+
+def perf_analyzer(server: ServerProcess, model: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A run over three windows, in whatever order they come: what is measured is nothing to us."""
+    assert (FOLDER / "perf_analyzer").exists(), "CI needs perf_analyzer: make tools"
+    always = (
+        "-m",
+        model,
+        "-i",
+        "grpc",
+        "-u",
+        server.address,
+        "--shape",
+        "x:8",
+        "--stability-percentage",
+        "1000000",
+    )
+    for milliseconds in MEASURED:
+        ended = subprocess.run(
+            [str(FOLDER / "perf_analyzer"), *always, "--measurement-interval", milliseconds, *arguments],
+            env={**os.environ, "LD_LIBRARY_PATH": str(FOLDER / "lib")},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        if TOO_SHORT not in ended.stdout + ended.stderr:
+            break
+    return ended
+
+
+def count(output: str, what: str) -> int:
+    """The number that the report has for this."""
+    found = re.search(rf"{what}: (\d+)", output)
+    assert found is not None, output
+    return int(found[1])
+
+
+def successes(stub: inference_pb2_grpc.GRPCInferenceServiceStub, model: str) -> int:
+    """How many requests the server says that it has answered, none having failed."""
+    (model_stats,) = stub.ModelStatistics(pb.ModelStatisticsRequest(name=model), timeout=30).model_stats
+    assert model_stats.inference_stats.fail.count == 0
+    return int(model_stats.inference_stats.success.count)
+
+
+MODES = {
+    "sync": (),
+    "async": ("--async",),
+    "stream": ("--streaming",),
+    "stream-async": ("--streaming", "--async"),
+    "gzip": ("--grpc-compression-algorithm", "gzip"),
+    "parameter": ("--request-parameter", "user:1:int"),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "mode"), [*(("echo-FP32", mode) for mode in MODES), ("echo-BYTES", "async")]
+)
+def test_each_mode_and_its_counts_are_within_ours(
+    server: ServerProcess, stub: inference_pb2_grpc.GRPCInferenceServiceStub, model: str, mode: str
+) -> None:
+    before = successes(stub, model)
+    ended = perf_analyzer(server, model, "--concurrency-range", "4", *MODES[mode])
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    # What it counts is what ended within its windows; there is more before, between and after them.
+    assert 0 < count(ended.stdout, "Request count") <= successes(stub, model) - before
+    assert 0 < count(ended.stdout, "Successful request count") <= successes(stub, model) - before
+    assert 0 < count(ended.stdout, "Execution count") <= count(ended.stdout, "Inference count")
+
+
+def test_windows_of_so_many_requests_and_a_report_in_csv(
+    server: ServerProcess, stub: inference_pb2_grpc.GRPCInferenceServiceStub, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.csv"
+    windows = ("--measurement-mode", "count_windows", "--measurement-request-count", "50")
+    ended = perf_analyzer(
+        server,
+        "echo-FP32",
+        *windows,
+        "--concurrency-range",
+        "4",
+        "-b",
+        "3",
+        "-f",
+        str(report),
+        "--verbose-csv",
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert count(ended.stdout, "Request count") >= 150
+    assert count(ended.stdout, "Inference count") == 3 * count(ended.stdout, "Successful request count")
+    (row,) = csv.DictReader(report.read_text().splitlines())
+    assert row["Concurrency"] == "4"
+    for column in ("Server Queue", "Server Compute Input", "Server Compute Infer", "Server Compute Output"):
+        assert int(row[column]) >= 0
+
+
+def test_a_rate_of_requests(server: ServerProcess) -> None:
+    ended = perf_analyzer(
+        server, "echo-FP32", "--request-rate-range", "100", "--request-distribution", "poisson"
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "Request Rate: 100" in ended.stdout
+
+
+@pytest.mark.parametrize("mode", ["sync", "stream-async"])
+def test_tensors_in_shared_memory(server: ServerProcess, mode: str) -> None:
+    ended = perf_analyzer(
+        server, "echo-FP32", "--concurrency-range", "4", "--shared-memory", "system", *MODES[mode]
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert count(ended.stdout, "Request count") > 0
+
+
+def test_an_unknown_model_is_explained(server: ServerProcess) -> None:
+    ended = perf_analyzer(server, "nobody", "--concurrency-range", "1")
+    assert ended.returncode != 0
+    assert "unknown model: 'nobody'" in ended.stdout + ended.stderr

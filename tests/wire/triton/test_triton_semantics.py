@@ -1,0 +1,194 @@
+"""Parameters, streams and overload as Triton's clients know them, by tritonclient and by bare messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from support.processes.probe import TABLE_ERROR
+from support.processes.server import ServerProcess, running
+from support.wire.inputs import probe
+from support.wire.rig import LONG, PATIENCE, Answers, Stream
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+
+@pytest.fixture(scope="module")
+def server(transport: str, probe_model: Path) -> Iterator[ServerProcess]:
+    with running(probe_model, transport=transport) as server:
+        yield server
+
+
+@pytest.fixture
+def stub(server: ServerProcess) -> Iterator[Any]:
+    """For what tritonclient itself would refuse to send."""
+    with grpc.insecure_channel(server.address) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def message(request_id: str = "", **parameters: Any) -> Any:
+    """A good request to the probe model, with parameters of the field `KIND_param` that a value is given with."""
+    request = pb.ModelInferRequest(model_name="probe", id=request_id)
+    for given in probe(3):
+        request.inputs.append(given._get_tensor())
+        request.raw_input_contents.append(given._get_content())
+    for key, (kind, value) in parameters.items():
+        setattr(request.parameters[key], kind, value)
+    return request
+
+
+def test_custom_parameters_are_passed_over(client: triton.InferenceServerClient) -> None:
+    for parameters in ({"key1": "value1"}, {"key1": 1}, {"key1": 123.5}, {"key1": True, "key2": "v"}):
+        result = client.infer("probe", probe(3), parameters=parameters)
+        np.testing.assert_array_equal(result.as_numpy("y"), np.full((1, 4), 6))
+
+
+@pytest.mark.parametrize("sequence", [42, "e333c95a-07fc-42d2-ab16-033b1a566ed5"])
+def test_the_parameters_of_a_sequence_mean_nothing_to_a_model_without_sequences(
+    client: triton.InferenceServerClient, sequence: int | str
+) -> None:
+    for tag, (start, end) in enumerate([(True, False), (False, False), (False, True)]):
+        result = client.infer(
+            "probe", probe(tag), sequence_id=sequence, sequence_start=start, sequence_end=end
+        )
+        np.testing.assert_array_equal(result.as_numpy("y"), np.full((1, 4), 2 * tag))
+
+
+@pytest.mark.parametrize("key", ["triton_final_response", "triton_injected_via_header", "triton_"])
+def test_reserved_parameters_are_refused_in_calls_and_streams(stub: Any, key: str) -> None:
+    reserved = message("7", **{key: ("string_param", "dummy-value")})
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.ModelInfer(reserved, timeout=PATIENCE)
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "parameter keys starting with 'triton_' are reserved for Triton usage" in error.details()
+    first, second = stub.ModelStreamInfer(iter([reserved, message("8")]), timeout=PATIENCE)
+    assert "are reserved for Triton usage" in first.error_message
+    assert first.infer_response.id == "7"
+    assert second.infer_response.id == "8"
+    assert second.error_message == ""
+
+
+def test_an_unsigned_timeout_counts_too(stub: Any) -> None:
+    assert stub.ModelInfer(message(timeout=("uint64_param", 60_000_000)), timeout=PATIENCE)
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.ModelInfer(message(timeout=("uint64_param", 1)), timeout=PATIENCE)
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "Request timeout expired" in error.details()
+
+
+@pytest.mark.parametrize("empty_final", [False, True])
+def test_each_response_of_a_stream_says_that_it_is_the_last_to_its_request(
+    client: triton.InferenceServerClient, empty_final: bool
+) -> None:
+    """No model here gives several, so there is never an empty one to be sent behind, wanted or not."""
+    with Stream(client) as stream:
+        for tag in range(3):
+            stream.send("probe", probe(tag), str(tag), enable_empty_final_response=empty_final)
+        for tag in range(3):
+            result = stream.result()
+            response = result.get_response()
+            assert response.id == str(tag)
+            assert response.parameters["triton_final_response"].bool_param
+            np.testing.assert_array_equal(result.as_numpy("y"), np.full((1, 4), 2 * tag))
+
+
+def test_a_unary_response_has_no_parameter_of_streams(client: triton.InferenceServerClient) -> None:
+    assert not client.infer("probe", probe(1)).get_response().parameters
+
+
+def test_an_error_in_a_stream_has_the_id_and_the_model_of_its_request(stub: Any) -> None:
+    """tritonclient drops them, so by the bare message."""
+    bad_index = message("failing")
+    bad_index.raw_input_contents[2] = np.array([99]).tobytes()
+    unknown = message("unknown")
+    unknown.model_name = "other"
+    missing = message("missing")
+    missing.model_version = "9"
+    short = message("short")
+    short.raw_input_contents.pop()
+    sent = [bad_index, unknown, missing, short, message("good"), bad_index]
+    answers = list(stub.ModelStreamInfer(iter(sent), timeout=PATIENCE))
+    assert [answer.infer_response.id for answer in answers] == [request.id for request in sent]
+    # The version that it went to; or, where there is none, what the request says.
+    assert [
+        (answer.infer_response.model_name, answer.infer_response.model_version) for answer in answers
+    ] == [("probe", "1"), ("other", ""), ("probe", "9"), ("probe", "1"), ("probe", "1"), ("probe", "1")]
+    assert TABLE_ERROR in answers[0].error_message
+    assert "Request for unknown model: 'other' is not found" in answers[1].error_message
+    assert all(answer.infer_response.parameters["triton_final_response"].bool_param for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("index", "model", "code", "text"),
+    [(99, "probe", "INTERNAL", TABLE_ERROR), (0, "other", "NOT_FOUND", "Request for unknown model: 'other'")],
+    ids=["in the model", "before it"],
+)
+def test_with_triton_grpc_error_an_error_ends_the_stream_with_its_status(
+    client: triton.InferenceServerClient, index: int, model: str, code: str, text: str
+) -> None:
+    with Stream(client, headers={"triton_grpc_error": "true"}) as stream:
+        stream.send("probe", probe(1), "1")
+        stream.send(model, probe(2, index), "2")
+        assert stream.result().get_response().id == "1"
+        error = stream.error()
+        assert error.status() == f"StatusCode.{code}"
+        assert text in error.message()
+
+
+@pytest.mark.parametrize(
+    ("flags", "full", "late"),
+    [
+        ([], "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"),
+        (["--triton-status-codes"], "UNAVAILABLE", "UNAVAILABLE"),
+    ],
+    ids=["ours", "Triton's"],
+)
+def test_overload(transport: str, probe_model: Path, flags: list[str], full: str, late: str) -> None:
+    with (
+        running(
+            *flags, probe_model, "--max-batch-size", "1", "--max-queue-size", "2", transport=transport
+        ) as server,
+        triton.InferenceServerClient(server.address) as client,
+    ):
+        with Stream(client, headers={"triton_grpc_error": "true"}) as stream:
+            stream.send("probe", probe(1), "1", timeout=1)
+            assert stream.error().status() == f"StatusCode.{late}"
+        assert expired(client) == f"StatusCode.{late}"
+        assert overloaded(client) == f"StatusCode.{full}"
+
+
+def overloaded(client: triton.InferenceServerClient) -> str:
+    """The status of a request that meets a full queue."""
+    answers = Answers()
+    # One runs and two wait: the others find no room.
+    calls = [client.async_infer("probe", probe(1, work=LONG), answers.put) for _ in range(6)]
+    error = answers.error()
+    assert "Exceeds maximum queue size" in error.message()
+    assert "2 of 2 rows wait" in error.message()
+    for call in calls:
+        call.cancel()
+    for _ in calls[1:]:
+        answers.next()
+    return str(error.status())
+
+
+def expired(client: triton.InferenceServerClient) -> str:
+    """The status of a request that expires in the queue: it is told so while the one before it runs."""
+    answers = Answers()
+    running = client.async_infer("probe", probe(1, work=LONG), answers.put)
+    error = None
+    while error is None:
+        # Requests with a deadline go first, so it overtakes one that has not begun.
+        client.async_infer("probe", probe(2), answers.put, timeout=10_000)
+        _, error = answers.next()
+    assert "Request timeout expired" in error.message()
+    running.cancel()
+    assert answers.error().status() == "StatusCode.CANCELLED"
+    return str(error.status())

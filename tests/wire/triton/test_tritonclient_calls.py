@@ -1,0 +1,382 @@
+"""What tritonclient can do with a call: time limits, cancelling, compression, headers, keep-alive, many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+from support.processes.probe import TABLE_ERROR
+from support.processes.server import ServerProcess, running
+from support.wire.inputs import probe, tensor
+from tritonclient.grpc.auth import BasicAuth
+from tritonclient.utils import InferenceServerException
+
+WAIT_SECONDS = 60
+LATE_SECONDS = 0.2
+# For the probe model: more than the milliseconds until a call is cancelled.
+WORK = 5000
+Answers = queue.Queue[tuple[Any, Any]]
+
+
+@pytest.fixture(scope="module")
+def server(
+    transport: str, echo_model: Path, digits_model: Path, probe_model: Path
+) -> Iterator[ServerProcess]:
+    with running(f"digits={digits_model}", echo_model, probe_model, transport=transport) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(server.address) as client:
+        yield client
+        # Whatever was left, cancelled or late: the server goes on.
+        assert float(client.infer("probe", probe(21)).as_numpy("y")[0, 0]) == 42
+
+
+@pytest.fixture
+async def aio(server: ServerProcess) -> AsyncIterator[triton_aio.InferenceServerClient]:
+    async with triton_aio.InferenceServerClient(server.address) as client:
+        yield client
+        assert float((await client.infer("probe", probe(21))).as_numpy("y")[0, 0]) == 42
+
+
+def y(result: Any) -> float:
+    return float(result.as_numpy("y")[0, 0])
+
+
+def into(answers: Answers) -> Callable[[Any, Any], None]:
+    return lambda result, error: answers.put((result, error))
+
+
+def status(error: InferenceServerException) -> str:
+    return str(error.status())
+
+
+# Time limits. A server that stands still is late whatever the machine does.
+
+
+def test_every_call_has_a_time_limit(server: ServerProcess, client: triton.InferenceServerClient) -> None:
+    def calls(limit: float) -> list[Callable[[], Any]]:
+        return [
+            lambda: client.is_server_live(client_timeout=limit),
+            lambda: client.is_server_ready(client_timeout=limit),
+            lambda: client.is_model_ready("probe", client_timeout=limit),
+            lambda: client.get_server_metadata(client_timeout=limit),
+            lambda: client.get_model_metadata("probe", client_timeout=limit),
+            lambda: client.get_model_repository_index(client_timeout=limit),
+            lambda: client.infer("probe", probe(1), client_timeout=limit),
+        ]
+
+    with server.standing_still():
+        for call in calls(LATE_SECONDS / 4):
+            with pytest.raises(InferenceServerException, match="Deadline Exceeded") as caught:
+                call()
+            assert status(caught.value) == "StatusCode.DEADLINE_EXCEEDED"
+    for call in calls(WAIT_SECONDS):
+        assert call()
+
+
+def test_a_stream_that_is_late_ends_and_another_can_be_started(
+    server: ServerProcess, client: triton.InferenceServerClient
+) -> None:
+    answers: Answers = queue.Queue()
+    with server.standing_still():
+        client.start_stream(into(answers), stream_timeout=LATE_SECONDS)
+        client.async_stream_infer("probe", probe(1))
+        client.async_infer("probe", probe(1), into(answers), client_timeout=LATE_SECONDS)
+        for _ in range(2):
+            result, error = answers.get(timeout=WAIT_SECONDS)
+            assert result is None
+            assert status(error) == "StatusCode.DEADLINE_EXCEEDED"
+    with pytest.raises(InferenceServerException, match="no longer in valid state"):
+        client.async_stream_infer("probe", probe(1))
+    client.stop_stream()
+    client.start_stream(into(answers), stream_timeout=WAIT_SECONDS)
+    client.async_stream_infer("probe", probe(4))
+    assert y(answers.get(timeout=WAIT_SECONDS)[0]) == 8
+    client.stop_stream()
+
+
+async def test_asyncio_calls_and_streams_that_are_late(
+    server: ServerProcess, aio: triton_aio.InferenceServerClient
+) -> None:
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": "probe", "inputs": probe(1)}
+
+    with server.standing_still():
+        with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
+            await aio.infer("probe", probe(1), client_timeout=LATE_SECONDS)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(aio.stream_infer(requests(), stream_timeout=LATE_SECONDS))
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+# Cancelling.
+
+
+def test_cancelled_while_it_runs_and_while_it_waits(client: triton.InferenceServerClient) -> None:
+    """One that runs and those queued behind it are cancelled; one that is queued between them is answered."""
+    answers: Answers = queue.Queue()
+    kept: Answers = queue.Queue()
+    calls = [client.async_infer("probe", probe(1, work=WORK), into(answers)) for _ in range(3)]
+    client.async_infer("probe", probe(5), into(kept))
+    for call in calls:
+        call.cancel()
+    for _ in calls:
+        result, error = answers.get(timeout=WAIT_SECONDS)
+        assert result is None
+        assert status(error) == "StatusCode.CANCELLED"
+    result, error = kept.get(timeout=WAIT_SECONDS)
+    assert error is None
+    assert y(result) == 10
+
+
+def test_every_third_of_many_is_cancelled_and_each_ends_once(client: triton.InferenceServerClient) -> None:
+    """A cancel meets its request in any state: unsent, queued, in a batch, answered."""
+    answers: queue.Queue[tuple[int, Any, Any]] = queue.Queue()
+    waiting: dict[int, Any] = {}
+    for tag in range(150):
+        waiting[tag] = client.async_infer(
+            "probe",
+            probe(tag, work=tag % 5),
+            lambda result, error, tag=tag: answers.put((tag, result, error)),
+        )
+        if tag >= 7 and tag % 3 == 0:
+            waiting[tag - tag % 7].cancel()
+    ended = set()
+    for _ in waiting:
+        tag, result, error = answers.get(timeout=WAIT_SECONDS)
+        assert tag not in ended
+        ended.add(tag)
+        assert y(result) == 2 * tag if error is None else status(error) == "StatusCode.CANCELLED"
+    assert answers.empty()
+
+
+def test_a_stream_that_is_cancelled_says_so_once_and_another_can_be_started(
+    client: triton.InferenceServerClient,
+) -> None:
+    answers: Answers = queue.Queue()
+    client.start_stream(into(answers))
+    client.async_stream_infer("probe", probe(1))
+    assert y(answers.get(timeout=WAIT_SECONDS)[0]) == 2
+    for _ in range(5):
+        client.async_stream_infer("probe", probe(1, work=WORK))
+    client.stop_stream(cancel_requests=True)
+    # stop_stream waits for the reader: what is not there now never comes.
+    result, error = answers.get_nowait()
+    assert result is None
+    assert status(error) == "StatusCode.CANCELLED"
+    assert answers.empty()
+    client.start_stream(into(answers))
+    client.async_stream_infer("probe", probe(2))
+    assert y(answers.get(timeout=WAIT_SECONDS)[0]) == 4
+    client.stop_stream()
+
+
+def test_a_stream_that_is_stopped_answers_what_it_has_taken(client: triton.InferenceServerClient) -> None:
+    answers: Answers = queue.Queue()
+    client.start_stream(into(answers))
+    for tag in range(200):
+        client.async_stream_infer("probe", probe(tag), request_id=str(tag))
+    client.stop_stream(cancel_requests=False)
+    got = [answers.get_nowait() for _ in range(200)]
+    assert [result.get_response().id for result, _ in got] == [str(tag) for tag in range(200)]
+    assert answers.empty()
+
+
+async def test_asyncio_task_and_stream_are_cancelled(aio: triton_aio.InferenceServerClient) -> None:
+    task = asyncio.create_task(aio.infer("probe", probe(1, work=WORK)))
+    await aio.is_server_live()  # so that the call is out
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": "probe", "inputs": probe(3)}
+        yield {"model_name": "probe", "inputs": probe(1, work=WORK)}
+        await asyncio.Event().wait()  # the client keeps the stream open
+
+    stream = aio.stream_infer(requests())
+    result, error = await anext(stream)
+    assert error is None
+    assert y(result) == 6
+    assert stream.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await anext(stream)
+
+
+# Ids, outputs and errors.
+
+
+async def test_ids_come_back_in_every_kind_of_call(
+    client: triton.InferenceServerClient, aio: triton_aio.InferenceServerClient
+) -> None:
+    answers: Answers = queue.Queue()
+    assert client.infer("probe", probe(1), request_id="unary").get_response().id == "unary"
+    client.async_infer("probe", probe(1), into(answers), request_id="asynchronous")
+    assert answers.get(timeout=WAIT_SECONDS)[0].get_response().id == "asynchronous"
+    client.start_stream(into(answers))
+    client.async_stream_infer("probe", probe(1), request_id="ein Strom ∿")
+    assert answers.get(timeout=WAIT_SECONDS)[0].get_response().id == "ein Strom ∿"
+    client.stop_stream()
+    assert (await aio.infer("probe", probe(1), request_id="asyncio")).get_response().id == "asyncio"
+    assert client.infer("probe", probe(1)).get_response().id == ""
+
+
+def test_outputs_that_are_wanted(client: triton.InferenceServerClient) -> None:
+    images = tensor("image", np.zeros((3, 8, 8), np.uint8), "UINT8")
+
+    def outputs(*names: str) -> list[str]:
+        wanted = [triton.InferRequestedOutput(name) for name in names]
+        return [
+            output.name for output in client.infer("digits", [images], outputs=wanted).get_response().outputs
+        ]
+
+    every = [tensor.name for tensor in client.get_model_metadata("digits").outputs]
+    assert outputs() == every
+    assert outputs(*every) == every
+    assert outputs(*reversed(every)) == every[::-1]
+    for name in every:
+        assert outputs(name) == [name]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["label", "label"], "output 'label' already exists in request"),
+        (["label", "nothing"], "unexpected inference output 'nothing'"),
+    ],
+)
+def test_outputs_that_cannot_be_had(
+    client: triton.InferenceServerClient, names: list[str], message: str
+) -> None:
+    images = tensor("image", np.zeros((1, 8, 8), np.uint8), "UINT8")
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer("digits", [images], outputs=[triton.InferRequestedOutput(name) for name in names])
+    assert status(caught.value) == "StatusCode.INVALID_ARGUMENT"
+    assert message in caught.value.message()
+
+
+def test_requests_of_one_batch_get_the_outputs_that_each_wants(client: triton.InferenceServerClient) -> None:
+    heldout = np.load(Path(__file__).resolve().parents[3] / "examples" / "digits" / "heldout.npz")
+    together = client.infer("digits", [tensor("image", heldout["images"][:64], "UINT8")])
+    answers: queue.Queue[tuple[int, Any, Any]] = queue.Queue()
+    wanted = [["label"], ["probabilities"], ["probabilities", "label"], ["label", "probabilities"]]
+    for place in range(64):
+        client.async_infer(
+            "digits",
+            [tensor("image", heldout["images"][place : place + 1], "UINT8")],
+            lambda result, error, place=place: answers.put((place, result, error)),
+            outputs=[triton.InferRequestedOutput(name) for name in wanted[place % 4]],
+        )
+    for _ in range(64):
+        place, result, error = answers.get(timeout=WAIT_SECONDS)
+        assert error is None
+        assert [output.name for output in result.get_response().outputs] == wanted[place % 4]
+        if "label" in wanted[place % 4]:
+            assert result.as_numpy("label").tolist() == [together.as_numpy("label")[place]]
+
+
+async def test_a_stream_of_asyncio_goes_on_after_an_error(aio: triton_aio.InferenceServerClient) -> None:
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        for tag in range(10):
+            yield {"model_name": "probe", "inputs": probe(tag, index=99 if tag == 4 else 0)}
+
+    got = [(result, error) async for result, error in aio.stream_infer(requests())]
+    assert len(got) == 10
+    assert TABLE_ERROR in got[4][1].message()
+    assert [y(result) for result, error in got if error is None] == [0, 2, 4, 6, 10, 12, 14, 16, 18]
+
+
+# The channel.
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+async def test_compression_in_every_kind_of_call(
+    client: triton.InferenceServerClient, aio: triton_aio.InferenceServerClient, algorithm: str
+) -> None:
+    array = np.tile(np.arange(1000, dtype=np.float32), (2, 50))
+    inputs = [tensor("x", array, "FP32")]
+    answers: Answers = queue.Queue()
+    results = [client.infer("echo", inputs, compression_algorithm=algorithm)]
+    client.async_infer("echo", inputs, into(answers), compression_algorithm=algorithm)
+    client.start_stream(into(answers), compression_algorithm=algorithm)
+    client.async_stream_infer("echo", inputs)
+    for _ in range(2):
+        result, error = answers.get(timeout=WAIT_SECONDS)
+        assert error is None
+        results.append(result)
+    client.stop_stream()
+    results.append(await aio.infer("echo", inputs, compression_algorithm=algorithm))
+    for result in results:
+        np.testing.assert_array_equal(result.as_numpy("y"), array)
+
+
+def test_headers_reach_the_server_and_those_that_it_does_not_know_do_not_matter(
+    client: triton.InferenceServerClient,
+) -> None:
+    headers = {"x-request": "7", "authorization": "Basic bm9ib2R5"}
+    assert client.is_server_live(headers=headers)
+    assert y(client.infer("probe", probe(3), headers=headers)) == 6
+    answers: Answers = queue.Queue()
+    # With this header the answer that is there first comes first; without, in the order of the requests.
+    client.start_stream(into(answers), headers={"tensorferry-stream-order": "completion"})
+    client.async_stream_infer("probe", probe(1, work=WORK), request_id="slow")
+    client.async_stream_infer("nobody", probe(1), request_id="refused")
+    assert "unknown model" in answers.get(timeout=WAIT_SECONDS)[1].message()
+    assert answers.get(timeout=WAIT_SECONDS)[0].get_response().id == "slow"
+    client.stop_stream()
+
+
+def test_a_plugin_that_adds_to_the_headers(client: triton.InferenceServerClient) -> None:
+    client.register_plugin(BasicAuth("somebody", "secret"))
+    assert y(client.infer("probe", probe(3))) == 6
+    client.unregister_plugin()
+
+
+def test_keep_alive_and_channel_arguments(server: ServerProcess) -> None:
+    """Pings are much rarer than what a server ends a connection for, but they are sent while nothing is called."""
+    alive = triton.KeepAliveOptions(
+        keepalive_time_ms=10_000,
+        keepalive_timeout_ms=5_000,
+        keepalive_permit_without_calls=True,
+        http2_max_pings_without_data=0,
+    )
+    with triton.InferenceServerClient(server.address, keepalive_options=alive) as client:
+        assert y(client.infer("probe", probe(3))) == 6
+    arguments = [("grpc.max_receive_message_length", 1000), ("grpc.primary_user_agent", "somebody")]
+    with triton.InferenceServerClient(server.address, channel_args=arguments) as client:
+        assert y(client.infer("probe", probe(3))) == 6
+        with pytest.raises(InferenceServerException) as caught:
+            client.infer("echo", [tensor("x", np.zeros((1, 1000), np.float32), "FP32")])
+        assert status(caught.value) == "StatusCode.RESOURCE_EXHAUSTED"
+
+
+async def test_eighteen_calls_of_asyncio_at_once(aio: triton_aio.InferenceServerClient) -> None:
+    results = await asyncio.gather(*(aio.infer("probe", probe(tag)) for tag in range(18)))
+    assert [y(result) for result in results] == [2 * tag for tag in range(18)]
+
+
+def test_several_clients_share_a_server(server: ServerProcess) -> None:
+    clients = [triton.InferenceServerClient(server.address) for _ in range(8)]
+    answers: Answers = queue.Queue()
+    for client in clients:
+        client.start_stream(into(answers))
+    for tag in range(80):
+        clients[tag % 8].async_stream_infer("probe", probe(tag), request_id=str(tag))
+    got = [answers.get(timeout=WAIT_SECONDS) for _ in range(80)]
+    assert {(int(result.get_response().id), y(result)) for result, _ in got} == {
+        (tag, 2.0 * tag) for tag in range(80)
+    }
+    for client in clients:
+        client.stop_stream()
+        client.close()

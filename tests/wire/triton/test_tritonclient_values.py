@@ -1,0 +1,169 @@
+"""What tritonclient can put into a tensor: no elements, no dimensions, any string, any float, very much."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from support.processes import models
+from support.processes.server import ServerProcess, running
+from support.wire.inputs import DATATYPES, tensor
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+MIB = 1 << 20
+FLOATS: dict[str, Any] = {"FP16": np.uint16, "BF16": np.uint16, "FP32": np.uint32, "FP64": np.uint64}
+
+
+STRINGS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
+    served = models.echoes(model_dir, *DATATYPES)
+    # Without a leading dimension that varies, there is no batching.
+    served += models.echoes(model_dir, "FP32", "BYTES", prefix="scalar", dims=())
+    served += models.echoes(model_dir, "FP32", "BYTES", prefix="fixed", dims=(3,))
+    limits = ("--max-message-bytes", str(32 * MIB), "--max-strings", str(STRINGS))
+    with running(*served, *limits, transport=transport) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(server.address) as client:
+        yield client
+
+
+def echoed(client: triton.InferenceServerClient, model: str, array: Any) -> Any:
+    return client.infer(model, [tensor("x", array, model.split("-")[1])]).as_numpy("y")
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)], ids=str)
+@pytest.mark.parametrize("name", DATATYPES)
+def test_no_elements(client: triton.InferenceServerClient, name: str, shape: tuple[int, int]) -> None:
+    result = client.infer(f"echo-{name}", [tensor("x", np.empty(shape, DATATYPES[name]), name)])
+    (output,) = result.get_response().outputs
+    assert (output.datatype, tuple(output.shape)) == (name, shape)
+    assert list(result.get_response().raw_output_contents) == [b""]
+
+
+def test_no_dimensions(client: triton.InferenceServerClient) -> None:
+    number = echoed(client, "scalar-FP32", np.array(1.5, np.float32))
+    assert (number.shape, number.item()) == ((), 1.5)
+    text = echoed(client, "scalar-BYTES", np.array("eins", object))
+    assert (text.shape, text.item()) == ((), b"eins")
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_every_bit_of_a_float_survives(client: triton.InferenceServerClient, name: str) -> None:
+    dtype, bits = DATATYPES[name], FLOATS[name]
+    finfo: Any = ml_dtypes.finfo
+    limits = finfo(dtype)
+    special = [np.nan, np.inf, -np.inf, -0.0, 0.0, limits.max, limits.min, limits.smallest_subnormal]
+    array = np.array([special], dtype)
+    # A NaN with a sign and other bits than the usual.
+    array = np.concatenate([array, array], axis=1)
+    array.view(bits)[0, 0] |= 5
+    array.view(bits)[0, 8] |= bits(1) << bits(8 * array.itemsize - 1)
+    np.testing.assert_array_equal(echoed(client, f"echo-{name}", array).view(bits), array.view(bits))
+
+
+TEXTS = [
+    "",
+    "a",
+    "zwölf Boxkämpfer",
+    "終わり",
+    "\U0001f6a2",
+    "a\0b",
+    "\0",
+    "\0\0a",
+    "a\0\0",
+    " \t\r\n",
+    "x" * 70_000,
+]
+
+
+@pytest.mark.parametrize("form", ["texts", "bytes", "both"])
+def test_strings(client: triton.InferenceServerClient, form: str) -> None:
+    encoded = [text.encode() for text in TEXTS]
+    forms: dict[str, list[Any]] = {
+        "texts": list(TEXTS),
+        "bytes": encoded,
+        "both": [*TEXTS[::2], *encoded[1::2]],
+    }
+    given = forms[form]
+    expected = [text if isinstance(text, bytes) else text.encode() for text in given]
+    array = np.empty((1, len(given)), object)
+    array[0] = given
+    assert echoed(client, "echo-BYTES", array).tolist() == [expected]
+
+
+def test_strings_of_a_fixed_width(client: triton.InferenceServerClient) -> None:
+    """numpy cuts the zeros at the end of its own kind of strings before they are sent."""
+    array = np.array([[b"ab", b"a\0b", b""]], "S5")
+    assert echoed(client, "echo-BYTES", array).tolist() == [[b"ab", b"a\0b", b""]]
+
+
+def test_strings_of_several_requests_are_not_mixed_up(client: triton.InferenceServerClient) -> None:
+    answers: queue.Queue[tuple[int, Any, Any]] = queue.Queue()
+    for tag in range(40):
+        array = np.array([[f"{tag}" * tag, f"\0{tag}"]], object)
+        client.async_infer(
+            "echo-BYTES",
+            [tensor("x", array, "BYTES")],
+            lambda result, error, tag=tag: answers.put((tag, result, error)),
+        )
+    for _ in range(40):
+        tag, result, error = answers.get(timeout=60)
+        assert error is None
+        assert result.as_numpy("y").tolist() == [[f"{tag}".encode() * tag, f"\0{tag}".encode()]]
+
+
+def test_bytes_that_are_no_text_are_refused(client: triton.InferenceServerClient) -> None:
+    """Strings of ONNX are UTF-8."""
+    with pytest.raises(InferenceServerException, match="an element is not UTF-8") as caught:
+        echoed(client, "echo-BYTES", np.array([[b"\xff\xfe"]], object))
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "expected"),
+    [("echo-FP32", (3,), [-1, -1]), ("fixed-FP32", (1, 3), [3]), ("scalar-FP32", (1,), [])],
+)
+def test_a_batch_dimension_where_there_is_none_and_none_where_there_is_one(
+    client: triton.InferenceServerClient, model: str, shape: tuple[int, ...], expected: list[int]
+) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        echoed(client, model, np.zeros(shape, np.float32))
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+    assert f"Expected {expected}, got {list(shape)}" in caught.value.message()
+    assert echoed(client, "echo-FP32", np.zeros((1, 3), np.float32)).shape == (1, 3)
+    assert echoed(client, "fixed-FP32", np.zeros(3, np.float32)).shape == (3,)
+
+
+def test_large_tensors_and_one_that_is_too_large(client: triton.InferenceServerClient) -> None:
+    array = np.arange(6 * MIB, dtype=np.float32).reshape(1, -1)  # 24 MiB
+    np.testing.assert_array_equal(echoed(client, "echo-FP32", array), array)
+    with pytest.raises(InferenceServerException, match="larger than max") as caught:
+        echoed(client, "echo-FP32", np.zeros((1, 9 * MIB), np.float32))
+    assert caught.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
+    np.testing.assert_array_equal(echoed(client, "echo-FP32", array[:, :8]), array[:, :8])
+
+
+def test_a_million_strings(server: ServerProcess) -> None:
+    """In typed contents, for which tritonclient has no method but brings the stubs; 3 MB there, as much back."""
+    given = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="BYTES", shape=[1, STRINGS])
+    given.contents.bytes_contents.extend([b"a"] * (STRINGS - 1) + [b"z"])
+    with grpc.insecure_channel(server.address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        request = service_pb2.ModelInferRequest(model_name="echo-BYTES", inputs=[given])
+        response = stub.ModelInfer(request, timeout=60)
+    assert response.outputs[0].contents.bytes_contents == given.contents.bytes_contents
