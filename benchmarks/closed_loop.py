@@ -25,10 +25,10 @@ from threading import Condition
 
 from tensorferry.batcher.errors import DeadlineExceeded
 from tensorferry.batcher.learning.return_model import Returners, at_once
-from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Outcome, Request
-from tensorferry.batcher.work import Work
+from tensorferry.batcher.request import Outcome, Request, Work
+from tensorferry.batcher.settings import Limits
 
 _ARRIVAL, _DONE, _TIMER = range(3)
 

@@ -18,10 +18,10 @@ from itertools import count
 
 from closed_loop import Clock
 
-from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Outcome, Request
-from tensorferry.batcher.work import Work
+from tensorferry.batcher.request import Outcome, Request, Work
+from tensorferry.batcher.settings import Limits
 
 _ARRIVAL, _PREPARED, _DONE, _TIMER = range(4)
 RETURN_SECONDS = 0.0004

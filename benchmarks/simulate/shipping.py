@@ -15,10 +15,10 @@ from scenarios import Scenario
 from traces import Trace
 
 from tensorferry.batcher.errors import DeadlineExceeded, QueueFull
-from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Outcome, Request
-from tensorferry.batcher.work import Work, in_vain
+from tensorferry.batcher.request import Outcome, Request, Work, in_vain
+from tensorferry.batcher.settings import Limits
 
 # High enough that only deadlines refuse: without them nothing is shed, as with the peers.
 MAX_ROWS = 1_000_000

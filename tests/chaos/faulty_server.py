@@ -17,8 +17,7 @@ from chaos.content import Mark
 from support.processes.faulty import _BROKEN, failed
 
 from tensorferry.batcher.execution.executor import Running
-from tensorferry.batcher.request import Request
-from tensorferry.batcher.work import Work
+from tensorferry.batcher.request import Request, Work
 from tensorferry.server.__main__ import main
 from tensorferry.server.recovery import recovering_instance
 from tensorferry.server.runtime.session import Session

@@ -20,7 +20,7 @@ from tensorferry.protos.standard import reflection_pb2 as standard
 from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import StartError
-from tensorferry.server.methods.reflection import REFLECTION_SERVICES
+from tensorferry.server.names import REFLECTION_SERVICES
 from tensorferry.server.transport.tcp_cork import Corks
 
 

@@ -23,11 +23,8 @@ from tensorferry.batcher.execution.completion import Together
 from tensorferry.batcher.execution.staged_model import StagedModel
 from tensorferry.batcher.offline import batch_inference
 from tensorferry.batcher.padding import Padding, PadInput, PadPlan
-from tensorferry.batcher.policy.close_rule import CloseReason
-from tensorferry.batcher.queue.client_quotas import ClientPolicy
-from tensorferry.batcher.queue.timeouts import QueuePolicy
-from tensorferry.batcher.request import BatchInfo, Outcome, Request, Tensor
-from tensorferry.batcher.settings import BatcherSettings
+from tensorferry.batcher.request import BatchInfo, CloseReason, Outcome, Request, Tensor
+from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, QueuePolicy
 from tensorferry.batcher.statistics.counters import BatcherStatistics
 from tensorferry.batcher.statistics.histogram import BOUNDS, Distribution, interval_of
 from tensorferry.batcher.statistics.recent_batches import BatchRecord, Rider

@@ -17,11 +17,11 @@ from tensorferry.batcher.execution.futures import deliver_row, deliver_rows, pro
 from tensorferry.batcher.execution.worker import Health
 from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.parts import put_together
-from tensorferry.batcher.queue.client_quotas import ClientPolicy
-from tensorferry.batcher.queue.timeouts import QueuePolicy
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.settings import (
     BatcherSettings,
+    ClientPolicy,
+    QueuePolicy,
     check_batching,
     check_classes,
     check_sizes,

@@ -16,8 +16,9 @@ from tensorferry.batcher.errors import (
     RequestTooLarge,
 )
 from tensorferry.batcher.execution.completion import Completions, completed_twice
+from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Outcome, Request, flatten, split_request
+from tensorferry.batcher.request import Outcome, Request, flatten
 from tensorferry.batcher.settings import BatcherSettings
 from tensorferry.batcher.statistics.counters import Ledger
 

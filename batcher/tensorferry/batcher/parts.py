@@ -13,10 +13,8 @@ from tensorferry.batcher.execution.completion import Completions, Together
 from tensorferry.batcher.execution.instance import Instance
 from tensorferry.batcher.execution.worker import Health
 from tensorferry.batcher.execution.worker_pool import Crew
-from tensorferry.batcher.policy.close_rule import Limits, unreachable
-from tensorferry.batcher.queue.client_quotas import ClientPolicy
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.settings import BatcherSettings
+from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, Limits, unreachable
 from tensorferry.batcher.statistics.counters import Ledger
 from tensorferry.batcher.statistics.recent_batches import Record
 

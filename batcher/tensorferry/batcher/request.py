@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import math
-import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorferry.batcher.padding import PadPlan
-from tensorferry.batcher.policy.client_fairness import Share
-from tensorferry.batcher.policy.close_rule import CloseReason
 
 Array = npt.NDArray[Any]
 
@@ -183,101 +180,73 @@ class Request:
         self.charged: Share | None = None
 
 
-def split_request(request: Request, max_rows: int) -> tuple[Request, ...]:
-    """Cuts a request of more than `max_rows` rows into parts that complete it together.
-
-    The request is answered when the last part is, with the parts' outputs joined on axis 0;
-    the first error becomes the error of the whole.
-    """
-    starts = range(0, request.rows, max_rows)
-    gather = _Gather(request, len(starts))
-    parts = []
-    for index, start in enumerate(starts):
-        part = cut(request, start, min(start + max_rows, request.rows), gather.completion(index))
-        part.level = request.level
-        part.is_part = True
-        parts.append(part)
-    return tuple(parts)
-
-
-def cut(request: Request, start: int, stop: int, complete: Callable[[Outcome], None]) -> Request:
-    """A request of some of another's rows. They share memory."""
-    rows = stop - start
-    return Request(
-        tuple(
-            tensor if at in request.shared else _rows_of(tensor, start, stop)
-            for at, tensor in enumerate(request.tensors)
-        ),
-        complete,
-        names=request.names,
-        rows=rows,
-        nbytes=math.ceil(request.nbytes * rows / request.rows),
-        key=request.key,
-        deadline=request.deadline,
-        priority=request.priority,
-        padding=request.padding,
-        patience=request.patience,
-        tag=request.tag,
-        client=request.client,
-        shared=request.shared,
-    )
-
-
-def _rows_of(tensor: Tensor, start: int, stop: int) -> Tensor:
-    shape = (stop - start, *tensor.shape[1:])
-    if tensor.dtype.hasobject:
-        return Tensor(tensor.dtype, shape, tensor.data[start:stop])
-    row = math.prod(tensor.shape[1:]) * tensor.dtype.itemsize
-    return Tensor(tensor.dtype, shape, memoryview(tensor.data).cast("B")[start * row : stop * row])
-
-
-class _Gather:
-    """Collects the outcomes of a split request's parts and completes the whole once."""
-
-    def __init__(self, request: Request, count: int) -> None:
-        # Guards _outcomes, _missing and _complete. Nothing is called while it is held.
-        self._lock = threading.Lock()
-        self._outcomes: list[Outcome | None] = [None] * count
-        self._missing = count
-        self._complete: Callable[[Outcome], None] | None = request.complete
-
-    def completion(self, index: int) -> Callable[[Outcome], None]:
-        def complete(outcome: Outcome) -> None:
-            with self._lock:
-                self._outcomes[index] = outcome
-                self._missing -= 1
-                finished = self._missing == 0 or outcome.error is not None
-                if not finished or self._complete is None:
-                    return
-                deliver, self._complete = self._complete, None
-            deliver(outcome if outcome.error is not None else self._joined())
-
-        return complete
-
-    def _joined(self) -> Outcome:
-        outcomes = [outcome for outcome in self._outcomes if outcome is not None]
-        self._outcomes.clear()
-        try:
-            outputs = join_outputs([outcome.outputs for outcome in outcomes])
-        except Exception as error:
-            # The parts' outputs do not fit together: other names, shapes, types.
-            return Outcome(error=error)
-        return Outcome(
-            outputs, None, outcomes[-1].batch, outcomes[0].queue_delay, priority=outcomes[0].priority
-        )
-
-
-def join_outputs(outputs: Sequence[Any]) -> Any:
-    """The outputs of consecutive rows as those of all of them."""
-    first = outputs[0]
-    if isinstance(first, dict):
-        return {name: join_outputs([output[name] for output in outputs]) for name in first}
-    if isinstance(first, np.ndarray):
-        return np.concatenate(outputs)
-    return [row for output in outputs for row in output]
-
-
 def flatten(requests: Sequence[Request]) -> Iterator[Request]:
     """The requests that are queued: a split one's parts, any other itself."""
     for request in requests:
         yield from request.parts or (request,)
+
+
+class CloseReason(enum.Enum):
+    """Why a batch left."""
+
+    # That of `Enum` is a method in Python, and batches are counted by their reason.
+    __hash__ = object.__hash__
+
+    FULL = "full"
+    PREFERRED = "preferred"
+    WINDOW = "window"
+    IDLE = "idle"
+    DRAIN = "drain"
+
+
+class Share:
+    """A client with something queued: its `weight`, its `rows` in the queue, and its `turn`."""
+
+    __slots__ = ("rows", "turn", "weight")
+
+    def __init__(self, weight: int, turn: float) -> None:
+        self.weight = weight
+        self.turn = turn
+        self.rows = 0
+
+    @property
+    def load(self) -> float:
+        """The rows that it holds, by its weight."""
+        return self.rows / self.weight
+
+
+class Work(NamedTuple):
+    """What a worker has to do: complete the expired and the shed, run the batch (which may be empty).
+
+    The expired could not make their deadlines any more; the shed were dropped so that others
+    can. `predicted` is how long the batch should take until it is answered, in seconds; 0 when
+    nothing is known.
+    """
+
+    batch: tuple[Request, ...]
+    reason: CloseReason | None
+    expired: tuple[Request, ...]
+    shed: tuple[Request, ...] = ()
+    predicted: float = 0.0
+
+
+def in_vain(predicted: float, latest: float, begun: float, ready: float, now: float) -> bool:
+    """Whether a batch whose turn on the device is now would be answered after the latest of its deadlines.
+
+    Only if it would have been in time when it left, begun to be joined at `begun` and ready at `ready`, had the
+    device run the one before it as fast as it should: what is wrong about the batch itself only a run can tell.
+    """
+    return begun + predicted < latest <= now + predicted - (ready - begun)
+
+
+class Times(NamedTuple):
+    """When a batch began to be joined and was ready for the device, when that started on it, and had run it.
+
+    `done` gets the one moment that is known only after the answers: when all are handed out.
+    """
+
+    begun: float
+    ready: float
+    started: float
+    ended: float
+    done: list[float]

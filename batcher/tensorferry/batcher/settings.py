@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tensorferry.batcher.padding import Padding
-from tensorferry.batcher.queue.timeouts import QueuePolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +106,96 @@ def functions_of(
             f"model_fn has {len(functions)} functions and workers is {workers}; give one of both"
         )
     return functions
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """How requests of a class wait; `timeout` in seconds from arrival, inf for none.
+
+    A request may ask for a shorter one if `overridable`. When it is over, the request fails
+    (DeadlineExceeded), or, if `delays`, goes on behind all of its class and those above it that have time
+    left. `max_requests` bounds how many are queued; 0: it does not.
+    """
+
+    timeout: float = math.inf
+    overridable: bool = False
+    delays: bool = False
+    max_requests: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 0:
+            raise ValueError(f"timeout is {self.timeout!r}; it must be above 0, inf for none")
+        if self.max_requests < 0:
+            raise ValueError(f"max_requests is {self.max_requests!r}; it must be at least 0, 0 for no bound")
+
+    @property
+    def expires(self) -> bool:
+        """Whether a request may time out at all."""
+        return self.timeout < math.inf or self.overridable
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPolicy:
+    """What a client may have; 0 for no bound.
+
+    `max_requests`, `max_rows` and `max_bytes` bound what was accepted of a client and is not done. `rate` is in
+    rows a second, and `burst` the rows that a client that was quiet may send at once (0: those of a second, at
+    least one). If `fair`, clients share the queue and the batches of a class by `weights`; who has none there has 1.
+    """
+
+    max_requests: int = 0
+    max_rows: int = 0
+    max_bytes: int = 0
+    rate: float = 0.0
+    burst: int = 0
+    fair: bool = False
+    weights: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("max_requests", "max_rows", "max_bytes", "rate", "burst"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} is {value!r}; it must be at least 0 and finite, 0 for no bound")
+        for client, weight in self.weights.items():
+            if weight < 1:
+                raise ValueError(f"the weight of client {client!r} is {weight!r}; it must be at least 1")
+
+    @property
+    def bounds(self) -> bool:
+        """Whether any client may be refused for what it has, or sends."""
+        return bool(self.max_requests or self.max_rows or self.max_bytes or self.rate)
+
+    @property
+    def most_at_once(self) -> float:
+        """The rows that a quiet client may send at once; inf where no rate is set."""
+        if not self.rate:
+            return math.inf
+        return float(self.burst) if self.burst else max(1.0, self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`max_batch_size` in rows (at least 1), `max_queue_delay` in seconds from arrival (0: no window).
+
+    `preferred` are the sizes that a batch has, if it can, in ascending order. Unless requests `merge`, each
+    is a batch of its own, as soon as it can be: there are no windows and no preferred sizes then.
+    """
+
+    max_batch_size: int
+    max_queue_delay: float
+    preferred: tuple[int, ...] = ()
+    merges: bool = True
+
+    @property
+    def full(self) -> int:
+        """With so many rows queued nothing is gained by waiting."""
+        return self.max_batch_size if self.merges else 1
+
+
+def unreachable(limits: Limits, max_queue_rows: int) -> Iterator[str]:
+    """Why a full batch can never come about, if there is a reason in the limits."""
+    if max_queue_rows < limits.max_batch_size:
+        yield (
+            f"no batch can have more than {max_queue_rows} rows, since no more can be queued; max_batch_size is "
+            f"{limits.max_batch_size}: raise max_queue_size to at least that"
+        )

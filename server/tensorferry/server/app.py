@@ -18,10 +18,10 @@ from tensorferry.server.config.limit_options import limits_of
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.methods.health import HEALTH_SERVICE, Health
+from tensorferry.server.methods.health import Health
 from tensorferry.server.methods.log_settings import LogSettings
 from tensorferry.server.methods.model_config import ModelConfiguration
-from tensorferry.server.methods.reflection import REFLECTION_SERVICES, Reflection
+from tensorferry.server.methods.reflection import Reflection
 from tensorferry.server.methods.repository import RepositoryMethods
 from tensorferry.server.methods.shared_memory import SharedMemory
 from tensorferry.server.methods.statistics import StatisticsExtension
@@ -32,6 +32,7 @@ from tensorferry.server.models.repository import Repository
 from tensorferry.server.models.repository_control import ModelControl
 from tensorferry.server.monitoring.gpu_metrics import Gpus, open_gpus
 from tensorferry.server.monitoring.server_statistics import ServerStatistics
+from tensorferry.server.names import HEALTH_SERVICE, REFLECTION_SERVICES
 from tensorferry.server.recovery.instance_health import Condition
 from tensorferry.server.recovery.recovering_instance import REBUILD_SECONDS
 from tensorferry.server.recovery.watchdog import Watchdog

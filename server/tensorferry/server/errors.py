@@ -62,3 +62,7 @@ class ModelFailedError(ServerError):
 
 class StartError(Exception):
     """The server cannot start: the message names what is at fault, for the person at the shell."""
+
+
+class ModelConfigError(StartError):
+    """A model's configuration cannot be used: the message names the file or the model, and the field."""

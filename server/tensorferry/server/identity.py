@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+
+# What a call brought along with its message: names in lower case, text or bytes (names in -bin).
+Metadata = Sequence[tuple[str, str | bytes]]
+
 
 # May send requests, and read what the models are and do.
 INFER = "infer"

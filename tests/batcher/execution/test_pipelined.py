@@ -25,10 +25,11 @@ from support.batcher.rig import (
 from tensorferry.batcher import Batcher, BatcherClosed, Outcome
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.learning.return_model import Returners
-from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.request import Work, in_vain
+from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
-from tensorferry.batcher.work import Work, in_vain
 
 SECONDS = 10.0
 GUARD = 300e-6

@@ -26,11 +26,11 @@ from closed_loop import (
 )
 
 from tensorferry.batcher.learning.return_model import Returners
-from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Request
+from tensorferry.batcher.request import Request, Work
+from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import VirtualClock
-from tensorferry.batcher.work import Work
 
 SECONDS = 2.0
 

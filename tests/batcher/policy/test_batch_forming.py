@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from support.batcher.rig import reproducible
 
 from tensorferry.batcher.policy.batch_forming import Beside, Formed, form_batch
-from tensorferry.batcher.policy.close_rule import Close, Limits, decide
+from tensorferry.batcher.policy.close_rule import Close, decide
 from tensorferry.batcher.policy.priority_sharing import Shares
 from tensorferry.batcher.policy.protocols import BatchTimes, BucketView
+from tensorferry.batcher.settings import Limits
 
 MOST = 8
 

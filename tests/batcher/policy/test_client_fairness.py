@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from support.batcher.rig import error, ignore, occupy, reproducible, result
 
 from tensorferry.batcher import ClientPolicy, QueueFull, Request, RequestTooLarge, Shed
-from tensorferry.batcher.policy.client_fairness import Share, Turns, all_in_time, choose
+from tensorferry.batcher.policy.client_fairness import Turns, all_in_time, choose
 from tensorferry.batcher.queue.client_quotas import Quotas
+from tensorferry.batcher.request import Share
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 

@@ -13,7 +13,9 @@ from support.batcher.rig import reproducible
 
 from tensorferry.batcher.learning.cost_model import Profile
 from tensorferry.batcher.policy.batch_forming import Demand, form_batch, infeasible, riders
-from tensorferry.batcher.policy.close_rule import Close, CloseReason, Limits, Wait, decide
+from tensorferry.batcher.policy.close_rule import Close, Wait, decide
+from tensorferry.batcher.request import CloseReason
+from tensorferry.batcher.settings import Limits
 
 
 @dataclass(frozen=True)

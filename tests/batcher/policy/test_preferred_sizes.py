@@ -17,10 +17,11 @@ from support.batcher.rig import Recorder, occupy, reproducible, result
 
 from tensorferry.batcher import Batcher, CloseReason
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.policy.close_rule import Limits, Wait, preferred_rows
+from tensorferry.batcher.policy.close_rule import Wait, preferred_rows
 from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.request import Work
+from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
-from tensorferry.batcher.work import Work
 
 DELAY = 5.0
 

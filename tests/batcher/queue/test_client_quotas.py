@@ -12,10 +12,11 @@ import pytest
 from support.batcher.rig import ignore
 
 from tensorferry.batcher import BatcherError, ClientPolicy, Request
-from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.request import Work
+from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import VirtualClock
-from tensorferry.batcher.work import Work
 
 MOST, FIXED, PER_ROW = 32, 0.004, 0.0002
 CAPACITY = MOST / (FIXED + PER_ROW * MOST)

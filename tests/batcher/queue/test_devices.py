@@ -14,9 +14,9 @@ from support.batcher.rig import Recorder, error, fails_below_zero, result
 from tensorferry.batcher import Batcher, Request
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.learning.cost_model import Profile
-from tensorferry.batcher.policy.close_rule import Limits, unreachable
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.devices import Device, Devices
+from tensorferry.batcher.settings import Limits, unreachable
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 GUARD = 300e-6

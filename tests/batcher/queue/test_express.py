@@ -14,11 +14,11 @@ from support.batcher.rig import Recorder
 from tensorferry.batcher import DeadlineExceeded
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.learning.return_model import Returners
-from tensorferry.batcher.policy.close_rule import CloseReason, Limits, Wait
+from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.queue.timeouts import QueuePolicy
+from tensorferry.batcher.request import CloseReason, Work
+from tensorferry.batcher.settings import Limits, QueuePolicy
 from tensorferry.batcher.testing import VirtualClock
-from tensorferry.batcher.work import Work
 
 MOST = 4
 FIXED, PER_ROW = 1e-3, 1e-4

@@ -8,12 +8,10 @@ from collections.abc import Hashable
 import pytest
 
 from tensorferry.batcher import QueueFull, Request
-from tensorferry.batcher.policy.close_rule import Limits
-from tensorferry.batcher.queue.client_quotas import ClientPolicy
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Outcome
+from tensorferry.batcher.request import Outcome, Work
+from tensorferry.batcher.settings import ClientPolicy, Limits
 from tensorferry.batcher.testing import VirtualClock
-from tensorferry.batcher.work import Work
 
 MOST, FULL = 10, 0.1
 # Of ten full batches.

@@ -16,12 +16,13 @@ from support.batcher.rig import Recorder, reproducible
 
 from tensorferry.batcher import BatcherClosed, DeadlineExceeded, QueueFull, Request, RequestTooLarge
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.execution.splitting import split_request
+from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import State, split_request
+from tensorferry.batcher.request import State, Work
+from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.statistics.counters import QueueSizes
 from tensorferry.batcher.testing import VirtualClock
-from tensorferry.batcher.work import Work
 
 MAX_BATCH, MAX_ROWS, MAX_BYTES = 4, 12, 320
 SECONDS = 0.5

@@ -25,12 +25,12 @@ from tensorferry.batcher import (
     Request,
 )
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.policy.close_rule import Limits
 from tensorferry.batcher.policy.priority_sharing import Ranks
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.queue.timeouts import Timeouts
+from tensorferry.batcher.request import Work
+from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
-from tensorferry.batcher.work import Work
 
 REJECT = QueuePolicy(timeout=5.0)
 DELAY = QueuePolicy(timeout=5.0, delays=True)

@@ -10,10 +10,11 @@ from support.batcher.rig import PATIENCE, Recorder, enqueue
 
 from tensorferry.batcher import Batcher, Request
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.request import Work
+from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
-from tensorferry.batcher.work import Work
 
 SECONDS = 0.010
 MOST_WAIT = SECONDS / 4

@@ -11,9 +11,10 @@ from support.batcher.rig import Recorder
 
 from tensorferry.batcher import BatcherClosed, CloseReason, QueueFull, Request, RequestTooLarge
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.policy.close_rule import Limits
+from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import State, split_request
+from tensorferry.batcher.request import State
+from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.statistics.counters import QueueSizes
 from tensorferry.batcher.testing import VirtualClock
 

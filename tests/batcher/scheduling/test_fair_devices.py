@@ -16,12 +16,11 @@ from support.batcher.rig import Recorder, reproducible, rows
 from tensorferry.batcher import ClientPolicy, InstanceFailed, Request
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.policy.batch_forming import Formed
-from tensorferry.batcher.policy.close_rule import Limits
 from tensorferry.batcher.queue.fair_backlog import FairBacklog
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Outcome
+from tensorferry.batcher.request import Outcome, Work
+from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
-from tensorferry.batcher.work import Work
 
 FAIR = ClientPolicy(fair=True)
 MOST = 4

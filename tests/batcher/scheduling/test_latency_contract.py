@@ -20,10 +20,10 @@ from support.batcher.rig import Recorder, occupy, reproducible, result, rows
 
 from tensorferry.batcher import Request
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.policy.close_rule import Limits
 from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.request import Work
+from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
-from tensorferry.batcher.work import Work
 
 MAX = 6
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from batcher.queue.test_overload_control import FULL, MOST, Door
 
-from tensorferry.batcher.policy.close_rule import Limits
 from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.settings import Limits
 
 # Less than a full batch takes and its own row.
 IMPATIENT = 1.05 * FULL

@@ -11,12 +11,12 @@ import pytest
 from support.batcher.rig import PATIENCE
 
 from tensorferry.batcher import DeadlineExceeded, QueueFull
-from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.device_failures import RECOVER
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Request, State
+from tensorferry.batcher.request import Request, State, Work
+from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import VirtualClock
-from tensorferry.batcher.work import Work
 
 FAST, SLOW = 0, 1
 # Of a batch of any size, in seconds; the margin of feasibility is within a tenth of it.

@@ -14,10 +14,10 @@ from tensorferry.batcher import (
 )
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.learning.return_model import Returners
-from tensorferry.batcher.policy.close_rule import Limits
 from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.request import Work
+from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
-from tensorferry.batcher.work import Work
 
 
 def rows_of(count: int) -> Request:

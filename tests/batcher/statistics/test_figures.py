@@ -41,10 +41,10 @@ from tensorferry.batcher import (
 from tensorferry.batcher.execution.collate import join, request_of, split
 from tensorferry.batcher.execution.completion import Completions
 from tensorferry.batcher.learning.return_model import ReturnersStatistics
+from tensorferry.batcher.request import Times, Work
 from tensorferry.batcher.statistics.counters import Ledger, QueueSizes
 from tensorferry.batcher.statistics.recent_batches import Record
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
-from tensorferry.batcher.work import Times, Work
 
 
 def takes(clock: VirtualClock, seconds: float) -> Callable[[Any], Any]:

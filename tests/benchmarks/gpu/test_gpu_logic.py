@@ -18,12 +18,12 @@ from gpu.peak import PeakSearch, stepped_down
 from gpu.predict import fitted, predict
 from gpu.run import _device_name
 from gpu.servers import DEFAULT, EAGER, THROUGHPUT, Variant, why_not
-from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import Outcome as Result
-from tensorferry.batcher.request import Request
+from tensorferry.batcher.request import Request, Work
+from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import VirtualClock
-from tensorferry.batcher.work import Work
 
 SERVER_SUMMARY = """================================================
 MLPerf Results Summary

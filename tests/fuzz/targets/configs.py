@@ -24,11 +24,11 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ServerError, StartError
-from tensorferry.server.inference.classification import read_labels
 from tensorferry.server.methods import repository
 from tensorferry.server.methods.repository import RepositoryMethods
 from tensorferry.server.model_config.pbtxt import config_text, parse_config, read_config
 from tensorferry.server.models import loader, preparation
+from tensorferry.server.models.labels import read_labels
 from tensorferry.server.models.preparation import Prepared
 from tensorferry.server.models.registry import Model, ModelState
 from tensorferry.server.models.repository import Repository

@@ -13,8 +13,9 @@ from fuzz.world import WORDS, World, requests
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.inference.stream_order import END_ON_ERROR, STREAM_ORDER, ResponseStream, terms_of
+from tensorferry.server.inference.stream_order import END_ON_ERROR, STREAM_ORDER, terms_of
 from tensorferry.server.status import Status
+from tensorferry.server.transport.threaded_stream import ResponseStream
 from tensorferry.server.wire import structure
 
 _NAMES = (

@@ -11,10 +11,10 @@ from support.server import models
 from support.server.rig import Load, fp32
 
 from tensorferry.server.config.server_config import PadLengths, ServerConfig
-from tensorferry.server.errors import StartError
+from tensorferry.server.errors import ModelConfigError, StartError
 from tensorferry.server.gpu.captured_shapes import rungs_of
 from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec
-from tensorferry.server.model_config.pbtxt import ModelConfigError, parse_config
+from tensorferry.server.model_config.pbtxt import parse_config
 from tensorferry.server.runtime.ort_options import Provider, SessionOptions, session_options_of
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.runtime.tuning import tuned

@@ -32,9 +32,10 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.protos.tensors import DATATYPES, decode_raw
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import InvalidRequestError, StartError
-from tensorferry.server.inference.classification import Classifier, read_labels
+from tensorferry.server.inference.classification import Classifier
 from tensorferry.server.inference.codec import Wanted, encode
 from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.models.labels import read_labels
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.model_config.instance_groups import Machine, instance_groups
+from tensorferry.server.model_config.instance_groups import instance_groups
 from tensorferry.server.model_config.pbtxt import parse_config
+from tensorferry.server.runtime.devices import Machine
 
 CPU = Machine("cpu", (), "there is no CUDA device 0 (the driver reports 0)")
 GPU = Machine("cuda:0", (0, 1))

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.server.rig import Array, fp32, reproducible, signature, spec
 
-from tensorferry.server.errors import ModelFailedError
+from tensorferry.server.errors import ModelConfigError, ModelFailedError
 from tensorferry.server.model_config.io_mapping import Contract, Reshape, contract_of
-from tensorferry.server.model_config.pbtxt import ModelConfigError, parse_config
+from tensorferry.server.model_config.pbtxt import parse_config
 from tensorferry.server.signature import Signature
 
 BATCHED = signature(

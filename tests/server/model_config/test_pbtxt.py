@@ -10,16 +10,11 @@ from support.server.rig import signature, spec
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ServerConfig
-from tensorferry.server.model_config.instance_groups import Machine, instance_groups
+from tensorferry.server.errors import ModelConfigError
+from tensorferry.server.model_config.instance_groups import instance_groups
 from tensorferry.server.model_config.io_mapping import contract_of
-from tensorferry.server.model_config.pbtxt import (
-    Batching,
-    ModelConfigError,
-    complete,
-    config_text,
-    parse_config,
-    read_config,
-)
+from tensorferry.server.model_config.pbtxt import Batching, complete, config_text, parse_config, read_config
+from tensorferry.server.runtime.devices import Machine
 from tensorferry.server.signature import Signature
 
 ONNX = signature(

@@ -9,9 +9,11 @@ import pytest
 
 from tensorferry.batcher import QueuePolicy
 from tensorferry.server.config.server_config import ServerConfig
-from tensorferry.server.model_config.instance_groups import Machine, instance_groups
-from tensorferry.server.model_config.pbtxt import Batching, ModelConfigError, parse_config
+from tensorferry.server.errors import ModelConfigError
+from tensorferry.server.model_config.instance_groups import instance_groups
+from tensorferry.server.model_config.pbtxt import Batching, parse_config
 from tensorferry.server.model_config.settings import ModelSettings, settings_of
+from tensorferry.server.runtime.devices import Machine
 from tensorferry.server.runtime.ort_options import SessionOptions
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.model_config.pbtxt import ModelConfigError, parse_config
+from tensorferry.server.errors import ModelConfigError
+from tensorferry.server.model_config.pbtxt import parse_config
 from tensorferry.server.model_config.supported_fields import RULES, Treatment, check_fields, set_fields
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "model_config.md"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from support.server.rig import signature, spec
 
-from tensorferry.server.model_config.pbtxt import ModelConfigError, parse_config
+from tensorferry.server.errors import ModelConfigError
+from tensorferry.server.model_config.pbtxt import parse_config
 from tensorferry.server.models.warmup_samples import WarmUpSample, warm_up_samples
 from tensorferry.server.signature import Signature
 

@@ -10,8 +10,13 @@ import onnxruntime
 import pytest
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.model_config.instance_groups import Machine
-from tensorferry.server.runtime.devices import choose_device, cuda_device_count, machine_of, pci_bus_id
+from tensorferry.server.runtime.devices import (
+    Machine,
+    choose_device,
+    cuda_device_count,
+    machine_of,
+    pci_bus_id,
+)
 
 
 class Driver:

@@ -10,8 +10,8 @@ from support.server import models
 from support.server.rig import fp32
 
 from tensorferry.server.config.server_config import ServerConfig
-from tensorferry.server.errors import ModelFailedError, StartError
-from tensorferry.server.model_config.pbtxt import ModelConfigError, parse_config
+from tensorferry.server.errors import ModelConfigError, ModelFailedError, StartError
+from tensorferry.server.model_config.pbtxt import parse_config
 from tensorferry.server.runtime.ort_options import (
     _MOST_THREADS,
     Fp16,

@@ -17,8 +17,8 @@ from support.server.rig import PATIENCE
 from support.server.scripted_service import Door, success
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.identity import ANYONE, Caller
-from tensorferry.server.inference.reply import Call, Metadata, Reply
+from tensorferry.server.identity import ANYONE, Caller, Metadata
+from tensorferry.server.inference.reply import Call, Reply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
 

@@ -15,8 +15,8 @@ from support.server.rig import PATIENCE
 from support.server.scripted_service import Door, failure, opened, success
 
 from tensorferry.batcher import QueueFull
+from tensorferry.server.inference.fast_reject import Foresight
 from tensorferry.server.transport.call_admission import NEVER
-from tensorferry.server.transport.fast_reject import Foresight
 from tensorferry.server.transport.lane import cygrpc
 from tensorferry.server.transport.lane.lane import Lane
 

@@ -14,7 +14,8 @@ from tensorferry.batcher import QueueFull
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.reply import Call
-from tensorferry.server.inference.stream_order import Deliveries, ResponseStream, Terms
+from tensorferry.server.inference.stream_order import Deliveries, Terms
+from tensorferry.server.transport.threaded_stream import ResponseStream
 
 
 def refuse_all(door: Door) -> None:

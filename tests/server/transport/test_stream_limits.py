@@ -12,10 +12,11 @@ from support.server.rig import PATIENCE
 from support.server.scripted_service import Door, OpenStream, ScriptedService, success
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.identity import ANYONE, Caller
-from tensorferry.server.inference.reply import Call, Metadata, Reply
-from tensorferry.server.inference.stream_order import ResponseStream, Terms
+from tensorferry.server.identity import ANYONE, Caller, Metadata
+from tensorferry.server.inference.reply import Call, Reply
+from tensorferry.server.inference.stream_order import Terms
 from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.transport.threaded_stream import ResponseStream
 
 OpenDoor = Callable[..., Door]
 

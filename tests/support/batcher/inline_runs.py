@@ -14,8 +14,8 @@ from support.batcher.rig import PATIENCE, Recorder, fails_below_zero
 from tensorferry.batcher import Batcher, Request
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.request import Work
 from tensorferry.batcher.testing import VirtualClock
-from tensorferry.batcher.work import Work
 
 SHORT, LONG = 100e-6, 0.5
 # What the attending thread is ready to be kept for.

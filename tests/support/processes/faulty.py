@@ -16,8 +16,7 @@ import grpc._server
 import numpy as np
 
 from tensorferry.batcher.execution.executor import Running
-from tensorferry.batcher.request import Request
-from tensorferry.batcher.work import Work
+from tensorferry.batcher.request import Request, Work
 from tensorferry.server.__main__ import main
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.recovery import recovering_instance

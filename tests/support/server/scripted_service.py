@@ -18,8 +18,8 @@ from support.server.rig import PATIENCE
 from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
-from tensorferry.server.identity import ANYONE, Caller
-from tensorferry.server.inference.reply import Call, Metadata, Reply
+from tensorferry.server.identity import ANYONE, Caller, Metadata
+from tensorferry.server.inference.reply import Call, Reply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.security.access_control import Access

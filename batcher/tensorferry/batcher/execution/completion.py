@@ -9,10 +9,9 @@ from typing import Any, Protocol
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import BatcherError, DeadlineExceeded, InstanceFailed, Shed
-from tensorferry.batcher.request import BatchInfo, Outcome, Request
+from tensorferry.batcher.request import BatchInfo, Outcome, Request, Times, Work
 from tensorferry.batcher.statistics.counters import Ledger
 from tensorferry.batcher.statistics.recent_batches import Record
-from tensorferry.batcher.work import Times, Work
 
 _log = logging.getLogger("tensorferry.batcher")
 

@@ -22,12 +22,12 @@ from tensorferry.batcher.errors import (
 from tensorferry.batcher.execution.collate import join, split
 from tensorferry.batcher.execution.completion import Completions, completed_twice
 from tensorferry.batcher.execution.instance import Instance
+from tensorferry.batcher.execution.splitting import cut, join_outputs
 from tensorferry.batcher.policy.batch_forming import riders
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Request, cut, join_outputs
+from tensorferry.batcher.request import Request, Times, Work, in_vain
 from tensorferry.batcher.statistics.counters import Ledger
 from tensorferry.batcher.statistics.recent_batches import Record
-from tensorferry.batcher.work import Times, Work, in_vain
 
 _log = logging.getLogger("tensorferry.batcher")
 

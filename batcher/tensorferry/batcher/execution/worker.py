@@ -14,10 +14,9 @@ from tensorferry.batcher.execution.executor import FELL, Running, without
 from tensorferry.batcher.execution.instance import Instance
 from tensorferry.batcher.queue.device_failures import RECOVER
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Request
+from tensorferry.batcher.request import Request, Work
 from tensorferry.batcher.statistics.counters import Ledger
 from tensorferry.batcher.supervision import last
-from tensorferry.batcher.work import Work
 
 _log = logging.getLogger("tensorferry.batcher")
 

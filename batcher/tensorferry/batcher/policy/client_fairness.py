@@ -17,6 +17,7 @@ from heapq import heapify, heappop, heapreplace
 from typing import Protocol, TypeVar
 
 from tensorferry.batcher.policy.protocols import BatchTimes, Waiting
+from tensorferry.batcher.request import Share
 
 
 class Owned(Waiting, Protocol):
@@ -28,22 +29,6 @@ class Owned(Waiting, Protocol):
 
 
 _O = TypeVar("_O", bound=Owned)
-
-
-class Share:
-    """A client with something queued: its `weight`, its `rows` in the queue, and its `turn`."""
-
-    __slots__ = ("rows", "turn", "weight")
-
-    def __init__(self, weight: int, turn: float) -> None:
-        self.weight = weight
-        self.turn = turn
-        self.rows = 0
-
-    @property
-    def load(self) -> float:
-        """The rows that it holds, by its weight."""
-        return self.rows / self.weight
 
 
 class Turns:

@@ -7,58 +7,16 @@ window runs from a request's arrival, so what a request has already waited count
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from tensorferry.batcher.policy.protocols import BucketView, Waiting
-
-
-class CloseReason(enum.Enum):
-    """Why a batch left."""
-
-    # That of `Enum` is a method in Python, and batches are counted by their reason.
-    __hash__ = object.__hash__
-
-    FULL = "full"
-    PREFERRED = "preferred"
-    WINDOW = "window"
-    IDLE = "idle"
-    DRAIN = "drain"
-
+from tensorferry.batcher.request import CloseReason
+from tensorferry.batcher.settings import Limits
 
 # For what is done for each batch: to look a member up costs more.
 _FULL, _IDLE = CloseReason.FULL, CloseReason.IDLE
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """`max_batch_size` in rows (at least 1), `max_queue_delay` in seconds from arrival (0: no window).
-
-    `preferred` are the sizes that a batch has, if it can, in ascending order. Unless requests `merge`, each
-    is a batch of its own, as soon as it can be: there are no windows and no preferred sizes then.
-    """
-
-    max_batch_size: int
-    max_queue_delay: float
-    preferred: tuple[int, ...] = ()
-    merges: bool = True
-
-    @property
-    def full(self) -> int:
-        """With so many rows queued nothing is gained by waiting."""
-        return self.max_batch_size if self.merges else 1
-
-
-def unreachable(limits: Limits, max_queue_rows: int) -> Iterator[str]:
-    """Why a full batch can never come about, if there is a reason in the limits."""
-    if max_queue_rows < limits.max_batch_size:
-        yield (
-            f"no batch can have more than {max_queue_rows} rows, since no more can be queued; max_batch_size is "
-            f"{limits.max_batch_size}: raise max_queue_size to at least that"
-        )
 
 
 class Close(NamedTuple):

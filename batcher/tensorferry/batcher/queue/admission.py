@@ -14,8 +14,8 @@ from tensorferry.batcher.errors import (
 from tensorferry.batcher.learning.cost_model import Profile
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.devices import Devices
-from tensorferry.batcher.queue.timeouts import QueuePolicy
 from tensorferry.batcher.request import Request
+from tensorferry.batcher.settings import QueuePolicy
 
 
 class Admission:

@@ -10,9 +10,9 @@ from functools import partial
 from tensorferry.batcher.learning.cost_model import BucketStatistics, Profile
 from tensorferry.batcher.learning.latency_model import LatencyModel
 from tensorferry.batcher.policy.batch_forming import infeasible
-from tensorferry.batcher.policy.close_rule import Limits
 from tensorferry.batcher.queue.bucket import Bucket
 from tensorferry.batcher.request import Request
+from tensorferry.batcher.settings import Limits
 
 # A lane is due when its oldest request has waited for so many full batches, or so many seconds
 # as long as a batch's time is not known; so no bucket and no request without deadline starves.

@@ -2,57 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 
 from tensorferry.batcher.errors import QueueFull, RequestTooLarge
 from tensorferry.batcher.request import Request
+from tensorferry.batcher.settings import ClientPolicy
 
 # So many clients are remembered who have used some of their rate; beyond, who was not seen for longest is forgotten.
 _MOST_METERS = 4096
 # So many that need not be remembered any more are forgotten for each that is looked up.
 _FORGET_TRIES = 2
-
-
-@dataclass(frozen=True, slots=True)
-class ClientPolicy:
-    """What a client may have; 0 for no bound.
-
-    `max_requests`, `max_rows` and `max_bytes` bound what was accepted of a client and is not done. `rate` is in
-    rows a second, and `burst` the rows that a client that was quiet may send at once (0: those of a second, at
-    least one). If `fair`, clients share the queue and the batches of a class by `weights`; who has none there has 1.
-    """
-
-    max_requests: int = 0
-    max_rows: int = 0
-    max_bytes: int = 0
-    rate: float = 0.0
-    burst: int = 0
-    fair: bool = False
-    weights: Mapping[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("max_requests", "max_rows", "max_bytes", "rate", "burst"):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{name} is {value!r}; it must be at least 0 and finite, 0 for no bound")
-        for client, weight in self.weights.items():
-            if weight < 1:
-                raise ValueError(f"the weight of client {client!r} is {weight!r}; it must be at least 1")
-
-    @property
-    def bounds(self) -> bool:
-        """Whether any client may be refused for what it has, or sends."""
-        return bool(self.max_requests or self.max_rows or self.max_bytes or self.rate)
-
-    @property
-    def most_at_once(self) -> float:
-        """The rows that a quiet client may send at once; inf where no rate is set."""
-        if not self.rate:
-            return math.inf
-        return float(self.burst) if self.burst else max(1.0, self.rate)
 
 
 class _Held:

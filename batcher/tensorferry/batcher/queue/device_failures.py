@@ -21,8 +21,7 @@ from tensorferry.batcher.queue.endings import Ends
 from tensorferry.batcher.queue.expiry import Expiry
 from tensorferry.batcher.queue.inline_execution import Lending
 from tensorferry.batcher.queue.wakeup import Waking
-from tensorferry.batcher.request import QUEUED, RUNNING, Request
-from tensorferry.batcher.work import Work
+from tensorferry.batcher.request import QUEUED, RUNNING, Request, Work
 
 # Not work, but that the worker is to bring its device back.
 RECOVER: Final = Work((), None, ())

@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.policy.close_rule import Close, CloseReason, Limits, Wait, decide
+from tensorferry.batcher.policy.close_rule import Close, Wait, decide
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.batch_selection import Departure
 from tensorferry.batcher.queue.devices import Device, Devices
@@ -15,8 +15,8 @@ from tensorferry.batcher.queue.expiry import Expiry
 from tensorferry.batcher.queue.reply_wait import Company
 from tensorferry.batcher.queue.slow_devices import LeftBucket, Paced, left_to
 from tensorferry.batcher.queue.wakeup import Waking
-from tensorferry.batcher.request import QUEUED, RUNNING, Request
-from tensorferry.batcher.work import Work
+from tensorferry.batcher.request import QUEUED, RUNNING, CloseReason, Request, Work
+from tensorferry.batcher.settings import Limits
 
 _INF = math.inf
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.devices import Devices
-from tensorferry.batcher.queue.timeouts import QueuePolicy, Timeouts
+from tensorferry.batcher.queue.timeouts import Timeouts
 from tensorferry.batcher.request import Request
+from tensorferry.batcher.settings import QueuePolicy
 
 
 class Expiry:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from tensorferry.batcher.learning.memory_limit import RowLimits
 from tensorferry.batcher.learning.return_model import Returners
-from tensorferry.batcher.policy.close_rule import CloseReason, Wait
+from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.queue.endings import Ends
 from tensorferry.batcher.queue.wakeup import Waking
-from tensorferry.batcher.request import RUNNING
-from tensorferry.batcher.work import Work
+from tensorferry.batcher.request import RUNNING, CloseReason, Work
 
 _FULL, _IDLE = CloseReason.FULL, CloseReason.IDLE
 

@@ -11,11 +11,11 @@ from operator import attrgetter
 from tensorferry.batcher.learning.cost_model import Profile
 from tensorferry.batcher.policy.batch_forming import Formed
 from tensorferry.batcher.policy.client_fairness import Turns, all_in_time, choose
-from tensorferry.batcher.policy.close_rule import Limits
 from tensorferry.batcher.policy.protocols import BatchTimes
 from tensorferry.batcher.queue.backlog import AGING_BATCHES, Backlog
 from tensorferry.batcher.queue.bucket import Bucket, Lane
 from tensorferry.batcher.request import Request
+from tensorferry.batcher.settings import Limits
 
 _order = attrgetter("order")
 

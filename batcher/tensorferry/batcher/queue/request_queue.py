@@ -15,11 +15,11 @@ from functools import partial
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import QueueFull
 from tensorferry.batcher.learning.return_model import Returners
-from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.admission import Admission
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.batch_selection import Departure
-from tensorferry.batcher.queue.client_quotas import ClientPolicy, Quotas
+from tensorferry.batcher.queue.client_quotas import Quotas
 from tensorferry.batcher.queue.device_failures import Outages
 from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.queue.dispatch import Dispatch
@@ -31,11 +31,10 @@ from tensorferry.batcher.queue.inline_execution import Lending
 from tensorferry.batcher.queue.intake import BoundedIntake, Intake
 from tensorferry.batcher.queue.learning_sync import Lessons
 from tensorferry.batcher.queue.reply_wait import Company
-from tensorferry.batcher.queue.timeouts import QueuePolicy
 from tensorferry.batcher.queue.wakeup import Waking
-from tensorferry.batcher.request import DONE, QUEUED, RUNNING, Request
+from tensorferry.batcher.request import DONE, QUEUED, RUNNING, Request, Work
+from tensorferry.batcher.settings import ClientPolicy, Limits, QueuePolicy
 from tensorferry.batcher.statistics.counters import QueueSizes
-from tensorferry.batcher.work import Work
 
 _INF = math.inf
 

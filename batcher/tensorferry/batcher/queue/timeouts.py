@@ -9,40 +9,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
 
 from tensorferry.batcher.request import QUEUED, Request
+from tensorferry.batcher.settings import QueuePolicy
 
 # What is done with is dropped when there is so much more of it than of the rest.
 _LEAST = 64
 _GROWTH = 2
-
-
-@dataclass(frozen=True, slots=True)
-class QueuePolicy:
-    """How requests of a class wait; `timeout` in seconds from arrival, inf for none.
-
-    A request may ask for a shorter one if `overridable`. When it is over, the request fails
-    (DeadlineExceeded), or, if `delays`, goes on behind all of its class and those above it that have time
-    left. `max_requests` bounds how many are queued; 0: it does not.
-    """
-
-    timeout: float = math.inf
-    overridable: bool = False
-    delays: bool = False
-    max_requests: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.timeout > 0:
-            raise ValueError(f"timeout is {self.timeout!r}; it must be above 0, inf for none")
-        if self.max_requests < 0:
-            raise ValueError(f"max_requests is {self.max_requests!r}; it must be at least 0, 0 for no bound")
-
-    @property
-    def expires(self) -> bool:
-        """Whether a request may time out at all."""
-        return self.timeout < math.inf or self.overridable
 
 
 class Timeouts:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.policy.close_rule import Limits, Wait
+from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.bucket import Bucket
 from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.queue.reply_wait import Company
+from tensorferry.batcher.settings import Limits
 
 # A timed wait is not cut short for less, in seconds.
 _LEAST_SOONER = 100e-6

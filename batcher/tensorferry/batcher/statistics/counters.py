@@ -20,8 +20,7 @@ from tensorferry.batcher.errors import (
 )
 from tensorferry.batcher.learning.cost_model import BucketStatistics
 from tensorferry.batcher.learning.return_model import ReturnersStatistics
-from tensorferry.batcher.policy.close_rule import CloseReason
-from tensorferry.batcher.request import BatchInfo, Request
+from tensorferry.batcher.request import BatchInfo, CloseReason, Request
 from tensorferry.batcher.statistics.histogram import BOUNDS, INTERVALS, Distribution, interval_of, spread
 
 

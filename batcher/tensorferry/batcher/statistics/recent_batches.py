@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.policy.close_rule import CloseReason
-from tensorferry.batcher.request import BatchInfo, Request
-from tensorferry.batcher.work import Times, Work
+from tensorferry.batcher.request import BatchInfo, CloseReason, Request, Times, Work
 
 # How many batches are kept, and how many riders are noted of each.
 MOST_BATCHES = 64

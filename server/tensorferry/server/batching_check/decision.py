@@ -16,7 +16,8 @@ from tensorferry.server.batching_check.shared import mixing_by_shared
 from tensorferry.server.batching_check.trial import Conditions
 from tensorferry.server.batching_check.verdict import Finding, Verdict, judge
 from tensorferry.server.config.server_config import ServerConfig
-from tensorferry.server.model_config.pbtxt import Batching, ModelConfigError, is_complete
+from tensorferry.server.errors import ModelConfigError
+from tensorferry.server.model_config.pbtxt import Batching, is_complete
 from tensorferry.server.runtime.onnx_strings import words_of
 from tensorferry.server.runtime.ort_options import BATCHING
 from tensorferry.server.runtime.sampling import Array, working_size

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tensorferry.server.config.flags import CommandParser
 from tensorferry.server.identity import INFER, ROLES
-from tensorferry.server.models.registry import NAME
+from tensorferry.server.names import NAME
 from tensorferry.server.security.credential_files import TOKEN, parse_roles
 
 # By which those who look for secrets in logs and repositories find it.

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from tensorferry.batcher import ClientPolicy
 from tensorferry.server.config.option_types import Option, integer, number, size, switch
+from tensorferry.server.config.request_limits import RequestLimits
 from tensorferry.server.config.server_config import ConfigError, ServerConfig
-from tensorferry.server.inference.request_limits import RequestLimits
 
 _BYTES = "a number of bytes of at least 1, or one with KiB, MiB or GiB"
 

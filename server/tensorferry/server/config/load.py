@@ -15,7 +15,7 @@ from tensorferry.server.config.option_types import Option
 from tensorferry.server.config.options import OPTIONS
 from tensorferry.server.config.security_options import check_security
 from tensorferry.server.config.server_config import ConfigError, ModelSource, ServerConfig
-from tensorferry.server.models.registry import NAME
+from tensorferry.server.names import NAME
 
 
 def model_source(text: str) -> ModelSource:

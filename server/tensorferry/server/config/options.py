@@ -26,7 +26,7 @@ from tensorferry.server.config.option_types import (
 from tensorferry.server.config.security_options import SECURITY_OPTIONS
 from tensorferry.server.config.server_config import PadLengths
 from tensorferry.server.config.telemetry_options import TELEMETRY_OPTIONS
-from tensorferry.server.models.registry import NAME
+from tensorferry.server.names import NAME
 
 
 def _message_size(text: str) -> int:

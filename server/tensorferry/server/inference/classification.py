@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.protos.tensors import DATATYPES, Datatype
-from tensorferry.server.errors import InvalidRequestError, StartError
-from tensorferry.server.inference.parameters import value_of
+from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.wire.parameters import value_of
 
 # The parameter of a requested output that asks for classes, and how many.
 CLASSIFICATION = "classification"
@@ -104,31 +102,3 @@ def _highest(row: npt.NDArray[Any], count: int) -> list[int]:
             among = np.flatnonzero(keys <= last)
             return [int(index) for index in among[np.argsort(keys[among], kind="stable")[:count]]]
     return [int(index) for index in np.argsort(keys, kind="stable")[:count]]
-
-
-def read_labels(config: ModelConfig | None, directory: Path | None) -> dict[str, tuple[str, ...]]:
-    """The labels of a model's outputs, from the files that its config names in its directory, a label a line.
-
-    StartError names a file that is not there, or not inside the directory. Bytes that are not UTF-8
-    come out of `classes` as they are.
-    """
-    labels: dict[str, tuple[str, ...]] = {}
-    if config is None or directory is None:
-        return labels
-    for output in config.output:
-        if not output.label_filename:
-            continue
-        where = f"label_filename of output {output.name!r} is {output.label_filename!r}"
-        path = (directory / output.label_filename).resolve()
-        if not path.is_relative_to(directory.resolve()):
-            raise StartError(f"{directory}: {where}, which is outside of the model's directory")
-        try:
-            text = path.read_bytes().decode(errors="surrogateescape")
-        except OSError as error:
-            raise StartError(f"{directory}: {where}, which cannot be read ({error.strerror})") from None
-        lines = text.split("\n")
-        if not lines[-1]:
-            lines.pop()
-        # A file that was written on Windows; Triton would keep the return in the label.
-        labels[output.name] = tuple(line.removesuffix("\r") for line in lines)
-    return labels

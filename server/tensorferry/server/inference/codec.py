@@ -23,12 +23,13 @@ from tensorferry.protos.tensors import (
     encode_contents,
     encode_raw,
 )
+from tensorferry.server.config.request_limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError, cut
 from tensorferry.server.inference.classification import BYTES, PLAIN, Classifier, class_count
-from tensorferry.server.inference.parameters import read_parameters
-from tensorferry.server.inference.request_limits import DEFAULT, RequestLimits, check_claims, check_lengths
+from tensorferry.server.inference.request_limits import DEFAULT, check_claims, check_lengths
 from tensorferry.server.shared_memory.regions import Lease, Span
 from tensorferry.server.signature import Signature, TensorSpec
+from tensorferry.server.wire.parameters import read_parameters
 
 _Wire = pb.ModelInferRequest.InferInputTensor
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from tensorferry.batcher import Batcher, BatchInfo, ModelRowsError, Outcome, Request, Tensor
 from tensorferry.server.errors import ModelFailedError
+from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.codec import Wanted, place
-from tensorferry.server.inference.reply import Call, Metadata, Reply
+from tensorferry.server.inference.reply import Call, Reply
 from tensorferry.server.inference.request_templates import Form
 from tensorferry.server.inference.responses import Piece
 from tensorferry.server.shapes.shared_axes import explained

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tensorferry.batcher import Batcher
+from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.responses import Piece, stream_response
 from tensorferry.server.telemetry import logs
 from tensorferry.server.telemetry.trace_context import context_of
 from tensorferry.server.tracing.trace import Trace
-
-# What a call brought along with its message: names in lower case, text or bytes (names in -bin).
-Metadata = Sequence[tuple[str, str | bytes]]
 
 
 class Reply:

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import element_count
+from tensorferry.server.config.request_limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError
-
-
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """`rows` of a request (0: as many as the queue holds); of each tensor of strings how many, and their length in bytes.
-
-    `message_bytes` is the most of a message, once it is unpacked.
-    """
-
-    rows: int = 0
-    strings: int = 1 << 16
-    string_bytes: int = 16 << 20
-    message_bytes: int = 64 << 20
-
 
 DEFAULT = RequestLimits()
 

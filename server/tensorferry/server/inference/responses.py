@@ -13,7 +13,7 @@ from tensorferry.batcher import Outcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.classification import PLAIN, Classifier
 from tensorferry.server.inference.codec import Wanted, encode
-from tensorferry.server.shapes.response_size import too_large
+from tensorferry.server.inference.response_size import too_large
 from tensorferry.server.status import Status
 from tensorferry.server.wire.fields import encoded_varint
 

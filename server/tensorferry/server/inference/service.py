@@ -18,6 +18,7 @@ from tensorferry.batcher import (
 )
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import TensorError
+from tensorferry.server.config.request_limits import RequestLimits
 from tensorferry.server.errors import (
     InvalidRequestError,
     NotReadyError,
@@ -25,26 +26,26 @@ from tensorferry.server.errors import (
     ServerError,
     UnauthenticatedError,
 )
-from tensorferry.server.identity import ANYONE, Caller
+from tensorferry.server.identity import ANYONE, Caller, Metadata
 from tensorferry.server.inference.codec import decode
+from tensorferry.server.inference.fast_reject import Foresight
 from tensorferry.server.inference.pending_inference import (
     PendingInference,
     SharedMemoryInference,
     TracedCall,
     TracedReply,
 )
-from tensorferry.server.inference.reply import OVER, Call, Metadata, Reply, failed
-from tensorferry.server.inference.request_limits import DEFAULT, RequestLimits
+from tensorferry.server.inference.reply import OVER, Call, Reply, failed
+from tensorferry.server.inference.request_limits import DEFAULT
 from tensorferry.server.inference.request_templates import Form, FormCache, unremembered
+from tensorferry.server.inference.response_size import check_response_size
 from tensorferry.server.inference.responses import id_field_of
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.shapes.no_rows import outputs_without_rows
-from tensorferry.server.shapes.response_size import check_response_size
 from tensorferry.server.shared_memory.regions import Lease, Regions
 from tensorferry.server.status import INTERNAL, Status, code_of, known_status_of, status_of
 from tensorferry.server.telemetry.trace_context import TRACEPARENT
 from tensorferry.server.tracing.trace import Trace, Tracing
-from tensorferry.server.transport.fast_reject import Foresight
 from tensorferry.server.wire import structure
 from tensorferry.server.wire.compression import is_packed, unpacked
 from tensorferry.server.wire.receiving import parsed

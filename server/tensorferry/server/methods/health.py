@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 
 from tensorferry.protos.standard import health_pb2
+from tensorferry.server.names import HEALTH_SERVICE
 from tensorferry.server.status import status_of
 from tensorferry.server.telemetry.logs import quoted
 from tensorferry.server.threads import HandlerThreads
@@ -25,7 +26,6 @@ from tensorferry.server.wire.receiving import received
 
 _log = logging.getLogger("tensorferry.server")
 
-HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 # Calls of which the message is awaited, or that are answered at the same time.
 _CALLS = 64

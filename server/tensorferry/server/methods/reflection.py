@@ -10,13 +10,9 @@ import grpc
 from google.protobuf.descriptor_pool import DescriptorPool
 
 from tensorferry.protos.standard import reflection_pb2 as pb
-from tensorferry.protos.standard import reflection_v1alpha_pb2
+from tensorferry.server.names import REFLECTION_SERVICES
 from tensorferry.server.status import status_of
 from tensorferry.server.wire.receiving import received
-
-REFLECTION_SERVICES: tuple[str, ...] = tuple(
-    file.DESCRIPTOR.services_by_name["ServerReflection"].full_name for file in (pb, reflection_v1alpha_pb2)
-)
 
 # Each keeps a thread of those that all methods share.
 _MOST_CALLS = 64

@@ -13,8 +13,9 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import InvalidRequestError, cut
 from tensorferry.server.identity import CONTROL, CURRENT
-from tensorferry.server.models.registry import NAME, ModelRegistry, ModelState
+from tensorferry.server.models.registry import ModelRegistry, ModelState
 from tensorferry.server.models.repository_control import ModelControl
+from tensorferry.server.names import NAME
 from tensorferry.server.wire import bounds
 
 CONFIG, FILE = "config", "file:"

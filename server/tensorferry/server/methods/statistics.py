@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from tensorferry.batcher import Batcher, BatcherStatistics
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.models.failure_counts import failures_by_reason
 from tensorferry.server.models.registry import Model, ModelRegistry, ModelState
 
 
@@ -64,16 +65,6 @@ class StatisticsExtension:
         )
 
 
-def failures(counts: BatcherStatistics) -> Mapping[str, int]:
-    """The requests that got no answer, by the reasons that Triton has for it."""
-    return {
-        "REJECTED": counts.refused + counts.expired + counts.shed,
-        "CANCELED": counts.cancelled,
-        "BACKEND": counts.failed,
-        "OTHER": counts.abandoned,
-    }
-
-
 def _of_requests(counts: BatcherStatistics) -> pb.InferStatistics:
     times, answered = counts.answer_times, counts.answered
     stages = {
@@ -85,7 +76,7 @@ def _of_requests(counts: BatcherStatistics) -> pb.InferStatistics:
     return pb.InferStatistics(
         # So that the stages add up to it, to the nanosecond.
         success=pb.StatisticDuration(count=answered, ns=sum(stage.ns for stage in stages.values())),
-        fail=_duration(sum(failures(counts).values()), counts.unanswered_time_sum),
+        fail=_duration(sum(failures_by_reason(counts).values()), counts.unanswered_time_sum),
         **stages,
     )
 

@@ -7,28 +7,10 @@ from dataclasses import dataclass
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from tensorferry.server.errors import StartError
+from tensorferry.server.runtime.devices import Machine, gpus_of
 
 # Each holds the model's weights of its own.
 _MOST = 64
-
-
-def gpus_of(device: str) -> tuple[int, ...]:
-    """The CUDA devices that a --device names by number; none for one without numbers."""
-    return tuple(int(index) for index in device.partition(":")[2].split(",") if index)
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Where models may run: `device` is what --device came to, `gpus` those that may be used, by number.
-
-    `device` is `cpu`, `cuda:N`, or, for an instance on each of several, `cuda:N,M`.
-
-    `why_no_gpu` says why there are none.
-    """
-
-    device: str = "cpu"
-    gpus: tuple[int, ...] = ()
-    why_no_gpu: str = "the server runs on the CPU"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy.typing as npt
 
 from tensorferry.protos import model_config_pb2 as pb
-from tensorferry.server.errors import ModelFailedError
-from tensorferry.server.model_config.pbtxt import ModelConfigError, type_name
+from tensorferry.server.errors import ModelConfigError, ModelFailedError
+from tensorferry.server.model_config.pbtxt import type_name
 from tensorferry.server.signature import Signature, TensorSpec
 
 Array = npt.NDArray[Any]

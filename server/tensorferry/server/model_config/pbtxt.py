@@ -15,7 +15,7 @@ from google.protobuf import text_format
 from tensorferry.protos import model_config_pb2 as pb
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ServerConfig
-from tensorferry.server.errors import StartError
+from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.instance_groups import InstanceGroup
 from tensorferry.server.signature import Signature, TensorSpec
 
@@ -24,10 +24,6 @@ BACKEND = "onnxruntime"
 
 # The configuration names every datatype as the protocol does, but for this one.
 _CONFIG_NAMES = {"BYTES": "STRING"}
-
-
-class ModelConfigError(StartError):
-    """A model's configuration cannot be used: the message names the file or the model, and the field."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from tensorferry.batcher import QueuePolicy
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelDynamicBatching, ModelQueuePolicy
 from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.instance_groups import InstanceGroup
-from tensorferry.server.model_config.pbtxt import Batching, ModelConfigError
+from tensorferry.server.model_config.pbtxt import Batching
 from tensorferry.server.runtime.ort_options import SessionOptions, session_options_of
 from tensorferry.server.runtime.tuning import tuned
 

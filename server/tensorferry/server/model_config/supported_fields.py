@@ -14,7 +14,8 @@ from typing import Any
 from google.protobuf.message import Message
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.model_config.pbtxt import BACKEND, PLATFORM, ModelConfigError
+from tensorferry.server.errors import ModelConfigError
+from tensorferry.server.model_config.pbtxt import BACKEND, PLATFORM
 
 
 class Treatment(enum.Enum):

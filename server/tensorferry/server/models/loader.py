@@ -19,10 +19,10 @@ from tensorferry.server.batching_check.decision import policy_of
 from tensorferry.server.config.limit_options import clients_of
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.inference.classification import read_labels
 from tensorferry.server.model_checks.empty_axes_probe import EmptyAxesProbe, Subject
 from tensorferry.server.model_config.io_mapping import Contract
 from tensorferry.server.model_config.settings import ModelSettings
+from tensorferry.server.models.labels import read_labels
 from tensorferry.server.models.padding_check import padding_of, prove_padding
 from tensorferry.server.models.preparation import Prepared, prepare
 from tensorferry.server.models.registry import Model

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.batching_check.decision import Candidate, as_asked, by_options
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.instance_groups import instance_groups
 from tensorferry.server.model_config.io_mapping import Contract, contract_of
-from tensorferry.server.model_config.pbtxt import Batching, ModelConfigError, complete, is_complete
+from tensorferry.server.model_config.pbtxt import Batching, complete, is_complete
 from tensorferry.server.model_config.settings import ModelSettings, check_dynamic_batching, settings_of
 from tensorferry.server.model_config.supported_fields import check_fields
 from tensorferry.server.runtime.devices import machine_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import math
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from tensorferry.server.signature import Signature
 from tensorferry.server.telemetry.exemplars import Exemplars
 
 _UNLOADED = "unloaded"
-NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 
 
 class ModelState(enum.Enum):

@@ -17,7 +17,7 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_config.pbtxt import read_config
-from tensorferry.server.models.registry import NAME
+from tensorferry.server.names import NAME
 
 CONFIG_FILE = "config.pbtxt"
 _MODEL_FILE = "model.onnx"

@@ -26,7 +26,7 @@ from tensorferry.server.errors import (
     NotReadyError,
     StartError,
 )
-from tensorferry.server.methods.reasons import without_paths
+from tensorferry.server.models.public_reasons import without_paths
 from tensorferry.server.models.registry import Model, ModelRegistry, ModelState
 from tensorferry.server.models.repository import Repository, Version
 from tensorferry.server.models.unloading import Retiring

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from tensorferry.protos.model_config_pb2 import DataType, ModelConfig, ModelWarmup
 from tensorferry.protos.tensors import TensorError, decode_raw
-from tensorferry.server.errors import StartError
-from tensorferry.server.model_config.pbtxt import ModelConfigError, type_name
+from tensorferry.server.errors import ModelConfigError, StartError
+from tensorferry.server.model_config.pbtxt import type_name
 from tensorferry.server.runtime.host_memory import check_fits
 from tensorferry.server.runtime.sampling import random_array
 from tensorferry.server.signature import Signature, TensorSpec

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from tensorferry.batcher import BatcherStatistics
-from tensorferry.server.methods.statistics import failures
+from tensorferry.server.models.failure_counts import failures_by_reason
 from tensorferry.server.models.registry import Model
 from tensorferry.server.monitoring.gpu_metrics import GpuStatistics
 
@@ -47,7 +47,7 @@ TRITON_METRICS: Sequence[TritonMetric] = (
         "nv_inference_request_failure",
         "counter",
         "Requests that got no answer, by reason",
-        lambda counts: {(("reason", reason),): count for reason, count in failures(counts).items()},
+        lambda counts: {(("reason", reason),): count for reason, count in failures_by_reason(counts).items()},
     ),
     TritonMetric("nv_inference_count", "counter", "Rows run", _one(lambda counts: counts.rows)),
     TritonMetric("nv_inference_exec_count", "counter", "Batches run", _one(lambda counts: counts.batches)),

@@ -12,7 +12,7 @@ import os
 import time
 from pathlib import Path
 
-from tensorferry.server.inference.reply import Metadata
+from tensorferry.server.identity import Metadata
 
 # The proxy's own comes last, and counts.
 DEADLINE = "tensorferry-deadline"

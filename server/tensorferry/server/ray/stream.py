@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from tensorferry.server.inference.reply import Metadata, Reply
+from tensorferry.server.identity import Metadata
+from tensorferry.server.inference.reply import Reply
 from tensorferry.server.inference.stream_order import Deliveries, Slot, Terms, message_or_end, terms_of
 from tensorferry.server.status import Status
 

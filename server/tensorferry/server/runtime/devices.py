@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import logging
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.model_config.instance_groups import Machine, gpus_of
 from tensorferry.server.runtime.ort import onnxruntime
 
 _log = logging.getLogger("tensorferry.server")
@@ -118,3 +118,22 @@ def _why_no_cuda(indices: tuple[int, ...]) -> str | None:
         if index >= count:
             return f"there is no CUDA device {index} (the driver reports {count})"
     return None
+
+
+def gpus_of(device: str) -> tuple[int, ...]:
+    """The CUDA devices that a --device names by number; none for one without numbers."""
+    return tuple(int(index) for index in device.partition(":")[2].split(",") if index)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where models may run: `device` is what --device came to, `gpus` those that may be used, by number.
+
+    `device` is `cpu`, `cuda:N`, or, for an instance on each of several, `cuda:N,M`.
+
+    `why_no_gpu` says why there are none.
+    """
+
+    device: str = "cpu"
+    gpus: tuple[int, ...] = ()
+    why_no_gpu: str = "the server runs on the CPU"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelOptimizationPolicy
 from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec
-from tensorferry.server.model_config.pbtxt import ModelConfigError
 
 # By optimization.graph.level.
 _GRAPH_LEVELS = {-1: "basic", 0: "all", 1: "extended", 2: "none"}

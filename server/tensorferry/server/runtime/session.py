@@ -22,13 +22,13 @@ from tensorferry.server.gpu.pinned_memory import CudaMemory, Memory
 from tensorferry.server.gpu.staged_session import Steps
 from tensorferry.server.gpu.staging_buffers import Batch, CaptureError, Staging, array_of
 from tensorferry.server.gpu.tensor_layout import Shape
-from tensorferry.server.model_checks.output_rows import with_output_rows
 from tensorferry.server.onnx_graph.interface import without_shape
 from tensorferry.server.runtime.arena_shrinkage import ArenaShrinkage
 from tensorferry.server.runtime.cuda_stream import keep_while, on_stream, stream_of
 from tensorferry.server.runtime.load_cures import cure_of
 from tensorferry.server.runtime.ort import onnxruntime
 from tensorferry.server.runtime.ort_options import ARENA_SHRINKAGE, DEVICE_ALLOCATOR, SessionOptions
+from tensorferry.server.runtime.output_rows import with_output_rows
 from tensorferry.server.runtime.providers import CUDA, TENSORRT, Providers, capturing, providers_of
 from tensorferry.server.runtime.sampling import difference_of, random_array
 from tensorferry.server.signature import Signature, TensorSpec, signature_of

@@ -19,8 +19,7 @@ from urllib.parse import unquote
 from tensorferry.server.config.limit_options import tells_clients_apart
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import PermissionDeniedError, StartError, UnauthenticatedError
-from tensorferry.server.identity import INFER, ROLES, Caller
-from tensorferry.server.inference.reply import Metadata
+from tensorferry.server.identity import INFER, ROLES, Caller, Metadata
 from tensorferry.server.security.certificate_names import has_nul
 from tensorferry.server.security.credential_files import (
     COMMON_NAME,

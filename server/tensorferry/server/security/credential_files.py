@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tensorferry.server.identity import ROLES, Caller
-from tensorferry.server.models.registry import NAME
+from tensorferry.server.names import NAME
 
 TOKEN = "sha256:"
 SAN, COMMON_NAME = "san:", "cn:"

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.identity import CONTROL, INFER
-from tensorferry.server.methods.health import HEALTH_SERVICE
-from tensorferry.server.methods.reflection import REFLECTION_SERVICES
+from tensorferry.server.names import HEALTH_SERVICE, REFLECTION_SERVICES
 
 # All of the service's. Those that read and change by the same message want what a change does.
 ROLE_OF_METHOD: Mapping[str, str] = {

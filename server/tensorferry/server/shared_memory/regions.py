@@ -21,10 +21,10 @@ from tensorferry.server.errors import (
     UnsupportedError,
     cut,
 )
-from tensorferry.server.inference.parameters import value_of
 from tensorferry.server.shared_memory.cuda import CudaMemory, open_cuda_memory
 from tensorferry.server.shared_memory.cuda_driver import CudaDriver
 from tensorferry.server.shared_memory.system import DIRECTORY, SystemMemory, open_system_memory
+from tensorferry.server.wire.parameters import value_of
 
 Memory: TypeAlias = SystemMemory | CudaMemory
 

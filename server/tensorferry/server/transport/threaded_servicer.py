@@ -19,13 +19,14 @@ from tensorferry.server.errors import InvalidRequestError, ServerError, UnreadAn
 from tensorferry.server.identity import ANYONE, INFER, Caller
 from tensorferry.server.inference.reply import Reply
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.inference.stream_order import TOO_MANY, ResponseStream, terms_of, too_many_streams
+from tensorferry.server.inference.stream_order import TOO_MANY, terms_of, too_many_streams
 from tensorferry.server.model_config.pbtxt import PLATFORM
 from tensorferry.server.models.registry import ModelRegistry, ModelState
 from tensorferry.server.security.access_control import Access, Standing
 from tensorferry.server.security.interceptor import certificate_of
 from tensorferry.server.status import Status, status_of, trailing_metadata
 from tensorferry.server.transport.calls_in_progress import Underway
+from tensorferry.server.transport.threaded_stream import ResponseStream
 from tensorferry.server.transport.unread_responses import SMALL_BYTES, Account, Unsent
 from tensorferry.server.wire import bounds
 from tensorferry.server.wire.receiving import received

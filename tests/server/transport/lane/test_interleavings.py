@@ -21,8 +21,8 @@ from support.server.scripted_service import calls_of, failure, success
 from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, NotReadyError, UnauthenticatedError
-from tensorferry.server.identity import ANYONE, Caller
-from tensorferry.server.inference.reply import Call, Metadata, Reply
+from tensorferry.server.identity import ANYONE, Caller, Metadata
+from tensorferry.server.inference.reply import Call, Reply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.security.access_control import Access

@@ -18,8 +18,8 @@ import grpc
 
 from tensorferry.batcher import Batcher
 from tensorferry.server.errors import NotFoundError
-from tensorferry.server.identity import ANYONE, ROLES, Caller
-from tensorferry.server.inference.reply import Call, Metadata, Reply
+from tensorferry.server.identity import ANYONE, ROLES, Caller, Metadata
+from tensorferry.server.inference.reply import Call, Reply
 from tensorferry.server.inference.responses import stream_response
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry

@@ -12,8 +12,8 @@ from concurrent.futures import Executor
 from typing import Protocol
 
 from tensorferry.batcher import Cancelled
-from tensorferry.server.identity import Caller
-from tensorferry.server.inference.reply import Call, Metadata, Reply, failed
+from tensorferry.server.identity import Caller, Metadata
+from tensorferry.server.inference.reply import Call, Reply, failed
 
 _log = logging.getLogger("tensorferry.server")
 

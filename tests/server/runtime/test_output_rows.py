@@ -12,8 +12,8 @@ from support.server.models import node, save, value
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.io_mapping import contract_of
-from tensorferry.server.model_config.pbtxt import ModelConfigError
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.runtime.session import Session
 

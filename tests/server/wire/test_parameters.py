@@ -9,7 +9,7 @@ import pytest
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
-from tensorferry.server.inference.parameters import RequestParameters, read_parameters
+from tensorferry.server.wire.parameters import RequestParameters, read_parameters
 
 
 def read(**parameters: dict[str, Any]) -> RequestParameters:
