@@ -27,11 +27,11 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
     """The configurations that `main` would have served."""
     configs: list[ServerConfig] = []
 
-    def serve(config: ServerConfig, output: None) -> int:
+    def served(config: ServerConfig, output: None) -> int:
         configs.append(config)
         return 0
 
-    monkeypatch.setattr(serve, "_serve", serve)
+    monkeypatch.setattr(serve, "_serve", served)
     monkeypatch.setattr("tensorferry.server.telemetry.logs.configure", lambda *args: None)
     return configs
 

@@ -212,7 +212,7 @@ def test_repeated_warnings_are_few_and_counted_at_the_end(
 def test_the_end_of_the_process_writes_the_last_lines() -> None:
     script = (
         f"import sys; sys.path[:0] = {sys.path!r}\n"
-        "import logging; from tensorferry.server import logs\n"
+        "import logging; from tensorferry.server.telemetry import logs\n"
         "logs.configure('text', 'info')\n"
         "for number in range(500): logging.info('line %d', number)"
     )

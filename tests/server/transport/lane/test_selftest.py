@@ -25,7 +25,7 @@ from support.server import models
 from support.server.rig import PATIENCE, Make, fp32, made_apps, request
 from support.server.scripted_service import Door, success
 
-import tensorferry.server as package
+import tensorferry.server.transport.lane as package
 from tensorferry.protos import inference_pb2_grpc
 from tensorferry.server.app import App
 from tensorferry.server.errors import StartError
@@ -59,8 +59,8 @@ def _without(name: str) -> Sabotage:
             if other != name:
                 setattr(lacking, other, getattr(sys.modules[CYGRPC], other))
         monkeypatch.setitem(sys.modules, CYGRPC, lacking)
-        for module in ("grpc_core", "lane", "lane_stream", "lane_proof"):
-            monkeypatch.delitem(sys.modules, f"tensorferry.server.{module}")
+        for module in ("cygrpc", "lane", "stream", "selftest"):
+            monkeypatch.delitem(sys.modules, f"{package.__name__}.{module}")
             monkeypatch.delattr(package, module)
 
     return sabotage
@@ -218,7 +218,7 @@ from tensorferry.server.__main__ import main
 if "threaded" in sys.argv:
     sys.modules["grpc._cython.cygrpc.never"] = None
 else:
-    from tensorferry.server import grpc_core
+    from tensorferry.server.transport.lane import cygrpc
     send = cygrpc.SendMessageOperation
     cygrpc.SendMessageOperation = lambda data, flags: send(data + b"?", flags)
 code = main(sys.argv[1:])
