@@ -41,8 +41,8 @@ if __name__ == "__main__":
     use_this_checkout()
 
 import gpu_failures  # noqa: E402
+from support.models import small  # noqa: E402
 from support.processes import models as e2e_models  # noqa: E402
-from support.server import models  # noqa: E402
 
 from tensorferry.batcher import Batcher, Outcome  # noqa: E402
 from tensorferry.batcher.execution.collate import request_of  # noqa: E402
@@ -87,17 +87,17 @@ class Case:
 def cases(folder: Path) -> Iterator[Case]:
     """Every datatype, and models of several kinds."""
     for name in DATATYPES:
-        path = models.echo(folder / f"echo_{name}.onnx", name)
+        path = small.echo(folder / f"echo_{name}.onnx", name)
         # ONNX Runtime may leave the one node to the CPU, or leave it out.
         yield Case(f"echo of {name}", path, "exact", captured=False)
         if name != "BYTES":
             # Halves are exact but for the cut of integers, which goes towards 0 everywhere.
-            path = models.halved(folder / f"halved_{name}.onnx", name)
+            path = small.halved(folder / f"halved_{name}.onnx", name)
             yield Case(f"half of {name}", path, "exact", captured=False)
     for name, dtype in (("FP16", np.float16), ("FP32", np.float32), ("FP64", np.float64)):
-        yield Case(f"mlp in {name}", models.mlp(folder / f"mlp_{name}.onnx", dtype), name)
-    yield Case("convolution", models.conv(folder / "conv.onnx"), "FP32", captured=False)
-    yield Case("attention", models.attention(folder / "attention.onnx"), "FP32", captured=False)
+        yield Case(f"mlp in {name}", small.mlp(folder / f"mlp_{name}.onnx", dtype), name)
+    yield Case("convolution", small.conv(folder / "conv.onnx"), "FP32", captured=False)
+    yield Case("attention", small.attention(folder / "attention.onnx"), "FP32", captured=False)
     yield Case("digits", HERE.parent / "examples" / "digits" / "digits.onnx", "FP32", captured=False)
     yield Case("probe", e2e_models.probe(folder / "probe.onnx"), "FP32", captured=False)
     yield Case("mixing", e2e_models.mixing(folder / "mixing.onnx"), "FP32", captured=False)

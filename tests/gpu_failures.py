@@ -20,9 +20,9 @@ from typing import Any
 
 import grpc
 import numpy as np
+from support.models import small
 from support.processes import broken_gpu
 from support.processes.server import ServerProcess
-from support.server import models
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
@@ -101,7 +101,7 @@ def load(
 
 def out_of_memory(folder: Path, machine: Machine, width: int = WIDTH) -> list[str]:
     """What is wrong: every request must be answered, though no full batch fits."""
-    model = models.wide(folder / "wide.onnx", width)
+    model = small.wide(folder / "wide.onnx", width)
     server = machine.serve(model)
     with grpc.insecure_channel(server.address) as channel:
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -119,7 +119,7 @@ def out_of_memory(folder: Path, machine: Machine, width: int = WIDTH) -> list[st
 
 def lost(folder: Path, machine: Machine, break_device: Callable[[ServerProcess], None]) -> list[str]:
     """What is wrong: every request must end, the server too, and the next one serve."""
-    model = models.wide(folder / "wide.onnx", 1)
+    model = small.wide(folder / "wide.onnx", 1)
     wrong = []
     server = machine.serve(model, "--exit-on-device-loss", "--drain-seconds", "5")
     ended = load(server, breaks=lambda: break_device(server))

@@ -9,14 +9,14 @@ import numpy as np
 import onnx
 import onnxruntime
 from e2e.fixtures import Serve
+from support.models import small
 from support.processes.server import command, environment
-from support.server import models
 
 from tensorferry.client import InferenceClient
 
 
 def test_clients_notice_nothing_but_the_rounding(serve: Serve, tmp_path: Path) -> None:
-    whole = models.mlp(tmp_path / "whole.onnx")
+    whole = small.mlp(tmp_path / "whole.onnx")
     path = tmp_path / "m.onnx"
     onnx.save_model(
         onnx.load(str(whole)), str(path), save_as_external_data=True, location="weights", size_threshold=0
@@ -37,11 +37,11 @@ def test_clients_notice_nothing_but_the_rounding(serve: Serve, tmp_path: Path) -
 
 
 def test_a_model_that_is_too_far_off_ends_the_server(tmp_path: Path) -> None:
-    path = models.save(
+    path = small.save(
         tmp_path / "tiny.onnx",
-        [models.node("Mul", "x tiny", "y")],
-        [models.value("x")],
-        [models.value("y")],
+        [small.node("Mul", "x tiny", "y")],
+        [small.value("x")],
+        [small.value("y")],
         {"tiny": np.full(3, 1e-9, np.float32)},
     )
     server = subprocess.run(

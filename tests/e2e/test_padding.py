@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnxruntime
 import pytest
 from e2e.fixtures import Serve
-from support.server import models
+from support.models import small
 
 from tensorferry.client import InferenceClient, InferenceResult
 
@@ -28,7 +28,7 @@ Inputs = dict[str, npt.NDArray[np.int64]]
 
 @pytest.fixture(scope="session")
 def masked_model(model_dir: Path) -> Path:
-    return models.masked_mean(model_dir / "masked.onnx")
+    return small.masked_mean(model_dir / "masked.onnx")
 
 
 def text(length: int, rows: int, seed: int) -> Inputs:
@@ -87,7 +87,7 @@ def test_a_request_that_is_cut_up_is_padded_in_each_of_its_parts(serve: Serve, m
 
 
 def test_a_model_that_counts_its_padding_is_served_unpadded(serve: Serve, model_dir: Path) -> None:
-    path = models.plain_mean(model_dir / "plain.onnx")
+    path = small.plain_mean(model_dir / "plain.onnx")
     server = serve(path, "--pad-lengths", "sequence=8,16,32", "--pad-values", "x=0")
     assert "padded" not in server.ready["models"][0]["batching"]
     with InferenceClient(server.address) as client:

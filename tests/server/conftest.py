@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.server import models
-from support.server.controlled_models import World
+from support.models import small
+from support.models.controlled import World
 from support.server.cpu_as_device import Device
 from support.server.rig import Load, Make, made_apps
 from support.server.scripted_service import Door, opened
@@ -43,7 +43,7 @@ def open_door(transport: str) -> Iterator[Callable[..., Door]]:
 @pytest.fixture
 def make(tmp_path: Path, transport: str) -> Iterator[Make]:
     """Makes servers with the model `m`, y = 2 x, on a free port; they are stopped after the test."""
-    with made_apps(models.twice(tmp_path / "m.onnx")) as made:
+    with made_apps(small.twice(tmp_path / "m.onnx")) as made:
         yield partial(made, transport=transport)
 
 

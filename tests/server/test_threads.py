@@ -17,7 +17,7 @@ import grpc
 import grpc._server
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.server import models
+from support.models import small
 from support.server.rig import PATIENCE
 
 from tensorferry.server.app import App
@@ -145,7 +145,7 @@ def test_health_may_turn_on_the_thread_that_polls(
     transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it does when a batch fails that this thread runs itself: what tells of it must not wait for this thread."""
-    source = ModelSource("m", models.twice(tmp_path / "m.onnx"))
+    source = ModelSource("m", small.twice(tmp_path / "m.onnx"))
     app = App(ServerConfig((source,), port=0, device="cpu", transport=transport))
     try:
         app.start()

@@ -11,8 +11,8 @@ import pytest
 import tritonclient.grpc as triton
 from e2e.fixtures import Serve
 from google.protobuf import text_format
+from support.models import small
 from support.processes.server import command, environment, running
-from support.server import models
 from support.wire.inputs import tensor
 from support.wire.rig import PATIENCE
 from tritonclient.utils import InferenceServerException
@@ -35,7 +35,7 @@ def root(tmp_path: Path) -> Path:
     """A repository of the model `m`, y = 2 x."""
     home = tmp_path / "models" / "m"
     (home / "1").mkdir(parents=True)
-    models.twice(home / "1" / "model.onnx", dims=("batch", 4))
+    small.twice(home / "1" / "model.onnx", dims=("batch", 4))
     (home / "config.pbtxt").write_text(CONFIG)
     return home.parent
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from e2e.fixtures import Serve
-from support.server import models
+from support.models import small
 from support.wire.inputs import tensor
 from support.wire.rig import PATIENCE, Answers
 from tritonclient.utils import InferenceServerException
@@ -20,7 +20,7 @@ def texts(*words: str) -> list[Any]:
 
 
 def test_a_model_that_drops_words_is_served_unbatched(serve: Serve, tmp_path: Path) -> None:
-    path = models.without_stop_words(tmp_path / "words.onnx")
+    path = small.without_stop_words(tmp_path / "words.onnx")
     server = serve(path)
     assert server.ready["models"][0]["batching"].startswith(
         "unbatched (StringNormalizer y leaves out strings"
@@ -34,7 +34,7 @@ def test_a_model_that_drops_words_is_served_unbatched(serve: Serve, tmp_path: Pa
 
 
 def test_one_that_is_batched_all_the_same_says_what_is_wrong(serve: Serve, tmp_path: Path) -> None:
-    path = models.without_stop_words(tmp_path / "words.onnx")
+    path = small.without_stop_words(tmp_path / "words.onnx")
     server = serve("--batching", "trust", "--max-queue-delay-ms", "50", path)
     with triton.InferenceServerClient(server.address) as client:
         good, bad = Answers(), Answers()
@@ -58,7 +58,7 @@ def test_as_its_configuration_says(serve: Serve, tmp_path: Path) -> None:
     """What the error recommends, to somebody whose model must be batched for others."""
     directory = tmp_path / "models" / "words"
     (directory / "1").mkdir(parents=True)
-    models.without_stop_words(directory / "1" / "model.onnx")
+    small.without_stop_words(directory / "1" / "model.onnx")
     (directory / "config.pbtxt").write_text(
         'max_batch_size: 0 input { name: "x" data_type: TYPE_STRING dims: [-1] } '
         'output { name: "y" data_type: TYPE_STRING dims: [-1] }'

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.server import models
+from support.models import small
 
 from gpu import steps
 
 
 def test_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = models.mlp(tmp_path / "m.onnx")
+    path = small.mlp(tmp_path / "m.onnx")
     assert steps.main([str(path), "--device", "cpu", "--rows", "1,3", "--runs", "2", "--rounds", "2"]) == 0
     title, missing, header, *table = capsys.readouterr().out.splitlines()
     assert title.endswith("m.onnx on cpu; milliseconds, medians of 2 rounds of 2 batches")
@@ -25,13 +25,13 @@ def test_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_model_with_strings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert steps.main([str(models.echo(tmp_path / "m.onnx", "BYTES")), "--device", "cpu"]) == 2
+    assert steps.main([str(small.echo(tmp_path / "m.onnx", "BYTES")), "--device", "cpu"]) == 2
     assert "has strings" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "BF16"])
 def test_every_way_gives_the_same_answers(datatype: str, tmp_path: Path) -> None:
-    path = models.echo(tmp_path / "m.onnx", datatype)
+    path = small.echo(tmp_path / "m.onnx", datatype)
     found, requests, _ = steps.ways(path, "cpu", [3], 2)
     answers = []
     for way in found.values():

@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.models import small
 from support.processes.server import command, environment
-from support.server import models
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
@@ -25,7 +25,7 @@ FAILING = 2000
 @pytest.fixture(scope="module")
 def wordy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Fails on an index of 10 and more, with a thousand characters."""
-    path = models.lookup(tmp_path_factory.mktemp("wordy") / "m.onnx")
+    path = small.lookup(tmp_path_factory.mktemp("wordy") / "m.onnx")
     model = onnx.load(str(path))
     model.graph.node[0].name = "/a" * 500
     onnx.save(model, str(path))

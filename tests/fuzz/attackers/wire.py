@@ -29,8 +29,8 @@ from fuzz import mutate
 from fuzz.attackers.raw import PREFIX, Connection, Header, framed, headers_of, say_no_more
 from fuzz.target import BOUND_SECONDS, FindingError, Shape
 from fuzz.world import WORDS
+from support.models import small
 from support.processes.server import ServerProcess
-from support.server import models
 from support.server.rig import fp32, request
 
 from tensorferry.protos import inference_pb2 as pb
@@ -113,7 +113,7 @@ class Wire:
 
     def __init__(self, directory: Path, transport: str, *options: str | Path, token: str = "") -> None:
         self.server = ServerProcess.start(
-            models.echo(directory / "m.onnx", dims=("batch", 3)), *options, transport=transport
+            small.echo(directory / "m.onnx", dims=("batch", 3)), *options, transport=transport
         )
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._channel = grpc.insecure_channel(self.server.address)

@@ -17,7 +17,7 @@ from fuzz.target import ANSWERED, FindingError, Shape, code_of, timed
 from fuzz.targets.methods import MethodsTarget
 from fuzz.world import WORDS
 from google.protobuf import json_format, text_format
-from support.server import models
+from support.models import small
 from support.server.rig import spec
 
 from tensorferry.protos import inference_pb2 as pb
@@ -192,7 +192,7 @@ class ConfigTarget:
         (self._directory / "warmup" / "x").write_bytes(bytes(12))
         (self._directory / "labels.txt").write_text("zero\none\n")
         (directory / "labels.txt").write_text("outside\n")
-        self._path = models.echo(self._directory / "1" / "model.onnx")
+        self._path = small.echo(self._directory / "1" / "model.onnx")
         self._text = self._directory / "config.pbtxt"
         self._without = _WithoutRuntime()
         self._name = "m"
@@ -267,7 +267,7 @@ class FilesTarget:
 
     def seeds(self) -> Sequence[bytes]:
         made = []
-        for build in (models.echo, models.mlp, models.conv, models.centred, models.running_sum):
+        for build in (small.echo, small.mlp, small.conv, small.centred, small.running_sum):
             made.append(build(self._path).read_bytes())
         return made
 
@@ -336,7 +336,7 @@ class RepositoryTarget(MethodsTarget):
         inside.mkdir()
         for version in ("good/1", "good/2", "other/1", "broken/1"):
             (self._root / version).mkdir(parents=True)
-            models.echo(self._root / version / "model.onnx")
+            small.echo(self._root / version / "model.onnx")
         (self._root / "broken" / "config.pbtxt").write_text("no configuration")
         self._files = _listed(directory)
         self._directory = directory

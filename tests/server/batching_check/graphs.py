@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper
-from support.server.models import node, save, value
+from support.models.small import node, save, value
 
 Build = Callable[[Path], Path]
 

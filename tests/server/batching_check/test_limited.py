@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import helper
-from support.server.models import node, save, value
+from support.models.small import node, save, value
 
 from tensorferry.server.batching_check.limited import limited
 from tensorferry.server.batching_check.trial import Conditions, Outcome, try_rows

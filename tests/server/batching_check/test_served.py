@@ -8,17 +8,17 @@ import numpy as np
 import onnxruntime
 from e2e.fixtures import Serve
 from server.batching_check import graphs
-from support.server import models
+from support.models import small
 
 from tensorferry.client import InferenceClient
 
 
 def test_the_verdict_is_in_the_ready_line_and_the_metadata(serve: Serve, tmp_path: Path) -> None:
     server = serve(
-        models.twice(tmp_path / "twice.onnx"),
+        small.twice(tmp_path / "twice.onnx"),
         graphs.hashed(tmp_path / "hashed.onnx"),
         graphs.scaled(tmp_path / "scaled.onnx"),
-        models.twice(tmp_path / "fixed.onnx", dims=(1, 3)),
+        small.twice(tmp_path / "fixed.onnx", dims=(1, 3)),
     )
     ready = {model["name"]: model["batching"] for model in server.ready["models"]}
     assert ready == {

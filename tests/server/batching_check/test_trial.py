@@ -8,7 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from support.server import models
+from support.models import small
 from support.server.rig import Array, signature, spec
 
 from tensorferry.protos.tensors import DATATYPES
@@ -33,14 +33,14 @@ def tried(build: Build, directory: Path) -> Trial:
 @pytest.mark.parametrize(
     ("build", "size"),
     [
-        (models.twice, 4),
-        (models.mlp, 4),
-        (lambda path: models.mlp(path, np.float16), 4),
-        (lambda path: models.mlp(path, np.float64), 4),
-        (models.conv, 16),
-        (models.lookup, 4),
-        (lambda path: models.multiples_only(path, 7), 224),
-        (lambda path: models.multiples_only(path, 1), 4),
+        (small.twice, 4),
+        (small.mlp, 4),
+        (lambda path: small.mlp(path, np.float16), 4),
+        (lambda path: small.mlp(path, np.float64), 4),
+        (small.conv, 16),
+        (small.lookup, 4),
+        (lambda path: small.multiples_only(path, 7), 224),
+        (lambda path: small.multiples_only(path, 1), 4),
     ],
     ids=[
         "elementwise",
@@ -60,18 +60,18 @@ def test_models_with_independent_rows_pass(build: Build, size: int, tmp_path: Pa
 
 @pytest.mark.parametrize("name", DATATYPES)
 def test_every_datatype_passes(name: str, tmp_path: Path) -> None:
-    assert tried(lambda path: models.echo(path, name), tmp_path).outcome is Outcome.APART
+    assert tried(lambda path: small.echo(path, name), tmp_path).outcome is Outcome.APART
 
 
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (models.softmax_over_rows, "output 'share' of a row changes with its neighbours: by "),
-        (models.centred, "output 'y' of a row changes with its neighbours: by "),
-        (models.running_sum, "output 'y' of a row changes with its neighbours: by "),
-        (models.total, "output 'y' has shape [1, 3] for 5 rows: it does not follow the batch axis"),
-        (models.noisy, "output 'y' of one row differs from run to run: by "),
-        (models.one_row_only, "it runs one row, but not several together (the model failed on this request"),
+        (small.softmax_over_rows, "output 'share' of a row changes with its neighbours: by "),
+        (small.centred, "output 'y' of a row changes with its neighbours: by "),
+        (small.running_sum, "output 'y' of a row changes with its neighbours: by "),
+        (small.total, "output 'y' has shape [1, 3] for 5 rows: it does not follow the batch axis"),
+        (small.noisy, "output 'y' of one row differs from run to run: by "),
+        (small.one_row_only, "it runs one row, but not several together (the model failed on this request"),
     ],
     ids=["softmax over rows", "mean over rows", "running sum", "sum over rows", "noise", "one row only"],
 )
@@ -104,21 +104,21 @@ def test_rows_that_are_alike_by_chance_prove_nothing() -> None:
 
 
 def test_a_model_that_drops_words_is_found_out_by_its_own_words(tmp_path: Path) -> None:
-    found = tried(models.without_stop_words, tmp_path)
+    found = tried(small.without_stop_words, tmp_path)
     assert (found.outcome, found.reason) == (
         Outcome.MIXES,
         "output 'y' has shape [2] for 5 rows: it does not follow the batch axis",
     )
-    assert tried(lambda path: models.without_stop_words(path, ()), tmp_path).outcome is Outcome.APART
+    assert tried(lambda path: small.without_stop_words(path, ()), tmp_path).outcome is Outcome.APART
 
 
 def test_words_that_are_not_for_the_input_prove_nothing(tmp_path: Path) -> None:
-    assert list(words_of(models.spelt(tmp_path / "spelt.onnx"))) == [("one", "two")]
-    assert tried(models.spelt, tmp_path).outcome is Outcome.APART
+    assert list(words_of(small.spelt(tmp_path / "spelt.onnx"))) == [("one", "two")]
+    assert tried(small.spelt, tmp_path).outcome is Outcome.APART
 
 
 def test_what_runs_on_no_random_input_is_not_proved(tmp_path: Path) -> None:
-    found = tried(lambda path: models.multiples_only(path, 11), tmp_path)
+    found = tried(lambda path: small.multiples_only(path, 11), tmp_path)
     assert (found.outcome, found.size) == (Outcome.DOES_NOT_RUN, None)
     assert found.reason.startswith("it does not run on random input (the model failed on this request")
     assert found.reason.endswith("so running it shows nothing")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from server.batching_check import graphs
-from support.server import models
+from support.models import small
 from support.server.rig import Load
 
 from tensorferry.server.batching_check import verdict
@@ -21,13 +21,13 @@ from tensorferry.server.runtime.session import Session
 Build = Callable[[Path], Path]
 
 APART: dict[str, Build] = {
-    "elementwise": models.twice,
-    "layers": models.mlp,
-    "FP16": lambda path: models.mlp(path, np.float16),
-    "convolution": models.conv,
-    "embedding": models.lookup,
-    "attention": models.attention,
-    "masked mean": models.masked_mean,
+    "elementwise": small.twice,
+    "layers": small.mlp,
+    "FP16": lambda path: small.mlp(path, np.float16),
+    "convolution": small.conv,
+    "embedding": small.lookup,
+    "attention": small.attention,
+    "masked mean": small.masked_mean,
     "LSTM": lambda path: graphs.recurrent(path, "LSTM"),
     "GRU": lambda path: graphs.recurrent(path, "GRU"),
     "log-mel of each row": lambda path: graphs.log_mel(path, (1,)),
@@ -36,10 +36,10 @@ APART: dict[str, Build] = {
     "normalised by constants": graphs.batch_normalised,
 }
 MIXES: dict[str, Build] = {
-    "softmax over rows": models.softmax_over_rows,
-    "mean over rows": models.centred,
-    "running sum": models.running_sum,
-    "sum over rows": models.total,
+    "softmax over rows": small.softmax_over_rows,
+    "mean over rows": small.centred,
+    "running sum": small.running_sum,
+    "sum over rows": small.total,
     "log-mel of the batch": graphs.log_mel,
     "scaled by the batch": graphs.scaled,
     "integers above 1000": graphs.clipped_integers,
@@ -110,15 +110,15 @@ def analysed(monkeypatch: pytest.MonkeyPatch, finding: RowMixing, *reasons: str)
 @pytest.mark.parametrize(
     ("finding", "build", "expected", "shown"),
     [
-        (RowMixing.SEPARATE, models.twice, Verdict.PROVED, True),
-        (RowMixing.UNKNOWN, models.twice, Verdict.TESTED, True),
-        (RowMixing.MIXES, models.twice, Verdict.REFUSED, True),
-        (RowMixing.SEPARATE, models.centred, Verdict.REFUSED, True),
-        (RowMixing.UNKNOWN, models.centred, Verdict.REFUSED, True),
+        (RowMixing.SEPARATE, small.twice, Verdict.PROVED, True),
+        (RowMixing.UNKNOWN, small.twice, Verdict.TESTED, True),
+        (RowMixing.MIXES, small.twice, Verdict.REFUSED, True),
+        (RowMixing.SEPARATE, small.centred, Verdict.REFUSED, True),
+        (RowMixing.UNKNOWN, small.centred, Verdict.REFUSED, True),
         (RowMixing.UNKNOWN, graphs.log_mel, Verdict.REFUSED, True),
-        (RowMixing.SEPARATE, models.noisy, Verdict.REFUSED, True),
-        (RowMixing.SEPARATE, lambda path: models.multiples_only(path, 11), Verdict.PROVED, True),
-        (RowMixing.UNKNOWN, lambda path: models.multiples_only(path, 11), Verdict.REFUSED, False),
+        (RowMixing.SEPARATE, small.noisy, Verdict.REFUSED, True),
+        (RowMixing.SEPARATE, lambda path: small.multiples_only(path, 11), Verdict.PROVED, True),
+        (RowMixing.UNKNOWN, lambda path: small.multiples_only(path, 11), Verdict.REFUSED, False),
     ],
 )
 def test_both_count(
@@ -138,13 +138,13 @@ def test_that_running_contradicts_the_graph_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     analysed(monkeypatch, RowMixing.SEPARATE)
-    judged(models.centred(tmp_path / "m.onnx"))
+    judged(small.centred(tmp_path / "m.onnx"))
     assert "model m: its graph keeps rows apart, but running it does not: output 'y'" in caplog.text
 
 
 def test_of_many_reasons_three_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     analysed(monkeypatch, RowMixing.MIXES, *"abcde")
-    assert judged(models.twice(tmp_path / "m.onnx")).reason == "a; b; c; and 2 more"
+    assert judged(small.twice(tmp_path / "m.onnx")).reason == "a; b; c; and 2 more"
 
 
 # How models are then batched.
@@ -170,7 +170,7 @@ def test_batching_says_what_is_batched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     analysed(monkeypatch, finding, "why")
-    model = load(models.twice, batching=policy)
+    model = load(small.twice, batching=policy)
     assert (model.max_batch_size, model.verdict) == (most, verdict_)
     assert (f"({verdict_})" in model.batching) is (most > 0)
 
@@ -178,6 +178,6 @@ def test_batching_says_what_is_batched(
 def test_without_a_batch_axis_there_is_no_verdict_but_the_cure(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = load(lambda path: models.twice(path, dims=(1, 3)))
+    model = load(lambda path: small.twice(path, dims=(1, 3)))
     assert model.verdict == "off"
     assert "torch.onnx.export(..., dynamic_axes={'x': {0: 'batch'}, 'y': {0: 'batch'}})" in caplog.text

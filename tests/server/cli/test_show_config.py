@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.models import small
 from support.processes.server import command, environment
-from support.server import models
 
 from tensorferry.server.cli import show_config
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
@@ -31,7 +31,7 @@ def repository(root: Path, text: str | None, *versions: str, file: str = "model.
     home = root / "m"
     for version in versions:
         (home / version).mkdir(parents=True)
-        models.twice(home / version / file)
+        small.twice(home / version / file)
     if text is not None:
         (home / "config.pbtxt").write_text(text)
     return home
@@ -47,7 +47,7 @@ def served(source: ModelSource, **options: object) -> str:
 def test_of_a_file_it_is_what_the_server_makes_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = models.lookup(tmp_path / "m.onnx")
+    path = small.lookup(tmp_path / "m.onnx")
     assert show_config.main([f"n={path}", "--max-batch-size", "4", "--max-queue-delay-ms", "2"]) == 0
     printed = capsys.readouterr().out
     first, rest = printed.split("\n", 1)
@@ -85,7 +85,7 @@ def test_the_environment_counts_as_for_a_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TENSORFERRY_MAX_BATCH_SIZE", "5")
-    assert show_config.main([str(models.twice(tmp_path / "m.onnx"))]) == 0
+    assert show_config.main([str(small.twice(tmp_path / "m.onnx"))]) == 0
     assert parse_config(capsys.readouterr().out, "").max_batch_size == 5
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from polling import until
-from support.server import models
+from support.models import small
 
 from tensorferry.server.gpu import capture_lock
 from tensorferry.server.gpu.capture_lock import Gate
@@ -108,7 +108,7 @@ def test_what_raises_inside_leaves_it_open() -> None:
 
 def test_the_first_run_of_a_graph_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = SessionOptions(graphs=GraphOptions())
-    session = Session(models.twice(tmp_path / "m.onnx"), "cpu", settings, CpuMemory())
+    session = Session(small.twice(tmp_path / "m.onnx"), "cpu", settings, CpuMemory())
     entered: list[str] = []
 
     class Recorded(Gate):
@@ -134,7 +134,7 @@ def test_a_capture_that_cannot_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = Session(
-        models.twice(tmp_path / "m.onnx"), "cpu", SessionOptions(graphs=GraphOptions()), CpuMemory()
+        small.twice(tmp_path / "m.onnx"), "cpu", SessionOptions(graphs=GraphOptions()), CpuMemory()
     )
     busy = Gate(patience=0.01)
     monkeypatch.setattr(capture_lock, "CUDA", busy)

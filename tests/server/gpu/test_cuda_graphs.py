@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.server import models
+from support.models import small
 from support.server.rig import Load, fp32
 
 from tensorferry.server.config.server_config import PadLengths, ServerConfig
@@ -40,7 +40,7 @@ def test_every_batch_up_to_the_most_runs_captured(
     load: Load, graphs_run: list[int | None], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    model = load(models.twice, max_batch_size=6, cuda_graphs=())
+    model = load(small.twice, max_batch_size=6, cuda_graphs=())
     assert "model m: CUDA graphs for batches of 1, 2, 4, 6" in caplog.text
     graphs_run.clear()
     for rows in (1, 2, 3, 4, 5, 6, 3):
@@ -51,7 +51,7 @@ def test_every_batch_up_to_the_most_runs_captured(
 
 
 def test_the_sizes_of_the_flag(load: Load, graphs_run: list[int | None]) -> None:
-    model = load(models.twice, max_batch_size=6, cuda_graphs=(4, 64))
+    model = load(small.twice, max_batch_size=6, cuda_graphs=(4, 64))
     graphs_run.clear()
     for rows in (3, 5):
         model.batcher.submit_rows({"x": fp32(rows, 3)}).result(30)
@@ -62,7 +62,7 @@ def test_the_sizes_of_the_configuration_count_before_those_of_the_flag(
     load: Load, graphs_run: list[int | None]
 ) -> None:
     config = "max_batch_size: 8 dynamic_batching { } optimization { cuda { graphs: true graph_spec { batch_size: 2 } } }"
-    model = load(models.twice, config, cuda_graphs=(8,))
+    model = load(small.twice, config, cuda_graphs=(8,))
     graphs_run.clear()
     for rows in (1, 3):
         model.batcher.submit_rows({"x": fp32(rows, 3)}).result(30)
@@ -71,7 +71,7 @@ def test_the_sizes_of_the_configuration_count_before_those_of_the_flag(
 
 def test_each_padded_length_has_its_graphs(load: Load, graphs_run: list[int | None]) -> None:
     model = load(
-        models.masked_mean,
+        small.masked_mean,
         max_batch_size=2,
         cuda_graphs=(),
         pad_lengths=PadLengths("sequence", (8, 16)),
@@ -90,7 +90,7 @@ def test_each_padded_length_has_its_graphs(load: Load, graphs_run: list[int | No
 def test_a_model_whose_shapes_vary_is_served_without_graphs(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = load(models.masked_mean, max_batch_size=2, cuda_graphs=())
+    model = load(small.masked_mean, max_batch_size=2, cuda_graphs=())
     (line,) = [
         record.getMessage() for record in caplog.records if "without CUDA graphs" in record.getMessage()
     ]
@@ -108,7 +108,7 @@ def test_a_configuration_whose_graphs_cannot_be_had(load: Load) -> None:
         StartError, match=r"m\.onnx: its configuration asks for CUDA graphs .*'at' is only known"
     ):
         load(
-            models.found,
+            small.found,
             "optimization { cuda { graphs: true graph_spec { input { key: 'x' value { dim: [2, 3] } } } } }",
         )
 
@@ -117,7 +117,7 @@ def test_requests_of_a_model_that_mixes_its_rows_are_not_padded(
     load: Load, graphs_run: list[int | None]
 ) -> None:
     config = "max_batch_size: 4 dynamic_batching { } optimization { cuda { graphs: true } }"
-    model = load(models.centred, config)
+    model = load(small.centred, config)
     graphs_run.clear()
     for rows in (3, 4):
         x = fp32(rows, 3)
@@ -138,7 +138,7 @@ def rungs(text: str, path: Path, most: int, lengths: Any = ({},)) -> list[Any]:
 
 
 def test_rungs(tmp_path: Path) -> None:
-    fixed, ragged = models.twice(tmp_path / "f.onnx"), models.added(tmp_path / "r.onnx")
+    fixed, ragged = small.twice(tmp_path / "f.onnx"), small.added(tmp_path / "r.onnx")
     on = "optimization { cuda { graphs: true %s } }"
     assert rungs(on % "", fixed, 5) == [((1, 3),), ((2, 3),), ((4, 3),), ((5, 3),)]
     assert rungs(on % "graph_spec { batch_size: 4 } graph_spec { batch_size: 2 }", fixed, 8) == [
@@ -221,5 +221,5 @@ def test_tensorrt_is_not_captured(
     )
     settings = SessionOptions(gpu=(Provider("TensorrtExecutionProvider"),), graphs=GraphOptions())
     with pytest.raises(StartError):
-        Session(models.twice(tmp_path / "m.onnx"), "cuda:0", settings)
+        Session(small.twice(tmp_path / "m.onnx"), "cuda:0", settings)
     assert "is served without CUDA graphs: TensorRT captures one graph alone" in caplog.text

@@ -9,7 +9,7 @@ import gpu_check
 import gpu_failures
 import numpy as np
 import pytest
-from support.server import models
+from support.models import small
 
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.errors import StartError
@@ -44,7 +44,7 @@ class Deaf(CpuMemory):
 
 @pytest.mark.parametrize("memory", [Shared, Deaf])
 def test_what_is_wrong(memory: type[CpuMemory], tmp_path: Path) -> None:
-    case = gpu_check.Case("mlp", models.mlp(tmp_path / "m.onnx"), "FP32")
+    case = gpu_check.Case("mlp", small.mlp(tmp_path / "m.onnx"), "FP32")
     assert any("without CUDA graphs: " in line for line in gpu_check.check(case, "cpu", memory()))
 
 

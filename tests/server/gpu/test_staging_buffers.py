@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from server.runtime.test_session import numbers
-from support.server import models
+from support.models import small
 from support.server.cpu_as_device import Device
 from support.server.rig import fp32
 
@@ -31,7 +31,7 @@ STRINGLESS = [name for name in DATATYPES if name != "BYTES"]
 
 @pytest.mark.parametrize("name", STRINGLESS)
 def test_every_datatype_of_any_size(name: str, tmp_path: Path, device: Device) -> None:
-    session = Session(models.echo(tmp_path / "m.onnx", name), memory=device)
+    session = Session(small.echo(tmp_path / "m.onnx", name), memory=device)
     whole = numbers(name)
     for x in (whole, whole[:1], whole[:0], whole[:, :0], np.ascontiguousarray(whole[:, 1:]), whole):
         out = session.run({"x": x})["x_out"]
@@ -41,14 +41,14 @@ def test_every_datatype_of_any_size(name: str, tmp_path: Path, device: Device) -
 
 @pytest.mark.parametrize("name", STRINGLESS)
 def test_scalars(name: str, tmp_path: Path, device: Device) -> None:
-    session = Session(models.echo(tmp_path / "m.onnx", name, dims=()), memory=device)
+    session = Session(small.echo(tmp_path / "m.onnx", name, dims=()), memory=device)
     x = numbers(name)[1:, :1].reshape(())
     out = session.run({"x": x})["x_out"]
     assert (out.shape, out.dtype, out.tolist(), device.loads) == ((), x.dtype, x.tolist(), 1)
 
 
 def test_strings_go_as_before(tmp_path: Path, device: Device) -> None:
-    session = Session(models.echo(tmp_path / "m.onnx", "BYTES"), memory=device)
+    session = Session(small.echo(tmp_path / "m.onnx", "BYTES"), memory=device)
     x = np.array([["a"]], dtype=object)
     assert session.run({"x": x})["x_out"].tolist() == [["a"]]
     assert session.staged is None
@@ -56,7 +56,7 @@ def test_strings_go_as_before(tmp_path: Path, device: Device) -> None:
 
 
 def test_where_tensors_lie(tmp_path: Path) -> None:
-    signature = Session(models.masked_mean(tmp_path / "m.onnx")).signature
+    signature = Session(small.masked_mean(tmp_path / "m.onnx")).signature
     layout = layout_of(signature, {"ids": (3, 50), "mask": (3, 50)})
     places = [*layout.inputs, *layout.outputs]
     assert [(place.spec.name, place.shape, place.offset) for place in places] == [
@@ -82,7 +82,7 @@ def test_where_tensors_lie(tmp_path: Path) -> None:
 def test_an_answer_keeps_its_numbers_for_as_long_as_anybody_has_a_view_of_it(
     tmp_path: Path, device: Device
 ) -> None:
-    session = Session(models.twice(tmp_path / "m.onnx"), memory=device)
+    session = Session(small.twice(tmp_path / "m.onnx"), memory=device)
     rows = [session.run({"x": fp32(4, 3) + number})["y"][1:2, :2] for number in range(5)]
     for number, row in enumerate(rows):
         assert row.tolist() == ((fp32(4, 3) + number) * 2)[1:2, :2].tolist()
@@ -95,7 +95,7 @@ def test_an_answer_keeps_its_numbers_for_as_long_as_anybody_has_a_view_of_it(
 
 
 def test_a_batch_that_is_dropped_at_any_step_gives_its_memory_back(tmp_path: Path, device: Device) -> None:
-    session = Session(models.lookup(tmp_path / "m.onnx"), memory=device)
+    session = Session(small.lookup(tmp_path / "m.onnx"), memory=device)
     steps = session.staged
     assert steps is not None
     wanted = {"index": (np.dtype("<i8"), (2,))}
@@ -140,7 +140,7 @@ def test_without_memory_a_batch_runs_in_that_of_the_caller(
     tmp_path: Path, device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     device.full = True
-    session = Session(models.twice(tmp_path / "m.onnx"), memory=device)
+    session = Session(small.twice(tmp_path / "m.onnx"), memory=device)
     assert session.run({"x": fp32(2, 3)})["y"].tolist() == (fp32(2, 3) * 2).tolist()
     assert "no memory of 4096 bytes for a batch" in caplog.text
     device.full = False
@@ -152,7 +152,7 @@ def test_without_memory_a_batch_runs_in_that_of_the_caller(
 
 
 def test_an_output_whose_shape_only_the_run_tells(tmp_path: Path, device: Device) -> None:
-    session = Session(models.found(tmp_path / "m.onnx"), memory=device)
+    session = Session(small.found(tmp_path / "m.onnx"), memory=device)
     kept = []
     for ones in (1, 3, 2, 0):
         x = np.zeros((1, 3), np.float32)
@@ -167,15 +167,15 @@ def test_an_output_whose_shape_only_the_run_tells(tmp_path: Path, device: Device
 
 def kept_rows(path: Path) -> Path:
     """y [batch, 1] = the positive ones of x: not as many as the declaration says."""
-    return models.save(
+    return small.save(
         path,
         [
-            models.node("Squeeze", "x axes", "flat"),
-            models.node("Greater", "flat zero", "kept"),
-            models.node("Compress", "x kept", "y", axis=0),
+            small.node("Squeeze", "x axes", "flat"),
+            small.node("Greater", "flat zero", "kept"),
+            small.node("Compress", "x kept", "y", axis=0),
         ],
-        [models.value("x", dims=("batch", 1))],
-        [models.value("y", dims=("batch", 1))],
+        [small.value("x", dims=("batch", 1))],
+        [small.value("y", dims=("batch", 1))],
         {"axes": np.array([1]), "zero": np.float32(0)},
     )
 
@@ -194,7 +194,7 @@ def test_an_output_that_is_not_as_it_is_declared(
 def test_a_request_that_fails_for_its_shape_does_not_make_outputs_unknown(
     tmp_path: Path, device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
-    session = Session(models.with_positions(tmp_path / "m.onnx", most=4), memory=device)
+    session = Session(small.with_positions(tmp_path / "m.onnx", most=4), memory=device)
     with pytest.raises(ModelFailedError):
         session.run({"x": np.ones((1, 9), np.float32)})
     before = device.loads
@@ -265,7 +265,7 @@ def shapes(*rows: int) -> list[Mapping[str, Shape]]:
 
 
 def test_batches_are_padded_up_to_captured_graphs_and_cut_back(capture: Capture, device: Device) -> None:
-    session, graphs = capture(models.twice)
+    session, graphs = capture(small.twice)
     assert session.capture(shapes(1, 4), pads=True)
     assert sorted(graphs.captured) == [1, 2, 3, 4]
     assert len(device.devices) == 4, "two slots for each rung"
@@ -283,7 +283,7 @@ def test_batches_are_padded_up_to_captured_graphs_and_cut_back(capture: Capture,
 
 def test_rows_that_are_added_are_like_the_last(capture: Capture) -> None:
     # What lay there before could be an index that is out of range.
-    session, graphs = capture(models.lookup)
+    session, graphs = capture(small.lookup)
     assert session.capture([{"index": (4,)}], pads=True)
     steps = session.staged
     assert steps is not None
@@ -299,7 +299,7 @@ def test_rows_that_are_added_are_like_the_last(capture: Capture) -> None:
 
 
 def test_a_graph_that_fails_is_not_run_with_other_memory(capture: Capture) -> None:
-    session, graphs = capture(models.twice)
+    session, graphs = capture(small.twice)
     assert session.capture(shapes(2), pads=True)
     plainly = graphs._plainly
 
@@ -316,7 +316,7 @@ def test_a_graph_that_fails_is_not_run_with_other_memory(capture: Capture) -> No
 
 
 def test_without_proof_that_rows_are_apart_only_the_sizes_themselves_run_captured(capture: Capture) -> None:
-    session, graphs = capture(models.centred)
+    session, graphs = capture(small.centred)
     assert session.capture(shapes(2, 4), pads=False)
     graphs.ran.clear()
     for rows in (2, 3, 4):
@@ -326,7 +326,7 @@ def test_without_proof_that_rows_are_apart_only_the_sizes_themselves_run_capture
 
 
 def test_more_batches_at_a_time_than_slots_run_without_a_graph(capture: Capture) -> None:
-    session, graphs = capture(models.twice)
+    session, graphs = capture(small.twice)
     assert session.capture(shapes(2), pads=True)
     graphs.ran.clear()
     steps = session.staged
@@ -355,14 +355,14 @@ def captured_wrongly(caplog: pytest.LogCaptureFixture, session: Session, device:
 def test_a_graph_that_answers_what_was_asked_before_is_found_out(
     capture: Capture, device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
-    session, _ = capture(models.twice, stale=True)
+    session, _ = capture(small.twice, stale=True)
     assert not session.capture(shapes(2), pads=True)
     said = captured_wrongly(caplog, session, device)
     assert "is served without CUDA graphs: captured, its output 'y' is another: by " in said
 
 
 def test_a_model_that_its_configuration_wants_captured_is_not_served_otherwise(capture: Capture) -> None:
-    session, _ = capture(models.twice, required=True, stale=True)
+    session, _ = capture(small.twice, required=True, stale=True)
     with pytest.raises(StartError, match=r"optimization\.cuda\.graphs.*cannot be captured: .*leave that out"):
         session.capture(shapes(2), pads=True)
 
@@ -370,9 +370,9 @@ def test_a_model_that_its_configuration_wants_captured_is_not_served_otherwise(c
 @pytest.mark.parametrize(
     ("build", "rung", "said"),
     [
-        (lambda path: models.echo(path, "BYTES"), {"x": (2, 3)}, "strings are not on the device"),
-        (models.reshaped_conv, {"image": (2, 1, 8, 8)}, ""),
-        (models.found, {"x": (2, 3)}, "the shape of output 'at' is only known once the model has run"),
+        (lambda path: small.echo(path, "BYTES"), {"x": (2, 3)}, "strings are not on the device"),
+        (small.reshaped_conv, {"image": (2, 1, 8, 8)}, ""),
+        (small.found, {"x": (2, 3)}, "the shape of output 'at' is only known once the model has run"),
     ],
 )
 def test_what_cannot_be_captured(
@@ -385,14 +385,14 @@ def test_what_cannot_be_captured(
 
 def test_a_session_on_the_cpu_has_no_graphs(tmp_path: Path) -> None:
     session = Session(
-        models.twice(tmp_path / "m.onnx"), "cpu", SessionOptions(graphs=GraphOptions(required=True))
+        small.twice(tmp_path / "m.onnx"), "cpu", SessionOptions(graphs=GraphOptions(required=True))
     )
     assert session.graphs is None
     assert not session.capture(shapes(2), pads=True)
 
 
 def test_runs_of_graphs_are_all_on_one_thread(tmp_path: Path, device: Device) -> None:
-    session = Session(models.twice(tmp_path / "m.onnx"), "cpu", SessionOptions(graphs=GraphOptions()), device)
+    session = Session(small.twice(tmp_path / "m.onnx"), "cpu", SessionOptions(graphs=GraphOptions()), device)
     threads = set()
 
     class Spy:
@@ -405,7 +405,7 @@ def test_runs_of_graphs_are_all_on_one_thread(tmp_path: Path, device: Device) ->
 
 
 def test_staging_needs_every_input(tmp_path: Path, device: Device) -> None:
-    session = Session(models.added(tmp_path / "m.onnx"), memory=device)
+    session = Session(small.added(tmp_path / "m.onnx"), memory=device)
     staging = session._staging
     assert isinstance(staging, Staging)
     assert staging.place({"a": (1, 2)}) is None

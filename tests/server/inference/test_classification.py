@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from support.server import models
+from support.models import small
 from support.server.rig import (
     Array,
     Replies,
@@ -234,7 +234,7 @@ def test_a_file_of_labels_that_is_not_there_or_not_the_models(
 
 def test_a_model_is_loaded_with_its_labels(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("low\nmiddle\nhigh\n")
-    path = models.twice(tmp_path / "model.onnx")
+    path = small.twice(tmp_path / "model.onnx")
     config = text_format.Parse(
         'output { name: "y" data_type: TYPE_FP32 dims: 3 label_filename: "labels.txt" }', ModelConfig()
     )

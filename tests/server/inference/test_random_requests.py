@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.server import models
+from support.models import small
 from support.server.rig import Replies, fp32, reproducible, request, response_of
 
 from tensorferry.protos import inference_pb2 as pb
@@ -32,11 +32,11 @@ class Fuzzed:
     """A service over ONNX Runtime, and all completions it has called."""
 
     def __init__(self, directory: Path) -> None:
-        path = models.identity(
+        path = small.identity(
             directory / "m.onnx",
-            models.value("x", "FP32", ["batch", 3]),
-            models.value("n", "INT64", ["batch", "k"]),
-            models.value("s", "BYTES", ["batch"]),
+            small.value("x", "FP32", ["batch", 3]),
+            small.value("n", "INT64", ["batch", "k"]),
+            small.value("s", "BYTES", ["batch"]),
         )
         registry = ModelRegistry()
         for name, max_batch_size in zip(MODELS, (4, 0), strict=True):

@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from support.server import models, recurrent_models
-from support.server.models import node, save, value
+from support.models import recurrent, small
+from support.models.small import node, save, value
 
 from tensorferry.server.model_checks import empty_axes_probe
 from tensorferry.server.model_checks.empty_axes_probe import EmptyAxesProbe, Subject
@@ -74,7 +74,7 @@ def hanging(path: Path) -> Path:
 
 
 def test_a_model_that_ends_the_process(tmp_path: Path) -> None:
-    given = subject(recurrent_models.gru(tmp_path / "gru.onnx"))
+    given = subject(recurrent.gru(tmp_path / "gru.onnx"))
     assert verdicts(given) == {frozenset({("ids", 1)}): CRASHES}
     # Axis 0 counts only where it is no batch axis.
     assert verdicts(replace(given, max_batch_size=0)) == {
@@ -87,7 +87,7 @@ def test_a_model_that_ends_the_process(tmp_path: Path) -> None:
 def test_axes_of_one_name_and_combinations(tmp_path: Path) -> None:
     """Of three symbols, one of which two inputs share, each combination is tried."""
     x, mask = value("x", dims=["batch", "n", "k"]), value("mask", dims=["batch", "n", None])
-    path = models.identity(tmp_path / "m.onnx", x, mask)
+    path = small.identity(tmp_path / "m.onnx", x, mask)
     n, k, rest = {("x", 1), ("mask", 1)}, {("x", 2)}, {("mask", 2)}
     expected = [n, k, rest, n | k, n | rest, k | rest, n | k | rest]
     assert verdicts(subject(path)) == {frozenset(axes): "" for axes in expected}
@@ -117,14 +117,14 @@ def test_leaving_ends_the_child(tmp_path: Path) -> None:
 
 def test_nothing_to_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", no_child)
-    fixed = models.twice(tmp_path / "fixed.onnx")
+    fixed = small.twice(tmp_path / "fixed.onnx")
     assert verdicts(subject(fixed)) == {}
     # Nothing is known of one that does not run at all.
-    assert verdicts(subject(models.echo(tmp_path / "echo.onnx"), size=None)) == {}
+    assert verdicts(subject(small.echo(tmp_path / "echo.onnx"), size=None)) == {}
 
 
 def test_what_was_found_is_kept(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = subject(recurrent_models.gru(tmp_path / "gru.onnx"))
+    given = subject(recurrent.gru(tmp_path / "gru.onnx"))
     found = verdicts(given)
     assert len(list(cache.iterdir())) == 1
     monkeypatch.setattr(subprocess, "Popen", no_child)
@@ -135,7 +135,7 @@ def test_what_was_found_is_kept(tmp_path: Path, cache: Path, monkeypatch: pytest
 
 
 def test_what_is_kept_and_no_finding_is_passed_over(tmp_path: Path, cache: Path) -> None:
-    given = subject(models.echo(tmp_path / "echo.onnx"))
+    given = subject(small.echo(tmp_path / "echo.onnx"))
     found = verdicts(given)
     (kept,) = cache.iterdir()
     for text in ("", "[", "7", '[["a"]]', "[]"):
@@ -148,13 +148,13 @@ def test_a_directory_that_cannot_be_written_is_no_cache(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert verdicts(subject(models.echo(tmp_path / "echo.onnx"))) == {frozenset({("x", 1)}): ""}
+    assert verdicts(subject(small.echo(tmp_path / "echo.onnx"))) == {frozenset({("x", 1)}): ""}
 
 
 def test_a_child_that_cannot_load_the_model_says_nothing(
     tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = subject(models.echo(tmp_path / "echo.onnx"))
+    given = subject(small.echo(tmp_path / "echo.onnx"))
     assert verdicts(replace(given, path=tmp_path / "gone.onnx")) == {
         frozenset({("x", 1)}): "this could not be tried"
     }
@@ -165,14 +165,14 @@ def test_a_child_that_cannot_load_the_model_says_nothing(
 def test_a_death_of_another_cause_is_not_kept(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = subject(recurrent_models.gru(tmp_path / "gru.onnx"))
+    given = subject(recurrent.gru(tmp_path / "gru.onnx"))
     monkeypatch.setattr(empty_axes_probe, "_CRASHES", ())
     assert verdicts(given) == {frozenset({("ids", 1)}): "this could not be tried"}
     assert not cache.exists()
 
 
 def test_the_digest_covers_external_data(tmp_path: Path) -> None:
-    path = models.wide(tmp_path / "m.onnx", 64)
+    path = small.wide(tmp_path / "m.onnx", 64)
     onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     assert (tmp_path / "weights.bin").stat().st_size
     before = digest_of(path, "")
@@ -183,7 +183,7 @@ def test_the_digest_covers_external_data(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_the_same_is_not_read_again(tmp_path: Path) -> None:
-    path = models.echo(tmp_path / "m.onnx")
+    path = small.echo(tmp_path / "m.onnx")
     before, status = digest_of(path, ""), path.stat()
     content = path.read_bytes()
     with path.open("r+b") as file:
@@ -197,7 +197,7 @@ def test_a_file_that_is_the_same_is_not_read_again(tmp_path: Path) -> None:
 
 def test_bytes_that_look_like_a_reference_are_passed_over(tmp_path: Path) -> None:
     """Of weights, say: what they would name is no file, or has a name that no file can have."""
-    path = models.echo(tmp_path / "m.onnx")
+    path = small.echo(tmp_path / "m.onnx")
     reference = b"\x0a\x08location\x12"
     for name in (b"gone", b"\0", b"x" * 300, b"\xff\xfe"):
         length = bytes([len(name) & 127 | 128, len(name) >> 7])

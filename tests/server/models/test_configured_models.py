@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from server.batching_check import graphs
-from support.server import models
+from support.models import small
 from support.server.rig import PATIENCE, Array, fp32
 
 from tensorferry.batcher import RequestTooLarge
@@ -36,7 +36,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
 
     def make(
         text: str | None,
-        build: Callable[[Path], Path] = models.twice,
+        build: Callable[[Path], Path] = small.twice,
         *,
         repository: bool = True,
         **options: Any,
@@ -64,56 +64,56 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "build", "most", "merges", "words"),
     [
-        (None, models.twice, 16, True, "batches of up to 16 rows after at most 1 ms (proved)"),
-        ("", models.twice, 16, True, "batches of up to 16 rows after at most 1 ms (proved)"),
-        (X, models.twice, 16, True, "batches of up to 16 rows after at most 1 ms (proved)"),
+        (None, small.twice, 16, True, "batches of up to 16 rows after at most 1 ms (proved)"),
+        ("", small.twice, 16, True, "batches of up to 16 rows after at most 1 ms (proved)"),
+        (X, small.twice, 16, True, "batches of up to 16 rows after at most 1 ms (proved)"),
         (
             "dynamic_batching { }",
-            models.twice,
+            small.twice,
             16,
             True,
             "batches of up to 16 rows (proved)",
         ),
-        ("max_batch_size: 8", models.twice, 8, True, "batches of up to 8 rows after at most 1 ms (proved)"),
+        ("max_batch_size: 8", small.twice, 8, True, "batches of up to 8 rows after at most 1 ms (proved)"),
         (
             "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 2500 }" + XY,
-            models.twice,
+            small.twice,
             8,
             True,
             "batches of up to 8 rows after at most 2.5 ms (proved)",
         ),
         (
             "max_batch_size: 8 " + XY,
-            models.twice,
+            small.twice,
             8,
             False,
             "requests of up to 8 rows, each alone (its configuration has no dynamic_batching)",
         ),
         (
             "max_batch_size: 1",
-            models.twice,
+            small.twice,
             1,
             False,
             "requests of up to 1 rows, each alone (its configuration",
         ),
         (
             XY.replace("dims: 3", "dims: [ -1, 3 ]"),
-            models.twice,
+            small.twice,
             0,
             False,
             "unbatched (max_batch_size is 0 in its configuration)",
         ),
-        ("", models.centred, 0, False, "unbatched (ReduceMean mean reduces over the batch axis"),
+        ("", small.centred, 0, False, "unbatched (ReduceMean mean reduces over the batch axis"),
         (
             "max_batch_size: 8",
-            models.centred,
+            small.centred,
             8,
             False,
             "requests of up to 8 rows, each alone (ReduceMean mean reduces over the batch axis)",
         ),
         (
             "max_batch_size: 8 dynamic_batching { }",
-            models.centred,
+            small.centred,
             8,
             False,
             "requests of up to 8 rows, each alone (ReduceMean mean reduces over the batch axis",
@@ -144,7 +144,7 @@ def test_how_a_model_is_batched(
 
 
 def test_trust_has_them_share_batches_all_the_same(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    model = load("max_batch_size: 8 dynamic_batching { }", models.centred, batching="trust")
+    model = load("max_batch_size: 8 dynamic_batching { }", small.centred, batching="trust")
     assert model.batching == "batches of up to 8 rows (trusted)"
     assert warnings(caplog) == ["model m is batched without proof (--batching trust)"]
 
@@ -161,7 +161,7 @@ def test_that_batching_is_off_is_said_with_what_turns_it_on(
 
 
 def test_what_the_proof_stops_is_said(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    load("max_batch_size: 8 dynamic_batching { }", models.centred)
+    load("max_batch_size: 8 dynamic_batching { }", small.centred)
     (warning,) = warnings(caplog)
     assert warning.startswith("model m: each request runs alone: ReduceMean mean reduces over the batch axis")
     assert warning.endswith("(--batching trust has them share batches all the same)")
@@ -208,7 +208,7 @@ def test_a_model_without_a_batch_axis_cannot_have_a_max_batch_size(load: Load) -
     with pytest.raises(
         StartError, match="for the model to support batching the shape should have at least 1 dim"
     ):
-        load("max_batch_size: 4", lambda path: models.twice(path, dims=(1, 3)))
+        load("max_batch_size: 4", lambda path: small.twice(path, dims=(1, 3)))
 
 
 # What clients see.
@@ -218,7 +218,7 @@ def test_reshape_and_fixed_dims(load: Load) -> None:
     model = load(
         'max_batch_size: 4 input { name: "image" data_type: TYPE_FP32 dims: [ 8, 8 ] reshape { shape: [ 1, 8, 8 ] } } '
         'output { name: "label" data_type: TYPE_INT64 dims: 1 reshape { shape: [ ] } } dynamic_batching { }',
-        lambda path: models.reshaped_conv(path),
+        lambda path: small.reshaped_conv(path),
     )
     assert str(model.signature) == "(image: FP32[-1, 8, 8]) -> (label: INT64[-1, 1])"
     assert model.batching == "batches of up to 4 rows (proved)"
@@ -234,7 +234,7 @@ def test_an_image_model_of_one_fixed_row_is_reshaped_as_in_triton_s_examples(
     model = load(
         'input { name: "x" data_type: TYPE_FP32 dims: 3 reshape { shape: [ 1, 3 ] } } '
         'output { name: "y" data_type: TYPE_FP32 dims: [ 3, 1 ] reshape { shape: [ 1, 3 ] } label_filename: "l.txt" }',
-        lambda path: models.twice(path, dims=(1, 3)),
+        lambda path: small.twice(path, dims=(1, 3)),
     )
     assert (str(model.signature), model.max_batch_size) == ("(x: FP32[3]) -> (y: FP32[3, 1])", 0)
     assert model.batcher.submit_rows({"x": fp32(3)}).result(PATIENCE)["y"].tolist() == [[0], [2], [4]]
@@ -244,7 +244,7 @@ def test_an_image_model_of_one_fixed_row_is_reshaped_as_in_triton_s_examples(
 def test_scalars_are_of_shape_1_in_a_repository_as_in_triton(
     load: Load, repository: bool, shown: str
 ) -> None:
-    model = load(None, models.lookup, repository=repository)
+    model = load(None, small.lookup, repository=repository)
     assert str(model.signature) == f"(index: INT64{shown}) -> (y: FP32[-1, 1])"
     index = np.arange(3).reshape((3, 1) if repository else (3,))
     assert model.batcher.submit_rows({"index": index}).result(PATIENCE)["y"].tolist() == [[0], [1], [2]]
@@ -337,7 +337,7 @@ def test_samples_are_run_as_often_as_they_say_on_each_instance(
 def test_a_sample_that_fails_keeps_the_model_from_being_loaded(load: Load) -> None:
     sample = SAMPLE.replace("FP32", "INT64").replace('"x"', '"index"').replace("dims: 3", "dims: 1")
     with pytest.raises(StartError, match="model 'm': failed to run warmup sample 'w': the model failed"):
-        load("max_batch_size: 4 " + sample % (3, "zero_data: true"), lambda path: models.lookup(path, size=0))
+        load("max_batch_size: 4 " + sample % (3, "zero_data: true"), lambda path: small.lookup(path, size=0))
 
 
 def test_a_sample_of_no_rows_is_said_to_be_left_out(load: Load, caplog: pytest.LogCaptureFixture) -> None:
@@ -375,7 +375,7 @@ def test_what_is_refused(text: str, said: str, load: Load) -> None:
 
 def test_the_given_configuration_stays_as_it_was(load: Load, tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
-    path = models.twice(tmp_path / "m" / "1" / "model.onnx")
+    path = small.twice(tmp_path / "m" / "1" / "model.onnx")
     given = ModelConfig()
     source = ModelSource("m", path, "1", given, tmp_path / "m")
     assert load_model(source, ServerConfig((source,)), "cpu").batcher.close()
@@ -394,7 +394,7 @@ def test_its_own_parameter_stands_above_the_option(
     policy: str, options: dict[str, str], verdict: str, load: Load
 ) -> None:
     text = f'parameters {{ key: "batching" value {{ string_value: "{policy}" }} }}'
-    model = load(text, models.centred, **options)
+    model = load(text, small.centred, **options)
     assert model.verdict == verdict
     assert model.batched is (verdict == "trusted")
     assert model.config.parameters["batching"].string_value == policy

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from server.batching_check import graphs
-from support.server import models
+from support.models import small
 from support.server.rig import PATIENCE, Array, Load, fp32
 
 from tensorferry.batcher import Outcome, RequestTooLarge
@@ -47,11 +47,11 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def fixed(path: Path) -> Path:
-    return models.twice(path, dims=(1, 3))
+    return small.twice(path, dims=(1, 3))
 
 
 def test_a_proved_model_is_batched(load: Load) -> None:
-    model = load(models.twice, max_batch_size=8)
+    model = load(small.twice, max_batch_size=8)
     assert (model.name, model.version, model.max_batch_size, model.batched) == ("named", "1", 8, True)
     assert model.batching == "batches of up to 8 rows (proved)"
     assert str(model.signature) == "(x: FP32[-1, 3]) -> (y: FP32[-1, 3])"
@@ -61,13 +61,13 @@ def test_a_proved_model_is_batched(load: Load) -> None:
 
 def test_the_window_is_named(load: Load) -> None:
     assert (
-        load(models.twice, max_queue_delay=0.0025).batching
+        load(small.twice, max_queue_delay=0.0025).batching
         == "batches of up to 32 rows after at most 2.5 ms (proved)"
     )
 
 
 def test_batching_may_be_off(load: Load, runs: list[int]) -> None:
-    model = load(models.twice, max_batch_size=0)
+    model = load(small.twice, max_batch_size=0)
     assert (model.max_batch_size, model.batching) == (0, "unbatched (--max-batch-size 0)")
     assert set(runs) == {1}
 
@@ -86,7 +86,7 @@ def test_without_a_batch_axis_a_model_is_unbatched_and_the_log_says_why(
 def test_a_model_that_mixes_rows_is_unbatched_and_the_log_says_why_and_what_to_do(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = load(models.softmax_over_rows)
+    model = load(small.softmax_over_rows)
     assert model.max_batch_size == 0
     assert model.batching.startswith("unbatched (Softmax share normalises over the batch axis)")
     (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
@@ -94,7 +94,7 @@ def test_a_model_that_mixes_rows_is_unbatched_and_the_log_says_why_and_what_to_d
 
 
 def test_trust_batches_it_all_the_same(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    model = load(models.softmax_over_rows, batching="trust", max_batch_size=4)
+    model = load(small.softmax_over_rows, batching="trust", max_batch_size=4)
     assert (model.max_batch_size, model.batching) == (4, "batches of up to 4 rows (trusted)")
     assert "model named is batched without proof (--batching trust)" in caplog.text
 
@@ -106,7 +106,7 @@ def test_trust_does_not_make_a_batch_axis(load: Load) -> None:
 def test_trust_in_a_model_that_takes_one_row_alone_ends_the_warm_up_not_the_server(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = load(models.one_row_only, batching="trust", max_batch_size=4)
+    model = load(small.one_row_only, batching="trust", max_batch_size=4)
     assert model.max_batch_size == 4
     assert "warm-up ended at a batch of 2 rows" in caplog.text
     # Its batches fail and are run again in halves, down to single requests.
@@ -129,7 +129,7 @@ def test_each_power_of_two_and_the_most_are_warmed_up(
     """And no more, where they take the same."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(session_factory, "_timed", lambda run, inputs: len(run(inputs)) * 1e-3)
-    load(models.twice, max_batch_size=most)
+    load(small.twice, max_batch_size=most)
     # Each size once for itself, and twice to be timed.
     assert runs[-3 * len(warmed) :] == [rows for rows in warmed for _ in range(3)]
     assert f"warmed at batches of {', '.join(map(str, warmed))}" in caplog.text
@@ -144,7 +144,7 @@ def test_where_steps_end_is_found_out_before_the_first_request(
 
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(session_factory, "_timed", stairs)
-    model = load(models.twice, max_batch_size=16)
+    model = load(small.twice, max_batch_size=16)
     assert "warmed at batches of 1, 2, 4, 5, 8, 9, 12, 13, 16" in caplog.text
     assert model.batcher.submit_rows({"x": fp32(2, 3)}).result(30)
     (bucket,) = model.batcher.statistics().buckets.values()
@@ -166,7 +166,7 @@ def test_one_whose_graph_keeps_rows_apart_is_served_cold_and_batched(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    model = load(lambda path: models.multiples_only(path, 11))
+    model = load(lambda path: small.multiples_only(path, 11))
     assert (model.max_batch_size, model.verdict) == (32, "proved")
     assert (
         "model named: rows are kept apart, proved by its graph alone: it does not run on random"
@@ -176,7 +176,7 @@ def test_one_whose_graph_keeps_rows_apart_is_served_cold_and_batched(
 
 
 def test_the_queue_is_bounded_as_configured(load: Load) -> None:
-    model = load(models.twice, max_queue_size=5, max_queue_bytes=100)
+    model = load(small.twice, max_queue_size=5, max_queue_bytes=100)
     with pytest.raises(RequestTooLarge, match="the queue holds 5"):
         model.batcher.submit_rows({"x": fp32(6, 3)})
     with pytest.raises(RequestTooLarge, match="the queue holds 100"):
@@ -189,7 +189,7 @@ def test_a_missing_file_is_named(load: Load, tmp_path: Path) -> None:
 
 
 def test_what_the_warm_up_took_is_predicted_from_the_first_request_on(load: Load) -> None:
-    model = load(models.twice, max_batch_size=4)
+    model = load(small.twice, max_batch_size=4)
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     model.batcher.enqueue(request_of({"x": np.ones((1, 3), np.float32)}, outcomes.put, one_row=False))
     outcome = outcomes.get(timeout=30)
@@ -198,7 +198,7 @@ def test_what_the_warm_up_took_is_predicted_from_the_first_request_on(load: Load
 
 
 def test_warns_of_limits_that_no_full_batch_gets_past(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    model = load(models.twice, max_batch_size=8, max_queue_size=5, max_queue_bytes=50, slo=1e-9)
+    model = load(small.twice, max_batch_size=8, max_queue_size=5, max_queue_bytes=50, slo=1e-9)
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert any("no batch can have more than 5 rows" in text for text in said)
     assert any("so a batch of 8 rows never fits --max-queue-bytes, 50: raise that" in text for text in said)
@@ -207,7 +207,7 @@ def test_warns_of_limits_that_no_full_batch_gets_past(load: Load, caplog: pytest
 
 
 def test_does_not_warn_of_limits_that_leave_room(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    load(models.twice, max_batch_size=8, slo=60.0)
+    load(small.twice, max_batch_size=8, slo=60.0)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -221,7 +221,7 @@ def test_a_model_that_is_closed_keeps_no_session(tmp_path: Path, monkeypatch: py
         make(session, *arguments, **options)
 
     monkeypatch.setattr(Session, "__init__", noted)
-    source = ModelSource("m", models.twice(tmp_path / "m.onnx"))
+    source = ModelSource("m", small.twice(tmp_path / "m.onnx"))
     watchdog = Watchdog(0.1)
     gc.collect()
     gc.disable()

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from support.server import models
+from support.models import small
 from support.server.rig import Array, Load, infer, request, signature, spec
 
 from tensorferry.batcher import Padding, PadInput, RequestTooLarge
@@ -134,13 +134,13 @@ def test_what_does_not_fit_the_model_is_named(made: Signature, values: dict[str,
 
 def test_the_server_does_not_start_and_names_the_file(load: Load) -> None:
     with pytest.raises(StartError, match=r"m\.onnx: --pad-lengths names the axis 'sequence'"):
-        load(models.twice, pad_lengths=LADDER)
+        load(small.twice, pad_lengths=LADDER)
 
 
 # The proof.
 
 
-@pytest.mark.parametrize("build", [models.masked_mean, models.attention])
+@pytest.mark.parametrize("build", [small.masked_mean, small.attention])
 def test_a_model_that_masks_padding_out_is_padded(
     build: Callable[[Path], Path], load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -159,12 +159,12 @@ def test_each_length_is_warmed_up(load: Load, monkeypatch: pytest.MonkeyPatch) -
         return run(self, inputs)
 
     monkeypatch.setattr(Session, "run", recorded)
-    load(models.masked_mean, max_batch_size=2, batching="trust", **MASKED)
+    load(small.masked_mean, max_batch_size=2, batching="trust", **MASKED)
     assert list(dict.fromkeys(shapes)) == [(1, 4), (2, 4), (1, 8), (2, 8)]
 
 
 def test_what_each_length_costs_is_known_before_its_first_request(load: Load) -> None:
-    model = load(models.masked_mean, max_batch_size=4, **MASKED)
+    model = load(small.masked_mean, max_batch_size=4, **MASKED)
     buckets = model.batcher.statistics().buckets
     assert set(buckets) == {((4,), (4,)), ((8,), (8,))}
     assert all(bucket.device is not None for bucket in buckets.values())
@@ -181,27 +181,27 @@ def test_what_each_length_costs_is_known_before_its_first_request(load: Load) ->
     ("build", "values", "reason"),
     [
         (
-            models.plain_mean,
+            small.plain_mean,
             (("x", "0"),),
             "output 'y' of a row of length 3 changes when it is padded to 4: by ",
         ),
         (
-            lambda path: models.attention(path, masked=False),
+            lambda path: small.attention(path, masked=False),
             (("ids", "0"), ("mask", "0")),
             "output 'tokens' of a row of length 3 changes when it is padded to 4: by ",
         ),
         (
-            models.masked_mean,
+            small.masked_mean,
             (("ids", "0"), ("mask", "1")),
             "output 'mean' of a row of length 2 changes when it is padded to 4: infinities or NaNs",
         ),
         (
-            lambda path: models.masked_mean(path, tokens="other name"),
+            lambda path: small.masked_mean(path, tokens="other name"),
             (("ids", "0"), ("mask", "0")),
             "output 'tokens' of a row of length 3 changes when it is padded to 4: shape [1, 4, 4] instead of [1, 3, 4]",
         ),
         (
-            lambda path: models.with_positions(path, 6),
+            lambda path: small.with_positions(path, 6),
             (("x", "0"),),
             "it does not run on rows padded to 8 (the model failed on this request",
         ),
@@ -230,7 +230,7 @@ def test_a_model_that_padding_changes_is_served_unpadded_and_the_log_says_why(
 
 
 def test_trust_pads_it_all_the_same(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    model = load(models.plain_mean, batching="trust", pad_lengths=LADDER, pad_values=(("x", "0"),))
+    model = load(small.plain_mean, batching="trust", pad_lengths=LADDER, pad_values=(("x", "0"),))
     assert model.padding is not None
     assert model.batching == "batches of up to 32 rows (trusted), padded along 'sequence' to 4, 8"
     assert "model m is padded without proof (--batching trust)" in caplog.text
@@ -238,11 +238,11 @@ def test_trust_pads_it_all_the_same(load: Load, caplog: pytest.LogCaptureFixture
 
 def mixing(path: Path) -> Path:
     """y = x less its mean over the rows."""
-    return models.save(
+    return small.save(
         path,
-        [models.node("ReduceMean", "x", "mean", axes=[0], keepdims=1), models.node("Sub", "x mean", "y")],
-        [models.value("x", dims=["batch", "sequence"])],
-        [models.value("y", dims=["batch", "sequence"])],
+        [small.node("ReduceMean", "x", "mean", axes=[0], keepdims=1), small.node("Sub", "x mean", "y")],
+        [small.value("x", dims=["batch", "sequence"])],
+        [small.value("y", dims=["batch", "sequence"])],
     )
 
 
@@ -335,12 +335,12 @@ def test_a_row_is_never_all_padding() -> None:
 def test_an_answer_has_the_length_of_its_request(
     load: Load, tmp_path: Path, length: int, padded: int | None, rows: int, typed: bool
 ) -> None:
-    model = load(models.masked_mean, max_batch_size=4, **MASKED)
+    model = load(small.masked_mean, max_batch_size=4, **MASKED)
     registry = ModelRegistry()
     registry.ready(model)
     ids = np.arange(rows * length).reshape(rows, length) % 100
     arrays = {"ids": ids, "mask": np.ones_like(ids)}
-    alone = Session(models.masked_mean(tmp_path / "alone.onnx")).run(arrays)
+    alone = Session(small.masked_mean(tmp_path / "alone.onnx")).run(arrays)
     explain = {"explain": pb.InferParameter(bool_param=True)}
     response = infer(InferenceService(registry), request(arrays, typed=typed, parameters=explain))
     for index, output in enumerate(response.outputs):
@@ -362,7 +362,7 @@ def test_an_answer_has_the_length_of_its_request(
 def test_inputs_of_different_lengths_are_not_padded_to_agree(load: Load) -> None:
     """Padded they would look alike, and an answer be made of what alone is an error."""
     registry = ModelRegistry()
-    registry.ready(load(models.masked_mean, **MASKED))
+    registry.ready(load(small.masked_mean, **MASKED))
     message = request({"ids": np.ones((1, 3), np.int64), "mask": np.ones((1, 2), np.int64)})
     with pytest.raises(InvalidRequestError):
         infer(InferenceService(registry), message)
@@ -370,7 +370,7 @@ def test_inputs_of_different_lengths_are_not_padded_to_agree(load: Load) -> None
 
 def test_a_request_counts_for_the_bytes_that_it_takes_padded(load: Load) -> None:
     registry = ModelRegistry()
-    registry.ready(load(models.masked_mean, max_queue_bytes=150, **MASKED))
+    registry.ready(load(small.masked_mean, max_queue_bytes=150, **MASKED))
     message = request({"ids": np.ones((1, 4), np.int64), "mask": np.ones((1, 4), np.int64)})
     assert message.ByteSize() < 150
     infer(InferenceService(registry), message)

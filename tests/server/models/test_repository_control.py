@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from support.server.controlled_models import World, elsewhere
+from support.models.controlled import World, elsewhere
 from support.server.rig import PATIENCE
 
 from tensorferry.protos.model_config_pb2 import ModelConfig

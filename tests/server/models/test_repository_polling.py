@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest.mock import Mock
 
 import pytest
-from support.server.controlled_models import World
+from support.models.controlled import World
 from support.server.rig import PATIENCE
 
 from tensorferry.batcher.supervision import Pauses

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from support.server import models
+from support.models import small
 from support.server.nvml import FakeGpu, FakeNvml
 from support.server.rig import PATIENCE, Array, Load, made_apps
 
@@ -97,7 +97,7 @@ def load(scripted: Devices, load: Load) -> Iterator[Load]:
     """Loads y = 2 x on these devices, or the model that a builder builds."""
 
     def on(
-        device: str, config: str | None = None, build: Callable[[Path], Path] = models.twice, **options: Any
+        device: str, config: str | None = None, build: Callable[[Path], Path] = small.twice, **options: Any
     ) -> Model:
         return load(build, config, device=device, **options)
 
@@ -210,7 +210,7 @@ def test_the_proof_of_padding_knows_it_too(
     monkeypatch.setattr(loader, "prove_padding", rounding)
     lengths = PadLengths("sequence", (4, 8))
     values = (("ids", "0"), ("mask", "0"))
-    model = load("cuda:0", build=models.masked_mean, tf32=tf32, pad_lengths=lengths, pad_values=values)
+    model = load("cuda:0", build=small.masked_mean, tf32=tf32, pad_lengths=lengths, pad_values=values)
     assert (model.padding is not None) is padded
 
 
@@ -222,7 +222,7 @@ def test_one_that_there_is_not(device: str, load: Load) -> None:
 
 @pytest.fixture
 def serve(scripted: Devices, tmp_path: Path) -> Iterator[Callable[..., App]]:
-    with made_apps(models.twice(tmp_path / "m.onnx")) as make:
+    with made_apps(small.twice(tmp_path / "m.onnx")) as make:
 
         def start(**options: Any) -> App:
             app = make(metrics_port=0, **options)

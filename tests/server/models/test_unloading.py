@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
-from support.server.controlled_models import World, elsewhere, runner_of
+from support.models.controlled import World, elsewhere, runner_of
 from support.server.rig import PATIENCE
 
 from tensorferry.server.errors import (

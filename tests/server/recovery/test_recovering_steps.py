@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.models import small
 from support.processes import models as e2e_models
-from support.server import models
 from support.server.cpu_as_device import Device
 from support.server.rig import PATIENCE, Load, fp32
 
@@ -99,7 +99,7 @@ def load(tmp_path: Path, on_device: Device, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_broken_session_is_built_anew_as_it_was(
     kind: str, load: Load, faults: Faults, scratch: Path
 ) -> None:
-    model = load(models.mlp, **KINDS[kind])
+    model = load(small.mlp, **KINDS[kind])
     (given,), (name,) = model.signature.inputs, [spec.name for spec in model.signature.outputs]
     inputs = {given.name: fp32(2, int(given.dims[1]))}
     before = model.batcher.submit_rows(inputs).result(PATIENCE)[name]
@@ -135,7 +135,7 @@ def test_a_long_run_is_ended_for_real_and_the_next_is_not(
 def test_copies_tell_of_a_broken_device_too(
     step: str, load: Load, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = load(models.twice)
+    model = load(small.twice)
     copy, fails = getattr(Device, step), [True]
 
     def failing(device: Device, *given: Any) -> None:
@@ -155,7 +155,7 @@ def test_copies_tell_of_a_broken_device_too(
 def test_too_little_memory_for_a_copy_breaks_nothing(
     load: Load, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = load(models.twice)
+    model = load(small.twice)
     copy, fails = Device.load, [True]
 
     def failing(device: Device, *given: Any) -> None:
@@ -186,7 +186,7 @@ def test_a_model_that_a_client_sent_is_built_anew_from_its_files(
         poll_seconds=3600.0,
     )
     control.start((), (), strict=True)
-    content = models.twice(tmp_path / "m.onnx").read_bytes()
+    content = small.twice(tmp_path / "m.onnx").read_bytes()
     control.load("m", ModelConfig(), {"1/model.onnx": content})
     old, x = len(faults.sessions), fp32(2, 3)
     faults.armed = 1
@@ -206,7 +206,7 @@ class TestBatchesOfABrokenSession:
 
     @pytest.fixture
     def survivor(self, tmp_path: Path, faults: Faults) -> Survivor:
-        path, device = models.twice(tmp_path / "m.onnx"), Device()
+        path, device = small.twice(tmp_path / "m.onnx"), Device()
 
         def session() -> Session:
             return Session(path, memory=device)

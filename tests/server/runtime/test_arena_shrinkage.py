@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from support.server import models
-from support.server.models import node, value
+from support.models import small
+from support.models.small import node, value
 
 from tensorferry.batcher.testing import VirtualClock
 from tensorferry.server.runtime.arena_shrinkage import ArenaShrinkage
@@ -27,7 +27,7 @@ def test_one_run_a_minute_shrinks_the_arena() -> None:
 
 
 def test_memory_of_a_large_batch_is_given_back(tmp_path: Path) -> None:
-    path = models.save(
+    path = small.save(
         tmp_path / "m.onnx",
         [node("Exp", "x", "a"), node("Concat", "x a", "b", axis=1), node("ReduceMax", "b", "y", axes=[1])],
         [value("x", "FP32", ("batch", 256))],
@@ -46,7 +46,7 @@ def test_memory_of_a_large_batch_is_given_back(tmp_path: Path) -> None:
 
 
 def test_a_run_that_shrinks_can_be_ended_too(tmp_path: Path) -> None:
-    session = Session(models.twice(tmp_path / "m.onnx"))
+    session = Session(small.twice(tmp_path / "m.onnx"))
     session.end_runs()
     assert session._run_options.terminate
     assert session._shrinking_options.terminate

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from support.server import models
+from support.models import small
 from support.server.cuda_runtime import Runtime, cudaError_t, installed
 
 from tensorferry.server.gpu.pinned_memory import CudaMemory
@@ -77,7 +77,7 @@ def test_a_configuration_asks_for_it_as_for_triton(text: str, priority: Priority
 def test_the_stream_has_the_priority_and_lasts_as_long_as_the_session(
     priority: Priority, number: int, runtime: Runtime, given: Any, tmp_path: Path
 ) -> None:
-    session = Session(models.mlp(tmp_path / "m.onnx"), "cuda:3", SessionOptions(priority=priority))
+    session = Session(small.mlp(tmp_path / "m.onnx"), "cuda:3", SessionOptions(priority=priority))
     (stream,) = runtime.priorities
     assert runtime.priorities[stream] == number
     ((name, options), (_, none)) = given[0]
@@ -94,7 +94,7 @@ def test_the_stream_has_the_priority_and_lasts_as_long_as_the_session(
 
 
 def test_without_a_priority_onnx_runtime_makes_its_own(runtime: Runtime, given: Any, tmp_path: Path) -> None:
-    Session(models.mlp(tmp_path / "m.onnx"), "cuda:3")
+    Session(small.mlp(tmp_path / "m.onnx"), "cuda:3")
     assert runtime.priorities == {}
     assert "user_compute_stream" not in given[0][0][1]
 
@@ -109,7 +109,7 @@ def test_a_model_without_its_stream_is_served_all_the_same(
     runtime: Runtime, given: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime.error = cudaError_t.cudaErrorInsufficientDriver
-    session = Session(models.mlp(tmp_path / "m.onnx"), "cuda:3", SessionOptions(priority=Priority.FIRST))
+    session = Session(small.mlp(tmp_path / "m.onnx"), "cuda:3", SessionOptions(priority=Priority.FIRST))
     assert session.run({"x": np.zeros((2, 8), np.float32)})["p"].shape == (2, 4)
     assert "user_compute_stream" not in given[0][0][1]
     (record, *_) = [record for record in caplog.records if "goes neither before" in record.message]
@@ -118,5 +118,5 @@ def test_a_model_without_its_stream_is_served_all_the_same(
 
 
 def test_on_the_cpu_there_is_no_stream(tmp_path: Path) -> None:
-    session = Session(models.mlp(tmp_path / "m.onnx"), "cpu", SessionOptions(priority=Priority.FIRST))
+    session = Session(small.mlp(tmp_path / "m.onnx"), "cpu", SessionOptions(priority=Priority.FIRST))
     assert session.run({"x": np.zeros((2, 8), np.float32)})["p"].shape == (2, 4)

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from support.server import models
+from support.models import small
 from support.server.rig import PATIENCE, Array, Load, fp32
 
 from tensorferry.server.cli import show_config
@@ -49,7 +49,7 @@ def run(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
     return Session(path).run(inputs)
 
 
-@pytest.mark.parametrize("build", [models.mlp, models.conv, models.attention, models.masked_mean])
+@pytest.mark.parametrize("build", [small.mlp, small.conv, small.attention, small.masked_mean])
 def test_weights_are_halved_and_the_wire_is_not(
     build: Callable[[Path], Path], load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,7 +77,7 @@ def test_weights_are_halved_and_the_wire_is_not(
 def test_weights_in_files_of_their_own(tmp_path: Path, scratch: Path) -> None:
     path = tmp_path / "apart" / "m.onnx"
     path.parent.mkdir()
-    model = onnx.load(str(models.mlp(tmp_path / "m.onnx")))
+    model = onnx.load(str(small.mlp(tmp_path / "m.onnx")))
     onnx.save_model(model, str(path), save_as_external_data=True, location="w.bin", size_threshold=0)
     source = ModelSource("m", path)
     served = load_model(source, ServerConfig((source,), fp16=True), "cpu")
@@ -102,7 +102,7 @@ def test_each_instance_is_made_from_what_was_converted_once(
         real(self, path, *others)
 
     monkeypatch.setattr(Session, "__init__", seen)
-    model = load(models.mlp, "instance_group { count: 3 kind: KIND_CPU }")
+    model = load(small.mlp, "instance_group { count: 3 kind: KIND_CPU }")
     assert model.devices == ("cpu",) * 3
     # Three instances, and the one in FP32 that they are compared with.
     assert len(made) == 4
@@ -113,7 +113,7 @@ def test_each_instance_is_made_from_what_was_converted_once(
 
 def test_weights_that_are_also_inputs(tmp_path: Path) -> None:
     """As exporters wrote them for IR versions below 4."""
-    model = onnx.load(str(models.mlp(tmp_path / "m.onnx")))
+    model = onnx.load(str(small.mlp(tmp_path / "m.onnx")))
     for tensor in model.graph.initializer:
         model.graph.input.append(
             helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
@@ -148,8 +148,8 @@ def test_functions_of_the_model(tmp_path: Path) -> None:
             helper.make_node("Scaled", ["h"], ["y"], domain="own"),
         ],
         "g",
-        [models.value("x")],
-        [models.value("y")],
+        [small.value("x")],
+        [small.value("y")],
         [helper.make_tensor("w", TensorProto.FLOAT, [3, 3], np.eye(3).flatten())],
     )
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
@@ -161,18 +161,18 @@ def test_functions_of_the_model(tmp_path: Path) -> None:
 
 def branching(path: Path) -> Path:
     """y = x w if the flag of the first row is set, else x v; the branches use weights of the outer graph."""
-    outputs = [models.value("z")]
+    outputs = [small.value("z")]
     then = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["z"])], "then", [], outputs)
     other = helper.make_graph([helper.make_node("MatMul", ["x", "v"], ["z"])], "else", [], outputs)
-    return models.save(
+    return small.save(
         path,
         [
-            models.node("Gather", "flag zero", "first", axis=0),
+            small.node("Gather", "flag zero", "first", axis=0),
             helper.make_node("If", ["first"], ["r"], then_branch=then, else_branch=other),
-            models.node("Relu", "r", "y"),
+            small.node("Relu", "r", "y"),
         ],
-        [models.value("x"), models.value("flag", "BOOL", ["batch"])],
-        [models.value("y")],
+        [small.value("x"), small.value("flag", "BOOL", ["batch"])],
+        [small.value("y")],
         {"w": np.eye(3, dtype=np.float32), "v": 2 * np.eye(3, dtype=np.float32), "zero": np.int64(0)},
     )
 
@@ -186,7 +186,7 @@ def test_branches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("excepted", [("Softmax",), ("MatMul", "Relu"), ("second",)])
 def test_what_is_to_stay_in_fp32(excepted: tuple[str, ...], tmp_path: Path) -> None:
-    path = models.mlp(tmp_path / "m.onnx")
+    path = small.mlp(tmp_path / "m.onnx")
     model = onnx.load(str(path))
     model.graph.node[2].name = "second"
     onnx.save(model, str(path))
@@ -201,18 +201,18 @@ def test_what_is_to_stay_in_fp32(excepted: tuple[str, ...], tmp_path: Path) -> N
 
 
 def test_a_name_that_nothing_has(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    load(models.mlp, fp16_except=("Softmax", "Sofmax"))
+    load(small.mlp, fp16_except=("Softmax", "Sofmax"))
     assert "has no operator or node 'Sofmax': nothing stays in FP32 by that name" in caplog.text
     assert "'Softmax'" not in caplog.text
 
 
 def tiny(path: Path) -> Path:
     """y = 1e-9 x: FP16 has no number so small but 0."""
-    return models.save(
+    return small.save(
         path,
-        [models.node("Mul", "x tiny", "y", name="shrink")],
-        [models.value("x")],
-        [models.value("y")],
+        [small.node("Mul", "x tiny", "y", name="shrink")],
+        [small.value("x")],
+        [small.value("y")],
         {"tiny": np.full(3, 1e-9, np.float32)},
     )
 
@@ -250,11 +250,11 @@ def test_samples_of_the_configuration_are_compared(load: Load, tmp_path: Path) -
     def far(path: Path) -> Path:
         table = np.arange(10, dtype=np.float32).reshape(10, 1)
         table[9] = 1e6
-        return models.save(
+        return small.save(
             path,
-            [models.node("Gather", "table index", "y")],
-            [models.value("index", "INT64", ["batch"])],
-            [models.value("y", dims=["batch", 1])],
+            [small.node("Gather", "table index", "y")],
+            [small.value("index", "INT64", ["batch"])],
+            [small.value("y", dims=["batch", 1])],
             {"table": table},
         )
 
@@ -269,11 +269,11 @@ def test_infinities_are_refused_whatever_the_tolerance(load: Load, tmp_path: Pat
 
     def picked(path: Path) -> Path:
         """y = 2 x, its columns in another order: of both, the CPU can do the latter alone in FP16."""
-        return models.save(
+        return small.save(
             path,
-            [models.node("Gather", "x order", "turned", axis=1), models.node("Mul", "turned two", "y")],
-            [models.value("x")],
-            [models.value("y")],
+            [small.node("Gather", "x order", "turned", axis=1), small.node("Mul", "turned two", "y")],
+            [small.value("x")],
+            [small.value("y")],
             {"order": np.array([2, 0, 1]), "two": np.full(3, 2, np.float32)},
         )
 
@@ -286,11 +286,11 @@ def test_infinities_are_refused_whatever_the_tolerance(load: Load, tmp_path: Pat
 def test_labels_may_differ_and_are_counted(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     def label(path: Path) -> Path:
         """Whether 1e-9 x exceeds 1e-8: for FP16 both constants are its least number."""
-        return models.save(
+        return small.save(
             path,
-            [models.node("Mul", "x tiny", "shrunk"), models.node("Greater", "shrunk least", "y")],
-            [models.value("x")],
-            [models.value("y", "BOOL")],
+            [small.node("Mul", "x tiny", "shrunk"), small.node("Greater", "shrunk least", "y")],
+            [small.value("x")],
+            [small.value("y", "BOOL")],
             {"tiny": np.full(3, 1e-9, np.float32), "least": np.full(3, 1e-8, np.float32)},
         )
 
@@ -302,15 +302,15 @@ def test_a_model_that_cannot_be_compared_is_served_with_a_warning(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     def picky(path: Path) -> Path:
-        return models.save(
+        return small.save(
             path,
             [
-                models.node("Mul", "x two", "scaled"),
-                models.node("Reshape", "scaled parts", "grouped"),
-                models.node("ReduceSum", "grouped axes", "y", keepdims=0),
+                small.node("Mul", "x two", "scaled"),
+                small.node("Reshape", "scaled parts", "grouped"),
+                small.node("ReduceSum", "grouped axes", "y", keepdims=0),
             ],
-            [models.value("x", dims=["batch", "n"])],
-            [models.value("y", dims=["batch", "parts"])],
+            [small.value("x", dims=["batch", "n"])],
+            [small.value("y", dims=["batch", "parts"])],
             {"two": np.float32(2), "parts": np.array([0, -1, 11]), "axes": np.array([2])},
         )
 
@@ -320,7 +320,7 @@ def test_a_model_that_cannot_be_compared_is_served_with_a_warning(
 
 def test_a_model_without_weights_in_fp32_is_left_alone(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     def half(path: Path) -> Path:
-        return models.mlp(path, np.float16)
+        return small.mlp(path, np.float16)
 
     assert str(load(half).signature) == "(x: FP16[-1, 8]) -> (p: FP16[-1, 4])"
     assert "m.onnx has no weights in FP32: it is served as it is, without conversion to FP16" in caplog.text
@@ -339,7 +339,7 @@ def test_a_configuration_decides_for_its_model(
     config: str | None, flag: bool, halved: bool, load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    model = load(models.mlp, config, fp16=flag)
+    model = load(small.mlp, config, fp16=flag)
     assert ("model m in FP16" in caplog.text) is halved
     assert (model.config.parameters["fp16"].string_value == "1") is halved
 
@@ -347,7 +347,7 @@ def test_a_configuration_decides_for_its_model(
 def test_the_completed_configuration_means_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], scratch: Path
 ) -> None:
-    path = models.mlp(tmp_path / "m.onnx")
+    path = small.mlp(tmp_path / "m.onnx")
     flags = [str(path), "--device", "cpu", "--fp16", "--fp16-except", "Softmax", "--fp16-except", "Relu"]
     assert show_config.main(flags) == 0
     text = capsys.readouterr().out
@@ -371,12 +371,12 @@ def test_without_onnx_it_says_what_to_install(load: Load, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(StartError, match=r"for which onnx is missing: pip install 'tensorferry\[fp16\]' has"):
-        load(models.mlp)
+        load(small.mlp)
 
 
 def test_the_path_of_modules_stays_as_it_was(load: Load) -> None:
     before = list(sys.path)
-    load(models.mlp)
+    load(small.mlp)
     assert sys.path == before
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.server import models
-from support.server.models import node, value
+from support.models import small
+from support.models.small import node, value
 
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
@@ -74,7 +74,7 @@ def test_the_next_step_takes_as_much_as_those_before() -> None:
 
 
 def test_a_batch_larger_than_the_memory_is_refused_at_load(tmp_path: Path) -> None:
-    path = models.save(
+    path = small.save(
         tmp_path / "m.onnx",
         [node("Relu", "x", "y")],
         [value("x", "FP32", ("batch", 1 << 20))],
@@ -89,7 +89,7 @@ def test_a_batch_larger_than_the_memory_is_refused_at_load(tmp_path: Path) -> No
 
 
 def test_no_batch_is_warmed_up_that_the_queue_cannot_hold(tmp_path: Path) -> None:
-    path = models.save(
+    path = small.save(
         tmp_path / "m.onnx",
         [node("Relu", "x", "y")],
         [value("x", "FP32", ("batch", 3))],

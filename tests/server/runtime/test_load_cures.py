@@ -16,7 +16,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from support.server.models import node, value
+from support.models.small import node, value
 
 from tensorferry.server.errors import StartError
 from tensorferry.server.runtime.session import Session

@@ -9,8 +9,8 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
-from support.server import models
-from support.server.models import value
+from support.models import small
+from support.models.small import value
 from support.server.rig import PATIENCE
 
 from tensorferry.protos import inference_pb2 as pb
@@ -33,7 +33,7 @@ def _message(index: int) -> bytes:
 
 
 def test_memory_does_not_grow_with_the_shapes_seen(tmp_path: Path) -> None:
-    path = models.identity(tmp_path / "m.onnx", value("x", "FP32", ("batch", "height", "width")))
+    path = small.identity(tmp_path / "m.onnx", value("x", "FP32", ("batch", "height", "width")))
     source = ModelSource("m", path, "1", None)
     model = load_model(source, ServerConfig(models=(source,)), "cpu")
     registry = ModelRegistry()

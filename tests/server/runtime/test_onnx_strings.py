@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from support.server import models
+from support.models import small
 
 from tensorferry.server.runtime.onnx_strings import words_of
 
@@ -63,7 +63,7 @@ def test_there_are_bounds(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_cut_off_or_none(tmp_path: Path) -> None:
-    path = models.without_stop_words(tmp_path / "m.onnx")
+    path = small.without_stop_words(tmp_path / "m.onnx")
     data = path.read_bytes()
     whole = set(words_of(path))
     assert ("the", "a") in whole
@@ -73,7 +73,7 @@ def test_a_file_that_is_cut_off_or_none(tmp_path: Path) -> None:
 
 
 def test_another_form_has_none(tmp_path: Path) -> None:
-    path = models.without_stop_words(tmp_path / "m.onnx").rename(tmp_path / "m.ort")
+    path = small.without_stop_words(tmp_path / "m.onnx").rename(tmp_path / "m.ort")
     assert words_of(path) == ()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnxruntime
 import pytest
-from support.server import models
+from support.models import small
 from support.server.rig import fp32
 
 from tensorferry.server.config.server_config import ServerConfig
@@ -292,7 +292,7 @@ def test_they_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         memory_pattern=False,
         device_allocator="1",
     )
-    path = models.twice(tmp_path / "m.onnx")
+    path = small.twice(tmp_path / "m.onnx")
     for settings, memory in ((wanted, False), (SessionOptions(), True)):
         session = Session(path, "cpu", settings)
         assert session.run({"x": fp32(2, 3)})["y"].tolist() == (2 * fp32(2, 3)).tolist()
@@ -309,7 +309,7 @@ def test_they_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_arena_shrinks_after_each_run(tmp_path: Path) -> None:
     """Shown by a device that there is not: it is looked for at the end of the run."""
-    path = models.twice(tmp_path / "m.onnx")
+    path = small.twice(tmp_path / "m.onnx")
     session = Session(path, "cpu", SessionOptions(arena_shrinkage="cpu:0"))
     assert session.run({"x": fp32(2, 3)})["y"].tolist() == (2 * fp32(2, 3)).tolist()
     with pytest.raises(ModelFailedError, match="arena shrink list: cpu:7"):
@@ -325,4 +325,4 @@ def test_a_provider_that_is_not_there_is_named(tmp_path: Path) -> None:
         StartError,
         match="asks for OpenVINOExecutionProvider, which the installed onnxruntime does not have; it has",
     ):
-        Session(models.twice(tmp_path / "m.onnx"), "cpu", settings)
+        Session(small.twice(tmp_path / "m.onnx"), "cpu", settings)

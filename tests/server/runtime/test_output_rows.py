@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from support.server.classifiers import trees
-from support.server.models import node, save, value
+from support.models.classifiers import trees
+from support.models.small import node, save, value
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from support.server import models
+from support.models import small
 from support.server.rig import Array, fp32
 
 from tensorferry.protos.tensors import DATATYPES
@@ -30,7 +30,7 @@ def numbers(name: str) -> Array:
 
 @pytest.mark.parametrize("name", DATATYPES)
 def test_every_datatype_of_any_size(name: str, tmp_path: Path) -> None:
-    session = Session(models.echo(tmp_path / "m.onnx", name))
+    session = Session(small.echo(tmp_path / "m.onnx", name))
     (given,) = session.signature.inputs
     assert (given.name, given.datatype.name, given.dims) == ("x", name, ("batch", "n"))
     whole = numbers(name)
@@ -42,20 +42,20 @@ def test_every_datatype_of_any_size(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", DATATYPES)
 def test_scalars(name: str, tmp_path: Path) -> None:
-    session = Session(models.echo(tmp_path / "m.onnx", name, dims=()))
+    session = Session(small.echo(tmp_path / "m.onnx", name, dims=()))
     x = numbers(name)[1:, :1].reshape(()) if name != "BYTES" else np.array("text", dtype=object)
     out = session.run({"x": x})["x_out"]
     assert (out.shape, out.dtype, out.tolist()) == ((), x.dtype, x.tolist())
 
 
 def test_read_only_inputs_as_the_wire_gives_them(tmp_path: Path) -> None:
-    session = Session(models.twice(tmp_path / "m.onnx"))
+    session = Session(small.twice(tmp_path / "m.onnx"))
     x = np.frombuffer(fp32(2, 3).tobytes(), np.float32).reshape(2, 3)
     assert session.run({"x": x})["y"].tolist() == (fp32(2, 3) * 2).tolist()
 
 
 def test_outputs_are_the_callers_own(tmp_path: Path) -> None:
-    session = Session(models.twice(tmp_path / "m.onnx"))
+    session = Session(small.twice(tmp_path / "m.onnx"))
     first = session.run({"x": fp32(2, 3)})["y"]
     session.run({"x": fp32(2, 3) + 50})
     assert first.tolist() == (fp32(2, 3) * 2).tolist()
@@ -86,21 +86,21 @@ def test_a_directory_is_no_model(tmp_path: Path) -> None:
 
 
 def test_a_truncated_model(tmp_path: Path) -> None:
-    path = models.mlp(tmp_path / "m.onnx")
+    path = small.mlp(tmp_path / "m.onnx")
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(StartError, match=r"m\.onnx: ONNX Runtime cannot load it"):
         Session(path)
 
 
 def test_types_that_the_protocol_cannot_carry_name_file_and_tensor(tmp_path: Path) -> None:
-    path = models.sequence(tmp_path / "m.onnx")
+    path = small.sequence(tmp_path / "m.onnx")
     with pytest.raises(StartError) as caught:
         Session(path)
     assert str(caught.value).startswith(f"{path}: output 'y' is of type seq(tensor(float))")
 
 
 def test_a_failed_run_says_node_and_reason_and_no_place_in_any_source(tmp_path: Path) -> None:
-    session = Session(models.lookup(tmp_path / "m.onnx"))
+    session = Session(small.lookup(tmp_path / "m.onnx"))
     assert session.run({"index": np.array([9, 0])})["y"].tolist() == [[9], [0]]
     with pytest.raises(ModelFailedError) as caught:
         session.run({"index": np.array([1, 99])})
@@ -114,7 +114,7 @@ def test_a_failed_run_says_node_and_reason_and_no_place_in_any_source(tmp_path: 
 
 
 def test_a_reason_that_has_places_in_a_source_is_for_the_log(tmp_path: Path) -> None:
-    session = Session(models.added(tmp_path / "m.onnx"))
+    session = Session(small.added(tmp_path / "m.onnx"))
     with pytest.raises(ModelFailedError) as caught:
         session.run({"a": fp32(2, 2), "b": fp32(2, 3)})
     assert str(caught.value) == "the model failed on this request: Add node: the server's log has the reason"
@@ -123,7 +123,7 @@ def test_a_reason_that_has_places_in_a_source_is_for_the_log(tmp_path: Path) -> 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="there is one core to be kept to")
 def test_keeps_to_the_cores_that_it_may_use(tmp_path: Path) -> None:
-    path = models.echo(tmp_path / "m.onnx", "FP32")
+    path = small.echo(tmp_path / "m.onnx", "FP32")
     allowed = os.sched_getaffinity(0)
     before = set(os.listdir("/proc/self/task"))
     try:

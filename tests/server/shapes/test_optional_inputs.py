@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from support.server.models import node, save, value
+from support.models.scaled import with_defaults
+from support.models.small import node, save, value
 from support.server.rig import Replies, infer, request, response_of
-from support.server.scaled_models import with_defaults
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from support.server.models import node, save, value
+from support.models.small import node, save, value
 from support.server.rig import PATIENCE, Array, Make, fp32, request
 
 from tensorferry.protos import inference_pb2 as pb

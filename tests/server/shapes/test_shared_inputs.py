@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from support.server.models import node, save, value
+from support.models.scaled import scaled, sometimes_mixing
+from support.models.small import node, save, value
 from support.server.rig import infer, request, signature, spec
-from support.server.scaled_models import scaled, sometimes_mixing
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.batching_check.shared import mixing_by_shared

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.models.scaled import scaled, with_defaults
 from support.server.cpu_as_device import Device
 from support.server.rig import PATIENCE
-from support.server.scaled_models import scaled, with_defaults
 
 from tensorferry.batcher import Batcher, Outcome, Request, Tensor
 from tensorferry.server.runtime.session import Session

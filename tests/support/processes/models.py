@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from onnx import TensorProto, helper
-from support.server.models import Dims, node, save, value
+from support.models.small import Dims, node, save, value
 
 TABLE_SIZE = 10
 _SIDE = 192

@@ -10,9 +10,9 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.models import recurrent
 from support.processes import models
 from support.processes.server import ServerProcess, running
-from support.server import recurrent_models
 from support.server.rig import request
 from support.wire.inputs import tensor
 from support.wire.rig import Stream
@@ -30,8 +30,8 @@ def server(
     request: pytest.FixtureRequest, transport: str, model_dir: Path, mixing_model: Path
 ) -> Iterator[ServerProcess]:
     served: list[str | Path] = [
-        recurrent_models.gru(model_dir / "gru.onnx"),
-        recurrent_models.lstm(model_dir / "lstm.onnx"),
+        recurrent.gru(model_dir / "gru.onnx"),
+        recurrent.lstm(model_dir / "lstm.onnx"),
         models.echo(model_dir / "echo.onnx"),
         mixing_model,
     ]

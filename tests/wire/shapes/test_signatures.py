@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.models.classifiers import trees
+from support.models.scaled import scaled, with_defaults
+from support.models.shapeless import doubled
+from support.models.small import node, save, value
 from support.processes.server import ServerProcess, running
-from support.server.classifiers import trees
-from support.server.models import node, save, value
 from support.server.rig import Array
-from support.server.scaled_models import scaled, with_defaults
-from support.server.shapeless_models import doubled
 from support.wire.inputs import tensor
 from support.wire.rig import Stream
 from tritonclient.utils import InferenceServerException

@@ -11,10 +11,10 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.models import recurrent
+from support.models.small import mlp, node, save, value
 from support.processes import models
 from support.processes.server import ServerProcess, running
-from support.server import recurrent_models
-from support.server.models import mlp, node, save, value
 from support.server.rig import request
 from support.wire.inputs import given, tensor, wanted
 from support.wire.rig import Stream
@@ -37,8 +37,8 @@ def _unnamed(path: Path) -> Path:
 @pytest.fixture(scope="module")
 def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
     served: list[str | Path] = [
-        recurrent_models.gru(model_dir / "gru.onnx"),
-        recurrent_models.lstm(model_dir / "lstm.onnx"),
+        recurrent.gru(model_dir / "gru.onnx"),
+        recurrent.lstm(model_dir / "lstm.onnx"),
         mlp(model_dir / "mlp.onnx"),
         _unnamed(model_dir / "unnamed.onnx"),
         *models.echoes(model_dir, "BYTES", "BF16", "INT32"),

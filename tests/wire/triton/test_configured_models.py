@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from support.server import models
+from support.models import small
 from support.server.rig import PATIENCE, Array, fp32
 from support.wire.inputs import tensor
 from tritonclient.utils import InferenceServerException
@@ -42,7 +42,7 @@ def dial(tmp_path: Path, transport: str) -> Iterator[Dial]:
         def connect(text: str | None, repository: bool = True) -> Client:
             home = tmp_path / "m"
             (home / "1").mkdir(parents=True)
-            path = models.twice(home / "1" / "model.onnx")
+            path = small.twice(home / "1" / "model.onnx")
             config = parse_config(text, "config.pbtxt") if text is not None else None
             source = ModelSource("m", path, "1", config, home if repository else None)
             app = App(ServerConfig((source,), port=0, device="cpu", transport=transport))

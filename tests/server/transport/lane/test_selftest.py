@@ -20,8 +20,8 @@ from typing import Any
 
 import grpc
 import pytest
+from support.models import small
 from support.processes.server import environment
-from support.server import models
 from support.server.rig import PATIENCE, Make, fp32, made_apps, request
 from support.server.scripted_service import Door, success
 
@@ -135,7 +135,7 @@ sabotages = pytest.mark.parametrize(("sabotage", "reason"), SABOTAGES.values(), 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
     """Makes servers with the model `m`; no thread of one that was stopped is left."""
-    path = models.twice(tmp_path / "m.onnx")
+    path = small.twice(tmp_path / "m.onnx")
     before = set(threading.enumerate())
     with made_apps(path) as made:
         yield made
@@ -242,7 +242,7 @@ def _process(transport: str, model: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("transport", ["auto", "threaded"])
 def test_a_process_without_the_lane_serves(transport: str, tmp_path: Path) -> None:
-    with _process(transport, models.twice(tmp_path / "m.onnx")) as process:
+    with _process(transport, small.twice(tmp_path / "m.onnx")) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert json.loads(process.stdout.readline())["transport"] == "threaded"
@@ -253,7 +253,7 @@ def test_a_process_without_the_lane_serves(transport: str, tmp_path: Path) -> No
 
 
 def test_a_process_that_must_have_the_lane_exits_with_1(tmp_path: Path) -> None:
-    with _process("lane", models.twice(tmp_path / "m.onnx")) as process:
+    with _process("lane", small.twice(tmp_path / "m.onnx")) as process:
         out, log = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (1, "")
     (line,) = [line for line in log.splitlines() if "lane" in line]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
-from support.server.models import node, save, value
+from support.models.small import node, save, value
 
 
 def shapeless(path: Path) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from support.server.models import node, save, value
+from support.models.small import node, save, value
 
 _HIDDEN = 4
 _WIDTH = 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 from onnx import helper
-from support.server.models import value
+from support.models.small import value
 
 
 def trees(path: Path, label: int = 1) -> Path:
