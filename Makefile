@@ -78,7 +78,7 @@ gpu-check: $(VENV)/.dev ## on a GPU machine: CUDA against CPU, a GPU that fails,
 simulate: $(if $(QUICK),$(VENV)/.$(EXTRA),$(VENV)/.plots) ## the shipping scheduler in virtual time, against its peers (QUICK=1: two minutes, no plots)
 	@$(BIN)/python benchmarks/closed_loop.py $(if $(QUICK),--seconds 2)
 	@$(BIN)/python benchmarks/closed_pipeline.py $(if $(QUICK),--seconds 2)
-	@$(BIN)/python benchmarks/simulate/run.py $(if $(QUICK),--quick,--plots docs/plots)
+	@$(BIN)/python benchmarks/simulate/run.py $(if $(QUICK),--quick,--plots docs/results/plots)
 
 bench-overhead: $(VENV)/.$(EXTRA) ## what the scheduler costs per request
 	@$(BIN)/python benchmarks/overhead.py
@@ -89,14 +89,14 @@ bench-overload: $(VENV)/.dev ## a real server under up to 10 times its capacity 
 bench-closed: $(VENV)/.dev ## callers in closed loops against a real server (QUICK=1: 20 s)
 	@$(BIN)/python benchmarks/closed_server.py $(if $(QUICK),--quick)
 
-bench: $(LOAD) $(VENV)/.dev $(if $(QUICK),,$(VENV)/.plots) ## against bare gRPC, raw ONNX Runtime and other servers; writes docs/performance.md (40 minutes; QUICK=1: ours only, one minute, no page)
+bench: $(LOAD) $(VENV)/.dev $(if $(QUICK),,$(VENV)/.plots) ## against bare gRPC, raw ONNX Runtime and other servers; writes docs/results/performance.md (40 minutes; QUICK=1: ours only, one minute, no page)
 	@$(SERVING).run --load $(LOAD) $(if $(QUICK),--quick)
 	@$(if $(QUICK),,$(SERVING).report)
 
 bench-peers: ## install the other servers that `make bench` compares with (minutes, 3 GB, Python 3.11)
 	@benchmarks/serving/install_peers.sh
 
-bench-report: $(VENV)/.dev $(VENV)/.plots ## make docs/performance.md and its plots again from the last `make bench`
+bench-report: $(VENV)/.dev $(VENV)/.plots ## make docs/results/performance.md and its plots again from the last `make bench`
 	@$(SERVING).report
 
 bench-memory: $(LOAD) $(VENV)/.dev ## memory over a million calls and ten thousand dropped streams (QUICK=1: a tenth)

@@ -1,4 +1,4 @@
-"""Makes the report of what was measured, and the section of docs/performance.md that has it.
+"""Makes the report of what was measured, and the section of docs/results/performance.md that has it.
 
 python benchmarks/gpu/report.py RESULTS.json [--docs]
 """
@@ -23,7 +23,7 @@ from sections import Section
 from gpu.servers import DEFAULT, EAGER, THROUGHPUT, VARIANTS
 from gpu.workloads import Workload, workload_of
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "results" / "performance.md"
 SECTION = Section(
     "<!-- made by `make gpu-bench`: change benchmarks/gpu/report.py instead -->",
     "<!-- end of what `make gpu-bench` made -->",
@@ -337,7 +337,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("results", type=Path)
-    parser.add_argument("--docs", action="store_true", help="write it into docs/performance.md")
+    parser.add_argument("--docs", action="store_true", help="write it into docs/results/performance.md")
     arguments = parser.parse_args()
     text = report(json.loads(arguments.results.read_text()))
     print(text)

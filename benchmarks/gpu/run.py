@@ -47,7 +47,9 @@ def main() -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument("--seconds", type=float, help="for each part (default: 540 on a GPU, else none)")
     parser.add_argument("--results", type=Path, help="(default: in the cache, by device)")
-    parser.add_argument("--docs", action="store_true", help="write the report into docs/performance.md")
+    parser.add_argument(
+        "--docs", action="store_true", help="write the report into docs/results/performance.md"
+    )
     arguments = parser.parse_args()
     # As Ctrl-C does: the servers are processes of their own, and have to be ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

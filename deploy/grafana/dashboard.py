@@ -113,7 +113,7 @@ def dashboard() -> Json:
     return {
         "uid": "tensorferry",
         "title": "tensorferry",
-        "description": "Requests, latencies, batches, queues and devices of tensorferry; see docs/metrics.md.",
+        "description": "Requests, latencies, batches, queues and devices of tensorferry; see docs/reference/metrics.md.",
         "tags": ["inference", "tensorferry"],
         "schemaVersion": 39,
         "version": 1,

@@ -59,7 +59,7 @@ def test_each_has_a_runbook_that_is_there() -> None:
 
 
 def test_operators_are_told_what_to_do_about_each() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text()
+    text = (ROOT / "docs" / "guides" / "operations.md").read_text()
     table = text.split("| alert | do |\n|---|---|\n")[1].split("\n\n")[0]
     told = [name for row in table.split("\n") for name in row.split("|")[1].strip().split(", ")]
     assert sorted(told) == sorted(name.removeprefix("Tensorferry") for name in alerts())

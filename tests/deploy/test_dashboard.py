@@ -30,7 +30,7 @@ def expressions() -> dict[str, str]:
 
 def documented() -> Iterator[str]:
     """The queries in the documentation."""
-    for page in DOCS.glob("*.md"):
+    for page in DOCS.rglob("*.md"):
         for code in re.findall(r"`([^`\n]+)`", page.read_text()):
             if re.search(r"\b(?:rate|sum|histogram_quantile)\s*(?:by|\()", code) and "tensorferry_" in code:
                 yield code.replace("\\|", "|")
@@ -70,7 +70,7 @@ def test_only_what_exists_is_named_in_the_documentation(page: Page) -> None:
     found = {query: [*mistakes(query, page)] for query in documented()}
     assert len(found) >= 5
     assert not {query: wrong for query, wrong in found.items() if wrong}
-    for file in DOCS.glob("*.md"):
+    for file in DOCS.rglob("*.md"):
         for name in re.findall(r"`(tensorferry_[a-z_]+)`", file.read_text()):
             if name == "tensorferry_status":
                 # A parameter of a response.

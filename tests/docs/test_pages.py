@@ -27,7 +27,7 @@ BLOCKS = list(blocks())
 COMMANDS = [command for block in BLOCKS if is_shell(block) for command in commands(block)]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 # These pages speak of a server of their own: see below.
-APART = ("docs/security.md", "docs/repository.md")
+APART = ("docs/guides/security.md", "docs/reference/repository.md")
 PATIENCE = 60
 
 
@@ -58,7 +58,8 @@ def check_serve(command: Command, directory: Path) -> None:
     arguments, flags = read_flags(_parser(), command.words[2:], OPTIONS)
     config = load_config(arguments["models"], flags, {}, None)
     for source in config.models:
-        if (command.page, source.path.name) != ("docs/serving.md", "text.onnx"):  # a model of the reader's
+        # text.onnx stands for a model of the reader.
+        if (command.page, source.path.name) != ("docs/guides/serving.md", "text.onnx"):
             assert (directory / source.path).is_file(), command
     for repository in config.model_repositories:
         assert (directory / repository).is_dir(), command
@@ -153,7 +154,9 @@ def test_python(block: Block, place: Place) -> None:
 def test_the_page_on_security(place: Place) -> None:
     """Certificates and tokens are made, a server is started with them, and called."""
     page = [
-        c for c in COMMANDS if c.page == "docs/security.md" and not reason(not_run.COMMANDS, c.page, c.text)
+        c
+        for c in COMMANDS
+        if c.page == "docs/guides/security.md" and not reason(not_run.COMMANDS, c.page, c.text)
     ]
     served = [c for c in page if c.words[:2] == ["tensorferry", "serve"]]
     calls = [c for c in page if c.words[:2] == ["tensorferry", "models"] or c.words[0] == "grpcurl"]
@@ -168,18 +171,18 @@ def test_the_page_on_security(place: Place) -> None:
         if shutil.which(command.words[0]) or command.words[0] == "tensorferry":
             run(command, apart)
     for block in PYTHON:
-        if block.page == "docs/security.md":
+        if block.page == "docs/guides/security.md":
             execute(block, apart)
     assert apart.server.stop() == 0, apart.server.log
 
 
 def test_the_page_on_repositories(place: Place) -> None:
-    page = [c for c in COMMANDS if c.page == "docs/repository.md"]
+    page = [c for c in COMMANDS if c.page == "docs/reference/repository.md"]
     for command in page:
         check_serve(command, place.directory)
     apart = place.arrange("--model-repository", "models", "--model-control", "explicit")
     for block in PYTHON:
-        if block.page == "docs/repository.md":
+        if block.page == "docs/reference/repository.md":
             execute(block, apart)
     assert apart.server.stop() == 0, apart.server.log
 

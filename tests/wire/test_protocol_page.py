@@ -1,4 +1,4 @@
-"""docs/protocol.md says of each error what code and words it has: each row is provoked over the wire."""
+"""docs/reference/protocol.md says of each error what code and words it has: each row is provoked over the wire."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.wire.rig import PATIENCE
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "protocol.md"
 
 
 class Row(NamedTuple):

@@ -1,4 +1,4 @@
-"""Makes the generated part of docs/performance.md, and its plots, of what serving.run has measured.
+"""Makes the generated part of docs/results/performance.md, and its plots, of what serving.run has measured.
 
 python -m serving.reporting.report [--results FILE] [--docs FOLDER]
 
@@ -135,7 +135,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--results", type=Path, default=cache_folder() / "results" / "results.json")
-    parser.add_argument("--docs", type=Path, default=Path(__file__).resolve().parents[3] / "docs")
+    parser.add_argument("--docs", type=Path, default=Path(__file__).resolve().parents[3] / "docs" / "results")
     arguments = parser.parse_args()
     if not arguments.results.exists():
         raise SystemExit(f"{arguments.results} is not there: run `make bench` first")

@@ -14,7 +14,7 @@ from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.pbtxt import parse_config
 from tensorferry.server.model_config.supported_fields import RULES, Treatment, check_fields, set_fields
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "model_config.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "reference" / "model_config.md"
 
 
 def fields(descriptor: Any, prefix: str = "") -> Iterator[str]:

@@ -29,7 +29,7 @@ from tensorferry.server.monitoring.metrics import CONTENT_TYPE, Metrics
 from tensorferry.server.monitoring.server_statistics import ServerStatistics
 from tensorferry.server.recovery.instance_health import InstanceEvent
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "reference" / "metrics.md"
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -25,7 +25,7 @@ from tensorferry.server.monitoring.status_page import policy_of, routes_of
 from tensorferry.server.monitoring.status_report import StatusReport
 from tensorferry.server.recovery.instance_health import Condition
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "status.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "reference" / "status.md"
 
 # What a model's error, and a request's id, may contain.
 HOSTILE = "</script><script>alert(1)</script>\x1b[31m\r\nX-Injected: yes \ud800 ☃"

@@ -1,4 +1,4 @@
-"""Shared memory that is used and registered in each way which docs/protocol.md has an error for."""
+"""Shared memory that is used and registered in each way which docs/reference/protocol.md has an error for."""
 
 from __future__ import annotations
 

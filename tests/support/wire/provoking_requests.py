@@ -1,4 +1,4 @@
-"""Requests that are answered with each error which docs/protocol.md has for them."""
+"""Requests that are answered with each error which docs/reference/protocol.md has for them."""
 
 from __future__ import annotations
 

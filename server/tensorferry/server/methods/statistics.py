@@ -1,4 +1,4 @@
-"""ModelStatistics: what a model's batcher has counted, in Triton's words. docs/metrics.md says what each means."""
+"""ModelStatistics: what a model's batcher has counted, in Triton's words. docs/reference/metrics.md says what each means."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What this server makes of each field of a model's configuration: used, passed on, warned of, or refused.
 
 Every field has its rule, so none is ever ignored in silence. A rule of a message holds for all in it. The
-same table stands, for people, in docs/model_config.md.
+same table stands, for people, in docs/reference/model_config.md.
 """
 
 from __future__ import annotations

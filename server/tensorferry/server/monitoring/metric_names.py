@@ -1,6 +1,6 @@
 """Every metric of our own, in this one place: its name, its type, what it means, and its labels.
 
-The page is made from it, and the dashboard, the alerts and docs/metrics.md are tested against it. (Triton's
+The page is made from it, and the dashboard, the alerts and docs/reference/metrics.md are tested against it. (Triton's
 metrics, under Triton's names, are in `triton_metrics.py`.)
 """
 

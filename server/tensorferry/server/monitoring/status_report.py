@@ -1,6 +1,6 @@
 """All that a server tells people of itself, as JSON: its models, what they have done, their last batches.
 
-docs/status.md has the schema.
+docs/reference/status.md has the schema.
 """
 
 from __future__ import annotations

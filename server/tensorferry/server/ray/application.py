@@ -1,6 +1,6 @@
 """A Ray Serve application: replicas with our batcher and session, behind Ray's own gRPC ingress.
 
-`application` builds it, `add_to_ingress` tells Ray's proxies what they serve. docs/operations.md has how it is started.
+`application` builds it, `add_to_ingress` tells Ray's proxies what they serve. docs/guides/operations.md has how it is started.
 What a replica does with a request is what the server does: the same service, without the transports.
 
 A request goes through the proxy as bytes, which are read in the replica alone.
