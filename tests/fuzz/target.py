@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import grpc
 from google.protobuf.message import Message
 
-from tensorferry.server.inference.reply import Reply
+from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.status import status_of
 
@@ -77,19 +77,19 @@ class Asked:
     __slots__ = ("_answers", "_done", "reply")
 
     def __init__(self, answers: list[int]) -> None:
-        self.reply: Reply | None = None
+        self.reply: InferenceReply | None = None
         self._answers = answers
         self._done = threading.Lock()
         self._done.acquire()
 
-    def __call__(self, reply: Reply) -> None:
+    def __call__(self, reply: InferenceReply) -> None:
         self._answers[0] += 1
         if self.reply is not None:
             raise FindingError("a request was completed twice")
         self.reply = reply
         self._done.release()
 
-    def wait(self) -> Reply:
+    def wait(self) -> InferenceReply:
         if not self._done.acquire(timeout=BOUND_SECONDS):
             raise FindingError(f"no answer within {BOUND_SECONDS:g} s")
         assert self.reply is not None
@@ -106,7 +106,7 @@ class Counted:
     def ask(self, service: InferenceService, data: bytes, metadata: Any = ()) -> Asked:
         asked = Asked(self.answers)
         self.asked += 1
-        service.infer(data, math.inf, asked, metadata)
+        service.submit(data, math.inf, asked, metadata)
         return asked
 
     def check(self) -> None:

@@ -304,7 +304,7 @@ class App:
         """While --drain-delay-seconds last, everybody hears that the server goes, and nobody is refused."""
         if not self.config.drain_delay:
             return
-        self._service.begin_leaving()
+        self._service.begin_lame_duck()
         self._health.enter_graceful_shutdown()
         close_port(self.port)
         self._stopping.wait(self.config.drain_delay)

@@ -13,7 +13,7 @@ from support.server.rig import fp32, request
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, decode_contents, decode_raw
-from tensorferry.server.inference.request_templates import FormCache, Found
+from tensorferry.server.inference.request_templates import Match, RequestTemplateCache
 from tensorferry.server.inference.service import InferenceService
 
 _EXPLAINED = (
@@ -21,10 +21,10 @@ _EXPLAINED = (
 )  # fmt: skip
 
 
-class Forgetful(FormCache):
+class Forgetful(RequestTemplateCache):
     """Remembers nothing: every message goes the long way."""
 
-    def find(self, data: bytes, generation: int) -> Found | None:
+    def find(self, data: bytes, generation: int) -> Match | None:
         return None
 
 

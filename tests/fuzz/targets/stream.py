@@ -13,7 +13,7 @@ from fuzz.world import WORDS, World, requests
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.inference.stream_order import END_ON_ERROR, STREAM_ORDER, terms_of
+from tensorferry.server.inference.stream_order import END_ON_ERROR, STREAM_ORDER, parse_stream_options
 from tensorferry.server.status import Status
 from tensorferry.server.transport.threaded_stream import ResponseStream
 from tensorferry.server.wire import structure
@@ -77,11 +77,13 @@ class StreamTarget:
 
     def run(self, data: bytes) -> str:
         metadata, messages = _split(data)
-        terms = terms_of(metadata)
-        if isinstance(terms, Status):
-            return terms.code.name
+        options = parse_stream_options(metadata)
+        if isinstance(options, Status):
+            return options.code.name
         with timed():
-            stream = ResponseStream(self._service, math.inf, terms=terms, max_in_flight=3, metadata=metadata)
+            stream = ResponseStream(
+                self._service, math.inf, options=options, max_in_flight=3, metadata=metadata
+            )
             try:
                 responses = [
                     pb.ModelStreamInferResponse.FromString(each) for each in stream.responses(iter(messages))
@@ -89,7 +91,7 @@ class StreamTarget:
             finally:
                 stream.close()
         self._world.check()
-        return _outcome(terms, messages, responses, stream.end)
+        return _outcome(options, messages, responses, stream.end)
 
     def check(self) -> None:
         self._world.check()
@@ -98,7 +100,7 @@ class StreamTarget:
         self._world.close()
 
 
-def _outcome(terms: Any, messages: list[bytes], responses: list[Any], end: Status | None) -> str:
+def _outcome(options: Any, messages: list[bytes], responses: list[Any], end: Status | None) -> str:
     codes = []
     for response in responses:
         status = response.infer_response.parameters["tensorferry_status"].string_param
@@ -110,12 +112,12 @@ def _outcome(terms: Any, messages: list[bytes], responses: list[Any], end: Statu
             raise FindingError("a response that is not the last to its request")
         codes.append(status or "OK")
     if end is not None:
-        if not terms.ends_on_error or end.code.name in ("INTERNAL", "OK"):
+        if not options.end_on_error or end.code.name in ("INTERNAL", "OK"):
             raise FindingError(f"the stream ended with {end}")
         return end.code.name
     ids = [_id_of(message) for message in messages]
     answered = [response.infer_response.id for response in responses]
-    if (answered if terms.ordered else sorted(answered)) != (ids if terms.ordered else sorted(ids)):
+    if (answered if options.ordered else sorted(answered)) != (ids if options.ordered else sorted(ids)):
         raise FindingError(f"the ids {answered} for the requests {ids}")
     # Of several, the first that failed.
     return next((code for code in codes if code != "OK"), "OK")

@@ -33,7 +33,7 @@ from tensorferry.protos.tensors import DATATYPES, decode_raw
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import InvalidRequestError, StartError
 from tensorferry.server.inference.classification import Classifier
-from tensorferry.server.inference.codec import Wanted, encode
+from tensorferry.server.inference.codec import ResponseSpec, encode
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.labels import read_labels
 from tensorferry.server.models.loader import load_model
@@ -132,7 +132,7 @@ def test_classes_without_a_label_have_none() -> None:
 
 @pytest.mark.parametrize("typed", [False, True])
 def test_a_response_has_classes_beside_values(typed: bool) -> None:
-    wanted = Wanted(
+    wanted = ResponseSpec(
         (spec("y", "FP32", "batch", 3), spec("z", "INT64", "batch")),
         typed=typed,
         explain=False,
@@ -174,7 +174,7 @@ def test_requests_for_different_numbers_of_classes_share_a_batch() -> None:
         answers = []
         for message in (asking(1), asking(1), asking(2), request({"x": fp32(1, 3)}), asking(2)):
             answers.append(Replies())
-            service.infer(message.SerializeToString(), math.inf, answers[-1])
+            service.submit(message.SerializeToString(), math.inf, answers[-1])
             # The first rides alone, what comes while it runs together.
             runner.await_batches(1)
         runner.open()

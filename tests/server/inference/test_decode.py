@@ -12,8 +12,8 @@ from support.server.rig import fp32, request, signature, spec
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server.errors import InvalidRequestError
-from tensorferry.server.inference.codec import Decoded, decode
-from tensorferry.server.shared_memory.regions import Lease, Regions
+from tensorferry.server.inference.codec import DecodedRequest, decode
+from tensorferry.server.shared_memory.regions import RegionLease, Regions
 from tensorferry.server.signature import Signature
 from tensorferry.server.wire.receiving import parsed
 
@@ -25,8 +25,8 @@ def good(rows: int = 2, *, typed: bool = False) -> pb.ModelInferRequest:
     return request({"x": fp32(rows, 3), "n": np.arange(rows)}, typed=typed)
 
 
-def held(message: pb.ModelInferRequest, made: Any = MODEL, *, batched: bool = True) -> Decoded:
-    return decode(message, "m", made, batched, Lease(Regions()))
+def held(message: pb.ModelInferRequest, made: Any = MODEL, *, batched: bool = True) -> DecodedRequest:
+    return decode(message, "m", made, batched, RegionLease(Regions()))
 
 
 def refused(message: pb.ModelInferRequest, made: Any = MODEL, *, batched: bool = True) -> str:

@@ -57,7 +57,7 @@ class Fuzzed:
     def send(self, data: bytes) -> pb.ModelInferResponse | grpc.StatusCode:
         replies = Replies()
         self.completions.append(replies)
-        self.service.infer(data, math.inf, replies)
+        self.service.submit(data, math.inf, replies)
         try:
             response = response_of(replies.first())
             assert self.users == 0, "a region is held by a request that is answered"

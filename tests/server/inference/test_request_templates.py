@@ -17,9 +17,9 @@ from support.server.rig import PATIENCE, fp32, reproducible, request, signature,
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference import request_templates
 from tensorferry.server.inference.codec import decode
-from tensorferry.server.inference.request_templates import Form, FormCache
+from tensorferry.server.inference.request_templates import RequestTemplate, RequestTemplateCache
 from tensorferry.server.models.registry import Model
-from tensorferry.server.shared_memory.regions import Lease, Regions
+from tensorferry.server.shared_memory.regions import RegionLease, Regions
 from tensorferry.server.wire.fields import encoded_varint
 from tensorferry.server.wire.receiving import parsed
 
@@ -112,7 +112,7 @@ def messages(draw: Any) -> list[Part]:
     # Inputs and raw contents each in their order, everything else anywhere between.
     places = draw(st.permutations(["tensor"] * len(tensors) + ["raw"] * len(raws) + ["other"] * len(others)))
     waiting = {"tensor": tensors, "raw": raws, "other": others}
-    return [waiting[place].pop(0) for place in places]
+    return [waiting[write_outputs].pop(0) for write_outputs in places]
 
 
 @st.composite
@@ -147,15 +147,17 @@ def pairs(draw: Any) -> tuple[bytes, bytes, bool]:
     return joined(parts), bytes(data), same
 
 
-def remember(cache: FormCache, data: bytes, generation: int = 0, of: Model = MODEL) -> Form:
+def remember(
+    cache: RequestTemplateCache, data: bytes, generation: int = 0, of: Model = MODEL
+) -> RequestTemplate:
     """As the service does with a message of a form that is not known. Raises for what is none."""
     message = parsed(data, pb.ModelInferRequest)
     assert (message.model_name, message.model_version) in ((of.name, ""), (of.name, "1"))
-    decoded = decode(message, of.name, of.signature, of.batched, Lease(Regions()))
+    decoded = decode(message, of.name, of.signature, of.batched, RegionLease(Regions()))
     return cache.add(data, message, of, decoded, generation)
 
 
-def told(form: Form) -> tuple[Any, ...]:
+def told(form: RequestTemplate) -> tuple[Any, ...]:
     """Everything that a form says."""
     response = form.response
     return (
@@ -171,15 +173,15 @@ def told(form: Form) -> tuple[Any, ...]:
     )
 
 
-def check(cache: FormCache, data: bytes) -> bool:
+def check(cache: RequestTemplateCache, data: bytes) -> bool:
     """Whether the message was found; what was found must be what is read the long way."""
     found = cache.find(data, 0)
     if found is None:
         return False
     form, request_id, id_field, tensors = found
     message = parsed(data, pb.ModelInferRequest)
-    decoded = decode(message, "m", MODEL.signature, MODEL.batched, Lease(Regions()))
-    assert told(form) == told(remember(FormCache(), data))
+    decoded = decode(message, "m", MODEL.signature, MODEL.batched, RegionLease(Regions()))
+    assert told(form) == told(remember(RequestTemplateCache(), data))
     assert request_id == message.id
     # Its place in a response is the same as in a request.
     assert pb.ModelInferResponse.FromString(id_field) == pb.ModelInferResponse(id=message.id)
@@ -193,7 +195,7 @@ def check(cache: FormCache, data: bytes) -> bool:
 @settings(reproducible, max_examples=600, suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_found_is_what_would_be_read(pair: tuple[bytes, bytes, bool]) -> None:
     known, data, same = pair
-    cache = FormCache()
+    cache = RequestTemplateCache()
     remember(cache, known)
     assert check(cache, known) or _twice(known)
     found = check(cache, data)
@@ -207,8 +209,8 @@ def _twice(data: bytes) -> bool:
     return data.count(b"2nd") > 0
 
 
-def cache_with(data: bytes, of: Model = MODEL) -> FormCache:
-    cache = FormCache()
+def cache_with(data: bytes, of: Model = MODEL) -> RequestTemplateCache:
+    cache = RequestTemplateCache()
     remember(cache, data, of=of)
     return cache
 
@@ -238,7 +240,7 @@ def test_an_id_that_is_no_text_goes_the_long_way_and_is_refused(bad: bytes) -> N
     data = good.replace(b"a" * len(bad), bad)
     assert cache.find(data, 0) is None
     with pytest.raises(Exception, match="is not a ModelInferRequest"):
-        remember(FormCache(), data)
+        remember(RequestTemplateCache(), data)
 
 
 def test_every_cut_and_every_changed_byte_of_a_message() -> None:
@@ -286,7 +288,7 @@ def test_what_is_not_remembered_is_read_the_long_way_each_time(data: bytes) -> N
     cache = cache_with(data, one)
     assert cache.find(data, 0) is None
     assert cache._by_size == {}
-    assert told(remember(cache, data, of=one)) == told(remember(FormCache(), data, of=one))
+    assert told(remember(cache, data, of=one)) == told(remember(RequestTemplateCache(), data, of=one))
 
 
 def test_strings_are_read_the_long_way() -> None:
@@ -296,7 +298,7 @@ def test_strings_are_read_the_long_way() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    cache = FormCache()
+    cache = RequestTemplateCache()
     for size in range(600):
         remember(cache, plain("i" * size))
         assert len(cache._by_size) <= request_templates._MOST_SIZES
@@ -312,7 +314,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 
 def test_the_responses_that_are_remembered_are_bounded() -> None:
-    cache = FormCache()
+    cache = RequestTemplateCache()
     for number in range(600):
         many = model(f"m{number}")
         data = plain(model=many.name)
@@ -321,7 +323,7 @@ def test_the_responses_that_are_remembered_are_bounded() -> None:
 
 
 def test_another_generation_is_forgotten() -> None:
-    cache = FormCache()
+    cache = RequestTemplateCache()
     data = plain()
     first = remember(cache, data, 1)
     assert cache.find(data, 0) is None
@@ -338,7 +340,7 @@ def test_another_generation_is_forgotten() -> None:
 
 def test_what_was_looked_up_before_a_model_changed_is_not_remembered_after() -> None:
     """A slow reader of the old generation does not bring its models back, nor drive out the new."""
-    cache = FormCache()
+    cache = RequestTemplateCache()
     other = model()
     remember(cache, plain(), 2, of=other)
     old = remember(cache, plain("an id"), 1)
@@ -370,7 +372,7 @@ def _in_threads(count: int, work: Callable[[int], None]) -> None:
 
 
 def test_threads_that_find_and_add_while_models_change_get_their_own() -> None:
-    cache = FormCache()
+    cache = RequestTemplateCache()
     models = [model() for _ in range(200)]
 
     def work(number: int) -> None:

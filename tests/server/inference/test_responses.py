@@ -12,8 +12,8 @@ from support.server.rig import Array, reproducible, spec
 from tensorferry.batcher import Outcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
-from tensorferry.server.inference.codec import Wanted, encode
-from tensorferry.server.inference.responses import ResponseForm, id_field_of, stream_response
+from tensorferry.server.inference.codec import ResponseSpec, encode
+from tensorferry.server.inference.responses import ResponseTemplate, id_field_of, stream_response
 from tensorferry.server.wire.fields import encoded_varint
 
 RAW = [name for name, datatype in DATATYPES.items() if datatype.size]
@@ -41,7 +41,7 @@ def arrays(draw: Any, datatype: str, rows: int) -> Array:
 
 
 @st.composite
-def outputs(draw: Any) -> tuple[Wanted, list[dict[str, Array]], list[str]]:
+def outputs(draw: Any) -> tuple[ResponseSpec, list[dict[str, Array]], list[str]]:
     """What is wanted of a model, and what it gives in several runs."""
     names = draw(st.lists(st.text("xyz_0", min_size=1, max_size=5), min_size=1, max_size=4, unique=True))
     kinds = {name: draw(st.sampled_from(RAW)) for name in names}
@@ -50,14 +50,14 @@ def outputs(draw: Any) -> tuple[Wanted, list[dict[str, Array]], list[str]]:
     ]
     specs = tuple(spec(name, kind, "batch") for name, kind in kinds.items())
     ids = draw(st.lists(st.text(max_size=200), min_size=3, max_size=3))
-    return Wanted(specs, typed=False, explain=False), runs, ids
+    return ResponseSpec(specs, typed=False, explain=False), runs, ids
 
 
 @given(outputs())
 @settings(reproducible, max_examples=300)
-def test_messages_are_protobufs_own(drawn: tuple[Wanted, list[dict[str, Array]], list[str]]) -> None:
+def test_messages_are_protobufs_own(drawn: tuple[ResponseSpec, list[dict[str, Array]], list[str]]) -> None:
     wanted, runs, ids = drawn
-    form = ResponseForm("model", "3", wanted)
+    form = ResponseTemplate("model", "3", wanted)
     for arrays_of_run, request_id in [*zip(runs, ids, strict=True)] * 2:
         outcome = Outcome(arrays_of_run)
         expected = encode("model", "3", wanted, outcome)
@@ -70,7 +70,9 @@ def test_messages_are_protobufs_own(drawn: tuple[Wanted, list[dict[str, Array]],
 
 
 def test_shapes_that_are_remembered_are_bounded() -> None:
-    form = ResponseForm("model", "1", Wanted((spec("y", "FP32", "batch", "n"),), typed=False, explain=False))
+    form = ResponseTemplate(
+        "model", "1", ResponseSpec((spec("y", "FP32", "batch", "n"),), typed=False, explain=False)
+    )
     for columns in range(200):
         outcome = Outcome({"y": np.zeros((1, columns), np.float32)})
         response = pb.ModelInferResponse.FromString(b"".join(form.pieces(b"", outcome)))

@@ -66,7 +66,7 @@ def submit(
 ) -> tuple[Any, Replies]:
     replies = Replies()
     data = request({"x": x}, **fields).SerializeToString()
-    return service.infer(data, deadline, replies), replies
+    return service.submit(data, deadline, replies), replies
 
 
 def y(response: pb.ModelInferResponse) -> Any:
@@ -134,7 +134,7 @@ def test_a_bad_request_is_completed_at_once_with_its_error(
     serve: Serve, data: bytes, kind: type[Exception]
 ) -> None:
     replies = Replies()
-    call = serve(lambda inputs: inputs).infer(data, math.inf, replies)
+    call = serve(lambda inputs: inputs).submit(data, math.inf, replies)
     assert len(replies.all) == 1
     assert isinstance(error_of(replies), kind)
     call.cancel()

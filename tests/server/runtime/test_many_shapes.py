@@ -15,7 +15,7 @@ from support.server.rig import PATIENCE
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
-from tensorferry.server.inference.reply import Reply
+from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import ModelRegistry
@@ -40,21 +40,21 @@ def test_memory_does_not_grow_with_the_shapes_seen(tmp_path: Path) -> None:
     registry.loading("m", "1")
     registry.ready(model)
     service = InferenceService(registry)
-    failed: list[BaseException] = []
+    error_reply: list[BaseException] = []
 
     def run(indices: range) -> int:
         """Answer a request of each shape; the bytes that Python then has."""
         for index in indices:
             answered = threading.Event()
 
-            def complete(reply: Reply, answered: threading.Event = answered) -> None:
+            def complete(reply: InferenceReply, answered: threading.Event = answered) -> None:
                 try:
                     reply.message()
                 except Exception as error:
-                    failed.append(error)
+                    error_reply.append(error)
                 answered.set()
 
-            service.infer(_message(index), math.inf, complete)
+            service.submit(_message(index), math.inf, complete)
             assert answered.wait(PATIENCE)
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
@@ -67,5 +67,5 @@ def test_memory_does_not_grow_with_the_shapes_seen(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
         model.batcher.close()
-    assert failed == []
+    assert error_reply == []
     assert whole - half < _MIB / 2

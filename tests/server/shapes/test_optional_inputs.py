@@ -62,11 +62,11 @@ def test_a_model_that_is_only_tested_gets_them_alone(tmp_path: Path) -> None:
         model = replace(loaded, verdict=verdict)
         service = service_of(model)
         before = model.batcher.statistics().batches
-        unattended: set[object] = set()
+        needs_run: set[object] = set()
         replies = [Replies() for _ in range(3)]
         for each in replies:
             data = request({"x": X, "scale": np.array(3, np.float32)}).SerializeToString()
-            service.infer(data, math.inf, each, unattended=unattended)  # type: ignore[arg-type]
+            service.submit(data, math.inf, each, needs_run=needs_run)  # type: ignore[arg-type]
         # None is run before all are queued.
         model.batcher.attend(math.inf)
         for each in replies:
@@ -88,11 +88,11 @@ def test_one_whose_shape_may_vary_is_for_its_rows_alone(tmp_path: Path) -> None:
     )
     model = load(path)
     service = service_of(model)
-    unattended: set[object] = set()
+    needs_run: set[object] = set()
     replies = [Replies() for _ in range(3)]
     for each in replies:
         data = request({"x": X, "state": 2 * X}).SerializeToString()
-        service.infer(data, math.inf, each, unattended=unattended)  # type: ignore[arg-type]
+        service.submit(data, math.inf, each, needs_run=needs_run)  # type: ignore[arg-type]
     model.batcher.attend(math.inf)
     for each in replies:
         (raw,) = response_of(each.first()).raw_output_contents

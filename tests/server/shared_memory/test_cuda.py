@@ -21,7 +21,7 @@ from tensorferry.server.errors import (
 from tensorferry.server.methods.shared_memory import SharedMemory
 from tensorferry.server.shared_memory import cuda_driver
 from tensorferry.server.shared_memory.cuda import CudaMemory
-from tensorferry.server.shared_memory.regions import Lease, Regions
+from tensorferry.server.shared_memory.regions import RegionLease, Regions
 from tensorferry.server.shared_memory.system import SystemMemory
 
 HANDLE = bytes(64)
@@ -42,7 +42,7 @@ def test_regions_of_both_kinds_are_read_and_written_alike(both: Regions, driver:
     both.register_system("system", "key", 0, 64)
     both.register_cuda("device", HANDLE, 1, 64)
     for name in ("system", "device"):
-        span = Lease(both).span(placed(name, 4, 10))
+        span = RegionLease(both).span(placed(name, 4, 10))
         assert span is not None
         assert span.read() == bytes([10, 11, 12, 13])
         span.write(memoryview(b"new"))
@@ -80,7 +80,7 @@ def test_device_memory_that_is_not_there_is_closed(
 
 def test_device_memory_is_closed_with_its_last_use(both: Regions, driver: ScriptedDriver) -> None:
     both.register_cuda("r", HANDLE, 0, 64)
-    lease = Lease(both)
+    lease = RegionLease(both)
     lease.span(placed(nbytes=1))
     both.unregister("r", SystemMemory)
     lease.release()

@@ -20,7 +20,7 @@ from tensorferry.server.errors import (
     UnsupportedError,
 )
 from tensorferry.server.methods.shared_memory import SharedMemory
-from tensorferry.server.shared_memory.regions import Lease, Regions
+from tensorferry.server.shared_memory.regions import RegionLease, Regions
 from tensorferry.server.shared_memory.system import SystemMemory
 
 
@@ -35,7 +35,7 @@ def _exists(name: str) -> bool:
 @pytest.mark.parametrize("key", ["key", "/key", "///key"])
 def test_a_region_is_a_part_of_a_file(regions: Regions, key: str) -> None:
     regions.register_system("r", key, 8, 32)
-    span = Lease(regions).span(placed(nbytes=4, offset=2))
+    span = RegionLease(regions).span(placed(nbytes=4, offset=2))
     assert span is not None
     assert span.read() == bytes([10, 11, 12, 13])
     span.write(memoryview(b"new"))
@@ -139,7 +139,7 @@ def test_the_empty_name_unregisters_all(regions: Regions) -> None:
 def test_a_region_that_is_in_use_goes_with_the_last_use(regions: Regions, tmp_path: Path) -> None:
     regions.register_system("r", "key", 0, 8)
     regions.register_system("idle", "key", 0, 8)
-    first, second = Lease(regions), Lease(regions)
+    first, second = RegionLease(regions), RegionLease(regions)
     first.span(placed(nbytes=1))
     first.span(placed(nbytes=1))
     regions.unregister("", SystemMemory)
@@ -159,7 +159,7 @@ def test_a_region_that_is_in_use_goes_with_the_last_use(regions: Regions, tmp_pa
 
 def test_a_region_that_is_released_but_not_unregistered_stays(regions: Regions) -> None:
     regions.register_system("r", "key", 0, 8)
-    lease = Lease(regions)
+    lease = RegionLease(regions)
     lease.span(placed(nbytes=1))
     assert lease
     lease.release()
@@ -169,7 +169,7 @@ def test_a_region_that_is_released_but_not_unregistered_stays(regions: Regions) 
 
 def test_a_span_that_is_refused_is_released_with_its_lease(regions: Regions) -> None:
     regions.register_system("r", "key", 0, 8)
-    lease = Lease(regions)
+    lease = RegionLease(regions)
     with pytest.raises(InvalidRequestError):
         lease.span(placed(nbytes=9))
     lease.release()
@@ -220,27 +220,27 @@ def test_a_span_that_is_refused_is_released_with_its_lease(regions: Regions) -> 
 def test_a_tensor_that_is_in_no_region(regions: Regions, tensor: Any, message: str) -> None:
     regions.register_system("r", "key", 0, 64)
     with pytest.raises(InvalidRequestError) as caught:
-        Lease(regions).span(tensor)
+        RegionLease(regions).span(tensor)
     assert message in str(caught.value)
 
 
 def test_a_tensor_without_such_parameters_is_in_no_region(regions: Regions) -> None:
-    lease = Lease(regions)
+    lease = RegionLease(regions)
     assert lease.span(placed(None, None)) is None
     assert not lease
 
 
 def test_an_unknown_region(regions: Regions) -> None:
     with pytest.raises(NotFoundError, match=r"^Unable to find shared memory region: 'r'$"):
-        Lease(regions).span(placed())
+        RegionLease(regions).span(placed())
     with pytest.raises(NotFoundError, match=r"'r'\. Client shared memory is disabled"):
-        Lease(Regions()).span(placed())
+        RegionLease(Regions()).span(placed())
 
 
 def test_a_file_that_was_cut_short_is_an_error_of_the_request(regions: Regions, tmp_path: Path) -> None:
     """To touch a mapping of it would kill the process."""
     regions.register_system("r", "key", 0, 64)
-    span = Lease(regions).span(placed(nbytes=64))
+    span = RegionLease(regions).span(placed(nbytes=64))
     assert span is not None
     os.truncate(tmp_path / "key", 63)
     for use in (span.read, lambda: span.write(memoryview(bytes(64)))):
@@ -252,14 +252,14 @@ def test_a_file_that_was_cut_short_is_an_error_of_the_request(regions: Regions, 
 def test_a_file_that_is_unlinked_is_still_the_region(regions: Regions, tmp_path: Path) -> None:
     regions.register_system("r", "key", 0, 64)
     (tmp_path / "key").unlink()
-    span = Lease(regions).span(placed(nbytes=2))
+    span = RegionLease(regions).span(placed(nbytes=2))
     assert span is not None
     assert span.read() == b"\0\1"
 
 
 def test_what_cannot_be_written_is_said(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
     regions.register_system("r", "key", 0, 64)
-    span = Lease(regions).span(placed())
+    span = RegionLease(regions).span(placed())
     assert span is not None
 
     def full(*args: Any) -> int:
@@ -274,7 +274,7 @@ def test_reading_and_writing_go_on_where_the_system_stops_short(
     regions: Regions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     regions.register_system("r", "key", 0, 64)
-    span = Lease(regions).span(placed(nbytes=10))
+    span = RegionLease(regions).span(placed(nbytes=10))
     assert span is not None
     pread, pwrite = os.pread, os.pwrite
     monkeypatch.setattr(os, "pread", lambda file, n, at: pread(file, min(n, 3), at))

@@ -51,7 +51,7 @@ class Desk:
 
     def ask(self, request_id: str, deadline: float = math.inf) -> Replies:
         replies = Replies()
-        self.service.infer(request({"x": fp32(1, 2)}, id=request_id).SerializeToString(), deadline, replies)
+        self.service.submit(request({"x": fp32(1, 2)}, id=request_id).SerializeToString(), deadline, replies)
         return replies
 
     def traced(self) -> list[tuple[str, int, bool]]:
@@ -123,7 +123,7 @@ def test_a_sink_that_raises_costs_no_answer(caplog: pytest.LogCaptureFixture) ->
     registry.ready(Model("m", "1", SIGNATURE, 4, "", batcher))
     service = InferenceService(registry, tracing=Tracing([Broken()]))
     replies = Replies()
-    service.infer(request({"x": fp32(1, 2)}, id="1").SerializeToString(), math.inf, replies)
+    service.submit(request({"x": fp32(1, 2)}, id="1").SerializeToString(), math.inf, replies)
     reply = replies.first()
     assert response_of(reply).id == "1"
     assert reply.trace is not None

@@ -18,7 +18,7 @@ from support.server.scripted_service import Door, success
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.identity import ANYONE, Caller, Metadata
-from tensorferry.server.inference.reply import Call, Reply
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
 
@@ -108,23 +108,23 @@ class Hooked(InferenceService):
         self.when_it_comes: Callable[[], None] = lambda: None
         self.when_withdrawn: Callable[[], None] = lambda: None
         self.completed = 0
-        self._complete: Callable[[Reply], None] | None = None
+        self._complete: Callable[[InferenceReply], None] | None = None
 
-    def infer(
+    def submit(
         self,
         data: bytes,
         deadline: float,
-        complete: Callable[[Reply], None],
+        complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
-        unattended: Any = None,
+        needs_run: Any = None,
         caller: Caller = ANYONE,
-    ) -> Call:
+    ) -> InferenceCall:
         self._complete = complete
         self.arrived.set()
         self.when_it_comes()
         return _HookedCall(self)
 
-    def complete(self, reply: Reply) -> None:
+    def complete(self, reply: InferenceReply) -> None:
         """Completes the request, if it is not."""
         complete, self._complete = self._complete, None
         if complete is not None:
@@ -132,7 +132,7 @@ class Hooked(InferenceService):
             complete(reply)
 
 
-class _HookedCall(Call):
+class _HookedCall(InferenceCall):
     def __init__(self, service: Hooked) -> None:
         super().__init__()
         self._hooked = service
@@ -191,7 +191,7 @@ def test_a_request_that_is_withdrawn_while_its_reply_is_built(door: Door, hooked
 
     call = door.infer("1")
     assert hooked.arrived.wait(PATIENCE)
-    replier = threading.Thread(target=hooked.complete, args=(Reply("1", build),))
+    replier = threading.Thread(target=hooked.complete, args=(InferenceReply("1", build),))
     replier.start()
     assert building.wait(PATIENCE)
     call.cancel()
@@ -240,7 +240,7 @@ def test_a_stream_that_is_cancelled_while_a_reply_is_built(door: Door, hooked: H
     stream = door.stream()
     stream.send("1")
     assert hooked.arrived.wait(PATIENCE)
-    replier = threading.Thread(target=hooked.complete, args=(Reply("1", build),))
+    replier = threading.Thread(target=hooked.complete, args=(InferenceReply("1", build),))
     replier.start()
     assert building.wait(PATIENCE)
     stream.cancel()

@@ -15,7 +15,7 @@ from support.server.rig import PATIENCE
 from support.server.scripted_service import Door, failure, opened, success
 
 from tensorferry.batcher import QueueFull
-from tensorferry.server.inference.fast_reject import Foresight
+from tensorferry.server.inference.early_rejection import EarlyRejection
 from tensorferry.server.transport.call_admission import NEVER
 from tensorferry.server.transport.lane import cygrpc
 from tensorferry.server.transport.lane.lane import Lane
@@ -46,22 +46,22 @@ class Registry:
         return self.held
 
 
-def foresight(registry: Registry, *sources: str) -> Foresight:
+def early_rejection(registry: Registry, *sources: str) -> EarlyRejection:
     tracing: Any = SimpleNamespace(sources=sources)
     held: Any = registry
-    return Foresight(held, tracing)
+    return EarlyRejection(held, tracing)
 
 
 def test_the_one_model_is_asked() -> None:
-    foreseen = foresight(Registry(Model()))
+    foreseen = early_rejection(Registry(Model()))
     assert foreseen.refusal(9.0) is FULL
     assert foreseen.refusal(11.0) is None
 
 
 def test_where_nobody_knows_the_model_its_message_is_read() -> None:
-    assert foresight(Registry()).refusal(9.0) is None
+    assert early_rejection(Registry()).refusal(9.0) is None
     registry = Registry(Model(), Model())
-    foreseen = foresight(registry)
+    foreseen = early_rejection(registry)
     assert foreseen.refusal(9.0) is None
     registry.held = registry.held[:1]
     registry.generation += 1
@@ -73,18 +73,18 @@ def test_where_nobody_knows_the_model_its_message_is_read() -> None:
 
 def test_a_call_that_may_be_traced_is_read() -> None:
     model = Model()
-    assert foresight(Registry(model), "file").refusal(9.0) is None
+    assert early_rejection(Registry(model), "file").refusal(9.0) is None
     assert not model.asked
 
 
 def test_one_is_the_sole_one_as_long_as_there_is_no_other() -> None:
     registry = Registry(Model())
-    foreseen = foresight(registry, "file")
-    batcher: Any = foreseen.sole()
+    foreseen = early_rejection(registry, "file")
+    batcher: Any = foreseen.only_batcher()
     assert batcher is registry.held[0]
     registry.held = (Model(), Model())
     registry.generation += 1
-    assert foreseen.sole() is None
+    assert foreseen.only_batcher() is None
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def turning_away(door: Door) -> list[float]:
         asked.append(deadline)
         return FULL
 
-    door.service.foresight = SimpleNamespace(refusal=refusal, sole=object)  # type: ignore[assignment]
+    door.service.early_rejection = SimpleNamespace(refusal=refusal, only_batcher=object)  # type: ignore[assignment]
     return asked
 
 
@@ -154,7 +154,7 @@ def test_the_thread_rests_only_where_no_other_model_serves(
 ) -> None:
     """A call of another's may be answered in a moment, and would be late by the rest."""
     assert door.lane is not None
-    monkeypatch.setattr(door.service.foresight, "sole", lambda: None if others else object())
+    monkeypatch.setattr(door.service.early_rejection, "only_batcher", lambda: None if others else object())
     rests: list[float] = []
     monkeypatch.setattr(door.lane.outbox, "rest", rests.append)
     door.service.answer_at_once = lambda request_id: failure(request_id, FULL)

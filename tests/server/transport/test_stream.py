@@ -13,8 +13,8 @@ from support.server.scripted_service import Door, success
 from tensorferry.batcher import QueueFull
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
-from tensorferry.server.inference.reply import Call
-from tensorferry.server.inference.stream_order import Deliveries, Terms
+from tensorferry.server.inference.reply import InferenceCall
+from tensorferry.server.inference.stream_order import ResponseOrder, StreamOptions
 from tensorferry.server.transport.threaded_stream import ResponseStream
 
 
@@ -70,12 +70,12 @@ def test_an_error_is_a_message_and_the_stream_lives_on(door: Door, order: str) -
     stream.send("1", "2")
     door.service.await_received(2)
     door.service.fail("1", InvalidRequestError("what to change"))
-    failed = stream.read()
-    assert failed.error_message == "what to change"
-    assert failed.infer_response.id == "1"
-    assert failed.infer_response.parameters["tensorferry_status"].string_param == "INVALID_ARGUMENT"
-    assert failed.infer_response.parameters["triton_final_response"].bool_param
-    assert "tensorferry_retry_after_ms" not in failed.infer_response.parameters
+    error_reply = stream.read()
+    assert error_reply.error_message == "what to change"
+    assert error_reply.infer_response.id == "1"
+    assert error_reply.infer_response.parameters["tensorferry_status"].string_param == "INVALID_ARGUMENT"
+    assert error_reply.infer_response.parameters["triton_final_response"].bool_param
+    assert "tensorferry_retry_after_ms" not in error_reply.infer_response.parameters
     door.service.answer("2")
     answered = stream.read()
     assert (answered.error_message, answered.infer_response.id) == ("", "2")
@@ -101,9 +101,9 @@ def test_an_unforeseen_error_shows_nothing_of_itself(door: Door, caplog: pytest.
     stream.send("1")
     door.service.await_received(1)
     door.service.fail("1", RuntimeError("a secret"))
-    failed = stream.read()
-    assert failed.error_message == "internal error; the server's log has the details"
-    assert failed.infer_response.parameters["tensorferry_status"].string_param == "INTERNAL"
+    error_reply = stream.read()
+    assert error_reply.error_message == "internal error; the server's log has the details"
+    assert error_reply.infer_response.parameters["tensorferry_status"].string_param == "INTERNAL"
     assert "a secret" in caplog.text
     caplog.clear()  # its frames hold the call
 
@@ -113,10 +113,10 @@ def test_what_breaks_amid_a_stream_is_its_end(
 ) -> None:
     """A bug of ours, or no memory left: the client must neither wait for ever nor take it for all there was."""
 
-    def broken(*args: Any, **options: Any) -> Call:
+    def broken(*args: Any, **options: Any) -> InferenceCall:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(door.service, "infer", broken)
+    monkeypatch.setattr(door.service, "submit", broken)
     stream = door.stream()
     stream.send("1")
     error = stream.end()
@@ -132,7 +132,7 @@ def test_a_stream_without_a_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(threading.Thread, "start", start)
     service: Any = None
-    stream = ResponseStream(service, math.inf, terms=Terms(), max_in_flight=1)
+    stream = ResponseStream(service, math.inf, options=StreamOptions(), max_in_flight=1)
     assert list(stream.responses(iter([b""]))) == []
     assert stream.end is not None
     assert stream.end.code is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -329,14 +329,14 @@ def test_a_client_that_leaves_a_stream_of_which_an_error_would_be_the_end(door: 
 
 def test_those_whose_response_was_not_taken_are_known_in_either_order() -> None:
     for ordered in (True, False):
-        deliveries = Deliveries(ordered=ordered)
-        slots = [deliveries.add() for _ in range(3)]
+        responses = ResponseOrder(ordered=ordered)
+        slots = [responses.add() for _ in range(3)]
         calls = []
-        for slot in slots:
-            slot.call = Call()
-            calls.append(slot.call)
-        deliveries.done(slots[1], success("1"))
-        assert set(deliveries.calls()) == set(calls)
-        deliveries.done(slots[0], success("0"))
-        assert deliveries.pop() is not None
-        assert len(deliveries.calls()) == 2
+        for entry in slots:
+            entry.call = InferenceCall()
+            calls.append(entry.call)
+        responses.done(slots[1], success("1"))
+        assert set(responses.calls()) == set(calls)
+        responses.done(slots[0], success("0"))
+        assert responses.pop() is not None
+        assert len(responses.calls()) == 2

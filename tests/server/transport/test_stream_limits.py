@@ -13,8 +13,8 @@ from support.server.scripted_service import Door, OpenStream, ScriptedService, s
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.identity import ANYONE, Caller, Metadata
-from tensorferry.server.inference.reply import Call, Reply
-from tensorferry.server.inference.stream_order import Terms
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply
+from tensorferry.server.inference.stream_order import StreamOptions
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.transport.threaded_stream import ResponseStream
 
@@ -56,7 +56,7 @@ def test_a_consumer_that_does_not_take_responses_stops_the_reader(ordered: bool)
     """Without gRPC between: the reader is never further ahead than the limit and the one in its hand."""
     service = ScriptedService(ModelRegistry())
     service.answer_at_once = success
-    stream = ResponseStream(service, float("inf"), terms=Terms(ordered), max_in_flight=LIMIT)
+    stream = ResponseStream(service, float("inf"), options=StreamOptions(ordered), max_in_flight=LIMIT)
     count, taken, ahead = 200, 0, []
     pulled = threading.Semaphore(0)
 
@@ -173,7 +173,7 @@ def test_a_reader_that_is_done_is_joined_and_its_stream_not_ended_by_a_drain() -
     service = ScriptedService(ModelRegistry())
     service.answer_at_once = success
     before = set(threading.enumerate())
-    stream = ResponseStream(service, float("inf"), terms=Terms(), max_in_flight=LIMIT)
+    stream = ResponseStream(service, float("inf"), options=StreamOptions(), max_in_flight=LIMIT)
     responses = stream.responses(iter([pb.ModelInferRequest(id="1").SerializeToString()]))
     assert pb.ModelStreamInferResponse.FromString(next(responses)).infer_response.id == "1"
     for reader in set(threading.enumerate()) - before:
@@ -186,7 +186,7 @@ def test_a_reader_that_is_done_is_joined_and_its_stream_not_ended_by_a_drain() -
 
 def test_closing_again_does_nothing() -> None:
     service = ScriptedService(ModelRegistry())
-    stream = ResponseStream(service, float("inf"), terms=Terms(), max_in_flight=LIMIT)
+    stream = ResponseStream(service, float("inf"), options=StreamOptions(), max_in_flight=LIMIT)
     stream.close()
     stream.close()
     assert list(stream.responses(iter([pb.ModelInferRequest(id="1").SerializeToString()]))) == []
@@ -196,21 +196,21 @@ def test_closing_again_does_nothing() -> None:
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_client_that_leaves_while_its_request_is_submitted_withdraws_it(ordered: bool) -> None:
     class Leaving(ScriptedService):
-        def infer(
+        def submit(
             self,
             data: bytes,
             deadline: float,
-            complete: Callable[[Reply], None],
+            complete: Callable[[InferenceReply], None],
             metadata: Metadata = (),
-            unattended: Any = None,
+            needs_run: Any = None,
             caller: Caller = ANYONE,
-        ) -> Call:
-            call = super().infer(data, deadline, complete, metadata)
+        ) -> InferenceCall:
+            call = super().submit(data, deadline, complete, metadata)
             stream.close()
             return call
 
     service = Leaving(ModelRegistry())
-    stream = ResponseStream(service, float("inf"), terms=Terms(ordered), max_in_flight=LIMIT)
+    stream = ResponseStream(service, float("inf"), options=StreamOptions(ordered), max_in_flight=LIMIT)
     messages = iter([pb.ModelInferRequest(id=request_id).SerializeToString() for request_id in "123"])
     assert list(stream.responses(messages)) == []
     service.await_cancelled(1)

@@ -19,7 +19,7 @@ from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.identity import ANYONE
 from tensorferry.server.inference import service
-from tensorferry.server.inference.reply import Call, Reply
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.transport.lane.unpacking import Unpacker
 from tensorferry.server.wire.compression import unpacked
 
@@ -42,7 +42,7 @@ class Later(Executor):
             self.given.pop(0)()
 
 
-class Served(Call):
+class Served(InferenceCall):
     """A request that the service has; how it was withdrawn."""
 
     def __init__(self) -> None:
@@ -61,23 +61,23 @@ class Desk:
     def __init__(self, error: Exception | None = None) -> None:
         self.later = Later()
         self.served: list[Served] = []
-        self.replies: list[Reply] = []
+        self.replies: list[InferenceReply] = []
         self._error = error
-        self._unpacker = Unpacker(self._infer, self.later)
+        self._unpacker = Unpacker(self._submit, self.later)
 
-    def _infer(self, data: bytes, *arguments: Any, **options: Any) -> Call:
+    def _submit(self, data: bytes, *arguments: Any, **options: Any) -> InferenceCall:
         if self._error is not None:
             raise self._error
         self.served.append(Served())
         return self.served[-1]
 
-    def infer(self) -> Call:
-        return self._unpacker.infer(b"", 0.0, self.replies.append, (), ANYONE)
+    def submit(self) -> InferenceCall:
+        return self._unpacker.submit(b"", 0.0, self.replies.append, (), ANYONE)
 
 
 def test_it_is_served_later() -> None:
     desk = Desk()
-    desk.infer()
+    desk.submit()
     assert not desk.served
     desk.later.run()
     assert len(desk.served) == 1
@@ -86,7 +86,7 @@ def test_it_is_served_later() -> None:
 
 def test_one_that_is_withdrawn_before_is_not_served_and_told_so_once() -> None:
     desk = Desk()
-    call = desk.infer()
+    call = desk.submit()
     call.cancel()
     call.abandon()
     assert not desk.replies
@@ -99,7 +99,7 @@ def test_one_that_is_withdrawn_before_is_not_served_and_told_so_once() -> None:
 
 def test_one_that_is_withdrawn_later_is_withdrawn_from_the_service() -> None:
     desk = Desk()
-    call = desk.infer()
+    call = desk.submit()
     desk.later.run()
     call.abandon()
     call.cancel()
@@ -109,18 +109,18 @@ def test_one_that_is_withdrawn_later_is_withdrawn_from_the_service() -> None:
 def test_one_that_is_withdrawn_meanwhile_is_withdrawn_from_the_service() -> None:
     desk = Desk()
 
-    def infer(*arguments: Any, **options: Any) -> Call:
+    def submit(*arguments: Any, **options: Any) -> InferenceCall:
         call.cancel()
-        return desk._infer(b"")
+        return desk._submit(b"")
 
-    call = Unpacker(infer, desk.later).infer(b"", 0.0, desk.replies.append, (), ANYONE)
+    call = Unpacker(submit, desk.later).submit(b"", 0.0, desk.replies.append, (), ANYONE)
     desk.later.run()
     assert desk.served[0].withdrawn == ["cancel"]
 
 
 def test_a_bug_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk(ZeroDivisionError())
-    desk.infer()
+    desk.submit()
     desk.later.run()
     (reply,) = desk.replies
     with pytest.raises(ZeroDivisionError):
@@ -131,7 +131,7 @@ def test_a_bug_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
 def test_without_threads_it_is_served_at_once() -> None:
     desk = Desk()
     desk.later.is_open = False
-    desk.infer()
+    desk.submit()
     assert len(desk.served) == 1
 
 
@@ -154,8 +154,8 @@ def test_others_are_answered_while_one_is_unpacked(
         connection.send(call, framed(gzip.compress(message), flag=1), last=True)
         connection.flush()
         assert begun.wait(PATIENCE)
-        infer: Any = channel.unary_unary(METHODS["ModelInfer"])
-        answer = pb.ModelInferResponse.FromString(infer(message, timeout=PATIENCE))
+        submit: Any = channel.unary_unary(METHODS["ModelInfer"])
+        answer = pb.ModelInferResponse.FromString(submit(message, timeout=PATIENCE))
         assert answer.outputs[0].shape == [1, 3]
         go_on.set()
         connection.await_answers([call])

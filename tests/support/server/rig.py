@@ -20,7 +20,7 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, datatype_of, encode_contents, encode_raw
 from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
-from tensorferry.server.inference.reply import Reply
+from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model
 from tensorferry.server.signature import Signature, TensorSpec
@@ -69,14 +69,14 @@ class Replies:
     """Completions that are remembered. Thread-safe."""
 
     def __init__(self) -> None:
-        self.all: list[Reply] = []
+        self.all: list[InferenceReply] = []
         self._arrived = threading.Event()
 
-    def __call__(self, reply: Reply) -> None:
+    def __call__(self, reply: InferenceReply) -> None:
         self.all.append(reply)
         self._arrived.set()
 
-    def first(self) -> Reply:
+    def first(self) -> InferenceReply:
         assert self._arrived.wait(PATIENCE), "no completion"
         return self.all[0]
 
@@ -116,7 +116,7 @@ def has_ipv6() -> bool:
     return True
 
 
-def response_of(reply: Reply) -> pb.ModelInferResponse:
+def response_of(reply: InferenceReply) -> pb.ModelInferResponse:
     """The response that a reply serialises; what went wrong is raised."""
     return pb.ModelInferResponse.FromString(reply.message())
 
@@ -125,5 +125,5 @@ def infer(service: InferenceService, message: pb.ModelInferRequest | bytes) -> p
     """The response to a request; what went wrong is raised."""
     replies = Replies()
     data = message if isinstance(message, bytes) else message.SerializeToString()
-    service.infer(data, math.inf, replies)
+    service.submit(data, math.inf, replies)
     return response_of(replies.first())

@@ -19,7 +19,7 @@ from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 from tensorferry.server.identity import ANYONE, Caller, Metadata
-from tensorferry.server.inference.reply import Call, Reply
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.security.access_control import Access
@@ -28,7 +28,7 @@ from tensorferry.server.transport.lane.stream import StreamCall
 from tensorferry.server.transport.threaded_servicer import Servicer
 
 
-class ScriptedCall(Call):
+class ScriptedCall(InferenceCall):
     """Tells the service when the transport withdraws its request."""
 
     __slots__ = ("_cancelled",)
@@ -46,7 +46,7 @@ class ScriptedService(InferenceService):
 
     def __init__(self, registry: ModelRegistry) -> None:
         super().__init__(registry)
-        self.answer_at_once: Callable[[str], Reply] | None = None
+        self.answer_at_once: Callable[[str], InferenceReply] | None = None
         # Guards the fields below, and is notified when one of them changes.
         self._changed = threading.Condition()
         self.received: list[str] = []
@@ -54,17 +54,17 @@ class ScriptedService(InferenceService):
         self.metadata: dict[str, Metadata] = {}
         self.callers: dict[str, Caller] = {}
         self.cancelled: list[str] = []
-        self._waiting: dict[str, Callable[[Reply], None]] = {}
+        self._waiting: dict[str, Callable[[InferenceReply], None]] = {}
 
-    def infer(
+    def submit(
         self,
         data: bytes,
         deadline: float,
-        complete: Callable[[Reply], None],
+        complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
-        unattended: Any = None,
+        needs_run: Any = None,
         caller: Caller = ANYONE,
-    ) -> Call:
+    ) -> InferenceCall:
         request_id = pb.ModelInferRequest.FromString(data).id
         with self._changed:
             self.received.append(request_id)
@@ -96,7 +96,7 @@ class ScriptedService(InferenceService):
         """Completes a request with an error."""
         self._complete(failure(request_id, error))
 
-    def _complete(self, reply: Reply) -> None:
+    def _complete(self, reply: InferenceReply) -> None:
         with self._changed:
             complete = self._waiting.pop(reply.request_id)
         complete(reply)
@@ -114,16 +114,16 @@ class ScriptedService(InferenceService):
             assert self._changed.wait_for(predicate, PATIENCE), (self.received, self.cancelled)
 
 
-def success(request_id: str, nbytes: int = 0) -> Reply:
+def success(request_id: str, nbytes: int = 0) -> InferenceReply:
     response = pb.ModelInferResponse(id=request_id, model_name="m", raw_output_contents=[bytes(nbytes)])
-    return Reply(request_id, lambda: [response.SerializeToString()])
+    return InferenceReply(request_id, lambda: [response.SerializeToString()])
 
 
-def failure(request_id: str, error: BaseException) -> Reply:
+def failure(request_id: str, error: BaseException) -> InferenceReply:
     def build() -> list[bytes]:
         raise error
 
-    return Reply(request_id, build)
+    return InferenceReply(request_id, build)
 
 
 class OpenStream:

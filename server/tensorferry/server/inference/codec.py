@@ -27,14 +27,14 @@ from tensorferry.server.config.request_limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError, cut
 from tensorferry.server.inference.classification import BYTES, PLAIN, Classifier, class_count
 from tensorferry.server.inference.request_limits import DEFAULT, check_claims, check_lengths
-from tensorferry.server.shared_memory.regions import Lease, Span
+from tensorferry.server.shared_memory.regions import RegionLease, Span
 from tensorferry.server.signature import Signature, TensorSpec
 from tensorferry.server.wire.parameters import read_parameters
 
 _Wire = pb.ModelInferRequest.InferInputTensor
 
 
-class Wanted(NamedTuple):
+class ResponseSpec(NamedTuple):
     """What a response has to look like: the outputs asked for, whether they travel in typed contents,
     whether the batch is described, and how many classes are wanted of each output, 0 for its values
     (empty: of none). `places` says of each output where in shared memory it goes, None for in the
@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedRequest:
     """A request's tensors in the order of `signature`, and what goes with them.
 
     That is the model's, with the optional inputs that the request gives.
@@ -66,7 +66,7 @@ class Decoded:
     nbytes: int
     timeout: float
     priority: int
-    wanted: Wanted
+    wanted: ResponseSpec
 
 
 def decode(
@@ -74,9 +74,9 @@ def decode(
     model: str,
     signature: Signature,
     batched: bool,
-    lease: Lease,
+    lease: RegionLease,
     limits: RequestLimits = DEFAULT,
-) -> Decoded:
+) -> DecodedRequest:
     """Holds a request against the model's signature and takes its tensors out.
 
     A ServerError says what was received and what was expected. Numeric raw contents are not copied:
@@ -122,7 +122,7 @@ def decode(
                     f"input {spec.name!r} batch size does not match other inputs for model {model!r}: "
                     f"{tensor.shape[0]} rows, {first!r} has {rows}"
                 )
-    return Decoded(
+    return DecodedRequest(
         signature,
         tensors=tuple(tensors),
         rows=rows,
@@ -131,7 +131,7 @@ def decode(
         nbytes=request.ByteSize() + sum([span.nbytes for span in spans.values()]),
         timeout=parameters.timeout,
         priority=parameters.priority,
-        wanted=Wanted(
+        wanted=ResponseSpec(
             outputs,
             # Where no input shows a form (there are none, or all are in shared memory) clients expect raw.
             typed=raws is None and len(spans) < len(given),
@@ -166,7 +166,7 @@ def _inputs_by_name(request: pb.ModelInferRequest, model: str, signature: Signat
     return given
 
 
-def _spans(request: pb.ModelInferRequest, lease: Lease) -> Mapping[str, Span]:
+def _spans(request: pb.ModelInferRequest, lease: RegionLease) -> Mapping[str, Span]:
     """Where inputs are in shared memory, by name."""
     spans = {}
     for tensor in request.inputs:
@@ -302,7 +302,7 @@ def _requested_outputs(
 
 
 def _destinations(
-    request: pb.ModelInferRequest, outputs: tuple[TensorSpec, ...], lease: Lease
+    request: pb.ModelInferRequest, outputs: tuple[TensorSpec, ...], lease: RegionLease
 ) -> tuple[tuple[int, ...], tuple[Span | None, ...]]:
     """Which requested outputs are to be classes, and which go to shared memory; () for none."""
     # Where none is named, all are wanted as they are.
@@ -319,7 +319,7 @@ def _destinations(
     return tuple(classes) if any(classes) else (), tuple(places) if any(places) else ()
 
 
-def place(wanted: Wanted, outcome: Outcome) -> None:
+def write_outputs(wanted: ResponseSpec, outcome: Outcome) -> None:
     """Puts outputs where in shared memory they are wanted. InvalidRequestError when one does not fit there."""
     placed = []
     for spec, span in zip(wanted.outputs, wanted.places, strict=False):
@@ -340,7 +340,7 @@ def place(wanted: Wanted, outcome: Outcome) -> None:
 
 
 def encode(
-    model: str, version: str, wanted: Wanted, outcome: Outcome, classifier: Classifier = PLAIN
+    model: str, version: str, wanted: ResponseSpec, outcome: Outcome, classifier: Classifier = PLAIN
 ) -> pb.ModelInferResponse:
     """The response, without its id, to a request whose outcome is an answer.
 

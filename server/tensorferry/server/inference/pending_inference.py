@@ -9,12 +9,12 @@ from typing import Any
 from tensorferry.batcher import Batcher, BatchInfo, ModelRowsError, Outcome, Request, Tensor
 from tensorferry.server.errors import ModelFailedError
 from tensorferry.server.identity import Metadata
-from tensorferry.server.inference.codec import Wanted, place
-from tensorferry.server.inference.reply import Call, Reply
-from tensorferry.server.inference.request_templates import Form
+from tensorferry.server.inference.codec import ResponseSpec, write_outputs
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply
+from tensorferry.server.inference.request_templates import RequestTemplate
 from tensorferry.server.inference.responses import Piece
 from tensorferry.server.shapes.shared_axes import explained
-from tensorferry.server.shared_memory.regions import Lease
+from tensorferry.server.shared_memory.regions import RegionLease
 from tensorferry.server.telemetry import logs
 from tensorferry.server.telemetry.trace_context import TRACEPARENT
 from tensorferry.server.tracing.trace import Trace
@@ -22,18 +22,18 @@ from tensorferry.server.tracing.trace import Trace
 _log = logging.getLogger("tensorferry.server")
 
 
-class PendingInference(Call, Reply):
+class PendingInference(InferenceCall, InferenceReply):
     """A request that the batcher has, and the reply to it once there is an outcome: one object for all."""
 
     __slots__ = ("_complete", "_form", "_id_field", "outcome", "request")
 
     def __init__(
         self,
-        form: Form,
+        form: RequestTemplate,
         request_id: str,
         id_field: bytes,
         metadata: Metadata,
-        complete: Callable[[Reply], None],
+        complete: Callable[[InferenceReply], None],
     ) -> None:
         self._form = form
         self.request_id = request_id
@@ -42,17 +42,17 @@ class PendingInference(Call, Reply):
         self._complete = complete
 
     def enqueue(
-        self, tensors: tuple[Tensor, ...], deadline: float, unattended: set[Batcher] | None, client: str
+        self, tensors: tuple[Tensor, ...], deadline: float, needs_run: set[Batcher] | None, client: str
     ) -> None:
         """Hands a client's request to its model's batcher, which may refuse it by an error."""
         form = self._form
         batcher = form.model.batcher
         self.request = form.request(tensors, self.completed, deadline, client, self.request_id)
         try:
-            if unattended is None:
+            if needs_run is None:
                 batcher.enqueue(self.request)
             elif batcher.enqueue_quietly(self.request):
-                unattended.add(batcher)
+                needs_run.add(batcher)
         except BaseException:
             # Refused: they would keep each other, and the call, alive.
             del self.request
@@ -70,17 +70,17 @@ class PendingInference(Call, Reply):
             raise
 
     def cancel(self) -> None:
-        """See `Call`."""
+        """See `InferenceCall`."""
         self._form.model.batcher.cancel(self.request)
 
     @property
     def addressed(self) -> tuple[str, str]:
-        """See `Reply`."""
+        """See `InferenceReply`."""
         return self._form.model.name, self._form.model.version
 
     @property
-    def waiting(self) -> Batcher | None:
-        """See `Reply`."""
+    def needs_run(self) -> Batcher | None:
+        """See `InferenceReply`."""
         batcher = self._form.model.batcher
         return batcher if batcher.awaits_attendance else None
 
@@ -113,16 +113,16 @@ class PendingInference(Call, Reply):
 
     @property
     def nbytes(self) -> int:
-        """See `Reply`."""
+        """See `InferenceReply`."""
         outputs = self.outcome.outputs
         return 0 if outputs is None else sum(map(_nbytes, outputs.values()))
 
-    def refuse(self, error: Exception) -> None:
-        """See `Reply`."""
+    def replace_with_error(self, error: Exception) -> None:
+        """See `InferenceReply`."""
         self.outcome = Outcome(error=error)
 
     def pieces(self) -> Sequence[Piece]:
-        """See `Reply`."""
+        """See `InferenceReply`."""
         outcome = self.outcome
         if outcome.error is not None:
             raise outcome.error
@@ -147,13 +147,13 @@ class SharedMemoryInference(PendingInference):
 
     def __init__(
         self,
-        form: Form,
+        form: RequestTemplate,
         request_id: str,
         id_field: bytes,
         metadata: Metadata,
-        complete: Callable[[Reply], None],
-        lease: Lease,
-        wanted: Wanted,
+        complete: Callable[[InferenceReply], None],
+        lease: RegionLease,
+        wanted: ResponseSpec,
     ) -> None:
         super().__init__(form, request_id, id_field, metadata, complete)
         self._lease = lease
@@ -163,21 +163,21 @@ class SharedMemoryInference(PendingInference):
         """See `PendingInference`."""
         if outcome.error is None:
             try:
-                place(self._wanted, outcome)
+                write_outputs(self._wanted, outcome)
             except Exception as error:
                 outcome = outcome._replace(outputs=None, error=error)
         self._lease.release()
         super().completed(outcome)
 
 
-class TracedReply(Reply):
+class TracedReply(InferenceReply):
     """Another reply, of a request that is traced."""
 
     __slots__ = ("_reply", "trace")
 
     trace: Trace
 
-    def __init__(self, reply: Reply, trace: Trace) -> None:
+    def __init__(self, reply: InferenceReply, trace: Trace) -> None:
         self.request_id = reply.request_id
         self._metadata = reply._metadata
         self._reply = reply
@@ -185,47 +185,47 @@ class TracedReply(Reply):
 
     @property
     def addressed(self) -> tuple[str, str]:
-        """See `Reply`."""
+        """See `InferenceReply`."""
         return self._reply.addressed
 
     @property
-    def waiting(self) -> Batcher | None:
-        """See `Reply`."""
-        return self._reply.waiting
+    def needs_run(self) -> Batcher | None:
+        """See `InferenceReply`."""
+        return self._reply.needs_run
 
     @property
     def nbytes(self) -> int:
-        """See `Reply`."""
+        """See `InferenceReply`."""
         return self._reply.nbytes
 
-    def refuse(self, error: Exception) -> None:
-        """See `Reply`."""
-        self._reply.refuse(error)
+    def replace_with_error(self, error: Exception) -> None:
+        """See `InferenceReply`."""
+        self._reply.replace_with_error(error)
 
     def pieces(self) -> Sequence[Piece]:
-        """See `Reply`."""
+        """See `InferenceReply`."""
         return self._reply.pieces()
 
     def stream_message(self) -> bytes:
-        """See `Reply`."""
+        """See `InferenceReply`."""
         self.trace.streamed = True
         return super().stream_message()
 
 
-class TracedCall(Call):
+class TracedCall(InferenceCall):
     """Another call, of a request that is traced."""
 
     __slots__ = ("_call", "_trace")
 
-    def __init__(self, call: Call, trace: Trace) -> None:
+    def __init__(self, call: InferenceCall, trace: Trace) -> None:
         self._call = call
         self._trace = trace
 
     def cancel(self) -> None:
-        """See `Call`."""
+        """See `InferenceCall`."""
         self._call.cancel()
 
     def abandon(self) -> None:
-        """See `Call`."""
+        """See `InferenceCall`."""
         self._call.abandon()
         self._trace.abandoned()

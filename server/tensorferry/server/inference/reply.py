@@ -12,7 +12,7 @@ from tensorferry.server.telemetry.trace_context import context_of
 from tensorferry.server.tracing.trace import Trace
 
 
-class Reply:
+class InferenceReply:
     """What became of one ModelInfer. Whoever sends the response builds it, by one of the methods."""
 
     __slots__ = ("_addressed", "_build", "_metadata", "request_id")
@@ -26,7 +26,7 @@ class Reply:
         return self._addressed
 
     @property
-    def waiting(self) -> Batcher | None:
+    def needs_run(self) -> Batcher | None:
         """The batcher that answered, if it now waits for `attend`."""
         return None
 
@@ -47,7 +47,7 @@ class Reply:
         """The bytes of the tensors that it keeps."""
         return 0
 
-    def refuse(self, error: Exception) -> None:
+    def replace_with_error(self, error: Exception) -> None:
         """Let go of the tensors: the reply is this error now. Not while a message is built."""
 
         def build() -> Sequence[Piece]:
@@ -72,16 +72,18 @@ class Reply:
         return b"".join(stream_response(self.pieces()))
 
 
-def failed(request_id: str, error: BaseException, addressed: tuple[str, str], metadata: Metadata) -> Reply:
+def error_reply(
+    request_id: str, error: BaseException, addressed: tuple[str, str], metadata: Metadata
+) -> InferenceReply:
     """The reply to a request that met an error."""
 
     def build() -> Sequence[Piece]:
         raise error
 
-    return Reply(request_id, build, addressed, metadata)
+    return InferenceReply(request_id, build, addressed, metadata)
 
 
-class Call:
+class InferenceCall:
     """One request in flight. `cancel` may be called at any time, from any thread, repeatedly."""
 
     __slots__ = ()
@@ -95,4 +97,4 @@ class Call:
 
 
 # Of a request that was answered at once.
-OVER = Call()
+FINISHED = InferenceCall()

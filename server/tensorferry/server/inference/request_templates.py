@@ -22,8 +22,8 @@ import numpy as np
 from tensorferry.batcher import Outcome, PadPlan, Request, Tensor
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.classification import Classifier
-from tensorferry.server.inference.codec import Decoded, Wanted
-from tensorferry.server.inference.responses import ResponseForm
+from tensorferry.server.inference.codec import DecodedRequest, ResponseSpec
+from tensorferry.server.inference.responses import ResponseTemplate
 from tensorferry.server.models.registry import Model
 from tensorferry.server.signature import Signature
 from tensorferry.server.wire.fields import DELIMITED, MalformedError, fields
@@ -49,7 +49,7 @@ _RAW_FIELD = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class RequestTemplate:
     """Everything about a request but its values, id and deadline."""
 
     model: Model
@@ -64,7 +64,7 @@ class Form:
     timeout: float
     patience: float
     plan: PadPlan | None
-    response: ResponseForm
+    response: ResponseTemplate
 
     def request(
         self,
@@ -107,18 +107,18 @@ class Layout:
 
 
 # A message's form, and what is its own: the id, its serialised field, and the tensors.
-Found: TypeAlias = tuple[Form, str, bytes, tuple[Tensor, ...]]
+Match: TypeAlias = tuple[RequestTemplate, str, bytes, tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Entry:
     """A form with its layout; `tensors` says for each of the model's inputs what it is and where."""
 
-    form: Form
+    form: RequestTemplate
     layout: Layout
     tensors: tuple[tuple[np.dtype[Any], tuple[int, ...], int, int], ...]
 
-    def read(self, data: bytes) -> Found | None:
+    def read(self, data: bytes) -> Match | None:
         """What is in a message of the layout's size; None when it is another one."""
         layout = self.layout
         for start, fixed in layout.fixed:
@@ -139,7 +139,7 @@ class _Known:
         return self.form, request_id, data[start:stop], tensors
 
 
-class FormCache:
+class RequestTemplateCache:
     """What is remembered of late: forms, found by a message's bytes, and response forms. Thread-safe.
 
     All is of a registry's `generation`: when a model comes or goes, it is forgotten. No response may have more than
@@ -151,10 +151,10 @@ class FormCache:
         # Guards changes. What is found by a size is a tuple that is replaced: looking needs no lock.
         self._lock = threading.Lock()
         self._generation = -1
-        self._by_size: dict[int, tuple[_Known, ...]] = {}
-        self._responses: dict[Hashable, ResponseForm] = {}
+        self._by_size: dict[int, tuple[_Entry, ...]] = {}
+        self._responses: dict[Hashable, ResponseTemplate] = {}
 
-    def find(self, data: bytes, generation: int) -> Found | None:
+    def find(self, data: bytes, generation: int) -> Match | None:
         """What is in a message of a form that is known; None when it is of none."""
         if generation != self._generation:
             return None
@@ -168,9 +168,9 @@ class FormCache:
         data: bytes,
         request: pb.ModelInferRequest,
         model: Model,
-        decoded: Decoded,
+        decoded: DecodedRequest,
         generation: int,
-    ) -> Form:
+    ) -> RequestTemplate:
         """The form of a request that was decoded, remembered where others may match it."""
         wanted = decoded.wanted
         wants = (model.name, model.version, tuple([spec.name for spec in wanted.outputs]), *wanted[1:])
@@ -180,11 +180,11 @@ class FormCache:
                 self._forget_locked(generation)
             if generation < self._generation:
                 # Looked up before a model came or went: for this request, and to be forgotten.
-                return unremembered(model, decoded, self._most_bytes)
+                return uncached_template(model, decoded, self._most_bytes)
             response = self._responses.get(wants)
             if response is None:
-                response = self._responses[wants] = _response_form(model, wanted, self._most_bytes)
-            form = _form_of(model, decoded, response)
+                response = self._responses[wants] = _response_template(model, wanted, self._most_bytes)
+            form = _template_of(model, decoded, response)
             known = _known(data, request, model, decoded, form)
             if known is not None:
                 others = self._by_size.get(len(data), ())
@@ -203,17 +203,17 @@ class FormCache:
         self._generation = generation
 
 
-def unremembered(model: Model, decoded: Decoded, most_bytes: float = math.inf) -> Form:
+def uncached_template(model: Model, decoded: DecodedRequest, most_bytes: float = math.inf) -> RequestTemplate:
     """The form of a request that no other is known by: one with tensors in shared memory."""
-    return _form_of(model, decoded, _response_form(model, decoded.wanted, most_bytes))
+    return _template_of(model, decoded, _response_template(model, decoded.wanted, most_bytes))
 
 
-def _response_form(model: Model, wanted: Wanted, most_bytes: float) -> ResponseForm:
+def _response_template(model: Model, wanted: ResponseSpec, most_bytes: float) -> ResponseTemplate:
     classifier = Classifier(model.batched, model.labels)
-    return ResponseForm(model.name, model.version, wanted, classifier, most_bytes)
+    return ResponseTemplate(model.name, model.version, wanted, classifier, most_bytes)
 
 
-def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:
+def _template_of(model: Model, decoded: DecodedRequest, response: ResponseTemplate) -> RequestTemplate:
     names = tuple([spec.name for spec in decoded.signature.inputs])
     plan = None
     if model.padding is not None:
@@ -222,7 +222,7 @@ def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:
     if model.batcher.policies:
         # A model's queue policy says what a request's timeout means: how long it may be queued, or nothing.
         timeout, patience = model.slo, decoded.timeout
-    return Form(
+    return RequestTemplate(
         model,
         names,
         decoded.signature,
@@ -240,7 +240,7 @@ def _form_of(model: Model, decoded: Decoded, response: ResponseForm) -> Form:
     )
 
 
-def _key(shapes: Hashable, model: Model, decoded: Decoded) -> Hashable:
+def _key(shapes: Hashable, model: Model, decoded: DecodedRequest) -> Hashable:
     """What requests of one batch have in common: the shapes of their rows, and the inputs without rows."""
     inputs = decoded.signature.inputs
     if _runs_alone(model, decoded):
@@ -250,7 +250,7 @@ def _key(shapes: Hashable, model: Model, decoded: Decoded) -> Hashable:
     return shapes, tuple([(inputs[at].name, _value(decoded.tensors[at])) for at in sorted(decoded.shared)])
 
 
-def _runs_alone(model: Model, decoded: Decoded) -> bool:
+def _runs_alone(model: Model, decoded: DecodedRequest) -> bool:
     """Whether a request shares no batch: it gives an optional input that may be made for its rows alone.
 
     That is so of one whose shape may vary, and of any if the model was only tested: it was then run without.
@@ -270,8 +270,8 @@ def _value(tensor: Tensor) -> Hashable:
 
 
 def _known(
-    data: bytes, request: pb.ModelInferRequest, model: Model, decoded: Decoded, form: Form
-) -> _Known | None:
+    data: bytes, request: pb.ModelInferRequest, model: Model, decoded: DecodedRequest, form: RequestTemplate
+) -> _Entry | None:
     """The form with its layout; None where no other message can be known by it."""
     inputs = decoded.signature.inputs
     # Typed contents and strings are values that would be among the fixed bytes.
@@ -290,7 +290,7 @@ def _known(
         (tensor.dtype, tensor.shape, *raws[spec.name])
         for spec, tensor in zip(inputs, decoded.tensors, strict=True)
     ]
-    return _Known(form, layout, tuple(tensors))
+    return _Entry(form, layout, tuple(tensors))
 
 
 def layout_of(data: bytes) -> Layout | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from tensorferry.server.errors import InvalidRequestError, LimitError
-from tensorferry.server.inference.codec import Decoded
+from tensorferry.server.inference.codec import DecodedRequest
 from tensorferry.server.shapes.no_rows import named_sizes
 from tensorferry.server.signature import Signature, TensorSpec
 
@@ -16,7 +16,7 @@ _CURE = (
 )
 
 
-def check_response_size(signature: Signature, batched: bool, decoded: Decoded, most: float) -> None:
+def check_response_size(signature: Signature, batched: bool, decoded: DecodedRequest, most: float) -> None:
     """InvalidRequestError if the outputs asked for are known to have more than `most` bytes."""
     wanted = decoded.wanted
     if wanted.typed:

@@ -12,7 +12,7 @@ import numpy as np
 from tensorferry.batcher import Outcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.classification import PLAIN, Classifier
-from tensorferry.server.inference.codec import Wanted, encode
+from tensorferry.server.inference.codec import ResponseSpec, encode
 from tensorferry.server.inference.response_size import too_large
 from tensorferry.server.status import Status
 from tensorferry.server.wire.fields import encoded_varint
@@ -38,7 +38,7 @@ _FINAL = pb.ModelInferResponse(
 _MOST_SHAPES = 64
 
 
-class ResponseForm:
+class ResponseTemplate:
     """Builds the responses of a model version to requests that want the same. Thread-safe.
 
     Raw contents are put between bytes that were serialised once for each shape. Typed contents,
@@ -50,7 +50,7 @@ class ResponseForm:
         self,
         model: str,
         version: str,
-        wanted: Wanted,
+        wanted: ResponseSpec,
         classifier: Classifier = PLAIN,
         most_bytes: float = math.inf,
     ) -> None:

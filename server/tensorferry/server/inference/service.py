@@ -28,21 +28,25 @@ from tensorferry.server.errors import (
 )
 from tensorferry.server.identity import ANYONE, Caller, Metadata
 from tensorferry.server.inference.codec import decode
-from tensorferry.server.inference.fast_reject import Foresight
+from tensorferry.server.inference.early_rejection import EarlyRejection
 from tensorferry.server.inference.pending_inference import (
     PendingInference,
     SharedMemoryInference,
     TracedCall,
     TracedReply,
 )
-from tensorferry.server.inference.reply import OVER, Call, Reply, failed
+from tensorferry.server.inference.reply import FINISHED, InferenceCall, InferenceReply, error_reply
 from tensorferry.server.inference.request_limits import DEFAULT
-from tensorferry.server.inference.request_templates import Form, FormCache, unremembered
+from tensorferry.server.inference.request_templates import (
+    RequestTemplate,
+    RequestTemplateCache,
+    uncached_template,
+)
 from tensorferry.server.inference.response_size import check_response_size
 from tensorferry.server.inference.responses import id_field_of
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.shapes.no_rows import outputs_without_rows
-from tensorferry.server.shared_memory.regions import Lease, Regions
+from tensorferry.server.shared_memory.regions import RegionLease, Regions
 from tensorferry.server.status import INTERNAL, Status, code_of, known_status_of, status_of
 from tensorferry.server.telemetry.trace_context import TRACEPARENT
 from tensorferry.server.tracing.trace import Trace, Tracing
@@ -74,22 +78,22 @@ class InferenceService:
         self._registry = registry
         self._regions = regions or Regions()
         self._tracing = tracing or Tracing()
-        self.foresight = Foresight(registry, self._tracing)
+        self.early_rejection = EarlyRejection(registry, self._tracing)
         self._triton_status_codes = triton_status_codes
-        self._forms = FormCache(limits.message_bytes)
+        self._forms = RequestTemplateCache(limits.message_bytes)
         self._draining = False
         # Guards _refused; held for an addition, or a copy.
         self._refused_lock = threading.Lock()
         self._refused: Counter[grpc.StatusCode] = Counter()
-        self._leaving = threading.Event()
+        self._lame_duck = threading.Event()
 
-    def begin_leaving(self) -> None:
+    def begin_lame_duck(self) -> None:
         """From now on the server says that it is not ready; requests are accepted all the same."""
-        self._leaving.set()
+        self._lame_duck.set()
 
     def begin_drain(self) -> None:
         """From now on every request is answered with NotReadyError; accepted ones go on."""
-        self._leaving.set()
+        self._lame_duck.set()
         self._draining = True
 
     def models_changed(self) -> None:
@@ -102,7 +106,7 @@ class InferenceService:
 
         A model that is loaded later, or fails to be, changes nothing while another works.
         """
-        return self._registry.serving and not self.leaving
+        return self._registry.serving and not self.lame_duck
 
     @property
     def draining(self) -> bool:
@@ -110,9 +114,9 @@ class InferenceService:
         return self._draining
 
     @property
-    def leaving(self) -> bool:
+    def lame_duck(self) -> bool:
         """Whether requests should go elsewhere: the server accepts no more of them, or soon will not."""
-        return self._leaving.is_set()
+        return self._lame_duck.is_set()
 
     @property
     def refused(self) -> Mapping[grpc.StatusCode, int]:
@@ -125,40 +129,40 @@ class InferenceService:
         with self._refused_lock:
             self._refused[code] += 1
 
-    def status_of(self, error: BaseException, reply: Reply | None = None) -> Status:
+    def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
         """What a client is told of an error that was raised by a reply, or of why its call is not admitted."""
         status = status_of(
             error, triton=self._triton_status_codes, about=dict if reply is None else reply.about
         )
         if isinstance(error, (UnauthenticatedError, PermissionDeniedError)):
-            # Here, where both transports bring them: `infer` never sees such a call.
+            # Here, where both transports bring them: `submit` never sees such a call.
             self.count_refused(status.code)
         return status
 
-    def infer(
+    def submit(
         self,
         data: bytes,
         deadline: float,
-        complete: Callable[[Reply], None],
+        complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
-        unattended: set[Batcher] | None = None,
+        needs_run: set[Batcher] | None = None,
         caller: Caller = ANYONE,
-    ) -> Call:
+    ) -> InferenceCall:
         """Serves one ModelInferRequest; `complete` is called exactly once, perhaps before this returns.
 
         `deadline` is on the clock of `time.monotonic`, inf for none; `metadata` is that of the
-        call, which is `caller`'s. Who gives `unattended` promises to `attend` to the batchers that are added to it, soon;
-        and after responses are sent to those that then wait for it, by `Reply.waiting`.
+        call, which is `caller`'s. Who gives `needs_run` promises to `attend` to the batchers that are added to it, soon;
+        and after responses are sent to those that then wait for it, by `InferenceReply.waiting`.
         Never blocks, never raises for what the client sent: errors arrive in the reply.
         """
         now = time.monotonic()
         trace: Trace | None = None
-        answer: Callable[[Reply], None] | None = None
+        answer: Callable[[InferenceReply], None] | None = None
         while True:
             # Before the look-ups: what they find may be stale by the time that it is remembered.
             generation = self._registry.generation
             request_id = ""
-            lease: Lease | None = None
+            lease: RegionLease | None = None
             addressed = ("", "")
             found = empty = None
             try:
@@ -182,7 +186,7 @@ class InferenceService:
                 if found is None:
                     model = self._registry.get(*addressed)
                     addressed = model.name, model.version
-                    lease = Lease(self._regions)
+                    lease = RegionLease(self._regions)
                     decoded = decode(request, model.name, model.signature, model.batched, lease, self.limits)
                     tensors = decoded.tensors
                     check_response_size(decoded.signature, model.batched, decoded, self.limits.message_bytes)
@@ -193,7 +197,7 @@ class InferenceService:
                     else:
                         model.empty_axes.check(model.name, decoded.signature, tensors)
                     if lease or empty is not None:
-                        form = unremembered(model, decoded, self.limits.message_bytes)
+                        form = uncached_template(model, decoded, self.limits.message_bytes)
                     else:
                         form = self._forms.add(data, request, model, decoded, generation)
                 answer = complete
@@ -210,7 +214,7 @@ class InferenceService:
                 if empty is not None:
                     queued.answer_empty(tensors, min(deadline, now + form.timeout), empty)
                 else:
-                    queued.enqueue(tensors, min(deadline, now + form.timeout), unattended, caller.name)
+                    queued.enqueue(tensors, min(deadline, now + form.timeout), needs_run, caller.name)
             except Exception as error:
                 if lease is not None:
                     lease.release()
@@ -228,19 +232,21 @@ class InferenceService:
                 if answer is None and self._tracing.sources:
                     # It was not asked yet, whether the request is to be traced.
                     trace = self._tracing.begin(None, request_id, now, metadata, caller)
-                reply = failed(request_id, error, addressed, metadata)
+                reply = error_reply(request_id, error, addressed, metadata)
                 if trace is None:
                     complete(reply)
-                    return OVER
+                    return FINISHED
                 if not trace.addressed[1]:
                     # Else it is the model that was to serve it, and has gone since.
                     trace.addressed = addressed
                 trace.completed(None, 0.0, error, self._known_status_of(error))
                 complete(TracedReply(reply, trace))
-                return TracedCall(OVER, trace)
+                return TracedCall(FINISHED, trace)
             return queued if trace is None else TracedCall(queued, trace)
 
-    def _traced(self, trace: Trace, complete: Callable[[Reply], None], form: Form) -> Callable[[Any], None]:
+    def _traced(
+        self, trace: Trace, complete: Callable[[InferenceReply], None], form: RequestTemplate
+    ) -> Callable[[Any], None]:
         """A completion for a request that is to be enqueued now: its trace has the outcome before the other hears of it."""
         trace.enqueued(form.model)
 

@@ -52,7 +52,7 @@ class StatusReport:
         lines = []
         if self._service.draining:
             lines.append("the server is draining")
-        elif self._service.leaving:
+        elif self._service.lame_duck:
             lines.append("the server is about to drain")
         if not self._registry.complete:
             lines.append("what is to be served is still being loaded")

@@ -22,7 +22,7 @@ from tensorferry.server.app import App
 from tensorferry.server.config.load import load_config
 from tensorferry.server.config.options import OPTIONS
 from tensorferry.server.config.server_config import ConfigError, ServerConfig
-from tensorferry.server.inference.reply import Call, Reply
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.methods.model_config import ModelConfiguration
 from tensorferry.server.ray.deadline import deadline_of
 from tensorferry.server.ray.stream import RayStream
@@ -108,12 +108,12 @@ class Completions:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._done: deque[tuple[asyncio.Future[Reply], Reply]] = deque()
+        self._done: deque[tuple[asyncio.Future[InferenceReply], InferenceReply]] = deque()
         # Guards _waking. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._waking = False
 
-    def give(self, future: asyncio.Future[Reply], reply: Reply) -> None:
+    def give(self, future: asyncio.Future[InferenceReply], reply: InferenceReply) -> None:
         """From any thread. After the loop is closed it does nothing: nobody waits any more."""
         self._done.append((future, reply))
         with self._lock:
@@ -216,15 +216,17 @@ class Replica:
             app.drain()
             app.stop()
 
-    async def reply(self, request: bytes, deadline: float, metadata: Any) -> Reply:
+    async def reply(self, request: bytes, deadline: float, metadata: Any) -> InferenceReply:
         """What becomes of a request; it is withdrawn where the caller is cancelled."""
         loop = asyncio.get_running_loop()
         completions = self._completions
         if completions is None:
             completions = self._completions = Completions(loop)
-        future: asyncio.Future[Reply] = loop.create_future()
+        future: asyncio.Future[InferenceReply] = loop.create_future()
         give = completions.give
-        call: Call = self._service.infer(request, deadline, lambda reply: give(future, reply), metadata)
+        call: InferenceCall = self._service.submit(
+            request, deadline, lambda reply: give(future, reply), metadata
+        )
         try:
             return await future
         except asyncio.CancelledError:

@@ -6,8 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from tensorferry.server.identity import Metadata
-from tensorferry.server.inference.reply import Reply
-from tensorferry.server.inference.stream_order import Deliveries, Slot, Terms, message_or_end, terms_of
+from tensorferry.server.inference.reply import InferenceReply
+from tensorferry.server.inference.stream_order import (
+    ResponseOrder,
+    StreamEntry,
+    StreamOptions,
+    encode_or_status,
+    parse_stream_options,
+)
 from tensorferry.server.status import Status
 
 
@@ -20,8 +26,8 @@ class RayStream:
 
     def __init__(
         self,
-        infer: Callable[[bytes, float, Metadata], Awaitable[Reply]],
-        status_of: Callable[[BaseException, Reply], Status],
+        infer: Callable[[bytes, float, Metadata], Awaitable[InferenceReply]],
+        status_of: Callable[[BaseException, InferenceReply], Status],
         deadline: float,
         metadata: Metadata,
         *,
@@ -31,11 +37,11 @@ class RayStream:
         self._status_of = status_of
         self._deadline = deadline
         self._metadata = metadata
-        terms = terms_of(metadata)
+        options = parse_stream_options(metadata)
         # The status with which the server ends the stream before the client has finished it.
-        self.end: Status | None = terms if isinstance(terms, Status) else None
-        self._terms = Terms() if isinstance(terms, Status) else terms
-        self._deliveries = Deliveries(ordered=self._terms.ordered)
+        self.end: Status | None = options if isinstance(options, Status) else None
+        self._options = StreamOptions() if isinstance(options, Status) else options
+        self._responses = ResponseOrder(ordered=self._options.ordered)
         self._room = asyncio.Semaphore(max_in_flight)
         self._in_flight = 0
         self._reading = True
@@ -49,7 +55,7 @@ class RayStream:
         self._start(self._read(messages))
         try:
             while (reply := await self._next()) is not None:
-                message = message_or_end(reply, self._terms, self._status_of)
+                message = encode_or_status(reply, self._options, self._status_of)
                 if isinstance(message, Status):
                     self.end = message
                     return
@@ -60,9 +66,9 @@ class RayStream:
             for task in self._tasks:
                 task.cancel()
 
-    async def _next(self) -> Reply | None:
+    async def _next(self) -> InferenceReply | None:
         while True:
-            if (reply := self._deliveries.pop()) is not None:
+            if (reply := self._responses.pop()) is not None:
                 return reply
             if self._in_flight == 0 and not self._reading:
                 return None
@@ -74,14 +80,14 @@ class RayStream:
             await self._room.acquire()
             async for data in messages:
                 self._in_flight += 1
-                self._start(self._serve(data, self._deliveries.add()))
+                self._start(self._serve(data, self._responses.add()))
                 await self._room.acquire()
         finally:
             self._reading = False
             self._changed.set()
 
-    async def _serve(self, data: bytes, slot: Slot) -> None:
-        self._deliveries.done(slot, await self._infer(data, self._deadline, self._metadata))
+    async def _serve(self, data: bytes, entry: StreamEntry) -> None:
+        self._responses.done(entry, await self._infer(data, self._deadline, self._metadata))
         self._changed.set()
 
     def _start(self, work: Awaitable[None]) -> None:

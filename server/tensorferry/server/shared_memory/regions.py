@@ -198,7 +198,7 @@ class Regions:
             )
 
 
-class Lease:
+class RegionLease:
     """The regions that one request uses, held until it is done. Of one thread at a time."""
 
     __slots__ = ("_held", "regions")

@@ -62,7 +62,7 @@ class Door:
 
     def caller_of(self, event: Any, deadline: float, calls: int) -> Caller | cygrpc.Ending:
         """Whose unary call it is, while so many are in progress."""
-        if self._service.draining and not self._service.foresight.traces:
+        if self._service.draining and not self._service.early_rejection.tracing_enabled:
             self._service.count_refused(grpc.StatusCode.UNAVAILABLE)
             return _DRAINING
         if calls >= self._max_calls:
@@ -76,7 +76,7 @@ class Door:
                 caller = self._access.admit(INFER, *_origin_of(event))
             except Exception as error:
                 return cygrpc.ending_of(self._service.status_of(error))
-        if deadline < math.inf and (refusal := self._service.foresight.refusal(deadline)) is not None:
+        if deadline < math.inf and (refusal := self._service.early_rejection.refusal(deadline)) is not None:
             if refusal is not self._refusal:
                 self._refusal, self._ending = refusal, cygrpc.ending_of(self._service.status_of(refusal))
             self._turned_away(refusal)

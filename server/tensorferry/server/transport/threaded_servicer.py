@@ -17,9 +17,9 @@ from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, ServerError, UnreadAnswersError, UnsupportedError
 from tensorferry.server.identity import ANYONE, INFER, Caller
-from tensorferry.server.inference.reply import Reply
+from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.inference.stream_order import TOO_MANY, terms_of, too_many_streams
+from tensorferry.server.inference.stream_order import TOO_MANY, parse_stream_options, too_many_streams
 from tensorferry.server.model_config.pbtxt import PLATFORM
 from tensorferry.server.models.registry import ModelRegistry, ModelState
 from tensorferry.server.security.access_control import Access, Standing
@@ -126,7 +126,7 @@ class Servicer:
             raise
         except ServerError:
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=not self._service.leaving)
+        return pb.ModelReadyResponse(ready=not self._service.lame_duck)
 
     def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Name, version and the extensions that this server has."""
@@ -161,19 +161,19 @@ class Servicer:
 
     def model_infer(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         """One request, one response; the thread waits for it."""
-        replies: list[Reply] = []
+        replies: list[InferenceReply] = []
         # A bare lock is the cheapest thing that one thread waits for and another lets go.
         replied = threading.Lock()
         replied.acquire()
 
-        def complete(reply: Reply) -> None:
+        def complete(reply: InferenceReply) -> None:
             replies.append(reply)
             replied.release()
 
         self._begin(context)
         caller = self._caller_of(context)
         metadata = context.invocation_metadata()
-        call = self._service.infer(data, _deadline_of(context), complete, metadata, caller=caller)
+        call = self._service.submit(data, _deadline_of(context), complete, metadata, caller=caller)
         # Called when the client leaves or its deadline passes; false if that has happened.
         if not context.add_callback(call.cancel):
             call.cancel()
@@ -201,13 +201,13 @@ class Servicer:
         self._begin(context)
         metadata = context.invocation_metadata()
         standing = self._standing_of(context)
-        terms = terms_of(metadata)
-        if isinstance(terms, Status):
-            _abort(context, terms)
+        options = parse_stream_options(metadata)
+        if isinstance(options, Status):
+            _abort(context, options)
         stream = ResponseStream(
             self._service,
             _deadline_of(context),
-            terms=terms,
+            options=options,
             max_in_flight=self._max_in_flight,
             metadata=metadata,
             standing=standing,

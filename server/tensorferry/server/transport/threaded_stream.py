@@ -9,16 +9,16 @@ from collections.abc import Iterator
 import grpc
 
 from tensorferry.server.identity import ANYONE, Metadata
-from tensorferry.server.inference.reply import Reply
+from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.stream_order import (
-    BROKEN,
-    NO_THREAD,
-    SHUTTING_DOWN,
-    Deliveries,
-    Slot,
-    Terms,
-    message_or_end,
+    INTERNAL_ERROR,
+    NO_THREAD_FOR_STREAM,
+    STREAM_SHUTTING_DOWN,
+    ResponseOrder,
+    StreamEntry,
+    StreamOptions,
+    encode_or_status,
 )
 from tensorferry.server.security.access_control import Standing
 from tensorferry.server.status import Status
@@ -40,7 +40,7 @@ class ResponseStream:
         service: InferenceService,
         deadline: float,
         *,
-        terms: Terms,
+        options: StreamOptions,
         max_in_flight: int,
         metadata: Metadata = (),
         standing: Standing | None = None,
@@ -49,7 +49,7 @@ class ResponseStream:
         self._account = account or Account(Unsent(), "", lambda error: None)
         self._service = service
         self._deadline = deadline
-        self._terms = terms
+        self._options = options
         self._metadata = metadata
         # The reader's own.
         self._standing = standing
@@ -61,7 +61,7 @@ class ResponseStream:
         self._room = threading.Condition(self._lock)
         # Waited for by the handler: a response may be sent, or none will come any more.
         self._deliverable = threading.Condition(self._lock)
-        self._deliveries = Deliveries(ordered=terms.ordered)
+        self._responses = ResponseOrder(ordered=options.ordered)
         self._in_flight = 0
         # The bytes of the largest message or answer so far, which the next may have, too.
         self._largest = 0
@@ -86,11 +86,11 @@ class ResponseStream:
         except RuntimeError as error:
             _log.error("no thread for a stream: %s", error)
             with self._lock:
-                self._end = NO_THREAD
+                self._end = NO_THREAD_FOR_STREAM
             return
         while (reply := self._next()) is not None:
             try:
-                message = message_or_end(reply, self._terms, self._service.status_of)
+                message = encode_or_status(reply, self._options, self._service.status_of)
                 if isinstance(message, Status):
                     with self._lock:
                         self._end = message
@@ -109,16 +109,16 @@ class ResponseStream:
         if not reader_ends_alone:
             reader.join()
 
-    def _next(self) -> Reply | None:
+    def _next(self) -> InferenceReply | None:
         """The next response to send; None when there will be none."""
         with self._lock:
             while True:
                 if self._closed:
                     return None
-                if (reply := self._deliveries.pop()) is not None:
+                if (reply := self._responses.pop()) is not None:
                     return reply
                 if self._in_flight == 0 and (self._draining or not self._reading):
-                    self._end = self._refusal or (SHUTTING_DOWN if self._reading else None)
+                    self._end = self._refusal or (STREAM_SHUTTING_DOWN if self._reading else None)
                     return None
                 self._deliverable.wait()
 
@@ -134,7 +134,7 @@ class ResponseStream:
             # Its request may never be answered: nobody must wait for that.
             _log.exception("a stream could not be read; this is a bug in tensorferry.server")
             with self._lock:
-                self._end = BROKEN
+                self._end = INTERNAL_ERROR
             self.close()
         finally:
             with self._lock:
@@ -158,16 +158,16 @@ class ResponseStream:
             if self._closed:
                 return False
             self._in_flight += 1
-            slot = self._deliveries.add()
-        call = self._service.infer(
+            entry = self._responses.add()
+        call = self._service.submit(
             data,
             self._deadline,
-            lambda reply: self._complete(slot, reply),
+            lambda reply: self._complete(entry, reply),
             self._metadata,
             caller=caller,
         )
         with self._lock:
-            slot.call = call
+            entry.call = call
             left = self._closed
         if left:
             call.abandon()
@@ -180,14 +180,14 @@ class ResponseStream:
             and in_flight * self._largest < self._account.unsent.most_of_stream
         )
 
-    def _complete(self, slot: Slot, reply: Reply) -> None:
+    def _complete(self, entry: StreamEntry, reply: InferenceReply) -> None:
         nbytes = reply.nbytes
         error = self._account.add(nbytes)
         if error is not None:
-            reply.refuse(error)
+            reply.replace_with_error(error)
         with self._lock:
             self._largest = max(self._largest, nbytes)
-            self._deliveries.done(slot, reply)
+            self._responses.done(entry, reply)
             self._deliverable.notify()
 
     def drain(self) -> None:
@@ -202,7 +202,7 @@ class ResponseStream:
             if self._closed:
                 return
             self._closed = True
-            calls = self._deliveries.calls()
+            calls = self._responses.calls()
             self._room.notify()
             self._deliverable.notify()
         self._account.close()

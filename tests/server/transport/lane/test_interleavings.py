@@ -22,7 +22,7 @@ from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, NotReadyError, UnauthenticatedError
 from tensorferry.server.identity import ANYONE, Caller, Metadata
-from tensorferry.server.inference.reply import Call, Reply
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.security.access_control import Access
@@ -36,14 +36,14 @@ MAX_STREAMS, MAX_IN_FLIGHT = 2, 3
 
 
 @dataclass(eq=False)
-class Waiting(Call):
+class Waiting(InferenceCall):
     """A request of the service."""
 
     service: LoomedService
     request_id: str
-    complete: Callable[[Reply], None] | None
+    complete: Callable[[InferenceReply], None] | None
 
-    def finish(self, reply: Reply) -> None:
+    def finish(self, reply: InferenceReply) -> None:
         complete, self.complete = self.complete, None
         if complete is not None:
             if self in self.service.waiting:
@@ -70,15 +70,15 @@ class LoomedService(InferenceService):
         # Clients whose requests end only when they are withdrawn.
         self.stuck: set[str] = set()
 
-    def infer(
+    def submit(
         self,
         data: bytes,
         deadline: float,
-        complete: Callable[[Reply], None],
+        complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
-        unattended: Any = None,
+        needs_run: Any = None,
         caller: Caller = ANYONE,
-    ) -> Call:
+    ) -> InferenceCall:
         self.core.pause()
         request_id = pb.ModelInferRequest.FromString(data).id
         self.received.append(request_id)

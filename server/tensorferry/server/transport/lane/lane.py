@@ -29,9 +29,9 @@ import grpc
 from tensorferry.batcher import Batcher, QueueFull
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.identity import Caller
-from tensorferry.server.inference.reply import Call, Reply
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.inference.stream_order import BROKEN, TOO_MANY
+from tensorferry.server.inference.stream_order import INTERNAL_ERROR, TOO_MANY
 from tensorferry.server.security.access_control import Access
 from tensorferry.server.status import Status
 from tensorferry.server.transport.call_admission import NEVER, Door, deadline_of
@@ -91,7 +91,7 @@ class Lane:
         unpackers: Executor | None = None,
     ) -> None:
         self._service = service
-        self._unpacker = None if unpackers is None else Unpacker(service.infer, unpackers)
+        self._unpacker = None if unpackers is None else Unpacker(service.submit, unpackers)
         self.unsent = unsent or Unsent()
         self._door = Door(service, access, max_calls, self._rest_after, self.unsent)
         self.outbox = outbox or Outbox()
@@ -224,23 +224,23 @@ class Lane:
         if self.draining:
             self.over()
 
-    def infer(
+    def submit(
         self,
         data: bytes,
         deadline: float,
-        complete: Callable[[Reply], None],
+        complete: Callable[[InferenceReply], None],
         metadata: Any,
         caller: Caller,
-    ) -> Call:
+    ) -> InferenceCall:
         """As the service's. On the polling thread, which attends to the batcher when nothing else is there."""
         if self._unpacker is not None and is_packed(data):
-            return self._unpacker.infer(data, deadline, complete, metadata, caller)
-        call = self._service.infer(data, deadline, complete, metadata, self._unattended, caller)
+            return self._unpacker.submit(data, deadline, complete, metadata, caller)
+        call = self._service.submit(data, deadline, complete, metadata, self._unattended, caller)
         if self._unattended:
             self._core.queue.due = 0.0
         return call
 
-    def status_of(self, error: BaseException, reply: Reply | None = None) -> Status:
+    def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
         """As the service's. Who is turned away in an overload may be one of many: then the thread that polls rests a while.
 
         But not where it has calls of several models, of which one may have no queue.
@@ -248,7 +248,7 @@ class Lane:
         if (
             isinstance(error, QueueFull)
             and self.outbox.is_polling
-            and self._service.foresight.sole() is not None
+            and self._service.early_rejection.only_batcher() is not None
         ):
             self._rest_after(error)
         return self._service.status_of(error, reply)
@@ -260,7 +260,7 @@ class Lane:
             self._rest = refusal.rest
             self._core.queue.due = 0.0
 
-    def sent(self, reply: Reply | None) -> None:
+    def sent(self, reply: InferenceReply | None) -> None:
         """The reply is on its way, or another end of a call. On the polling thread."""
         if self.outbox.handed:
             self.outbox.empty()
@@ -268,7 +268,7 @@ class Lane:
             return
         if reply.trace is not None:
             reply.trace.sent()
-        batcher = reply.waiting
+        batcher = reply.needs_run
         if batcher is not None:
             self._unattended.add(batcher)
             self._core.queue.due = 0.0
@@ -352,8 +352,8 @@ class UnaryCall:
         self._caller = caller
         self._deadline = deadline
         self._metadata = event.invocation_metadata
-        self._handle: Call | None = None
-        self._reply: Reply | None = None
+        self._handle: InferenceCall | None = None
+        self._reply: InferenceReply | None = None
         self._account: Account | None = None
         self.replied = self.listening = False
         self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self.received)
@@ -369,11 +369,11 @@ class UnaryCall:
             status = Status(grpc.StatusCode.UNIMPLEMENTED, message)
             self._send((cygrpc.SEND_INITIAL_METADATA, cygrpc.send_status(status)))
             return
-        self._handle = self._lane.infer(data, self._deadline, self.reply, self._metadata, self._caller)
+        self._handle = self._lane.submit(data, self._deadline, self.reply, self._metadata, self._caller)
         if not self.replied:
             self._lane.wait(self)
 
-    def reply(self, reply: Reply) -> None:
+    def reply(self, reply: InferenceReply) -> None:
         """Sends the response or the status, or has them sent. Called once, on any thread."""
         self._reply = reply
         self._lane.outbox.give(self.deliver)
@@ -405,7 +405,7 @@ class UnaryCall:
     def fail(self) -> None:
         """An event of the call was not handled to its end: nobody else may ever tell its client."""
         if self._call is not None and self._handle is None and not self.replied:
-            self._send((cygrpc.SEND_INITIAL_METADATA, cygrpc.send_status(BROKEN)))
+            self._send((cygrpc.SEND_INITIAL_METADATA, cygrpc.send_status(INTERNAL_ERROR)))
 
     def ended(self, event: Any) -> None:
         """The response is on its way, or the client is not there any more."""

@@ -19,7 +19,7 @@ import grpc
 from tensorferry.batcher import Batcher
 from tensorferry.server.errors import NotFoundError
 from tensorferry.server.identity import ANYONE, ROLES, Caller, Metadata
-from tensorferry.server.inference.reply import Call, Reply
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.responses import stream_response
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
@@ -33,7 +33,7 @@ _NAME = "x-tensorferry-proof"
 _SECONDS = 10.0
 
 
-class _HeldCall(Call):
+class _HeldCall(InferenceCall):
     __slots__ = ("cancelled",)
 
     def __init__(self, cancelled: threading.Event) -> None:
@@ -53,15 +53,15 @@ class _Echo(InferenceService):
         self.held = threading.Event()
         self.left = threading.Event()
 
-    def infer(
+    def submit(
         self,
         data: bytes,
         deadline: float,
-        complete: Callable[[Reply], None],
+        complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
-        unattended: set[Batcher] | None = None,
+        needs_run: set[Batcher] | None = None,
         caller: Caller = ANYONE,
-    ) -> Call:
+    ) -> InferenceCall:
         if data == _HELD:
             self.held.set()
             return _HeldCall(self.left)
@@ -75,8 +75,8 @@ class _Echo(InferenceService):
                 raise NotFoundError(f"a call of {caller}")
             return [data]
 
-        self._threads.submit(complete, Reply("", build))
-        return Call()
+        self._threads.submit(complete, InferenceReply("", build))
+        return InferenceCall()
 
 
 class _Asking(Access):

@@ -8,15 +8,15 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from tensorferry.server.identity import ANYONE, Caller
-from tensorferry.server.inference.reply import Call, Reply
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.stream_order import (
-    BROKEN,
-    SHUTTING_DOWN,
-    Deliveries,
-    Slot,
-    Terms,
-    message_or_end,
-    terms_of,
+    INTERNAL_ERROR,
+    STREAM_SHUTTING_DOWN,
+    ResponseOrder,
+    StreamEntry,
+    StreamOptions,
+    encode_or_status,
+    parse_stream_options,
     too_many_streams,
 )
 from tensorferry.server.security.access_control import Standing
@@ -28,7 +28,7 @@ from tensorferry.server.transport.unread_responses import Unsent
 
 # A response (None: there are no more), whether it is the first that is sent, and with what the stream ends when it
 # is the end.
-_Turn: TypeAlias = tuple[Reply | None, bool, Status | None]
+_Turn: TypeAlias = tuple[InferenceReply | None, bool, Status | None]
 
 
 class Owner(Protocol):
@@ -42,20 +42,20 @@ class Owner(Protocol):
     def outbox(self) -> Outbox:
         """What the answers of batches leave by."""
 
-    def infer(
+    def submit(
         self,
         data: bytes,
         deadline: float,
-        complete: Callable[[Reply], None],
+        complete: Callable[[InferenceReply], None],
         metadata: Any,
         caller: Caller,
-    ) -> Call:
-        """As `InferenceService.infer`."""
+    ) -> InferenceCall:
+        """As `InferenceService.submit`."""
 
-    def status_of(self, error: BaseException, reply: Reply | None = None) -> Status:
+    def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
         """As `InferenceService.status_of`."""
 
-    def sent(self, reply: Reply | None) -> None:
+    def sent(self, reply: InferenceReply | None) -> None:
         """The reply is on its way, or the end of the stream."""
 
     def forget(self, stream: StreamCall) -> None:
@@ -86,14 +86,14 @@ class StreamCall:
         # Guards every field below. While it is held no operation is started, no request is
         # submitted or cancelled, and no message is built.
         self._lock = threading.Lock()
-        self._terms = Terms()
-        self._deliveries = Deliveries(ordered=True)
+        self._options = StreamOptions()
+        self._responses = ResponseOrder(ordered=True)
         self._in_flight = 0
         # The bytes of the largest message or answer so far, which the next may have, too.
         self._largest = 0
         self._reading = False
         self._half_closed = False
-        self._sending: Reply | None = None
+        self._sending: InferenceReply | None = None
         self._begun = False
         self._draining = False
         # Why no more is read, though the client has more to say.
@@ -104,9 +104,9 @@ class StreamCall:
     def start(self, refusal: Status | None, full: int | None) -> None:
         """Begins to read; or ends at once, where it is refused, asks for what cannot be, or `full` streams are open."""
         self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self.closed)
-        terms = terms_of(self._metadata)
-        if isinstance(terms, Status):
-            refusal, terms = refusal or terms, Terms()
+        options = parse_stream_options(self._metadata)
+        if isinstance(options, Status):
+            refusal, options = refusal or options, StreamOptions()
         if refusal is None and full is not None:
             refusal = too_many_streams(full)
         with self._lock:
@@ -114,8 +114,8 @@ class StreamCall:
             if self._ended:
                 return
             if refusal is None:
-                self._terms = terms
-                self._deliveries = Deliveries(ordered=terms.ordered)
+                self._options = options
+                self._responses = ResponseOrder(ordered=options.ordered)
                 self._reading = True
             else:
                 self._ended = True
@@ -141,7 +141,7 @@ class StreamCall:
             elif refusal is not None:
                 self._refusal = refusal
             else:
-                slot = self._deliveries.add()
+                entry = self._responses.add()
                 self._in_flight += 1
                 self._largest = max(self._largest, len(data))
                 self._reading = self._has_room_locked()
@@ -153,8 +153,8 @@ class StreamCall:
             return
         if read_on:
             self._read()
-        slot.call = self._owner.infer(
-            data, self._deadline, partial(self._complete, slot), self._metadata, self._caller
+        entry.call = self._owner.submit(
+            data, self._deadline, partial(self._complete, entry), self._metadata, self._caller
         )
 
     def _renew(self, standing: Standing) -> Status | None:
@@ -168,14 +168,14 @@ class StreamCall:
         in_flight = self._in_flight
         return in_flight < self._max_in_flight and in_flight * self._largest < self._most_bytes
 
-    def _complete(self, slot: Slot, reply: Reply) -> None:
+    def _complete(self, entry: StreamEntry, reply: InferenceReply) -> None:
         nbytes = reply.nbytes
         error = self._account.add(nbytes)
         if error is not None:
-            reply.refuse(error)
+            reply.replace_with_error(error)
         with self._lock:
             self._largest = max(self._largest, nbytes)
-            self._deliveries.done(slot, reply)
+            self._responses.done(entry, reply)
             # Under load another is being sent: then that is all.
             turn = self._next_locked() if self._sending is None else None
         if turn is not None:
@@ -185,13 +185,13 @@ class StreamCall:
         """What may be sent now: a response, or the status after the last; None when there is nothing."""
         if self._sending is not None or self._ended:
             return None
-        reply = self._sending = self._deliveries.pop()
+        reply = self._sending = self._responses.pop()
         if reply is None:
             if self._in_flight > 0 or not (self._half_closed or self._draining or self._refusal):
                 return None
             self._ended = True
         first, self._begun = not self._begun, True
-        return reply, first, self._refusal or (None if self._half_closed else SHUTTING_DOWN)
+        return reply, first, self._refusal or (None if self._half_closed else STREAM_SHUTTING_DOWN)
 
     def _send(self, turn: _Turn | None) -> None:
         """Sends what `_next_locked` said; or the status of an error which is the end."""
@@ -201,7 +201,7 @@ class StreamCall:
         if reply is None:
             self._send_status(end, first)
             return
-        message = message_or_end(reply, self._terms, self._owner.status_of)
+        message = encode_or_status(reply, self._options, self._owner.status_of)
         if isinstance(message, Status):
             with self._lock:
                 self._ended = True
@@ -249,7 +249,7 @@ class StreamCall:
                 return
             self._ended = True
             first, self._begun = not self._begun, True
-        self._send_status(BROKEN, first)
+        self._send_status(INTERNAL_ERROR, first)
 
     def drain(self) -> None:
         """Ends the stream once every request that was read is answered."""
@@ -262,7 +262,7 @@ class StreamCall:
         """The call is over; if the client has left, what is in flight is withdrawn."""
         with self._lock:
             self._ended = True
-            calls = self._deliveries.calls()
+            calls = self._responses.calls()
         self._account.close()
         self._owner.forget(self)
         for call in calls:

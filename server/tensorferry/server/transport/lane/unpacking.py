@@ -13,27 +13,27 @@ from typing import Protocol
 
 from tensorferry.batcher import Cancelled
 from tensorferry.server.identity import Caller, Metadata
-from tensorferry.server.inference.reply import Call, Reply, failed
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply, error_reply
 
 _log = logging.getLogger("tensorferry.server")
 
 
-class Infer(Protocol):
-    """`InferenceService.infer`."""
+class Submit(Protocol):
+    """`InferenceService.submit`."""
 
     def __call__(
         self,
         data: bytes,
         deadline: float,
-        complete: Callable[[Reply], None],
+        complete: Callable[[InferenceReply], None],
         metadata: Metadata,
         *,
         caller: Caller,
-    ) -> Call:
+    ) -> InferenceCall:
         """Serve one request."""
 
 
-class _Waiting(Call):
+class _Waiting(InferenceCall):
     """A request that waits for a thread, and then the call that serves it."""
 
     __slots__ = ("_call", "_lock", "_withdraw")
@@ -41,16 +41,16 @@ class _Waiting(Call):
     def __init__(self) -> None:
         # Guards both below. Nothing is called while it is held.
         self._lock = threading.Lock()
-        self._call: Call | None = None
+        self._call: InferenceCall | None = None
         # How the call is to be withdrawn as soon as there is one.
-        self._withdraw: Callable[[Call], None] | None = None
+        self._withdraw: Callable[[InferenceCall], None] | None = None
 
     @property
     def withdrawn(self) -> bool:
         with self._lock:
             return self._withdraw is not None
 
-    def served_by(self, call: Call) -> None:
+    def served_by(self, call: InferenceCall) -> None:
         with self._lock:
             self._call, withdraw = call, self._withdraw
         if withdraw is not None:
@@ -62,7 +62,7 @@ class _Waiting(Call):
     def abandon(self) -> None:
         self._by(lambda call: call.abandon())
 
-    def _by(self, withdraw: Callable[[Call], None]) -> None:
+    def _by(self, withdraw: Callable[[InferenceCall], None]) -> None:
         with self._lock:
             self._withdraw, call = withdraw, self._call
         if call is not None:
@@ -70,38 +70,38 @@ class _Waiting(Call):
 
 
 class Unpacker:
-    """Has `infer` called on the threads of an executor. Thread-safe.
+    """Has `submit` called on the threads of an executor. Thread-safe.
 
-    The completion of each request is called once, on any thread. After the executor is shut down, `infer` is called at once.
+    The completion of each request is called once, on any thread. After the executor is shut down, `submit` is called at once.
     """
 
-    def __init__(self, infer: Infer, threads: Executor) -> None:
-        self._infer = infer
+    def __init__(self, submit: Submit, threads: Executor) -> None:
+        self._submit = submit
         self._threads = threads
 
-    def infer(
+    def submit(
         self,
         data: bytes,
         deadline: float,
-        complete: Callable[[Reply], None],
+        complete: Callable[[InferenceReply], None],
         metadata: Metadata,
         caller: Caller,
-    ) -> Call:
-        """As `InferenceService.infer`, but that nothing is done here. A request that is withdrawn first is not unpacked."""
+    ) -> InferenceCall:
+        """As `InferenceService.submit`, but that nothing is done here. A request that is withdrawn first is not unpacked."""
         waiting = _Waiting()
 
         def serve() -> None:
             if waiting.withdrawn:
                 left = Cancelled("the caller left before its message was unpacked")
-                complete(failed("", left, ("", ""), metadata))
+                complete(error_reply("", left, ("", ""), metadata))
                 return
             try:
-                call = self._infer(data, deadline, complete, metadata, caller=caller)
+                call = self._submit(data, deadline, complete, metadata, caller=caller)
             except Exception as error:
                 _log.exception(
                     "a compressed request could not be served; this is a bug in tensorferry.server"
                 )
-                complete(failed("", error, ("", ""), metadata))
+                complete(error_reply("", error, ("", ""), metadata))
                 return
             waiting.served_by(call)
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from tensorferry.server.errors import ServerError, UnreadAnswersError
-from tensorferry.server.inference.reply import Reply
+from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.status import status_of
 from tensorferry.server.transport.lane import cygrpc
 from tensorferry.server.transport.unread_responses import Account, Unsent
@@ -19,14 +19,14 @@ def account_of(unsent: Unsent, call: Any) -> Account:
     return Account(unsent, cygrpc.peer_of(call), partial(_give_up, call))
 
 
-def hold(unsent: Unsent, call: Any, reply: Reply, nbytes: int) -> Account:
+def hold(unsent: Unsent, call: Any, reply: InferenceReply, nbytes: int) -> Account:
     """Count the one answer of a call, whose message was built; UnreadAnswersError if it must not be kept."""
     account = account_of(unsent, call)
     error = account.add(nbytes)
     if error is not None:
         raise error
     # The message is a copy. The tensors would be kept until the client has read it.
-    reply.refuse(_BUILT)
+    reply.replace_with_error(_BUILT)
     return account
 
 

@@ -7,7 +7,7 @@ from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.tracing.trace import Tracing
 
 
-class Foresight:
+class EarlyRejection:
     """Only where one model is served is it known whose queue a call will meet, and only untraced calls have nothing else to tell.
 
     To be asked on one thread.
@@ -17,26 +17,26 @@ class Foresight:
         self._registry = registry
         self._tracing = tracing
         self._generation = -1
-        self._sole: Batcher | None = None
+        self._only_batcher: Batcher | None = None
 
     @property
-    def traces(self) -> bool:
+    def tracing_enabled(self) -> bool:
         """Whether calls are traced, those that are refused as well."""
         return bool(self._tracing.sources)
 
     def refusal(self, deadline: float) -> QueueFull | None:
         """Why a call with this deadline is refused, which counts it; None where its message is to be read."""
         if self._registry.generation != self._generation:
-            self.sole()
-        if self._sole is None or self._tracing.sources:
+            self.only_batcher()
+        if self._only_batcher is None or self._tracing.sources:
             return None
-        return self._sole.foreseen(deadline)
+        return self._only_batcher.foreseen(deadline)
 
-    def sole(self) -> Batcher | None:
+    def only_batcher(self) -> Batcher | None:
         """The one that all calls meet; None where there are several, or none."""
         generation = self._registry.generation
         if generation != self._generation:
             models = self._registry.models()
-            self._sole = models[0].batcher if len(models) == 1 else None
+            self._only_batcher = models[0].batcher if len(models) == 1 else None
             self._generation = generation
-        return self._sole
+        return self._only_batcher
