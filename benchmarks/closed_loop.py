@@ -27,7 +27,7 @@ from tensorferry.batcher.errors import DeadlineExceeded
 from tensorferry.batcher.learning.return_model import Returners, at_once
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Outcome, Request, Work
+from tensorferry.batcher.request import BatchAssignment, Outcome, Request
 from tensorferry.batcher.settings import Limits
 
 _ARRIVAL, _DONE, _TIMER = range(3)
@@ -157,7 +157,7 @@ def simulate(cost: Cost, traffic: Traffic, *, returners: Returners, seconds: flo
     events = [(time, _ARRIVAL, _OPEN) for time in traffic.arrivals]
     events += [(start, _ARRIVAL, caller) for caller, (start, _) in enumerate(traffic.callers)]
     heapq.heapify(events)
-    work: Work | None = None
+    work: BatchAssignment | None = None
     took = latency = waited = 0.0
     answered = opened = late = batches = 0
 
@@ -194,7 +194,7 @@ def simulate(cost: Cost, traffic: Traffic, *, returners: Returners, seconds: flo
                 if step.until < seconds:
                     heapq.heappush(events, (step.until, _TIMER, _OPEN))
                 break
-            assert isinstance(step, Work)
+            assert isinstance(step, BatchAssignment)
             for request in (*step.expired, *step.shed):
                 send_again(request)
             if step.batch:

@@ -20,7 +20,7 @@ from closed_loop import Clock
 
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Outcome, Request, Work
+from tensorferry.batcher.request import BatchAssignment, Outcome, Request
 from tensorferry.batcher.settings import Limits
 
 _ARRIVAL, _PREPARED, _DONE, _TIMER = range(4)
@@ -49,7 +49,7 @@ PIPELINE = Cost("1.5 ms host, 2.5+0.1b ms device", 0.0015, 0.0025, 0.0001, 128)
 class _Flight:
     """A batch in flight, when the host has prepared it and how long the device runs it."""
 
-    work: Work
+    work: BatchAssignment
     before: float
     device: float
 
@@ -64,7 +64,7 @@ class _Pipe:
         self.prepared: deque[_Flight] = deque()
         self.running: _Flight | None = None
 
-    def leave(self, work: Work) -> _Flight:
+    def leave(self, work: BatchAssignment) -> _Flight:
         """A worker takes a batch."""
         self.workers -= 1
         device = self._cost.seconds(len(work.batch)) * self._chance.lognormvariate(0, 0.02)

@@ -17,7 +17,7 @@ from traces import Trace
 from tensorferry.batcher.errors import DeadlineExceeded, QueueFull
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Outcome, Request, Work, in_vain
+from tensorferry.batcher.request import BatchAssignment, Outcome, Request, in_vain
 from tensorferry.batcher.settings import Limits
 
 # High enough that only deadlines refuse: without them nothing is shed, as with the peers.
@@ -48,7 +48,7 @@ class Numbered(Request):
     def __init__(self, index: int, key: int, deadline: float, level: int) -> None:
         super().__init__((), _ignore, names=None, rows=1, nbytes=0, key=key, deadline=deadline)
         self.index = index
-        self.level = level
+        self.rank = level
 
 
 def _ignore(outcome: Outcome) -> None:
@@ -90,7 +90,7 @@ class Shipping:
             weights=weights or (1,),
         )
         # What is in flight and when it left, by the first request of each.
-        self._running: dict[int, tuple[Work, float]] = {}
+        self._running: dict[int, tuple[BatchAssignment, float]] = {}
 
     def anchor(self, key: int, rows: int, seconds: float) -> None:
         """The warm-up runs one shape; the other buckets' models start from it."""
@@ -119,7 +119,7 @@ class Shipping:
         work = self._queue.poll(device or 0)
         if isinstance(work, Wait):
             return Step(until=work.until)
-        if not isinstance(work, Work):
+        if not isinstance(work, BatchAssignment):
             raise RuntimeError(f"the queue is closed in the middle of a simulation: it answered {work!r}")
         batch = _numbers(work.batch)
         if batch:

@@ -17,7 +17,7 @@ from chaos.content import Mark
 from support.processes.faulty import _BROKEN, failed
 
 from tensorferry.batcher.execution.executor import Running
-from tensorferry.batcher.request import Request, Work
+from tensorferry.batcher.request import BatchAssignment, Request
 from tensorferry.server.__main__ import main
 from tensorferry.server.recovery import recovering_instance
 from tensorferry.server.runtime.session import Session
@@ -86,7 +86,7 @@ class Faults:
 
     @property
     def guarded(self) -> Any:
-        def guarded(running: Running, work: Work, back: list[Request]) -> Any:
+        def guarded(running: Running, work: BatchAssignment, back: list[Request]) -> Any:
             for request in work.batch:
                 for tensor in request.tensors:
                     row = np.frombuffer(tensor.data, np.float32, 4).tolist() if request.rows else [0.0] * 4

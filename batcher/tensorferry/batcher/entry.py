@@ -59,7 +59,7 @@ class Entry:
                     f"priority is {priority}; it must be from 1, the highest, to {self._classes}, or 0 for the default"
                 ),
             )
-        request.level = (priority - 1) * self._ranks
+        request.rank = (priority - 1) * self._ranks
         complete = request.complete
         queued: Sequence[Request] = (request,)
         if request.rows > self._most_rows:
@@ -72,15 +72,15 @@ class Entry:
             else:
                 displaced = self._queue.put(queued)
         except BatcherError as error:
-            request.complete, request.parts = complete, ()
+            request.complete, request.split_parts = complete, ()
             self._refused(request, error)
             raise
-        if request.parts:
+        if request.split_parts:
             # Its parts hold the tensors and complete it; it must not keep them alive, nor itself.
             request.tensors, request.complete = (), completed_twice
         if displaced:
             why = "requests of a higher class find room in the queue"
-            if displaced[0].level == request.level:
+            if displaced[0].rank == request.rank:
                 why = "clients that hold less than their share find room in the queue"
             self._completions.shed(displaced, why, self._queue.drain_time())
         return wake
@@ -118,17 +118,17 @@ class Entry:
             )
         try:
             # Before it is cut up: rows without bytes are cheap to claim.
-            self._queue.check_size(request.cost, request.nbytes)
+            self._queue.check_size(request.rows_counted, request.nbytes)
         except BatcherError as error:
             self._refused(request, error)
             raise
         request.complete = self._end_whole(request)
-        request.parts = split_request(request, most)
-        return request.parts
+        request.split_parts = split_request(request, most)
+        return request.split_parts
 
     def _refused(self, request: Request, error: BatcherError) -> BatcherError:
         """Counts a request that is refused for this reason."""
-        self._ledger.refused(error, request.cost)
+        self._ledger.refused(error, request.rows_counted)
         return error
 
     def _end_whole(self, whole: Request) -> Callable[[Outcome], None]:

@@ -106,24 +106,24 @@ class Request:
 
     __slots__ = (
         "arrival",
-        "charged",
+        "charged_share",
         "client",
         "complete",
-        "cost",
         "deadline",
-        "is_part",
+        "edf_key",
+        "is_split_part",
         "key",
-        "level",
         "names",
         "nbytes",
-        "order",
         "padding",
-        "parts",
         "patience",
         "priority",
+        "rank",
         "retried",
         "rows",
+        "rows_counted",
         "shared",
+        "split_parts",
         "started",
         "state",
         "tag",
@@ -154,13 +154,13 @@ class Request:
         self.names = names
         self.rows = rows
         # The rows that it counts for: at least one, so that empty requests are bounded too.
-        self.cost = rows or 1
+        self.rows_counted = rows or 1
         self.nbytes = nbytes
         self.key = key
         self.deadline = deadline
         self.priority = priority
         # The rank by which it rides, from 0, once the default class is known.
-        self.level = 0
+        self.rank = 0
         self.padding = padding
         self.patience = patience
         self.tag = tag
@@ -168,22 +168,22 @@ class Request:
         self.timed_out = False
         self.arrival = _NAN
         # Of those with a deadline, once queued: by that, and among equal ones by arrival.
-        self.order: tuple[float, int] = _UNORDERED
+        self.edf_key: tuple[float, int] = _UNORDERED
         self.started = _NAN
         self.state = NEW
-        self.parts: tuple[Request, ...] = ()
+        self.split_parts: tuple[Request, ...] = ()
         # Of another request that was split.
-        self.is_part = False
+        self.is_split_part = False
         # What ran it failed through no fault of its own, and it went back into the queue.
         self.retried = False
         # Where clients share batches: whose turn moved on for it as it rode, until it is put back.
-        self.charged: Share | None = None
+        self.charged_share: Share | None = None
 
 
 def flatten(requests: Sequence[Request]) -> Iterator[Request]:
     """The requests that are queued: a split one's parts, any other itself."""
     for request in requests:
-        yield from request.parts or (request,)
+        yield from request.split_parts or (request,)
 
 
 class CloseReason(enum.Enum):
@@ -215,7 +215,7 @@ class Share:
         return self.rows / self.weight
 
 
-class Work(NamedTuple):
+class BatchAssignment(NamedTuple):
     """What a worker has to do: complete the expired and the shed, run the batch (which may be empty).
 
     The expired could not make their deadlines any more; the shed were dropped so that others

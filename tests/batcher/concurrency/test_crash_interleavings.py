@@ -12,7 +12,7 @@ from tensorferry.batcher import BatcherError
 from tensorferry.batcher.execution.completion import Completions
 from tensorferry.batcher.execution.executor import Running
 from tensorferry.batcher.learning.cost_model import Profile
-from tensorferry.batcher.queue.batch_selection import Departure
+from tensorferry.batcher.queue.batch_selection import BatchSelector
 from tensorferry.batcher.queue.devices import Devices
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.statistics.counters import Ledger
@@ -21,7 +21,7 @@ STEPS: list[tuple[type, str]] = [
     (RequestQueue, "take"),
     (RequestQueue, "take_short"),
     (RequestQueue, "take_expired"),
-    (Departure, "take"),
+    (BatchSelector, "take"),
     (Devices, "left"),
     (Running, "run"),
     (Running, "_execute"),

@@ -291,7 +291,7 @@ def test_a_lost_wake_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tool itself: a queue that forgets to wake its worker fails the run."""
     loom = Loom(0)
     loom.install(monkeypatch)
-    monkeypatch.setattr("tensorferry.batcher.queue.wakeup.Waking.wake", lambda self, now: None)
+    monkeypatch.setattr("tensorferry.batcher.queue.wakeup.WorkerWakeup.wake", lambda self, now: None)
 
     def main() -> None:
         batcher = Batcher(lambda x: x, clock=loom.clock)

@@ -27,7 +27,7 @@ from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.learning.return_model import Returners
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Work, in_vain
+from tensorferry.batcher.request import BatchAssignment, in_vain
 from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -221,13 +221,13 @@ def test_where_callers_come_back_the_next_batch_waits_for_the_answers_unless_it_
 
     put()
     first = queue.poll()
-    assert isinstance(first, Work)
+    assert isinstance(first, BatchAssignment)
     put()
     for _ in range(others):
         put()
     step = queue.poll()
     if others:
-        assert isinstance(step, Work)
+        assert isinstance(step, BatchAssignment)
         assert len(step.batch) == 4
         return
     assert step == Wait(float("inf"))
@@ -235,7 +235,7 @@ def test_where_callers_come_back_the_next_batch_waits_for_the_answers_unless_it_
     assert queue.poll() == Wait(float("inf")), "not answered yet"
     queue.finish(first.batch)
     queue.ran(first.batch, 1.0)
-    assert isinstance(queue.poll(), Work)
+    assert isinstance(queue.poll(), BatchAssignment)
 
 
 class Turn:

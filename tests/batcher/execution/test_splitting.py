@@ -134,7 +134,7 @@ def test_a_refused_one_can_be_enqueued_again(make: Make, runner: ScriptedRunner)
     for _ in range(2):
         with pytest.raises(QueueFull):
             batcher.enqueue(request)
-        assert (request.complete, request.parts, request.rows) == (recorder, (), 5)
+        assert (request.complete, request.split_parts, request.rows) == (recorder, (), 5)
         assert batcher.statistics().sizes.queued_rows == 1
     assert blocker.cancel()
     batcher.enqueue(request)

@@ -19,11 +19,11 @@ from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.execution.completion import Completions
 from tensorferry.batcher.execution.executor import Running
 from tensorferry.batcher.learning.cost_model import Profile
-from tensorferry.batcher.queue.batch_selection import Departure
+from tensorferry.batcher.queue.batch_selection import BatchSelector
 from tensorferry.batcher.queue.devices import Devices
 from tensorferry.batcher.queue.expiry import Expiry
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.queue.wakeup import Waking
+from tensorferry.batcher.queue.wakeup import WorkerWakeup
 from tensorferry.batcher.statistics.counters import Ledger
 from tensorferry.batcher.supervision import last
 from tensorferry.batcher.testing import ScriptedRunner
@@ -31,10 +31,10 @@ from tensorferry.batcher.testing import ScriptedRunner
 # What a worker does with a batch, in this order, and whether its requests still have their answers.
 STEPS = [
     (RequestQueue, "take", "answered"),
-    (Departure, "credits", "answered"),
-    (Departure, "take", "answered"),
+    (BatchSelector, "credits", "answered"),
+    (BatchSelector, "take", "answered"),
     (Devices, "left", "answered"),
-    (Waking, "wake", "answered"),
+    (WorkerWakeup, "wake", "answered"),
     (Running, "run", "answered"),
     (Running, "_execute", "answered"),
     (RequestQueue, "finish", "answered"),
@@ -153,7 +153,7 @@ def test_those_who_were_taken_and_not_handed_out_are_told(
         return ends(expiry, start + 7200, now + 7200)
 
     monkeypatch.setattr(Expiry, "take", take)
-    fell = fails_once(monkeypatch, Departure, "credits", SystemExit())
+    fell = fails_once(monkeypatch, BatchSelector, "credits", SystemExit())
     runner.open()
     reach(fell)
     assert isinstance(told.await_outcome().error, InstanceFailed)
@@ -277,7 +277,7 @@ def test_a_fall_of_who_attends_leaves_it_to_a_worker(make: Make, monkeypatch: py
     batcher = make(lambda x: x * 2, 4)
     batcher.anchor(1, 1e-5)
     batcher.anchor(4, 1e-5)
-    for owner, name in ((Running, "run"), (Departure, "credits"), (Devices, "left")):
+    for owner, name in ((Running, "run"), (BatchSelector, "credits"), (Devices, "left")):
         with monkeypatch.context() as patch:
             fell = fails_once(patch, owner, name, SystemExit(), on=threading.current_thread().name)
             recorders = [Recorder() for _ in range(3)]

@@ -28,22 +28,22 @@ from closed_loop import (
 from tensorferry.batcher.learning.return_model import Returners
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Request, Work
+from tensorferry.batcher.request import BatchAssignment, Request
 from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import VirtualClock
 
 SECONDS = 2.0
 
 
-def both(cost: Cost, traffic: Traffic, seconds: float = SECONDS) -> tuple[Figures, Figures]:
+def both(rows_counted: Cost, traffic: Traffic, seconds: float = SECONDS) -> tuple[Figures, Figures]:
     greedy, learned = (
-        simulate(cost, traffic, returners=rule, seconds=seconds) for rule in (Greedy(), Returners())
+        simulate(rows_counted, traffic, returners=rule, seconds=seconds) for rule in (Greedy(), Returners())
     )
     return greedy, learned
 
 
-def rates(cost: Cost, count: int) -> tuple[float, float]:
-    greedy, learned = both(cost, Traffic(callers(count)))
+def rates(rows_counted: Cost, count: int) -> tuple[float, float]:
+    greedy, learned = both(rows_counted, Traffic(callers(count)))
     return greedy.rate, learned.rate
 
 
@@ -56,36 +56,36 @@ def test_closed_loops_on_a_gpu_like_device_ride_together(count: int, of_ideal: f
 
 @pytest.mark.parametrize("count", [4, 8, 32])
 def test_closed_loops_lose_nothing_where_little_is_to_be_gained(count: int) -> None:
-    for cost in (MLP, CPU):
-        greedy, learned = rates(cost, count)
+    for rows_counted in (MLP, CPU):
+        greedy, learned = rates(rows_counted, count)
         assert learned >= 0.995 * greedy
 
 
-@pytest.mark.parametrize("cost", [GPU, MLP, CPU], ids=lambda cost: str(cost.name))
-def test_a_lone_caller_never_waits(cost: Cost) -> None:
-    greedy, learned = rates(cost, 1)
+@pytest.mark.parametrize("rows_counted", [GPU, MLP, CPU], ids=lambda rows_counted: str(rows_counted.name))
+def test_a_lone_caller_never_waits(rows_counted: Cost) -> None:
+    greedy, learned = rates(rows_counted, 1)
     assert learned == pytest.approx(greedy)
 
 
 @pytest.mark.parametrize("load", [0.05, 0.2, 0.5, 0.8])
-@pytest.mark.parametrize("cost", [GPU, MLP, CPU], ids=lambda cost: str(cost.name))
-def test_open_arrivals_are_not_delayed(cost: Cost, load: float) -> None:
-    times = poisson(load * cost.most / cost.seconds(cost.most), SECONDS)
-    greedy, learned = both(cost, Traffic(arrivals=times))
+@pytest.mark.parametrize("rows_counted", [GPU, MLP, CPU], ids=lambda rows_counted: str(rows_counted.name))
+def test_open_arrivals_are_not_delayed(rows_counted: Cost, load: float) -> None:
+    times = poisson(load * rows_counted.most / rows_counted.seconds(rows_counted.most), SECONDS)
+    greedy, learned = both(rows_counted, Traffic(arrivals=times))
     assert learned.latency <= 1.01 * greedy.latency
 
 
 @pytest.mark.parametrize("count", [4, 8, 32])
-@pytest.mark.parametrize("cost", [GPU, MLP, CPU], ids=lambda cost: str(cost.name))
-def test_comes_near_the_best_that_any_rule_can_do(cost: Cost, count: int) -> None:
-    _, learned = rates(cost, count)
-    assert learned >= 0.965 * best_count(cost, count, SECONDS / 2)
+@pytest.mark.parametrize("rows_counted", [GPU, MLP, CPU], ids=lambda rows_counted: str(rows_counted.name))
+def test_comes_near_the_best_that_any_rule_can_do(rows_counted: Cost, count: int) -> None:
+    _, learned = rates(rows_counted, count)
+    assert learned >= 0.965 * best_count(rows_counted, count, SECONDS / 2)
 
 
 @pytest.mark.parametrize("name", neither(GPU, 1.0))
-@pytest.mark.parametrize("cost", [GPU, MLP, CPU], ids=lambda cost: str(cost.name))
-def test_whatever_the_callers_do_a_wait_costs_no_throughput(cost: Cost, name: str) -> None:
-    greedy, learned = both(cost, neither(cost, SECONDS / 2)[name], SECONDS / 2)
+@pytest.mark.parametrize("rows_counted", [GPU, MLP, CPU], ids=lambda rows_counted: str(rows_counted.name))
+def test_whatever_the_callers_do_a_wait_costs_no_throughput(rows_counted: Cost, name: str) -> None:
+    greedy, learned = both(rows_counted, neither(rows_counted, SECONDS / 2)[name], SECONDS / 2)
     assert learned.rate >= 0.99 * greedy.rate
     assert learned.latency <= 1.01 * greedy.latency
 
@@ -172,7 +172,7 @@ def test_the_last_that_returns_wakes_the_batch_that_waits_for_it(clock: VirtualC
         arrive()
     for _ in range(80):
         work = queue.poll()
-        assert isinstance(work, Work)
+        assert isinstance(work, BatchAssignment)
         clock.advance(0.010)
         queue.finish(work.batch)
         queue.ran(work.batch, 0.010)
@@ -180,7 +180,7 @@ def test_the_last_that_returns_wakes_the_batch_that_waits_for_it(clock: VirtualC
         for _ in work.batch:
             arrive()
             clock.advance(0.0001)
-    taken: list[Work] = []
+    taken: list[BatchAssignment] = []
 
     def take() -> None:
         step = queue.take()
@@ -188,7 +188,7 @@ def test_the_last_that_returns_wakes_the_batch_that_waits_for_it(clock: VirtualC
         taken.append(step)
 
     (first,) = (queue.poll(),)
-    assert isinstance(first, Work)
+    assert isinstance(first, BatchAssignment)
     clock.advance(0.010)
     queue.finish(first.batch)
     queue.ran(first.batch, 0.010)
@@ -224,7 +224,7 @@ def test_callers_answered_first_are_back_before_the_last_are_answered(clock: Vir
             clock.advance(0.0003)
             arrive()
             step = queue.poll()
-        assert isinstance(step, Work)
+        assert isinstance(step, BatchAssignment)
         sizes.append(len(step.batch))
         clock.advance(0.010)
         queue.finish(step.batch)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable
 
 import pytest
-from batcher.policy.test_close_rule import BUSY, Affine, LaneOf, Passenger, Unknown, dated
+from batcher.policy.test_close_rule import BUSY, Affine, ClassQueueOf, Passenger, Unknown, with_deadline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batcher.rig import reproducible
@@ -20,21 +20,21 @@ from tensorferry.batcher.settings import Limits
 MOST = 8
 
 
-def lane(requests: list[Passenger], aging: float = 1000.0) -> LaneOf:
+def lane(requests: list[Passenger], max_wait_before_priority: float = 1000.0) -> ClassQueueOf:
     queue = sorted((p for p in requests if p.deadline < math.inf), key=lambda p: p.deadline)
-    return LaneOf(queue, [p for p in requests if p.deadline == math.inf], aging)
+    return ClassQueueOf(queue, [p for p in requests if p.deadline == math.inf], max_wait_before_priority)
 
 
 def form(
-    lanes: list[LaneOf],
+    class_queues: list[ClassQueueOf],
     lead: int,
     allotted: list[int],
     *,
     most: int = MOST,
     times: BatchTimes | None = None,
 ) -> Formed[Passenger]:
-    formed = form_batch(lanes, lead, allotted, 0.0, most, times or Affine(), lambda: BUSY)
-    assert sum(formed.rows) == sum(passenger.cost for passenger in formed.batch)
+    formed = form_batch(class_queues, lead, allotted, 0.0, most, times or Affine(), lambda: BUSY)
+    assert sum(formed.rows) == sum(passenger.rows_counted for passenger in formed.batch)
     return formed
 
 
@@ -56,50 +56,52 @@ def test_rows_beside_others_take_as_long_as_all_together() -> None:
 
 
 def test_room_that_who_leads_cannot_use_goes_to_others_by_rank() -> None:
-    lanes = [lane([Passenger()] * 2), lane([Passenger(5)]), lane([Passenger()] * 9)]
-    assert form(lanes, 0, [2, 3, 3]).rows == [2, 0, 3], "the second has no request that fits what it got"
-    lanes = [lane([Passenger()] * 2), lane([Passenger()] * 9), lane([Passenger()])]
-    assert form(lanes, 0, [2, 3, 3]).rows == [2, 5, 1]
+    class_queues = [lane([Passenger()] * 2), lane([Passenger(5)]), lane([Passenger()] * 9)]
+    assert form(class_queues, 0, [2, 3, 3]).rows == [2, 0, 3], (
+        "the second has no request that fits what it got"
+    )
+    class_queues = [lane([Passenger()] * 2), lane([Passenger()] * 9), lane([Passenger()])]
+    assert form(class_queues, 0, [2, 3, 3]).rows == [2, 5, 1]
 
 
 @pytest.mark.parametrize("deadline", [math.inf, 90.0])
 def test_the_first_that_leads_rides_even_if_it_is_larger_than_what_its_class_got(deadline: float) -> None:
     """Else a class whose requests are larger than its share of a batch would never ride."""
-    lanes = [lane([Passenger(6, deadline=deadline)]) for _ in range(3)]
-    formed = form(lanes, 1, [3, 3, 2])
+    class_queues = [lane([Passenger(6, deadline=deadline)]) for _ in range(3)]
+    formed = form(class_queues, 1, [3, 3, 2])
     assert formed.rows == [0, 6, 0]
 
 
 def test_those_of_lower_classes_ride_only_if_they_are_in_time() -> None:
     """Ten seconds and one a row: the lead's six rows leave time for two more."""
-    lanes = [lane([Passenger()] * 6), lane(dated(17.5, 18.0, 18.1))]
-    formed = form(lanes, 0, [6, 2])
+    class_queues = [lane([Passenger()] * 6), lane(with_deadline(17.5, 18.0, 18.1))]
+    formed = form(class_queues, 0, [6, 2])
     assert [passenger.deadline for passenger in formed.batch[6:]] == [18.0, 18.1]
 
 
 def test_those_of_the_lowest_class_do_not_make_those_above_late() -> None:
-    lanes = [lane([Passenger()] * 2), lane(dated(13.5)), lane([Passenger()] * 9)]
-    formed = form(lanes, 0, [2, 1, 5])
+    class_queues = [lane([Passenger()] * 2), lane(with_deadline(13.5)), lane([Passenger()] * 9)]
+    formed = form(class_queues, 0, [2, 1, 5])
     assert formed.rows == [2, 1, 0]
 
 
 def test_who_fills_the_room_does_not_make_who_leads_late() -> None:
-    lanes = [lane(dated(12.5, 12.6)), lane([Passenger()] * 9), lane(dated(90, 91))]
-    assert form(lanes, 0, [2, 3, 3]).rows == [2, 0, 0]
+    class_queues = [lane(with_deadline(12.5, 12.6)), lane([Passenger()] * 9), lane(with_deadline(90, 91))]
+    assert form(class_queues, 0, [2, 3, 3]).rows == [2, 0, 0]
 
 
 def test_while_nothing_is_known_of_times_all_ride() -> None:
-    lanes = [lane(dated(0.1, 0.2)), lane([Passenger()] * 9), lane(dated(0.1, 0.2))]
-    assert form(lanes, 0, [2, 4, 2], times=Unknown()).rows == [2, 4, 2]
+    class_queues = [lane(with_deadline(0.1, 0.2)), lane([Passenger()] * 9), lane(with_deadline(0.1, 0.2))]
+    assert form(class_queues, 0, [2, 4, 2], times=Unknown()).rows == [2, 4, 2]
 
 
 def test_only_of_the_class_that_leads_is_anybody_shed() -> None:
     """Of the others those who would be late simply do not ride."""
     tight = [11.5, 11.6, 11.7, 40, 41, 42, 43, 44]
-    lanes = [lane(dated(*tight)), lane(dated(*tight))]
-    formed = form(lanes, 0, [4, 4])
+    class_queues = [lane(with_deadline(*tight)), lane(with_deadline(*tight))]
+    formed = form(class_queues, 0, [4, 4])
     assert formed.shed
-    assert all(any(passenger is gone for passenger in lanes[0].dated) for gone in formed.shed)
+    assert all(any(passenger is gone for passenger in class_queues[0].with_deadline) for gone in formed.shed)
 
 
 classes = st.lists(
@@ -123,33 +125,42 @@ def test_whatever_waits_a_batch_of_several_classes_is_sound(
     waiting: list[list[Passenger]], weights: list[int], data: st.DataObject
 ) -> None:
     """Properties 2, 4, 6 and 7: rows, order, nobody late, only the earliest of who leads are shed."""
-    lanes = [lane([p for p in of if p.deadline > Affine().upper(p.cost)], aging=25.0) for of in waiting]
-    levels = [level for level, one in enumerate(lanes) if one.rows]
-    if not levels:
+    class_queues = [
+        lane([p for p in of if p.deadline > Affine().upper(p.rows_counted)], max_wait_before_priority=25.0)
+        for of in waiting
+    ]
+    ranks = [rank for rank, one in enumerate(class_queues) if one.rows]
+    if not ranks:
         return
-    lead = data.draw(st.sampled_from(levels))
-    shares = Shares(weights[: len(lanes)], MOST)
-    queued = [one.rows for one in lanes]
+    lead = data.draw(st.sampled_from(ranks))
+    shares = Shares(weights[: len(class_queues)], MOST)
+    queued = [one.rows for one in class_queues]
     allotted = shares.allot(queued, queued, MOST)
-    formed = form(lanes, lead, allotted)
+    formed = form(class_queues, lead, allotted)
     assert formed.batch, "a batch that leaves has riders"
     assert sum(formed.rows) <= MOST
     assert len(set(map(id, formed.batch))) == len(formed.batch)
     riding = set(map(id, formed.batch))
-    for level, one in enumerate(lanes):
-        patient = [id(p) in riding for p in one.patient]
-        assert patient == sorted(patient, reverse=True), "those without deadline ride in order"
-        rode = [p.deadline for p in formed.batch if any(p is q for q in one.dated)]
+    for rank, one in enumerate(class_queues):
+        without_deadline = [id(p) in riding for p in one.without_deadline]
+        assert without_deadline == sorted(without_deadline, reverse=True), (
+            "those without deadline ride in order"
+        )
+        rode = [p.deadline for p in formed.batch if any(p is q for q in one.with_deadline)]
         assert rode == sorted(rode), "those with one by their deadlines"
-        assert formed.rows[level] == sum(p.cost for p in one.dated + one.patient if id(p) in riding)
+        assert formed.rows[rank] == sum(
+            p.rows_counted for p in one.with_deadline + one.without_deadline if id(p) in riding
+        )
     assert not any(p.deadline < Affine().upper(sum(formed.rows)) for p in formed.batch), "nobody is late"
     gone = [id(p) for p in formed.shed]
     assert not riding & set(gone)
     behind = [
-        id(p) for p in lanes[lead].dated if p.deadline < min((q.deadline for q in formed.shed), default=0)
+        id(p)
+        for p in class_queues[lead].with_deadline
+        if p.deadline < min((q.deadline for q in formed.shed), default=0)
     ]
     assert not set(behind) & riding, "never a newer one before an older"
-    assert set(gone) <= set(map(id, lanes[lead].dated))
+    assert set(gone) <= set(map(id, class_queues[lead].with_deadline))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +169,7 @@ def test_whatever_waits_a_batch_of_several_classes_is_sound(
 )
 def test_the_highest_class_with_credit_leads(credits: list[float], lead: int) -> None:
     class View:
-        lanes = (lane([Passenger()]), lane([Passenger()]))
+        class_queues = (lane([Passenger()]), lane([Passenger()]))
         rows = 2
         oldest_arrival = 0.0
         latest_start = math.inf
@@ -176,9 +187,9 @@ def test_the_class_that_leads_chooses_the_bucket() -> None:
         oldest_arrival = 0.0
         latest_start = math.inf
 
-        def __init__(self, level: int, due: float) -> None:
-            mine = LaneOf([], [Passenger()], due=due)
-            self.lanes = [mine if at == level else LaneOf([], []) for at in range(2)]
+        def __init__(self, rank: int, due: float) -> None:
+            mine = ClassQueueOf([], [Passenger()], due=due)
+            self.class_queues = [mine if at == rank else ClassQueueOf([], []) for at in range(2)]
 
     buckets: dict[Hashable, BucketView] = {"low": View(1, 1.0), "late": View(0, 9.0), "due": View(0, 5.0)}
     close = decide(buckets, 0.0, Limits(MOST, 0.0), False, [1.0, 1.0])

@@ -13,7 +13,7 @@ from support.batcher.rig import error, ignore, occupy, reproducible, result
 
 from tensorferry.batcher import ClientPolicy, QueueFull, Request, RequestTooLarge, Shed
 from tensorferry.batcher.policy.client_fairness import Turns, all_in_time, choose
-from tensorferry.batcher.queue.client_quotas import Quotas
+from tensorferry.batcher.queue.client_quotas import ClientQuotas
 from tensorferry.batcher.request import Share
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -23,7 +23,7 @@ class Wants:
     """A queued request, as the policy sees it."""
 
     client: str
-    cost: int = 1
+    rows_counted: int = 1
     arrival: float = 0.0
     deadline: float = float("inf")
 
@@ -55,7 +55,7 @@ def run(turns: Turns, queues: dict[str, list[Wants]], rows: int) -> list[str]:
     turns.rode(chosen)
     for request in chosen:
         queues[request.client].remove(request)
-        turns.left(request.client, request.cost)
+        turns.left(request.client, request.rows_counted)
     for name in [name for name, queue in queues.items() if not queue]:
         del queues[name]
     return [request.client for request in chosen]
@@ -108,18 +108,19 @@ def test_backlogged_clients_are_never_far_apart(
     names = "abcde"[: len(clients)]
     weights = {name: weight for name, (weight, _) in zip(names, clients, strict=True)}
     queues = {
-        name: [Wants(name, cost) for cost in costs] for name, (_, costs) in zip(names, clients, strict=True)
+        name: [Wants(name, rows_counted) for rows_counted in costs]
+        for name, (_, costs) in zip(names, clients, strict=True)
     }
-    turns = turns_of(weights, {name: sum(w.cost for w in queue) for name, queue in queues.items()})
+    turns = turns_of(weights, {name: sum(w.rows_counted for w in queue) for name, queue in queues.items()})
     served = dict.fromkeys(names, 0.0)
     for rows in batches:
         chosen = choose({name: iter(queue) for name, queue in queues.items()}, turns.shares, rows)
-        assert sum(request.cost for request in chosen) <= rows
+        assert sum(request.rows_counted for request in chosen) <= rows
         turns.rode(chosen)
         for request in chosen:
             queues[request.client].remove(request)
-            served[request.client] += request.cost / weights[request.client]
-            turns.left(request.client, request.cost)
+            served[request.client] += request.rows_counted / weights[request.client]
+            turns.left(request.client, request.rows_counted)
         if not all(queues.values()):
             return
         largest = {name: 8 / weights[name] for name in names}
@@ -138,8 +139,8 @@ def test_backlogged_clients_are_never_far_apart(
     ],
 )
 def test_whether_all_can_be_in_time(deadlines: list[float], part: float, expected: bool) -> None:
-    dated = [Wants("a", deadline=deadline) for deadline in deadlines]
-    assert all_in_time(dated, len(dated), 2, 0.0, Times(), part) is expected
+    with_deadline = [Wants("a", deadline=deadline) for deadline in deadlines]
+    assert all_in_time(with_deadline, len(with_deadline), 2, 0.0, Times(), part) is expected
 
 
 def test_who_makes_room() -> None:
@@ -211,7 +212,7 @@ def test_what_can_never_pass(make: Make, policy: ClientPolicy, words: str) -> No
 
 
 def test_inventing_names_costs_no_memory() -> None:
-    quotas = Quotas(ClientPolicy(rate=1.0, burst=5, max_requests=9))
+    quotas = ClientQuotas(ClientPolicy(rate=1.0, burst=5, max_requests=9))
     for number in range(20_000):
         request = Request((), ignore, names=None, rows=1, nbytes=0, client=f"address {number}")
         quotas.check(request.client, 1, 0, 0.0, float)

@@ -20,23 +20,23 @@ from tensorferry.batcher.settings import Limits
 
 @dataclass(frozen=True)
 class Passenger:
-    cost: int = 1
+    rows_counted: int = 1
     arrival: float = 0.0
     deadline: float = math.inf
 
 
 @dataclass(frozen=True)
-class LaneOf:
+class ClassQueueOf:
     """A lane of these requests, due when they have waited for long."""
 
-    dated: list[Passenger]
-    patient: list[Passenger]
-    aging: float = 1000.0
+    with_deadline: list[Passenger]
+    without_deadline: list[Passenger]
+    max_wait_before_priority: float = 1000.0
     due: float = math.inf
 
     @property
     def rows(self) -> int:
-        return sum(passenger.cost for passenger in self.dated + self.patient)
+        return sum(passenger.rows_counted for passenger in self.with_deadline + self.without_deadline)
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class View:
     latest_start: float = math.inf
 
     @property
-    def lanes(self) -> list[LaneOf]:
+    def class_queues(self) -> list[ClassQueueOf]:
         waiting = [Passenger(arrival=self.oldest_arrival)] * self.rows
-        return [LaneOf([], waiting, due=self.oldest_arrival + 1000)]
+        return [ClassQueueOf([], waiting, due=self.oldest_arrival + 1000)]
 
 
 GREEDY = Limits(4, 0.0)
@@ -150,7 +150,9 @@ def test_decides(
     ],
 )
 def test_riders(costs: list[int], ride: list[int]) -> None:
-    assert [passenger.cost for passenger in riders(map(Passenger, costs), GREEDY.max_batch_size)] == ride
+    assert [
+        passenger.rows_counted for passenger in riders(map(Passenger, costs), GREEDY.max_batch_size)
+    ] == ride
 
 
 class Affine:
@@ -202,39 +204,47 @@ def test_nothing_known_of_times_only_the_passed_are_infeasible(deadline: float, 
 BUSY = Demand(rate=1.0, patience=40.0)
 
 
-def dated(*deadlines: float, cost: int = 1) -> list[Passenger]:
-    return [Passenger(cost, deadline=deadline) for deadline in deadlines]
+def with_deadline(*deadlines: float, rows_counted: int = 1) -> list[Passenger]:
+    return [Passenger(rows_counted, deadline=deadline) for deadline in deadlines]
 
 
 def form(
-    dated: list[Passenger],
-    patient: list[Passenger] = [],  # noqa: B006 (never changed)
+    with_deadline: list[Passenger],
+    without_deadline: list[Passenger] = [],  # noqa: B006 (never changed)
     *,
     most: int = 8,
     now: float = 0.0,
     demand: Demand = BUSY,
-    aging: float = 1000.0,
+    max_wait_before_priority: float = 1000.0,
 ) -> tuple[list[Passenger], list[Passenger]]:
-    formed = form_batch([LaneOf(dated, patient, aging)], 0, [most], now, most, Affine(), lambda: demand)
-    assert formed.rows == [sum(passenger.cost for passenger in formed.batch)]
+    formed = form_batch(
+        [ClassQueueOf(with_deadline, without_deadline, max_wait_before_priority)],
+        0,
+        [most],
+        now,
+        most,
+        Affine(),
+        lambda: demand,
+    )
+    assert formed.rows == [sum(passenger.rows_counted for passenger in formed.batch)]
     return formed.batch, formed.shed
 
 
 def test_who_can_all_make_their_deadlines_all_ride_and_nobody_is_shed() -> None:
-    queue = dated(*range(20, 28))
+    queue = with_deadline(*range(20, 28))
     assert form(queue) == (queue, [])
 
 
 def test_sheds_the_fewest_oldest_such_that_the_batch_keeps_up() -> None:
     """The first three have slack for a row each: batches of one row, of 11 s, would never keep up."""
-    queue = dated(11.5, 11.6, 11.7, 40, 41, 42, 43, 44, 45)
+    queue = with_deadline(11.5, 11.6, 11.7, 40, 41, 42, 43, 44, 45)
     ride, shed = form(queue)
     assert shed == queue[:3]
     assert ride == queue[3:]
 
 
 def test_sheds_nobody_when_a_small_batch_keeps_up_with_few_arrivals() -> None:
-    queue = dated(11.5, 40, 41)
+    queue = with_deadline(11.5, 40, 41)
     ride, shed = form(queue, demand=Demand(rate=0.01, patience=40.0))
     assert (ride, shed) == (queue[:1], [])
 
@@ -246,7 +256,7 @@ def test_sheds_nobody_when_a_small_batch_keeps_up_with_few_arrivals() -> None:
 )
 def test_more_is_shed_where_other_devices_share_an_overload(rate: float, devices: int, gone: int) -> None:
     """What came for them fills the batch; but nobody is shed for it where full ones, 8 rows in 18 s, keep up."""
-    queue = dated(14.5, *[16.5] * 8)
+    queue = with_deadline(14.5, *[16.5] * 8)
     ride, shed = form(queue, demand=Demand(rate, 22.0, devices))
     assert (shed, len(ride)) == (queue[:gone], 6 if gone else 4)
 
@@ -261,9 +271,9 @@ def test_a_slow_spell_that_is_over_is_forgotten_though_only_small_batches_keep_t
         times.anchor(size, 0.0045 + 0.005 * size)
     for _ in range(60):
         times.observe(0.0, 16, slowdown * 0.0845)
-    backlog = dated(*[0.02 + 0.48 * at / 250 for at in range(250)])
+    backlog = with_deadline(*[0.02 + 0.48 * at / 250 for at in range(250)])
     for _ in range(200):
-        formed = form_batch([LaneOf(backlog, [])], 0, [16], 0.0, 16, times, lambda: Demand(520.0, 0.5))
+        formed = form_batch([ClassQueueOf(backlog, [])], 0, [16], 0.0, 16, times, lambda: Demand(520.0, 0.5))
         (rows,) = formed.rows
         times.observe(0.0, rows, 0.0045 + 0.005 * rows)
     assert rows == 16
@@ -271,23 +281,26 @@ def test_a_slow_spell_that_is_over_is_forgotten_though_only_small_batches_keep_t
 
 
 def test_a_request_without_deadline_is_never_shed_and_fills_the_room() -> None:
-    patient = [Passenger(), Passenger()]
-    queue = dated(30, 31, 32)
-    assert form(queue, patient, most=4) == (queue + patient[:1], [])
-    assert form([], patient, most=4) == (patient, [])
+    without_deadline = [Passenger(), Passenger()]
+    queue = with_deadline(30, 31, 32)
+    assert form(queue, without_deadline, most=4) == (queue + without_deadline[:1], [])
+    assert form([], without_deadline, most=4) == (without_deadline, [])
 
 
 def test_an_overdue_request_without_deadline_rides_before_the_dated_which_keep_half_the_room() -> None:
-    patient = [Passenger(arrival=0.0) for _ in range(9)]
-    queue = dated(*[200.0 + i for i in range(9)])
-    ride, shed = form(queue, patient, now=100.0, aging=50.0)
-    assert ride == patient[:4] + queue[:4]
+    without_deadline = [Passenger(arrival=0.0) for _ in range(9)]
+    queue = with_deadline(*[200.0 + i for i in range(9)])
+    ride, shed = form(queue, without_deadline, now=100.0, max_wait_before_priority=50.0)
+    assert ride == without_deadline[:4] + queue[:4]
     assert shed == []
 
 
 def test_an_overdue_request_that_leaves_no_room_rides_alone() -> None:
-    patient = [Passenger(8, arrival=0.0)]
-    assert form(dated(200.0), patient, now=100.0, aging=50.0) == (patient, [])
+    without_deadline = [Passenger(8, arrival=0.0)]
+    assert form(with_deadline(200.0), without_deadline, now=100.0, max_wait_before_priority=50.0) == (
+        without_deadline,
+        [],
+    )
 
 
 passengers = st.lists(st.tuples(st.integers(1, 8), st.floats(12, 80)), max_size=30)
@@ -303,13 +316,15 @@ passengers = st.lists(st.tuples(st.integers(1, 8), st.floats(12, 80)), max_size=
 def test_whatever_waits_a_batch_is_sound(
     dates: list[tuple[int, float]], others: list[int], rate: float, age: float
 ) -> None:
-    queue = sorted((Passenger(cost, 0.0, deadline) for cost, deadline in dates), key=lambda p: p.deadline)
+    queue = sorted(
+        (Passenger(rows_counted, 0.0, deadline) for rows_counted, deadline in dates), key=lambda p: p.deadline
+    )
     queue = [p for p in queue if p not in infeasible([p], Affine().upper)]
-    patient = [Passenger(cost, -age) for cost in others]
-    ride, shed = form(queue, patient, demand=Demand(rate, 40.0), aging=25.0)
-    rows = sum(passenger.cost for passenger in ride)
+    without_deadline = [Passenger(rows_counted, -age) for rows_counted in others]
+    ride, shed = form(queue, without_deadline, demand=Demand(rate, 40.0), max_wait_before_priority=25.0)
+    rows = sum(passenger.rows_counted for passenger in ride)
     assert rows <= 8
-    assert bool(ride) == bool(queue or patient)
+    assert bool(ride) == bool(queue or without_deadline)
     assert all(passenger.deadline < math.inf for passenger in shed), "who has no deadline is never shed"
     gone = [id(p) for p in shed]
     riding = [id(p) for p in ride]
@@ -323,13 +338,15 @@ def test_whatever_waits_a_batch_is_sound(
 @reproducible
 @given(costs=st.lists(st.integers(1, 12), max_size=20), most=st.integers(1, 10))
 def test_riders_are_the_longest_prefix_that_fits(costs: list[int], most: int) -> None:
-    queue = [Passenger(cost) for cost in costs]
+    queue = [Passenger(rows_counted) for rows_counted in costs]
     ride = riders(queue, most)
-    rows = sum(passenger.cost for passenger in ride)
+    rows = sum(passenger.rows_counted for passenger in ride)
     assert all(a is b for a, b in zip(ride, queue, strict=False)), "in order, without gaps"
     assert bool(ride) == bool(queue), "whoever is first rides"
     assert rows <= most or len(ride) == 1, "only a lone first may exceed the maximum"
-    assert len(ride) == len(queue) or rows + queue[len(ride)].cost > most, "no room is left for the next"
+    assert len(ride) == len(queue) or rows + queue[len(ride)].rows_counted > most, (
+        "no room is left for the next"
+    )
 
 
 NOW = 100.0

@@ -19,7 +19,7 @@ from tensorferry.batcher import Batcher, CloseReason
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.policy.close_rule import Wait, preferred_rows
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Work
+from tensorferry.batcher.request import BatchAssignment
 from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -47,7 +47,7 @@ class Station:
 
     def leave(self) -> list[int]:
         left = []
-        while isinstance(work := self.queue.poll(), Work):
+        while isinstance(work := self.queue.poll(), BatchAssignment):
             left.append(sum(request.rows for request in work.batch))
             self.reasons.append(work.reason)
             self.queue.finish(work.batch)
@@ -126,7 +126,9 @@ def test_without_a_delay_nothing_waits_and_batches_have_preferred_sizes_if_they_
     ],
 )
 def test_the_rows_of_a_batch_that_leaves_early(costs: list[int], rows: int) -> None:
-    assert preferred_rows([Passenger(cost) for cost in costs], Limits(8, DELAY, (2, 6))) == rows
+    assert (
+        preferred_rows([Passenger(rows_counted) for rows_counted in costs], Limits(8, DELAY, (2, 6))) == rows
+    )
 
 
 @reproducible
@@ -137,7 +139,7 @@ def test_the_rows_of_a_batch_that_leaves_early(costs: list[int], rows: int) -> N
 def test_who_leaves_early_are_the_first_in_line_and_fill_no_more_than_a_batch(
     costs: list[int], preferred: tuple[int, ...]
 ) -> None:
-    rows = preferred_rows([Passenger(cost) for cost in costs], Limits(8, DELAY, preferred))
+    rows = preferred_rows([Passenger(rows_counted) for rows_counted in costs], Limits(8, DELAY, preferred))
     sums = [sum(costs[:count]) for count in range(len(costs) + 1)]
     assert rows in sums
     assert rows <= 8

@@ -17,10 +17,10 @@ PLENTY = 1_000_000
 def turn(shares: Shares, queued: list[int]) -> tuple[int, list[int]]:
     """One batch as the queue forms it of requests of one row: who led, and the rows of each class."""
     shares.renew(queued)
-    lead = min(range(len(queued)), key=lambda level: (not queued[level], shares.credits[level] < 1, level))
+    lead = min(range(len(queued)), key=lambda rank: (not queued[rank], shares.credits[rank] < 1, rank))
     rows = shares.allot(queued, queued, MOST)
-    for level, count in enumerate(rows):
-        queued[level] -= count
+    for rank, count in enumerate(rows):
+        queued[rank] -= count
     shares.charge(rows, lead, queued)
     return lead, rows
 
@@ -48,9 +48,9 @@ def test_no_class_that_waits_is_passed_over_for_longer_than_its_weight_says(weig
     since = [0] * len(weights)
     for _ in range(300):
         _, rows = turn(shares, queued)
-        for level, weight in enumerate(weights):
-            since[level] = 0 if rows[level] else since[level] + 1
-            assert since[level] <= 1 + sum(weights) / weight
+        for rank, weight in enumerate(weights):
+            since[rank] = 0 if rows[rank] else since[rank] + 1
+            assert since[rank] <= 1 + sum(weights) / weight
 
 
 def test_the_highest_class_with_credit_leads() -> None:

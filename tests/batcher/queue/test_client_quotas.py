@@ -14,7 +14,7 @@ from support.batcher.rig import ignore
 from tensorferry.batcher import BatcherError, ClientPolicy, Request
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Work
+from tensorferry.batcher.request import BatchAssignment
 from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import VirtualClock
 
@@ -54,7 +54,7 @@ def answered(
     for rows in (1, MOST):
         queue.anchor(rows, FIXED + PER_ROW * rows)
     number = 0
-    events: list[tuple[float, int, Work | Request | None, int]] = []
+    events: list[tuple[float, int, BatchAssignment | Request | None, int]] = []
     for client, sender in senders.items():
         now = 0.0
         while now < SECONDS:
@@ -92,12 +92,12 @@ def answered(
             if flying[device] > pipelined:
                 continue
             step = queue.poll(device)
-            if isinstance(step, Work) and step.batch:
+            if isinstance(step, BatchAssignment) and step.batch:
                 start = max(clock.now(), free[device])
                 flying[device] += 1
                 free[device] = start + FIXED + PER_ROW * sum(request.rows for request in step.batch)
                 heapq.heappush(events, (free[device], number := number + 1, step, device))
-            elif isinstance(step, Work):
+            elif isinstance(step, BatchAssignment):
                 queue.ran((), None, device=device)
             elif isinstance(step, Wait) and clock.now() < step.until < SECONDS and step.until not in timers:
                 timers.add(step.until)

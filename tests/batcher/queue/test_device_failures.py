@@ -169,7 +169,7 @@ def test_a_deadline_that_passes_during_the_recovery(make: Make, clock: VirtualCl
     device = Device()
     runner = ScriptedRunner(device, gated=True)
     batcher = make(runner, 4, clock=clock)
-    _, patient = enqueue(batcher, [1.0])
+    _, without_deadline = enqueue(batcher, [1.0])
     _, hasty = enqueue(batcher, [2.0], deadline=5.0)
     runner.await_batches(1)
     device.broken = True
@@ -178,11 +178,11 @@ def test_a_deadline_that_passes_during_the_recovery(make: Make, clock: VirtualCl
     clock.await_sleepers(until=5.0)
     clock.advance(5)
     assert type(hasty.await_outcome().error).__name__ == "DeadlineExceeded"
-    assert not patient.outcomes
+    assert not without_deadline.outcomes
     device.may_return.set()
     runner.open()
     assert batcher.close()
-    assert (patient.kind, hasty.kind) == ("answered", "DeadlineExceeded")
+    assert (without_deadline.kind, hasty.kind) == ("answered", "DeadlineExceeded")
 
 
 def test_a_deadline_that_passed_while_the_batch_ran_is_not_run_again(make: Make, clock: VirtualClock) -> None:

@@ -113,11 +113,9 @@ def test_what_was_learned_is_trusted_to_refuse_for_a_second() -> None:
     assert profile.needs(4, 2.1) == 0.0
 
 
-def queued(
-    backlog: Backlog, level: int, arrival: float, deadline: float = math.inf, rows: int = 1
-) -> Request:
+def queued(backlog: Backlog, rank: int, arrival: float, deadline: float = math.inf, rows: int = 1) -> Request:
     request = request_of(np.zeros((rows, 1)), Recorder(), one_row=False, deadline=deadline)
-    request.level, request.arrival, request.order = level, arrival, (deadline, int(arrival))
+    request.rank, request.arrival, request.edf_key = rank, arrival, (deadline, int(arrival))
     backlog.add(request, backlog.bucket(request.key))
     return request
 

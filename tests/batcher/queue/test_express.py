@@ -16,7 +16,7 @@ from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.learning.return_model import Returners
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import CloseReason, Work
+from tensorferry.batcher.request import BatchAssignment, CloseReason
 from tensorferry.batcher.settings import Limits, QueuePolicy
 from tensorferry.batcher.testing import VirtualClock
 
@@ -39,7 +39,7 @@ class World:
         for rows in (1, MOST) if known else ():
             self.queue.anchor(rows, FIXED + PER_ROW * rows)
         self.by_express = 0
-        self.running: list[Work] = []
+        self.running: list[BatchAssignment] = []
 
     def put(self, tag: int, rows: int, width: int, patience: float) -> None:
         request = request_of(
@@ -52,7 +52,7 @@ class World:
         with suppress(DeadlineExceeded):
             self.queue.put_quietly([request])
 
-    def alone(self, most_seconds: float = 1.0) -> Work | Wait | None:
+    def alone(self, most_seconds: float = 1.0) -> BatchAssignment | Wait | None:
         """What the express gives."""
         return self.queue._express.take(most_seconds, self.queue._devices.each[0], self.clock.now())
 
@@ -106,14 +106,14 @@ def test_whatever_happens_it_says_what_the_dispatch_would(seed: int) -> None:
     chance = random.Random(seed)
     worlds = World(express=True), World(express=False)
     # Some with deadlines, some with two kinds of requests; most as they usually are.
-    dated, kinds = chance.random() < 0.4, 1 if chance.random() < 0.7 else 2
+    with_deadline, kinds = chance.random() < 0.4, 1 if chance.random() < 0.7 else 2
     for tag in range(150):
         gap, rows, width = (
             chance.choice([1e-5, 1e-4, 2e-3]),
             chance.randint(1, MOST),
             chance.randint(1, kinds),
         )
-        patience = chance.choice([math.inf, 1e-3, 3e-3, 0.5]) if dated else math.inf
+        patience = chance.choice([math.inf, 1e-3, 3e-3, 0.5]) if with_deadline else math.inf
         count = 1 if chance.random() < 0.8 else chance.randint(0, 3)
         ran, cancelled = chance.uniform(1e-4, 3e-3), chance.random() < 0.1
         said = []
@@ -137,7 +137,7 @@ def test_one_alone_leaves_by_it() -> None:
     world = World(express=True)
     world.put(1, 2, 1, math.inf)
     work = world.alone()
-    assert isinstance(work, Work)
+    assert isinstance(work, BatchAssignment)
     assert [request.tag for request in work.batch] == [1]
     assert work.reason is CloseReason.IDLE
     assert work.predicted == pytest.approx(FIXED + 2 * PER_ROW)
@@ -149,7 +149,7 @@ def test_a_full_batch_of_one_says_so() -> None:
     world = World(express=True)
     world.put(1, MOST, 1, math.inf)
     work = world.alone()
-    assert isinstance(work, Work)
+    assert isinstance(work, BatchAssignment)
     assert work.reason is CloseReason.FULL
 
 
@@ -187,13 +187,13 @@ def test_so_do_two_requests_one_that_takes_too_long_and_one_that_has_little_time
 def test_one_with_a_deadline_that_has_time_leaves_by_it() -> None:
     world = World(express=True)
     world.put(1, 1, 1, 1.0)
-    assert isinstance(world.alone(), Work)
+    assert isinstance(world.alone(), BatchAssignment)
 
 
 def test_and_what_comes_while_a_batch_runs_and_while_the_queue_closes() -> None:
     world = World(express=True)
     world.put(1, 1, 1, math.inf)
-    assert isinstance(world.alone(), Work)
+    assert isinstance(world.alone(), BatchAssignment)
     world.put(2, 1, 1, math.inf)
     assert world.alone() is None
     world = World(express=True)

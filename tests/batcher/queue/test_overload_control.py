@@ -9,7 +9,7 @@ import pytest
 
 from tensorferry.batcher import QueueFull, Request
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Outcome, Work
+from tensorferry.batcher.request import BatchAssignment, Outcome
 from tensorferry.batcher.settings import ClientPolicy, Limits
 from tensorferry.batcher.testing import VirtualClock
 
@@ -32,7 +32,7 @@ class Door:
         )
         for rows in (1, MOST):
             self.queue.anchor(rows, rows * FULL / MOST)
-        self.work: Work | None = None
+        self.work: BatchAssignment | None = None
         # What is predicted was seen just now.
         self.offer(TIMEOUT)
         self.run()
@@ -42,7 +42,7 @@ class Door:
         timeout: float = TIMEOUT,
         *,
         client: str = "",
-        level: int = 0,
+        rank: int = 0,
         key: Hashable = None,
         rows: int = 1,
     ) -> bool:
@@ -51,7 +51,7 @@ class Door:
         request = Request(
             (), ignore, names=None, rows=rows, nbytes=0, key=key, deadline=deadline, client=client
         )
-        request.level = level
+        request.rank = rank
         try:
             self.queue.put([request])
         except QueueFull as error:
@@ -66,7 +66,7 @@ class Door:
     def start(self) -> int:
         """A batch leaves; its rows."""
         work = self.queue.poll()
-        assert isinstance(work, Work)
+        assert isinstance(work, BatchAssignment)
         self.work = work
         return len(work.batch)
 
@@ -169,8 +169,8 @@ def test_however_long_it_stood_the_device_has_full_batches() -> None:
 
 def test_a_higher_class_does_not_wait_for_a_lower() -> None:
     door = Door(classes=2)
-    door.fill(level=1)
-    assert door.fill(level=0) >= 9 * MOST
+    door.fill(rank=1)
+    assert door.fill(rank=0) >= 9 * MOST
 
 
 def test_a_client_does_not_wait_for_another_that_sends_more() -> None:

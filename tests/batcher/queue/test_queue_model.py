@@ -19,7 +19,7 @@ from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import State, Work
+from tensorferry.batcher.request import BatchAssignment, State
 from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.statistics.counters import QueueSizes
 from tensorferry.batcher.testing import VirtualClock
@@ -87,27 +87,27 @@ class QueueModel(RuleBasedStateMachine):
         rows=st.sampled_from([0, 1, 1, 1, 2, 3, 4, 9, 14]),
         width=st.integers(1, 3),
         ttl=st.sampled_from([0.3, 3.0, 9.0, math.inf, math.inf]),
-        level=st.integers(0, 2),
+        rank=st.integers(0, 2),
     )
-    def put(self, rows: int, width: int, ttl: float, level: int) -> None:
+    def put(self, rows: int, width: int, ttl: float, rank: int) -> None:
         deadline = self.clock.now() + ttl
         whole = request_of(np.zeros((rows, width)), Recorder(), one_row=False, deadline=deadline)
-        whole.level = min(level, self.classes - 1)
+        whole.rank = min(rank, self.classes - 1)
         parts = [whole] if rows <= MAX_BATCH else list(split_request(whole, MAX_BATCH))
-        assert {part.level for part in parts} == {whole.level}
-        cost, nbytes = max(1, rows), 8 * rows * width
+        assert {part.rank for part in parts} == {whole.rank}
+        rows_counted, nbytes = max(1, rows), 8 * rows * width
         held = sum(request.nbytes for request in self.queued + self.running)
-        waiting = sum(request.cost for request in self.queued)
-        lower = [request for request in self.queued if request.level > whole.level]
+        waiting = sum(request.rows_counted for request in self.queued)
+        lower = [request for request in self.queued if request.rank > whole.rank]
         before = list(self.queued)
         try:
             displaced = list(self.queue.put(parts))
         except RequestTooLarge:
-            assert cost > MAX_ROWS or nbytes > MAX_BYTES
+            assert rows_counted > MAX_ROWS or nbytes > MAX_BYTES
         except BatcherClosed:
             assert self.closed
         except QueueFull:
-            room = waiting + cost - MAX_ROWS <= sum(request.cost for request in lower)
+            room = waiting + rows_counted - MAX_ROWS <= sum(request.rows_counted for request in lower)
             assert not room or held + nbytes > MAX_BYTES
         except DeadlineExceeded:
             assert ttl < math.inf
@@ -117,9 +117,11 @@ class QueueModel(RuleBasedStateMachine):
             assert all(request in lower for request in displaced), "only lower classes make room"
             spared = [request for request in lower if request not in displaced]
             for gone in displaced:
-                assert not any(other.level > gone.level for other in spared), "the lowest class first"
-            missing = waiting + cost - MAX_ROWS
-            assert sum(request.cost for request in displaced[:-1]) < max(missing, 1), "no more than needed"
+                assert not any(other.rank > gone.rank for other in spared), "the lowest class first"
+            missing = waiting + rows_counted - MAX_ROWS
+            assert sum(request.rows_counted for request in displaced[:-1]) < max(missing, 1), (
+                "no more than needed"
+            )
             self.end(displaced)
             self.queued += parts
             return
@@ -157,7 +159,7 @@ class QueueModel(RuleBasedStateMachine):
         else:
             self.queue.ran((), None, device=device)
 
-    def check_dropped(self, work: Work, now: float, busy: bool) -> None:
+    def check_dropped(self, work: BatchAssignment, now: float, busy: bool) -> None:
         passed = [request for request in self.queued if request.deadline <= now]
         assert set(passed) <= set(work.expired)
         trusted = now - self.observed < 1.0
@@ -168,20 +170,24 @@ class QueueModel(RuleBasedStateMachine):
         for gone in work.shed:
             assert gone.deadline < math.inf, "who has no deadline is never dropped"
             assert all(
-                gone.deadline <= request.deadline for request in work.batch if request.level == gone.level
+                gone.deadline <= request.deadline for request in work.batch if request.rank == gone.rank
             )
         self.end(list(work.shed))
 
-    def check_batch(self, work: Work, now: float, busy: bool) -> None:
+    def check_batch(self, work: BatchAssignment, now: float, busy: bool) -> None:
         assert len({request.key for request in work.batch}) == 1
-        assert sum(request.cost for request in work.batch) <= MAX_BATCH
-        for level in range(self.classes):
-            of_class = [r for r in self.queued if r.level == level and r.key == work.batch[0].key]
-            patient = [request for request in of_class if request.deadline == math.inf]
-            rode = [request for request in work.batch if request in patient]
-            assert rode == patient[: len(rode)], "those without deadline in order of arrival"
-            dated = [request for request in work.batch if request.level == level and request not in patient]
-            assert dated == sorted(dated, key=lambda request: request.order), "the earliest deadline first"
+        assert sum(request.rows_counted for request in work.batch) <= MAX_BATCH
+        for rank in range(self.classes):
+            of_class = [r for r in self.queued if r.rank == rank and r.key == work.batch[0].key]
+            without_deadline = [request for request in of_class if request.deadline == math.inf]
+            rode = [request for request in work.batch if request in without_deadline]
+            assert rode == without_deadline[: len(rode)], "those without deadline in order of arrival"
+            with_deadline = [
+                request for request in work.batch if request.rank == rank and request not in without_deadline
+            ]
+            assert with_deadline == sorted(with_deadline, key=lambda request: request.edf_key), (
+                "the earliest deadline first"
+            )
         if self.known and not busy and self.observed == -math.inf:
             late = [request for request in work.batch if now + UPPER > request.deadline + 1e-9]
             # Anchors are not trusted to refuse anybody; such a request leads, alone of its kind.
@@ -250,7 +256,7 @@ class QueueModel(RuleBasedStateMachine):
     @invariant()
     def sizes_add_up(self) -> None:
         waiting, running = self.queued, self.running
-        by_class = [sum(r.cost for r in waiting if r.level == level) for level in range(self.classes)]
+        by_class = [sum(r.rows_counted for r in waiting if r.rank == rank) for rank in range(self.classes)]
         assert self.queue.sizes() == QueueSizes(
             len(waiting),
             sum(by_class),

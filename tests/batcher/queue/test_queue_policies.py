@@ -27,8 +27,8 @@ from tensorferry.batcher import (
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.policy.priority_sharing import Ranks
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.queue.timeouts import Timeouts
-from tensorferry.batcher.request import Work
+from tensorferry.batcher.queue.timeouts import TimeoutHeap
+from tensorferry.batcher.request import BatchAssignment
 from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -36,7 +36,7 @@ REJECT = QueuePolicy(timeout=5.0)
 DELAY = QueuePolicy(timeout=5.0, delays=True)
 
 
-def patient(batcher: Batcher, tag: float, patience: float, priority: int = 0) -> Recorder:
+def without_deadline(batcher: Batcher, tag: float, patience: float, priority: int = 0) -> Recorder:
     """A request of one row that would be queued for so long at most."""
     recorder = Recorder()
     request = request_of(np.array([tag]), recorder, one_row=False)
@@ -98,7 +98,7 @@ def test_a_shorter_wait_is_heard_of_by_a_worker_that_waits_out_a_window(
     batcher = make(runner, 4, 60.0, policies=[QueuePolicy(20.0, overridable=True)], clock=clock)
     batcher.submit(1.0)
     clock.await_sleepers(until=20.0)
-    sooner = patient(batcher, 2.0, 3.0)
+    sooner = without_deadline(batcher, 2.0, 3.0)
     clock.await_sleepers(until=3.0)
     clock.advance(3.0)
     assert isinstance(sooner.await_outcome().error, DeadlineExceeded)
@@ -127,18 +127,18 @@ def test_a_request_may_ask_for_less_where_it_is_allowed_and_never_for_more(
         clock.advance(100.0 + moment - clock.now())
         work = queue.poll()
         if moment >= after:
-            assert isinstance(work, Work)
+            assert isinstance(work, BatchAssignment)
             assert work.expired == (request,)
             assert request.timed_out
             break
-        assert not isinstance(work, Work)
+        assert not isinstance(work, BatchAssignment)
     else:
         assert after == math.inf
 
 
 def one(patience: float = math.inf, priority: int = 1, ranks: int = 1) -> Request:
     request = request_of(np.zeros((1, 1)), Recorder(), one_row=False)
-    request.patience, request.priority, request.level = patience, priority, (priority - 1) * ranks
+    request.patience, request.priority, request.rank = patience, priority, (priority - 1) * ranks
     return request
 
 
@@ -193,11 +193,13 @@ def test_delayed_ones_ride_before_lower_classes(
         runner, 1, priority_weights=(1, 1), strict_priorities=True, policies=[DELAY, DELAY], clock=clock
     )
     occupy(batcher, runner)
-    recorders = [patient(batcher, tag, math.inf, priority=2) for tag in (4.0, 5.0)]
-    recorders.append(patient(batcher, 2.0, math.inf, priority=1))
+    recorders = [without_deadline(batcher, tag, math.inf, priority=2) for tag in (4.0, 5.0)]
+    recorders.append(without_deadline(batcher, 2.0, math.inf, priority=1))
     clock.await_sleepers(until=5.0)
     clock.advance(5.0)
-    recorders += [patient(batcher, tag, math.inf, priority) for tag, priority in ((1.0, 1), (3.0, 2))]
+    recorders += [
+        without_deadline(batcher, tag, math.inf, priority) for tag, priority in ((1.0, 1), (3.0, 2))
+    ]
     runner.open()
     outcomes = [recorder.await_outcome() for recorder in recorders]
     assert rows(runner, 1) == [[1.0], [2.0], [3.0], [4.0], [5.0]]
@@ -268,8 +270,8 @@ def test_delayed_ones_count() -> None:
     delayed = one(ranks=2)
     queue.put([delayed])
     clock.advance(5.0)
-    assert not isinstance(queue.poll(), Work)
-    assert delayed.level == 1
+    assert not isinstance(queue.poll(), BatchAssignment)
+    assert delayed.rank == 1
     with pytest.raises(
         QueueFull, match="1 requests of priority 1 wait, and the model's queue policy allows 1"
     ):
@@ -311,7 +313,7 @@ def test_every_request_ends_once_and_nobody_rides_before_a_higher_rank(
 
     def leave() -> None:
         work = queue.poll()
-        if not isinstance(work, Work):
+        if not isinstance(work, BatchAssignment):
             return
         now = clock.now()
         for request in work.expired:
@@ -358,7 +360,7 @@ def test_every_request_ends_once_and_nobody_rides_before_a_higher_rank(
 
 
 def test_those_that_left_long_before_their_time_are_not_kept() -> None:
-    timeouts = Timeouts([REJECT])
+    timeouts = TimeoutHeap([REJECT])
     clock = VirtualClock()
     queue = RequestQueue(Limits(8, 0.0), 1000, 1 << 20, clock)
     for _ in range(5000):
@@ -366,7 +368,7 @@ def test_those_that_left_long_before_their_time_are_not_kept() -> None:
         queue.put([request])
         timeouts.add(request)
         work = queue.poll()
-        assert isinstance(work, Work)
+        assert isinstance(work, BatchAssignment)
         queue.finish(work.batch)
         queue.ran(work.batch, None)
     assert len(timeouts._heap) <= 64
@@ -381,8 +383,8 @@ def test_those_that_left_long_before_their_time_are_not_kept() -> None:
 def test_ranks_give_each_what_those_above_leave(riding: list[int], room: int) -> None:
     rows = Ranks(len(riding)).allot(riding, riding, room)
     assert sum(rows) == min(sum(riding), room)
-    for level, count in enumerate(rows):
-        assert count == riding[level] or sum(rows[level + 1 :]) == 0
+    for rank, count in enumerate(rows):
+        assert count == riding[rank] or sum(rows[rank + 1 :]) == 0
 
 
 def test_strict_classes_ride_in_order_and_lower_ones_fill_what_is_left(

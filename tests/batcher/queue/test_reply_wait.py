@@ -12,7 +12,7 @@ from tensorferry.batcher import Batcher, Request
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Work
+from tensorferry.batcher.request import BatchAssignment
 from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -170,7 +170,7 @@ def test_no_deadline_is_missed_by_it(clock: VirtualClock, deadline: float, most:
 
     put(math.inf)
     first = queue.poll()
-    assert isinstance(first, Work)
+    assert isinstance(first, BatchAssignment)
     put(deadline)
     clock.advance(SECONDS)
     queue.finish(first.batch)

@@ -40,10 +40,10 @@ def batcher(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> Batcher:
 def test_the_earliest_deadline_rides_first_and_those_without_fill_the_room(
     batcher: Batcher, runner: ScriptedRunner
 ) -> None:
-    patient = [batcher.submit(float(i)) for i in (1, 2)]
+    without_deadline = [batcher.submit(float(i)) for i in (1, 2)]
     late, early, middle = (batcher.submit(float(t), timeout=t) for t in (90, 30, 60))
     runner.open()
-    for future in [*patient, late, early, middle]:
+    for future in [*without_deadline, late, early, middle]:
         result(future)
     assert [list(batch) for batch in runner.batches[2:]] == [[30.0, 60.0, 90.0, 1.0], [2.0]]
 
@@ -143,11 +143,11 @@ def test_a_request_without_deadline_is_not_starved_by_those_with_one(
     for rows in (1, 2):
         batcher.anchor(rows, ALONE + PER_ROW * rows)
     occupy(batcher, runner)
-    patient = batcher.submit(-1.0)
-    dated = [batcher.submit(float(i), timeout=1000.0 + i) for i in range(100)]
+    without_deadline = batcher.submit(-1.0)
+    with_deadline = [batcher.submit(float(i), timeout=1000.0 + i) for i in range(100)]
     runner.open()
-    result(patient)
-    for future in dated:
+    result(without_deadline)
+    for future in with_deadline:
         result(future)
     ridden_in = next(at for at, batch in enumerate(runner.batches) if -1.0 in list(batch))
     assert ridden_in <= 10

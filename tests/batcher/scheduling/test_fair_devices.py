@@ -18,7 +18,7 @@ from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.policy.batch_forming import Formed
 from tensorferry.batcher.queue.fair_backlog import FairBacklog
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Outcome, Work
+from tensorferry.batcher.request import BatchAssignment, Outcome
 from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -92,7 +92,7 @@ class TwoDevices:
 
     def start(self, device: int) -> Sequence[Request]:
         step = self.queue.poll(device)
-        assert isinstance(step, Work)
+        assert isinstance(step, BatchAssignment)
         assert step.batch
         return step.batch
 
@@ -137,55 +137,57 @@ class FairModel(RuleBasedStateMachine):
         self.rode: dict[tuple[int, str, int], float] = {}
         self.rode_in: dict[Request, int] = {}
 
-    def rows_of(self, level: int, client: str) -> int:
+    def rows_of(self, rank: int, client: str) -> int:
         return sum(
-            request.cost for request in self.queued if (request.level, request.client) == (level, client)
+            request.rows_counted
+            for request in self.queued
+            if (request.rank, request.client) == (rank, client)
         )
 
     def enter(self, request: Request) -> None:
-        where = request.level, request.client
+        where = request.rank, request.client
         if not self.rows_of(*where):
             self.stays[where] += 1
-            turn = self.backlog._turns[request.level].shares[request.client].turn
+            turn = self.backlog._turns[request.rank].shares[request.client].turn
             self.rode[(*where, self.stays[where])] = turn * WEIGHTS[request.client]
         self.queued.append(request)
 
     @rule(
         client=st.sampled_from("abc"),
-        cost=st.integers(1, 3),
-        level=st.integers(0, 1),
+        rows_counted=st.integers(1, 3),
+        rank=st.integers(0, 1),
         kind=st.integers(0, 1),
         deadline=st.sampled_from([math.inf, 1.0, 2.0]),
     )
-    def add(self, client: str, cost: int, level: int, kind: int, deadline: float) -> None:
+    def add(self, client: str, rows_counted: int, rank: int, kind: int, deadline: float) -> None:
         request = Request(
-            (), ignore, names=None, rows=cost, nbytes=0, key=kind, deadline=deadline, client=client
+            (), ignore, names=None, rows=rows_counted, nbytes=0, key=kind, deadline=deadline, client=client
         )
         self.number += 1
-        request.level, request.arrival = min(level, self.classes - 1), float(self.number)
-        request.order = deadline, self.number
+        request.rank, request.arrival = min(rank, self.classes - 1), float(self.number)
+        request.edf_key = deadline, self.number
         self.backlog.add(request, self.backlog.bucket(kind))
         self.enter(request)
 
     @precondition(lambda self: self.queued)
-    @rule(kind=st.integers(0, 1), level=st.integers(0, 1), count=st.integers(1, 4), slower=st.booleans())
-    def leave(self, kind: int, level: int, count: int, slower: bool) -> None:
+    @rule(kind=st.integers(0, 1), rank=st.integers(0, 1), count=st.integers(1, 4), slower=st.booleans())
+    def leave(self, kind: int, rank: int, count: int, slower: bool) -> None:
         """A batch of the first of a class leaves, be it for a slower device."""
-        level = min(level, self.classes - 1)
+        rank = min(rank, self.classes - 1)
         bucket = self.backlog.bucket(kind)
-        batch = list(bucket.lanes[level])[:count]
+        batch = list(bucket.class_queues[rank])[:count]
         if not batch:
             return
         taken = [0] * self.classes
-        taken[level] = sum(request.cost for request in batch)
+        taken[rank] = sum(request.rows_counted for request in batch)
         if slower:
             self.backlog.charge(batch)
         else:
             batch, _, taken = self.backlog.share(Formed(batch, [], taken), bucket, 0.0, bucket.profile, MOST)
         self.backlog.remove_all(kind, batch, taken)
         for request in batch:
-            where = request.level, request.client
-            self.rode[(*where, self.stays[where])] += request.cost
+            where = request.rank, request.client
+            self.rode[(*where, self.stays[where])] += request.rows_counted
             self.rode_in[request] = self.stays[where]
             self.queued.remove(request)
         self.flights.append(batch)
@@ -199,9 +201,9 @@ class FairModel(RuleBasedStateMachine):
             return
         self.backlog.put_back(batch)
         for request in reversed(batch):
-            where, stay = (request.level, request.client), self.rode_in.pop(request)
+            where, stay = (request.rank, request.client), self.rode_in.pop(request)
             if self.rows_of(*where) and stay == self.stays[where]:
-                self.rode[(*where, stay)] -= request.cost
+                self.rode[(*where, stay)] -= request.rows_counted
             self.queued.append(request) if self.rows_of(*where) else self.enter(request)
 
     @precondition(lambda self: self.queued)
@@ -212,14 +214,14 @@ class FairModel(RuleBasedStateMachine):
 
     @invariant()
     def turns_are_what_rode(self) -> None:
-        for level in range(self.classes):
-            shares = self.backlog._turns[level].shares
-            clients = {request.client for request in self.queued if request.level == level}
+        for rank in range(self.classes):
+            shares = self.backlog._turns[rank].shares
+            clients = {request.client for request in self.queued if request.rank == rank}
             assert shares.keys() == clients
             for client in clients:
-                rode = self.rode[level, client, self.stays[level, client]]
+                rode = self.rode[rank, client, self.stays[rank, client]]
                 assert shares[client].turn * WEIGHTS[client] == pytest.approx(rode)
-                assert shares[client].rows == self.rows_of(level, client)
+                assert shares[client].rows == self.rows_of(rank, client)
 
 
 TestFairModel = FairModel.TestCase

@@ -21,7 +21,7 @@ from support.batcher.rig import Recorder, occupy, reproducible, result, rows
 from tensorferry.batcher import Request
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Work
+from tensorferry.batcher.request import BatchAssignment
 from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -43,8 +43,8 @@ def promised(ahead: list[Request], request: Request) -> int:
         by_kind[other.key].append(other)
     total = 0
     for key, others in by_kind.items():
-        largest = max(other.cost for other in others + ([request] if key == request.key else []))
-        total += math.ceil(sum(other.cost for other in others) / (MAX - largest + 1))
+        largest = max(other.rows_counted for other in others + ([request] if key == request.key else []))
+        total += math.ceil(sum(other.rows_counted for other in others) / (MAX - largest + 1))
     return total
 
 
@@ -132,12 +132,12 @@ def test_with_several_devices_and_classes_the_backlog_leaves_in_as_many_batches(
     queue = RequestQueue(Limits(MAX, 0.0), 10_000, 1 << 30, VirtualClock(), devices=devices, weights=weights)
     for at, rows_of_one in enumerate(costs):
         request = request_of(np.zeros((rows_of_one, 1)), Recorder(), one_row=False)
-        request.level = at % len(weights)
+        request.rank = at % len(weights)
         queue.put([request])
     batches = 0
     while queue.sizes().queued:
         work = queue.poll(batches % devices)
-        assert isinstance(work, Work)
+        assert isinstance(work, BatchAssignment)
         queue.finish(work.batch)
         queue.ran(work.batch, None, device=batches % devices)
         batches += 1

@@ -14,7 +14,7 @@ from support.batcher.rig import error, ignore, occupy, result
 from tensorferry.batcher import BatcherError, DeadlineExceeded, Request
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Work
+from tensorferry.batcher.request import BatchAssignment
 from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -30,7 +30,7 @@ def in_time(load: float, *, devices: int = 1, pipelined: bool = False, seconds: 
     queue = RequestQueue(Limits(MOST, 0.0), 4096, 1 << 30, clock, devices=devices, pipelined=pipelined)
     for rows in (1, MOST):
         queue.anchor(rows, FIXED + PER_ROW * rows)
-    events: list[tuple[float, int, Work | None, int]] = []
+    events: list[tuple[float, int, BatchAssignment | None, int]] = []
     now, number, answered = 0.0, 0, 0
     free, flying, timers = [0.0] * devices, [0] * devices, set[float]()
     while now < seconds:
@@ -54,12 +54,12 @@ def in_time(load: float, *, devices: int = 1, pipelined: bool = False, seconds: 
             if flying[device] > pipelined:
                 continue
             step = queue.poll(device)
-            if isinstance(step, Work) and step.batch:
+            if isinstance(step, BatchAssignment) and step.batch:
                 start = max(clock.now(), free[device])
                 flying[device] += 1
                 free[device] = start + FIXED + PER_ROW * len(step.batch)
                 heapq.heappush(events, (free[device], number := number + 1, step, device))
-            elif isinstance(step, Work):
+            elif isinstance(step, BatchAssignment):
                 queue.ran((), None, device=device)
             elif isinstance(step, Wait) and clock.now() < step.until < seconds and step.until not in timers:
                 timers.add(step.until)

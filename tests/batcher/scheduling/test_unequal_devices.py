@@ -14,7 +14,7 @@ from tensorferry.batcher import DeadlineExceeded, QueueFull
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.device_failures import RECOVER
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Request, State, Work
+from tensorferry.batcher.request import BatchAssignment, Request, State
 from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import VirtualClock
 
@@ -47,18 +47,18 @@ class Station:
     def takes(self, device: int, rows: int) -> float:
         return self.seconds[device] * (1 + self.rows * (rows - 1))
 
-    def put(self, patience: float = math.inf, level: int = 0) -> Request:
+    def put(self, patience: float = math.inf, rank: int = 0) -> Request:
         request = Request(
             (), lambda outcome: None, names=None, rows=1, nbytes=0, deadline=self.clock.now() + patience
         )
-        request.level = level
+        request.rank = rank
         self.queue.put([request])
         return request
 
     def poll(self, device: int) -> Sequence[Request]:
         """The batch that leaves for a device now; none when it waits."""
         step = self.queue.poll(device)
-        return step.batch if isinstance(step, Work) else ()
+        return step.batch if isinstance(step, BatchAssignment) else ()
 
     def run(self, device: int) -> Sequence[Request]:
         batch = self.poll(device)
@@ -104,8 +104,8 @@ def test_without_deadlines_nobody_idles(station: Station) -> None:
 
 
 def test_who_has_no_deadline_rides_past_those_who_are_left(station: Station) -> None:
-    urgent, patient = station.put(0.2), station.put()
-    assert station.poll(SLOW) == (patient,)
+    urgent, without_deadline = station.put(0.2), station.put()
+    assert station.poll(SLOW) == (without_deadline,)
     assert station.poll(FAST) == (urgent,)
 
 
@@ -139,7 +139,7 @@ def test_who_could_be_in_time_nowhere_is_dropped_whoever_asks(station: Station) 
     lost = station.put(0.25)
     station.clock.advance(0.16)
     step = station.queue.poll(SLOW)
-    assert isinstance(step, Work)
+    assert isinstance(step, BatchAssignment)
     assert (step.batch, step.expired) == ((), (lost,))
 
 
@@ -150,7 +150,7 @@ def test_the_slow_one_drops_nobody_for_a_larger_batch() -> None:
     urgent = station.put(0.35)
     relaxed = [station.put(5.0) for _ in range(30)]
     step = station.queue.poll(SLOW)
-    assert isinstance(step, Work)
+    assert isinstance(step, BatchAssignment)
     assert not step.shed
     assert step.batch == tuple(relaxed[:4]), "nor takes it a small batch for one"
     assert urgent in station.poll(FAST)
@@ -159,17 +159,17 @@ def test_the_slow_one_drops_nobody_for_a_larger_batch() -> None:
 def test_how_long_it_takes_there_is_foretold(station: Station) -> None:
     station.put()
     step = station.queue.poll(SLOW)
-    assert isinstance(step, Work)
+    assert isinstance(step, BatchAssignment)
     assert step.predicted == pytest.approx(0.3, rel=0.05)
     free_at = station.queue._devices.each[SLOW].free_at(station.clock.now())
     assert free_at - station.clock.now() == pytest.approx(0.3, rel=0.05)
 
 
-class Waiting:
+class QueuedRequest:
     """A thread that asks for work for a device, and gets it or goes on waiting."""
 
     def __init__(self, station: Station, device: int) -> None:
-        self._work: list[Work | None] = []
+        self._work: list[BatchAssignment | None] = []
         self._thread = threading.Thread(
             target=lambda: self._work.append(station.queue.take(device)), daemon=True
         )
@@ -185,7 +185,7 @@ def test_a_worker_to_which_nothing_was_left_hears_of_what_it_can_take(station: S
     station.put()
     assert station.poll(FAST)
     urgent = station.put(0.25)
-    waiting = Waiting(station, SLOW)
+    waiting = QueuedRequest(station, SLOW)
     station.clock.await_sleepers()
     relaxed = station.put(5.0)
     assert waiting.batch() == (relaxed,)
@@ -196,7 +196,7 @@ def test_a_worker_to_which_nothing_was_left_hears_of_the_end(station: Station) -
     station.put()
     running = station.poll(FAST)
     station.put(0.25)
-    waiting = Waiting(station, SLOW)
+    waiting = QueuedRequest(station, SLOW)
     station.clock.await_sleepers()
     station.queue.close()
     station.end(FAST, running)
@@ -209,7 +209,7 @@ def test_who_is_woken_instead_of_a_faster_one_hands_on() -> None:
     station = Station(pipelined=True)
     station.put()
     assert station.poll(FAST)
-    second, other = Waiting(station, FAST), Waiting(station, SLOW)
+    second, other = QueuedRequest(station, FAST), QueuedRequest(station, SLOW)
     station.clock.await_sleepers(2)
     started = station.clock.now()
     urgent = station.put(0.25)
@@ -224,7 +224,7 @@ def test_who_is_woken_instead_of_a_faster_one_hands_on() -> None:
 
 def test_a_class_of_its_own_is_no_reason_to_take_what_is_urgent() -> None:
     station = Station(weights=(4, 1))
-    urgent, relaxed = station.put(0.2, level=0), station.put(1.0, level=1)
+    urgent, relaxed = station.put(0.2, rank=0), station.put(1.0, rank=1)
     assert station.poll(SLOW) == (relaxed,)
     assert station.poll(FAST) == (urgent,)
 
@@ -321,7 +321,7 @@ def test_who_waits_since_all_is_left_to_the_fast_one_hears_that_it_is_out(statio
     urgent = station.put(0.35)
     station.clock.advance(0.1)
     assert isinstance(station.queue.poll(SLOW), Wait), "it would be late there"
-    taken: list[Work | None] = []
+    taken: list[BatchAssignment | None] = []
     slow = threading.Thread(target=lambda: taken.append(station.queue.take(SLOW)))
     slow.start()
     station.clock.await_sleepers()
@@ -342,7 +342,7 @@ def test_a_slow_device_that_left_the_last_request_to_a_faster_one_ends_with_the_
     urgent = station.put(0.35)
     station.clock.advance(0.1)
     station.queue.close()
-    taken: list[Work | None] = []
+    taken: list[BatchAssignment | None] = []
     slow = threading.Thread(target=lambda: taken.append(station.queue.take(SLOW)))
     slow.start()
     station.clock.await_sleepers()
@@ -366,7 +366,7 @@ def test_a_device_is_brought_back_once_what_left_for_it_is_out_of_hand() -> None
     assert second
     station.queue.outages.hand_back(first, 0, ran=True, out=True)
     station.queue.ran(first, None, device=0)
-    taken: list[Work | None] = []
+    taken: list[BatchAssignment | None] = []
     worker = threading.Thread(target=lambda: taken.append(station.queue.take(0)))
     worker.start()
     station.clock.await_sleepers()
@@ -387,5 +387,5 @@ def test_what_the_warm_up_told_is_known_from_the_first_batch_on() -> None:
     queue.put([urgent])
     assert isinstance(queue.poll(SLOW), Wait)
     step = queue.poll(FAST)
-    assert isinstance(step, Work)
+    assert isinstance(step, BatchAssignment)
     assert list(step.batch) == [urgent]

@@ -15,7 +15,7 @@ from tensorferry.batcher import (
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.learning.return_model import Returners
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Work
+from tensorferry.batcher.request import BatchAssignment
 from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -70,7 +70,7 @@ def test_the_time_until_the_queue_is_empty_is_that_of_its_requests() -> None:
     queue.put([rows_of(4)])
     assert queue.drain_time() == pytest.approx(2.0)
     work = queue.poll()
-    assert isinstance(work, Work)
+    assert isinstance(work, BatchAssignment)
     assert (len(work.batch), work.reason) == (1, CloseReason.FULL)
 
 
@@ -85,6 +85,6 @@ def test_nobody_waits_for_callers_that_come_back() -> None:
         limits = Limits(4, 0.0, merges=merges)
         queue = RequestQueue(limits, 100, 1 << 20, clock, pipelined=True, returners=Expecting())
         queue.put([rows_of(1)])
-        assert isinstance(queue.poll(), Work)
+        assert isinstance(queue.poll(), BatchAssignment)
         queue.put([rows_of(1)])
-        assert isinstance(queue.poll(), Work) is not merges
+        assert isinstance(queue.poll(), BatchAssignment) is not merges

@@ -41,7 +41,7 @@ from tensorferry.batcher import (
 from tensorferry.batcher.execution.collate import join, request_of, split
 from tensorferry.batcher.execution.completion import Completions
 from tensorferry.batcher.learning.return_model import ReturnersStatistics
-from tensorferry.batcher.request import Times, Work
+from tensorferry.batcher.request import BatchAssignment, Times
 from tensorferry.batcher.statistics.counters import Ledger, QueueSizes
 from tensorferry.batcher.statistics.recent_batches import Record
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
@@ -117,7 +117,7 @@ def test_waiting_for_the_device_is_waiting(clock: VirtualClock) -> None:
     request = request_of([1.0], recorder := Recorder(), one_row=False)
     request.arrival = request.started = 0.0
     clock.advance(8.0)
-    work = Work((request,), CloseReason.IDLE, ())
+    work = BatchAssignment((request,), CloseReason.IDLE, ())
     times = Times(begun=1.0, ready=2.0, started=5.0, ended=7.0, done=[])
     completions = Completions(ledger, clock, "m", lambda: None, Record(clock))
     completions.answer([request], [0], [[1.0]], work.batch, work, times, instance=0)

@@ -20,8 +20,8 @@ from gpu.run import _device_name
 from gpu.servers import DEFAULT, EAGER, THROUGHPUT, Variant, why_not
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.request import BatchAssignment, Request
 from tensorferry.batcher.request import Outcome as Result
-from tensorferry.batcher.request import Request, Work
 from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import VirtualClock
 
@@ -190,13 +190,13 @@ def _ignore(result: Result) -> None:
     """Nobody waits."""
 
 
-def _second_batch() -> Work | Wait | None:
+def _second_batch() -> BatchAssignment | Wait | None:
     """What a pipelined device's other worker gets while the first batch runs."""
     clock = VirtualClock()
     queue = RequestQueue(Limits(8, 0.0), 100, 1 << 20, clock, pipelined=True)
     queue.anchor(1, 1.0)
     queue.put((Request((), _ignore, names=None, rows=1, nbytes=0),))
-    assert isinstance(queue.poll(), Work)
+    assert isinstance(queue.poll(), BatchAssignment)
     queue.put((Request((), _ignore, names=None, rows=1, nbytes=0),))
     return queue.poll()
 
@@ -206,7 +206,7 @@ def test_the_eager_server_closes_a_second_batch_at_once_and_the_shipped_one_just
     assert isinstance(shipped, Wait)
     assert 0 < shipped.until < math.inf
     with eager():
-        assert isinstance(_second_batch(), Work)
+        assert isinstance(_second_batch(), BatchAssignment)
     assert isinstance(_second_batch(), Wait)
 
 

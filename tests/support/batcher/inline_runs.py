@@ -14,7 +14,7 @@ from support.batcher.rig import PATIENCE, Recorder, fails_below_zero
 from tensorferry.batcher import Batcher, Request
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Work
+from tensorferry.batcher.request import BatchAssignment
 from tensorferry.batcher.testing import VirtualClock
 
 SHORT, LONG = 100e-6, 0.5
@@ -75,7 +75,7 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     def watched(queue: RequestQueue, device: Any) -> Any:
         step = poll(queue, device)
         if threading.current_thread() is not here:
-            assert not isinstance(step, Work), "the device is lent"
+            assert not isinstance(step, BatchAssignment), "the device is lent"
             asked.set()
         return step
 

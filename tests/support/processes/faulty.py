@@ -16,7 +16,7 @@ import grpc._server
 import numpy as np
 
 from tensorferry.batcher.execution.executor import Running
-from tensorferry.batcher.request import Request, Work
+from tensorferry.batcher.request import BatchAssignment, Request
 from tensorferry.server.__main__ import main
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.recovery import recovering_instance
@@ -73,7 +73,7 @@ class Fault:
         return faulty
 
     def falling(self, run: Any) -> Any:
-        def fall(running: Running, work: Work, back: list[Request]) -> Any:
+        def fall(running: Running, work: BatchAssignment, back: list[Request]) -> Any:
             for request in work.batch:
                 for tensor in request.tensors:
                     mark = float(np.frombuffer(tensor.data, tensor.dtype)[0]) if request.rows else 0.0

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import BatcherError, DeadlineExceeded, InstanceFailed, Shed
-from tensorferry.batcher.request import BatchInfo, Outcome, Request, Times, Work
+from tensorferry.batcher.request import BatchAssignment, BatchInfo, Outcome, Request, Times
 from tensorferry.batcher.statistics.counters import Ledger
 from tensorferry.batcher.statistics.recent_batches import Record
 
@@ -59,7 +59,7 @@ class Completions:
         positions: Sequence[int],
         outputs: Sequence[Any],
         batch: Sequence[Request],
-        work: Work,
+        work: BatchAssignment,
         times: Times,
         instance: int,
     ) -> None:
@@ -71,14 +71,14 @@ class Completions:
         now = self._clock.now()
         # Before anybody hears of it: who has an answer finds it counted. What is after this, calling
         # the completions, can thus be in no figure.
-        if len(batch) == 1 == len(requests) and requests[0].deadline > now and not requests[0].is_part:
+        if len(batch) == 1 == len(requests) and requests[0].deadline > now and not requests[0].is_split_part:
             # The usual case of one alone.
             latencies, rows = [now - requests[0].arrival], batch[0].rows
         else:
             latencies = [
                 now - request.arrival
                 for request in requests
-                if request.deadline > now and not request.is_part
+                if request.deadline > now and not request.is_split_part
             ]
             rows = sum([request.rows for request in batch])
         padded_length = None
@@ -152,8 +152,8 @@ class Completions:
     def fail(self, request: Request, error: BaseException) -> None:
         """The request ends with this error. Never raises: others are told after it."""
         try:
-            if not request.is_part:
-                self._ledger.failed(error, request.cost, self._clock.now() - request.arrival)
+            if not request.is_split_part:
+                self._ledger.failed(error, request.rows_counted, self._clock.now() - request.arrival)
         except BaseException:
             _log.exception("a request of %s could not be counted; this is a bug", self._name)
         # NaN for one that never left the queue.
@@ -167,9 +167,9 @@ class Completions:
 
     def count_whole(self, whole: Request, outcome: Outcome) -> None:
         """Counts what became of a request that was split: its parts are none by themselves."""
-        total = self._clock.now() - whole.parts[0].arrival
+        total = self._clock.now() - whole.split_parts[0].arrival
         if outcome.error is not None:
-            self._ledger.failed(outcome.error, whole.cost, total)
+            self._ledger.failed(outcome.error, whole.rows_counted, total)
         elif outcome.batch is not None:
             self._ledger.answered_in_parts(total, outcome.batch)
 

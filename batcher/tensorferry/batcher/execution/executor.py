@@ -25,7 +25,7 @@ from tensorferry.batcher.execution.instance import Instance
 from tensorferry.batcher.execution.splitting import cut, join_outputs
 from tensorferry.batcher.policy.batch_forming import riders
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Request, Times, Work, in_vain
+from tensorferry.batcher.request import BatchAssignment, Request, Times, in_vain
 from tensorferry.batcher.statistics.counters import Ledger
 from tensorferry.batcher.statistics.recent_batches import Record
 
@@ -66,7 +66,7 @@ class Running:
         self._clock = clock
         self._name = name
 
-    def run(self, work: Work, back: list[Request]) -> Times | None:
+    def run(self, work: BatchAssignment, back: list[Request]) -> Times | None:
         """Runs and completes a batch; None if it did not go as others will.
 
         Who is queued again is added to `back`: others have these now.
@@ -94,7 +94,7 @@ class Running:
                 request.tensors = ()
         return times
 
-    def _run(self, batch: Sequence[Request], work: Work, back: list[Request]) -> Times | None:
+    def _run(self, batch: Sequence[Request], work: BatchAssignment, back: list[Request]) -> Times | None:
         """Runs the work's batch, or a part of it again; None if it did not succeed at once."""
         whole = batch is work.batch
         outputs, error, times = self._execute(batch, work.predicted if whole else math.inf)
@@ -112,7 +112,7 @@ class Running:
             return None
         self._ledger.failed_to_run(work.reason if whole else None)
         self._record.failed(error, batch, self._instance.index, work, times)
-        again: Callable[[Sequence[Request], Work, list[Request]], None] | None = None
+        again: Callable[[Sequence[Request], BatchAssignment, list[Request]], None] | None = None
         if isinstance(error, InstanceFailed):
             self._hand_back(batch, error, back)
         elif isinstance(error, MemoryError):
@@ -129,7 +129,9 @@ class Running:
             again(batch, work, back)
         return None
 
-    def _answer(self, batch: Sequence[Request], outputs: Sequence[Any], work: Work, times: Times) -> None:
+    def _answer(
+        self, batch: Sequence[Request], outputs: Sequence[Any], work: BatchAssignment, times: Times
+    ) -> None:
         """Completes those of a batch that ran who are still there."""
         count = len(batch)
         alive = self._queue.finish(batch)
@@ -207,7 +209,7 @@ class Running:
                 instance.recover = instance.recover or error.recover
             return (), error, Times(begun, ready, started, ended, [])
 
-    def _run_halves(self, batch: Sequence[Request], work: Work, back: list[Request]) -> None:
+    def _run_halves(self, batch: Sequence[Request], work: BatchAssignment, back: list[Request]) -> None:
         alive = self._queue.still_running(batch)
         middle = (len(alive) + 1) // 2
         for half in (alive[:middle], alive[middle:]):
@@ -216,10 +218,10 @@ class Running:
             elif half:
                 self._run(half, work, back)
 
-    def _run_smaller(self, batch: Sequence[Request], work: Work, back: list[Request]) -> None:
+    def _run_smaller(self, batch: Sequence[Request], work: BatchAssignment, back: list[Request]) -> None:
         """Runs a batch that did not fit into memory in parts of as many rows as are known to fit."""
         instance, first = self._instance, batch[0]
-        if len(batch) == 1 and (first.cost == 1 or not instance.divisible):
+        if len(batch) == 1 and (first.rows_counted == 1 or not instance.divisible):
             self._fail(batch, OutOfMemory(_too_large(first, instance)))
             return
         self._queue.lessons.did_not_fit(batch, instance.index)
@@ -229,12 +231,12 @@ class Running:
             part = riders(pending, most)
             # These alone from now on: others may have got what went back.
             pending = pending[len(part) :]
-            if part[0].cost > most:
+            if part[0].rows_counted > most:
                 self._run_in_parts(part[0], work, back)
             else:
                 self._run(part, work, back)
 
-    def _run_in_parts(self, request: Request, work: Work, back: list[Request]) -> None:
+    def _run_in_parts(self, request: Request, work: BatchAssignment, back: list[Request]) -> None:
         """Runs a request of more rows than fit into memory some rows at a time, and answers it as one."""
         index, alone = self._instance.index, (request,)
         outputs: list[Any] = []

@@ -23,8 +23,8 @@ def split_request(request: Request, max_rows: int) -> tuple[Request, ...]:
     parts = []
     for index, start in enumerate(starts):
         part = cut(request, start, min(start + max_rows, request.rows), gather.completion(index))
-        part.level = request.level
-        part.is_part = True
+        part.rank = request.rank
+        part.is_split_part = True
         parts.append(part)
     return tuple(parts)
 

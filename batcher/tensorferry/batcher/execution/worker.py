@@ -14,7 +14,7 @@ from tensorferry.batcher.execution.executor import FELL, Running, without
 from tensorferry.batcher.execution.instance import Instance
 from tensorferry.batcher.queue.device_failures import RECOVER
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import Request, Work
+from tensorferry.batcher.request import BatchAssignment, Request
 from tensorferry.batcher.statistics.counters import Ledger
 from tensorferry.batcher.supervision import last
 
@@ -144,7 +144,7 @@ class Worker:
         """Whether the calling thread is inside `attend` and carries out work."""
         return threading.get_ident() in self._attending
 
-    def _carry_out(self, work: Work) -> bool:
+    def _carry_out(self, work: BatchAssignment) -> bool:
         """Completes what the work holds; whether anything is queued after it."""
         batch, device, times = work.batch, self._instance.index, None
         # Those that went back into the queue: others have them now.
@@ -171,7 +171,7 @@ class Worker:
             return self._queue.ran(batch, None, self._clock.now() - taken, device=device)
         return self._queue.ran(batch, seconds, before, after, device=device)
 
-    def _let_fall(self, work: Work, back: Sequence[Request]) -> None:
+    def _let_fall(self, work: BatchAssignment, back: Sequence[Request]) -> None:
         """The calling thread cannot go on with the work: whoever is left in it is queued again, or told."""
         left = without(work.batch, back)
         queued, ended = self._queue.outages.hand_back(left, self._instance.index, ran=True, out=False)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, NamedTuple
 
-from tensorferry.batcher.policy.protocols import BatchTimes, LaneView, R, Waiting
+from tensorferry.batcher.policy.protocols import BatchTimes, ClassQueueView, QueuedRequest, R
 
 # More rows than any batch has.
 _UNBOUNDED = 1 << 62
@@ -52,7 +52,7 @@ def infeasible(requests: Iterable[R], ends: Callable[[int], float]) -> list[R]:
     return [
         request
         for request in requests
-        if request.deadline < math.inf and ends(request.cost) >= request.deadline
+        if request.deadline < math.inf and ends(request.rows_counted) >= request.deadline
     ]
 
 
@@ -64,10 +64,10 @@ def riders(requests: Iterable[R], rows: int) -> list[R]:
         return head
     batch: list[R] = []
     for request in head:
-        if batch and request.cost > rows:
+        if batch and request.rows_counted > rows:
             break
         batch.append(request)
-        rows -= request.cost
+        rows -= request.rows_counted
     return batch
 
 
@@ -75,15 +75,15 @@ def fitting(requests: Iterable[R], rows: int) -> list[R]:
     """As `riders`, but nobody rides who does not fit."""
     batch: list[R] = []
     for request in requests:
-        if request.cost > rows:
+        if request.rows_counted > rows:
             break
         batch.append(request)
-        rows -= request.cost
+        rows -= request.rows_counted
     return batch
 
 
 def form_batch(
-    lanes: Sequence[LaneView[R]],
+    class_queues: Sequence[ClassQueueView[R]],
     lead: int,
     allotted: Sequence[int],
     now: float,
@@ -99,44 +99,48 @@ def form_batch(
     who has no time for a batch with them is shed rather than that the batch leaves without them.
     `demand` is asked only when not all can make their deadlines.
     """
-    first = lanes[lead]
-    if len(lanes) == 1:
-        one_row_each = len(first.dated) + len(first.patient) == first.rows
-        if one_row_each and not first.dated:
+    first = class_queues[lead]
+    if len(class_queues) == 1:
+        one_row_each = len(first.with_deadline) + len(first.without_deadline) == first.rows
+        if one_row_each and not first.with_deadline:
             # The usual case.
-            batch = list(islice(first.patient, most))
+            batch = list(islice(first.without_deadline, most))
             return Formed(batch, [], [len(batch)])
-        if one_row_each and not first.patient and times.fit(first.dated[0].deadline - now) >= most:
+        if (
+            one_row_each
+            and not first.without_deadline
+            and times.fit(first.with_deadline[0].deadline - now) >= most
+        ):
             # The usual case where they have deadlines: the first has time for a full batch, so all do.
-            batch = list(first.dated[:most])
+            batch = list(first.with_deadline[:most])
             return Formed(batch, [], [len(batch)])
         batch, shed, _ = _lead(first, most, now, times, demand)
         return Formed(batch, shed, [len(batch) if one_row_each else _rows(batch)])
-    queued = [lane.rows for lane in lanes]
+    queued = [lane.rows for lane in class_queues]
     room = max(1, allot(queued, allotted, most)[lead])
     others = min(sum(queued) - queued[lead], most - room) if queued[lead] > room else 0
     batch, shed, fits = _lead(first, room, now, Beside(times, others) if others else times, demand)
     if others:
         earliest = min([request.deadline for request in batch])
         fits = times.fit(earliest - now) if earliest < math.inf else _UNBOUNDED
-    rows = [0] * len(lanes)
+    rows = [0] * len(class_queues)
     rows[lead] = _rows(batch)
     queued[lead] = 0
-    for level, share in enumerate(allot(queued, allotted, min(most, fits) - rows[lead])):
+    for rank, share in enumerate(allot(queued, allotted, min(most, fits) - rows[lead])):
         share = min(share, fits - sum(rows))
         if share <= 0:
             continue
-        riding = _fillers(lanes[level], share, sum(rows), now, times)
+        riding = _fillers(class_queues[rank], share, sum(rows), now, times)
         batch += riding
-        rows[level] += _rows(riding)
+        rows[rank] += _rows(riding)
         if riding and riding[0].deadline < math.inf:
             # Those of lower classes must not make them late.
             fits = min(fits, times.fit(riding[0].deadline - now))
     return Formed(batch, shed, rows)
 
 
-def _rows(requests: Sequence[Waiting]) -> int:
-    return sum([request.cost for request in requests])
+def _rows(requests: Sequence[QueuedRequest]) -> int:
+    return sum([request.rows_counted for request in requests])
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,93 +172,93 @@ def allot(queued: Sequence[int], allotted: Sequence[int], room: int) -> list[int
     """The rows of each class in a batch: those allotted first, then what is left by rank."""
     rows = [0] * len(queued)
     for limit in (allotted, queued):
-        for level, waiting in enumerate(queued):
-            more = max(0, min(limit[level], waiting) - rows[level])
-            rows[level] += min(more, max(0, room - sum(rows)))
+        for rank, waiting in enumerate(queued):
+            more = max(0, min(limit[rank], waiting) - rows[rank])
+            rows[rank] += min(more, max(0, room - sum(rows)))
     return rows
 
 
-def _fillers(lane: LaneView[R], share: int, taken: int, now: float, times: BatchTimes) -> list[R]:
+def _fillers(lane: ClassQueueView[R], share: int, taken: int, now: float, times: BatchTimes) -> list[R]:
     """At most `share` rows that ride along with `taken` others, those that would be late left out."""
     fillers = _dated_fillers(lane, share, taken, now, times)
     if fillers:
         share = min(share, times.fit(fillers[0].deadline - now) - taken)
         share -= _rows(fillers)
-    return fillers + fitting(lane.patient, share)
+    return fillers + fitting(lane.without_deadline, share)
 
 
-def _dated_fillers(lane: LaneView[R], share: int, taken: int, now: float, times: BatchTimes) -> list[R]:
-    dated = lane.dated
-    if not dated:
+def _dated_fillers(lane: ClassQueueView[R], share: int, taken: int, now: float, times: BatchTimes) -> list[R]:
+    with_deadline = lane.with_deadline
+    if not with_deadline:
         return []
     # The later the deadline, the larger the batch may be: from the first on who has time for as
     # many as the last has.
-    wanted = min(share, lane.rows, times.fit(dated[-1].deadline - now) - taken)
-    start = bisect_left(dated, wanted, key=lambda request: times.fit(request.deadline - now) - taken)
-    return fitting(islice(dated, start, None), wanted)
+    wanted = min(share, lane.rows, times.fit(with_deadline[-1].deadline - now) - taken)
+    start = bisect_left(with_deadline, wanted, key=lambda request: times.fit(request.deadline - now) - taken)
+    return fitting(islice(with_deadline, start, None), wanted)
 
 
 def _lead(
-    lane: LaneView[R], most: int, now: float, times: BatchTimes, demand: Callable[[], Demand]
+    lane: ClassQueueView[R], most: int, now: float, times: BatchTimes, demand: Callable[[], Demand]
 ) -> tuple[list[R], list[R], int]:
     """Who rides and who is shed of the class that leads, and how large the batch may be for its deadlines.
 
     Those without a deadline are never shed, and fill the room that the dated leave. Once the
-    oldest has waited for the lane's `aging` seconds, they come first and get up to half of the room, so
+    oldest has waited for the lane's `max_wait_before_priority` seconds, they come first and get up to half of the room, so
     that dated traffic cannot starve them.
     """
-    dated, patient = lane.dated, lane.patient
-    if not dated:
-        return riders(patient, most), [], _UNBOUNDED
-    oldest = next(iter(patient), None)
-    overdue = oldest is not None and oldest.arrival + lane.aging <= now
-    first = riders(patient, max(1, most // 2)) if overdue else []
+    with_deadline, without_deadline = lane.with_deadline, lane.without_deadline
+    if not with_deadline:
+        return riders(without_deadline, most), [], _UNBOUNDED
+    oldest = next(iter(without_deadline), None)
+    overdue = oldest is not None and oldest.arrival + lane.max_wait_before_priority <= now
+    first = riders(without_deadline, max(1, most // 2)) if overdue else []
     room = most - _rows(first)
     if first:
         # The dated have the next batch to lead: those who would be late beside these wait.
         along = _dated_fillers(lane, room, most - room, now, times)
         return first + along, [], times.fit(along[0].deadline - now) if along else _UNBOUNDED
-    chosen, shed, fits = _rate_rule(dated, room, now, times, demand)
+    chosen, shed, fits = _rate_rule(with_deadline, room, now, times, demand)
     if oldest is None:
         return chosen, shed, fits
     rest = min(room, fits) - _rows(chosen)
-    if oldest.cost > rest:
+    if oldest.rows_counted > rest:
         return chosen, shed, fits
-    return chosen + riders(patient, rest), shed, fits
+    return chosen + riders(without_deadline, rest), shed, fits
 
 
 def _rate_rule(
-    dated: Sequence[R], room: int, now: float, times: BatchTimes, demand: Callable[[], Demand]
+    with_deadline: Sequence[R], room: int, now: float, times: BatchTimes, demand: Callable[[], Demand]
 ) -> tuple[list[R], list[R], int]:
     """Riders and shed among the dated, and the rows that the riders' deadlines allow in all."""
-    fits = times.fit(dated[0].deadline - now)
-    wanted = riders(dated, room)
-    least = max(fits, dated[0].cost)
+    fits = times.fit(with_deadline[0].deadline - now)
+    wanted = riders(with_deadline, room)
+    least = max(fits, with_deadline[0].rows_counted)
     if fits >= room or (rows := _rows(wanted)) <= least:
         return wanted, [], least
     target = _sustainable_rate(room, times, demand())
     # Where each request's rows end when all ride in their order, as far as the search has come.
-    costs, ends = iter(dated), [0]
+    costs, ends = iter(with_deadline), [0]
     best_rate, best = -1.0, (0, 1, 0)
     # What is not run is not learned: were a slow spell's times believed for ever, small batches
     # would run for ever that cannot keep up. So now and then one is as large as it can be.
     explore = times.stale and 2 * rows > room
-    for start in range(len(dated)):
-        if dated[start].cost > room:
+    for start in range(len(with_deadline)):
+        if with_deadline[start].rows_counted > room:
             break
         while ends[-1] <= ends[start] + room and (request := next(costs, None)) is not None:
-            ends.append(ends[-1] + request.cost)
-        fits = max(times.fit(dated[start].deadline - now), dated[start].cost)
+            ends.append(ends[-1] + request.rows_counted)
+        fits = max(times.fit(with_deadline[start].deadline - now), with_deadline[start].rows_counted)
         stop = max(start + 1, bisect_right(ends, ends[start] + min(room, fits)) - 1)
         rows = ends[stop] - ends[start]
         rate = rows if explore else rows / max(times.mean(rows), 1e-9)
         if rate > best_rate:
             best_rate, best = rate, (start, stop, fits)
-        unlimited = stop == len(dated) or ends[stop + 1] - ends[start] > room
+        unlimited = stop == len(with_deadline) or ends[stop + 1] - ends[start] > room
         if unlimited or (rate >= target and not explore):
             break
     start, stop, fits = best
-    return list(dated[start:stop]), list(dated[:start]), fits
+    return list(with_deadline[start:stop]), list(with_deadline[:start]), fits
 
 
 def _sustainable_rate(room: int, times: BatchTimes, demand: Demand) -> float:

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Protocol, TypeVar
 
-from tensorferry.batcher.policy.protocols import BatchTimes, Waiting
+from tensorferry.batcher.policy.protocols import BatchTimes, QueuedRequest
 from tensorferry.batcher.request import Share
 
 
-class Owned(Waiting, Protocol):
+class Owned(QueuedRequest, Protocol):
     """What is seen here of a queued request: whose it is, besides."""
 
     @property
@@ -76,7 +76,7 @@ class Turns:
             share = self.shares[request.client]
             if share.turn > self._last:
                 self._last = share.turn
-            share.turn += request.cost / share.weight
+            share.turn += request.rows_counted / share.weight
 
     def behind(self, client: str) -> bool:
         """Whether a client with something queued had no more than the last that rode."""
@@ -119,35 +119,40 @@ def choose(queues: Mapping[str, Iterator[_O]], shares: Mapping[str, Share], rows
     chosen: list[_O] = []
     while heap and rows > 0:
         turn, place, request = heap[0]
-        if request.cost > rows:
+        if request.rows_counted > rows:
             heappop(heap)
             continue
         chosen.append(request)
-        rows -= request.cost
+        rows -= request.rows_counted
         queue, weight = others[place]
         following = next(queue, None)
         if following is None:
             heappop(heap)
         else:
-            heapreplace(heap, (turn + request.cost / weight, place, following))
+            heapreplace(heap, (turn + request.rows_counted / weight, place, following))
     return chosen
 
 
 def all_in_time(
-    dated: Sequence[Waiting], rows: int, most: int, now: float, times: BatchTimes, part: float = 1.0
+    with_deadline: Sequence[QueuedRequest],
+    rows: int,
+    most: int,
+    now: float,
+    times: BatchTimes,
+    part: float = 1.0,
 ) -> bool:
     """Whether all would make their deadlines, did full batches leave in the order of these, one after the other.
 
     They have a `part` of the device's time. False where nothing is known of batches' times.
     """
     full = times.upper(most) / part
-    if not full or not dated:
-        return not dated
+    if not full or not with_deadline:
+        return not with_deadline
     # As if all had as many rows.
-    each = max(1, int(most * len(dated) / rows))
+    each = max(1, int(most * len(with_deadline) / rows))
     end = now
-    for first in range(0, len(dated), each):
+    for first in range(0, len(with_deadline), each):
         end += full
-        if dated[first].deadline <= end:
+        if with_deadline[first].deadline <= end:
             return False
     return True

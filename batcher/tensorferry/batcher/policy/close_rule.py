@@ -11,7 +11,7 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tensorferry.batcher.policy.protocols import BucketView, Waiting
+from tensorferry.batcher.policy.protocols import BucketView, QueuedRequest
 from tensorferry.batcher.request import CloseReason
 from tensorferry.batcher.settings import Limits
 
@@ -59,15 +59,15 @@ def decide(
         if reason is None:
             until = min(until, bucket.oldest_arrival + limits.max_queue_delay, bucket.latest_start)
             continue
-        if len(buckets) == 1 == len(bucket.lanes):
+        if len(buckets) == 1 == len(bucket.class_queues):
             # The usual case: there is nothing to choose from.
             return Close(key, reason, rows)
-        for level, lane in enumerate(bucket.lanes):
+        for rank, lane in enumerate(bucket.class_queues):
             if not lane.rows:
                 continue
-            order = (credits[level] < 1, level, lane.due, bucket.oldest_arrival)
+            order = (credits[rank] < 1, rank, lane.due, bucket.oldest_arrival)
             if order < chosen_order:
-                chosen, chosen_order = Close(key, reason, rows, level), order
+                chosen, chosen_order = Close(key, reason, rows, rank), order
     return chosen if chosen is not None else Wait(until)
 
 
@@ -93,13 +93,13 @@ def _closes(bucket: BucketView, now: float, limits: Limits, draining: bool) -> t
     return (CloseReason.WINDOW, most) if window_over else (None, 0)
 
 
-def _in_order(bucket: BucketView) -> Iterator[Waiting]:
-    for lane in bucket.lanes:
-        yield from lane.dated
-        yield from lane.patient
+def _in_order(bucket: BucketView) -> Iterator[QueuedRequest]:
+    for lane in bucket.class_queues:
+        yield from lane.with_deadline
+        yield from lane.without_deadline
 
 
-def preferred_rows(requests: Iterable[Waiting], limits: Limits) -> int:
+def preferred_rows(requests: Iterable[QueuedRequest], limits: Limits) -> int:
     """The rows of the batch that leaves before its window is over, 0 for none.
 
     Triton's rule (`preferred_batch_size` in its model configuration): the largest preferred size
@@ -108,11 +108,11 @@ def preferred_rows(requests: Iterable[Waiting], limits: Limits) -> int:
     """
     best = rows = 0
     for request in requests:
-        if rows + request.cost > limits.preferred[-1] and not best and rows:
+        if rows + request.rows_counted > limits.preferred[-1] and not best and rows:
             return rows
-        if rows + request.cost > limits.max_batch_size and rows:
+        if rows + request.rows_counted > limits.max_batch_size and rows:
             break
-        rows += request.cost
+        rows += request.rows_counted
         if rows in limits.preferred:
             best = rows
     # Beyond the largest preferred size nothing is to be waited for.

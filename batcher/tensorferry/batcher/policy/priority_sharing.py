@@ -59,25 +59,23 @@ class Shares:
         if len(self.credits) == 1:
             return
         self._forfeit(queued)
-        waiting = [level for level, rows in enumerate(queued) if rows]
-        while waiting and all(self.credits[level] < 1 for level in waiting):
+        waiting = [rank for rank, rows in enumerate(queued) if rows]
+        while waiting and all(self.credits[rank] < 1 for rank in waiting):
             self._give(waiting, waiting, [1] * len(queued))
 
     def _forfeit(self, queued: Sequence[int]) -> None:
-        for level, rows in enumerate(queued):
+        for rank, rows in enumerate(queued):
             if not rows:
-                self.credits[level] = min(0.0, self.credits[level])
+                self.credits[rank] = min(0.0, self.credits[rank])
 
     def _give(self, waiting: Sequence[int], wanting: Sequence[int], wanted: Sequence[int]) -> None:
         """Gives rounds to those that wait, until one of those that want has what it wants or nearly."""
         # At once: with weights far apart these may be millions.
-        rounds = min(
-            math.ceil((wanted[level] - self.credits[level]) / self._round[level]) for level in wanting
-        )
-        for level in waiting:
-            credit = self.credits[level]
-            more = credit + max(1, rounds) * self._round[level]
-            self.credits[level] = max(credit, min(more, self._most[level]))
+        rounds = min(math.ceil((wanted[rank] - self.credits[rank]) / self._round[rank]) for rank in wanting)
+        for rank in waiting:
+            credit = self.credits[rank]
+            more = credit + max(1, rounds) * self._round[rank]
+            self.credits[rank] = max(credit, min(more, self._most[rank]))
 
     def allot(self, riding: Sequence[int], queued: Sequence[int], room: int) -> list[int]:
         """The rows of each class in a batch with so much room, when so many could be `riding` of those queued."""
@@ -85,13 +83,13 @@ class Shares:
             return [min(riding[0], room)]
         rows = [0] * len(riding)
         while True:
-            for level, waiting in enumerate(riding):
-                more = min(math.ceil(self.credits[level]), waiting) - rows[level]
-                rows[level] += max(0, min(more, room - sum(rows)))
+            for rank, waiting in enumerate(riding):
+                more = min(math.ceil(self.credits[rank]), waiting) - rows[rank]
+                rows[rank] += max(0, min(more, room - sum(rows)))
             if sum(rows) >= min(room, sum(riding)):
                 return rows
-            wanting = [level for level, waiting in enumerate(riding) if rows[level] < waiting]
-            self._give([level for level, waiting in enumerate(queued) if waiting], wanting, rows)
+            wanting = [rank for rank, waiting in enumerate(riding) if rows[rank] < waiting]
+            self._give([rank for rank, waiting in enumerate(queued) if waiting], wanting, rows)
 
     def charge(self, rows: Sequence[int], lead: int, queued: Sequence[int]) -> None:
         """A batch left with so many rows of each class, and so many are still `queued`.
@@ -102,8 +100,8 @@ class Shares:
         if len(rows) == 1:
             # Nobody shares with it.
             return
-        for level, count in enumerate(rows):
-            credit = math.ceil(max(self.credits[level], 0.0))
-            self.credits[level] -= count if level == lead else min(count, credit)
+        for rank, count in enumerate(rows):
+            credit = math.ceil(max(self.credits[rank], 0.0))
+            self.credits[rank] -= count if rank == lead else min(count, credit)
         # At once: who comes back before the next batch has not been there all the time.
         self._forfeit(queued)

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
 
-class Waiting(Protocol):
+class QueuedRequest(Protocol):
     """What the policy sees of a queued request; `Request` is the real one, tests bring their own."""
 
     @property
-    def cost(self) -> int:
+    def rows_counted(self) -> int:
         """Rows, at least one."""
 
     @property
@@ -22,11 +22,11 @@ class Waiting(Protocol):
         """Absolute; inf for none."""
 
 
-R = TypeVar("R", bound=Waiting)
-R_co = TypeVar("R_co", bound=Waiting, covariant=True)
+R = TypeVar("R", bound=QueuedRequest)
+R_co = TypeVar("R_co", bound=QueuedRequest, covariant=True)
 
 
-class InLine(Protocol[R_co]):
+class OrderedRequests(Protocol[R_co]):
     """Requests in an order."""
 
     def __len__(self) -> int:
@@ -36,15 +36,15 @@ class InLine(Protocol[R_co]):
         """The first first."""
 
 
-class LaneView(Protocol[R_co]):
+class ClassQueueView(Protocol[R_co]):
     """What the policy sees of the queued requests of one priority class that may share a batch."""
 
     @property
-    def dated(self) -> Sequence[R_co]:
+    def with_deadline(self) -> Sequence[R_co]:
         """Those with a deadline, the earliest first."""
 
     @property
-    def patient(self) -> InLine[R_co]:
+    def without_deadline(self) -> OrderedRequests[R_co]:
         """Those without, in order of arrival."""
 
     @property
@@ -56,7 +56,7 @@ class LaneView(Protocol[R_co]):
         """When the first must be served at the latest, to be compared with other lanes'; inf when empty."""
 
     @property
-    def aging(self) -> float:
+    def max_wait_before_priority(self) -> float:
         """How long one without a deadline waits before it may go before those with one."""
 
 
@@ -64,7 +64,7 @@ class BucketView(Protocol):
     """What the policy sees of the queued requests that may share a batch: never empty."""
 
     @property
-    def lanes(self) -> Sequence[LaneView[Waiting]]:
+    def class_queues(self) -> Sequence[ClassQueueView[QueuedRequest]]:
         """The requests by priority class, the highest first."""
 
     @property

@@ -99,7 +99,7 @@ class Admission:
         """QueueFull when as many requests of its class are queued as may be."""
         if not policy.max_requests:
             return
-        queued = self._backlog.requests(range(request.level, request.level + self._ranks))
+        queued = self._backlog.requests(range(request.rank, request.rank + self._ranks))
         if queued >= policy.max_requests:
             retry_after = self.drain_time()
             raise QueueFull(
@@ -114,7 +114,7 @@ class Admission:
         displaced: Sequence[Request] = ()
         lacking = backlog.rows + rows - self.max_rows
         if lacking > 0:
-            displaced = backlog.displaceable(first.level, lacking, first.client, self.max_rows)
+            displaced = backlog.displaceable(first.rank, lacking, first.client, self.max_rows)
             if not displaced:
                 self._refuse(f"{backlog.rows} of {self.max_rows} rows wait, the request has {rows}")
         if self.held_bytes + nbytes > self.max_bytes:
@@ -140,7 +140,7 @@ class Admission:
         """DeadlineExceeded when one could not make its deadline even alone, with the devices' `chances`."""
         for request in requests:
             _check_deadline(request, now)
-            ends = profile.ends(request.cost, now, chances)
+            ends = profile.ends(request.rows_counted, now, chances)
             if request.deadline <= ends:
                 left = request.deadline - now
                 raise DeadlineExceeded(

@@ -89,26 +89,26 @@ class Backlog:
 
     def add(self, request: Request, bucket: Bucket) -> None:
         """Puts a request into the bucket of its key."""
-        rows, level = request.cost, request.level
+        rows, rank = request.rows_counted, request.rank
         if not bucket.rows:
             self._begin(bucket, request.key)
-        lane = bucket.lanes[level]
+        lane = bucket.class_queues[rank]
         if request.deadline == math.inf:
-            # As `Lane.add` does, without a call.
-            lane.patient.append(request)
+            # As `ClassQueue.add` does, without a call.
+            lane.without_deadline.append(request)
             lane.rows += rows
         else:
             lane.add(request)
         bucket.rows += rows
         self.rows += rows
-        self.class_rows[level] += rows
+        self.class_rows[rank] += rows
 
     def _begin(self, bucket: Bucket, key: Hashable) -> None:
         """Something is about to be queued in a bucket."""
         self.buckets[key] = bucket
         full = AGING_BATCHES * bucket.profile.mean(self._limits.max_batch_size)
-        for lane in bucket.lanes:
-            lane.aging = full or _AGING_SECONDS
+        for lane in bucket.class_queues:
+            lane.max_wait_before_priority = full or _AGING_SECONDS
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Puts requests that had left together to the heads of their lanes, in the order in which they rode."""
@@ -116,16 +116,16 @@ class Backlog:
             bucket = self.bucket(request.key)
             if not bucket.rows:
                 self._begin(bucket, request.key)
-            bucket.lanes[request.level].put_back(request)
-            bucket.rows += request.cost
-            self.rows += request.cost
-            self.class_rows[request.level] += request.cost
+            bucket.class_queues[request.rank].put_back(request)
+            bucket.rows += request.rows_counted
+            self.rows += request.rows_counted
+            self.class_rows[request.rank] += request.rows_counted
 
     def remove(self, request: Request) -> None:
         """Takes a request out."""
         bucket = self.buckets[request.key]
-        bucket.lanes[request.level].remove(request)
-        self._removed(bucket, request.key, request.level, request.cost)
+        bucket.class_queues[request.rank].remove(request)
+        self._removed(bucket, request.key, request.rank, request.rows_counted)
 
     def remove_all(self, key: Hashable, requests: list[Request], rows: Sequence[int]) -> None:
         """Takes requests of one bucket out, of so many rows of each class.
@@ -134,20 +134,20 @@ class Backlog:
         """
         bucket = self.buckets[key]
         if len(rows) == 1:
-            bucket.lanes[0].remove_all(requests, rows[0])
+            bucket.class_queues[0].remove_all(requests, rows[0])
             self._removed(bucket, key, 0, rows[0])
             return
-        for level, lane in enumerate(bucket.lanes):
-            if rows[level]:
-                lane.remove_all([request for request in requests if request.level == level], rows[level])
-                self._removed(bucket, key, level, rows[level])
+        for rank, lane in enumerate(bucket.class_queues):
+            if rows[rank]:
+                lane.remove_all([request for request in requests if request.rank == rank], rows[rank])
+                self._removed(bucket, key, rank, rows[rank])
 
-    def _removed(self, bucket: Bucket, key: Hashable, level: int, rows: int) -> None:
+    def _removed(self, bucket: Bucket, key: Hashable, rank: int, rows: int) -> None:
         bucket.rows -= rows
         if not bucket.rows:
             del self.buckets[key]
         self.rows -= rows
-        self.class_rows[level] -= rows
+        self.class_rows[rank] -= rows
 
     def infeasible(self, chances: Sequence[tuple[float, float]], now: float) -> list[Request]:
         """Those who cannot make their deadlines any more, even if they ran alone.
@@ -167,8 +167,8 @@ class Backlog:
             if profile.ends(self._limits.max_batch_size, now, chances) < earliest:
                 continue
             ends = partial(profile.ends, now=now, chances=chances)
-            for lane in bucket.lanes:
-                dead += infeasible(lane.dated, ends)
+            for lane in bucket.class_queues:
+                dead += infeasible(lane.with_deadline, ends)
         return dead
 
     def next_infeasible(self, now: float, pace: float = 1.0) -> float:
@@ -180,10 +180,10 @@ class Backlog:
                 first = min(first, earliest - bucket.profile.needs(1, now, pace))
         return first
 
-    def move(self, request: Request, level: int) -> None:
+    def move(self, request: Request, rank: int) -> None:
         """Gives a request another rank; among those who have it, it is the last without a deadline."""
         self.remove(request)
-        request.level = level
+        request.rank = rank
         self.add(request, self.bucket(request.key))
 
     def rows_of_classes(self, ranks: int) -> list[int]:
@@ -191,28 +191,32 @@ class Backlog:
         rows = self.class_rows
         return [sum(rows[first : first + ranks]) for first in range(0, len(rows), ranks)]
 
-    def requests(self, levels: range) -> int:
+    def requests(self, ranks: range) -> int:
         """How many requests are queued, of these ranks."""
-        return sum([len(bucket.lanes[level]) for bucket in self.buckets.values() for level in levels])
+        return sum([len(bucket.class_queues[rank]) for bucket in self.buckets.values() for rank in ranks])
 
-    def dated(self, lowest: int) -> int:
+    def with_deadline(self, lowest: int) -> int:
         """How many requests with a deadline are queued, of a class and those above it."""
         return sum(
-            [len(lane.dated) for bucket in self.buckets.values() for lane in bucket.lanes[: lowest + 1]]
+            [
+                len(lane.with_deadline)
+                for bucket in self.buckets.values()
+                for lane in bucket.class_queues[: lowest + 1]
+            ]
         )
 
-    def displaceable(self, level: int, rows: int, client: str, most: int) -> Sequence[Request]:
+    def displaceable(self, rank: int, rows: int, client: str, most: int) -> Sequence[Request]:
         """Those of lower classes who make room for so many rows, who would ride last; empty if they cannot.
 
         The rows are a client's, and the queue holds `most`.
         """
-        if sum(self.class_rows[level + 1 :]) < rows:
+        if sum(self.class_rows[rank + 1 :]) < rows:
             return ()
         displaced: list[Request] = []
-        for lower in range(len(self.class_rows) - 1, level, -1):
-            lanes = [bucket.lanes[lower] for bucket in self.buckets.values()]
+        for lower in range(len(self.class_rows) - 1, rank, -1):
+            class_queues = [bucket.class_queues[lower] for bucket in self.buckets.values()]
             candidates = sorted(
-                (request for lane in lanes for request in lane.last(rows)),
+                (request for lane in class_queues for request in lane.last(rows)),
                 key=lambda request: request.arrival,
                 reverse=True,
             )
@@ -220,7 +224,7 @@ class Backlog:
                 if rows <= 0:
                     return displaced
                 displaced.append(request)
-                rows -= request.cost
+                rows -= request.rows_counted
         return displaced
 
     def drain_time(self) -> float:

@@ -12,12 +12,12 @@ from tensorferry.batcher.learning.memory_limit import RowLimits
 from tensorferry.batcher.policy.batch_forming import Demand, Formed, form_batch
 from tensorferry.batcher.policy.close_rule import Close
 from tensorferry.batcher.policy.priority_sharing import Ranks, Shares
-from tensorferry.batcher.policy.protocols import BatchTimes, LaneView
+from tensorferry.batcher.policy.protocols import BatchTimes, ClassQueueView
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.queue.fair_backlog import FairBacklog
-from tensorferry.batcher.queue.overload import StandingQueue
-from tensorferry.batcher.queue.slow_devices import LeftBucket, Paced
+from tensorferry.batcher.queue.overload import OverloadControl
+from tensorferry.batcher.queue.slow_devices import Paced, SlowDeviceBucketView
 from tensorferry.batcher.request import Request
 
 # Batches are kept short for the impatient where that costs at most this part of what full ones get done ...
@@ -27,7 +27,7 @@ _WORTH = 0.05
 _SURELY = 1.25
 
 
-class Departure:
+class BatchSelector:
     """Takes batches out of the backlog. Guarded by the queue's lock.
 
     `weights` are those of the priority classes, the highest first; with `ranks` above 1, or if `strict`, each
@@ -50,7 +50,7 @@ class Departure:
         # The same, where clients share batches.
         self._fair = backlog if isinstance(backlog, FairBacklog) else None
         self._devices = devices
-        self.standing = StandingQueue(
+        self.standing = OverloadControl(
             most, backlog, devices, alike=self._fair is None and ranks * len(weights) == 1
         )
         ranked = strict or ranks > 1
@@ -69,7 +69,7 @@ class Departure:
         return self._shares.credits
 
     def take(
-        self, close: Close, device: Device, now: float, left: LeftBucket | None = None
+        self, close: Close, device: Device, now: float, left: SlowDeviceBucketView | None = None
     ) -> Formed[Request]:
         """The batch of a bucket that closes, and who is dropped for it; both are queued no more.
 
@@ -84,19 +84,19 @@ class Departure:
         if len(backlog.buckets) == 1 and not self._devices.unequal:
             most = self._short(bucket.profile, most, lead, now)
         allotted = [most]
-        lanes: Sequence[LaneView[Request]] = bucket.lanes
+        class_queues: Sequence[ClassQueueView[Request]] = bucket.class_queues
         times: BatchTimes = bucket.profile
         if left is not None:
-            lanes, times = left.lanes, left.times
+            class_queues, times = left.class_queues, left.times
         elif device.pace.value != 1.0:
             times = Paced(bucket.profile, device.pace.value)
-        if len(lanes) > 1:
-            allotted = self._shares.allot([lane.rows for lane in lanes], backlog.class_rows, most)
+        if len(class_queues) > 1:
+            allotted = self._shares.allot([lane.rows for lane in class_queues], backlog.class_rows, most)
             # Whoever's turn it was for a batch: who has a share in it and ranks highest must not be
             # one who rides along only if its deadline allows.
-            lead = next((level for level, share in enumerate(allotted) if share), lead)
+            lead = next((rank for rank, share in enumerate(allotted) if share), lead)
         demand = partial(self._demanded, lead, now, device)
-        formed = form_batch(lanes, lead, allotted, device.starts(now), most, times, demand)
+        formed = form_batch(class_queues, lead, allotted, device.starts(now), most, times, demand)
         if self._fair is not None:
             if left is None:
                 formed = self._fair.share(formed, bucket, device.starts(now), times, most)
@@ -110,7 +110,7 @@ class Departure:
             backlog.remove_all(close.key, batch, riding)
         elif shed:
             gone = list(riding)
-            dropped = sum([request.cost for request in shed])
+            dropped = sum([request.rows_counted for request in shed])
             gone[lead] += dropped
             backlog.remove_all(close.key, shed + batch, gone)
         else:
@@ -152,5 +152,5 @@ class Departure:
         demands = [meter.demand(now, devices) for meter in self.demand[: lead + 1]]
         rate, patience = sum([demand.rate for demand in demands]), demands[lead].patience
         if patience:
-            rate = max(rate, self._backlog.dated(lead) / devices / patience)
+            rate = max(rate, self._backlog.with_deadline(lead) / devices / patience)
         return Demand(rate, patience, devices)

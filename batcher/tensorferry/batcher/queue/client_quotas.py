@@ -15,7 +15,7 @@ _MOST_METERS = 4096
 _FORGET_TRIES = 2
 
 
-class _Held:
+class ClientUsage:
     """What was accepted of a client and is not done."""
 
     __slots__ = ("nbytes", "requests", "rows")
@@ -24,7 +24,7 @@ class _Held:
         self.requests = self.rows = self.nbytes = 0
 
 
-class Quotas:
+class ClientQuotas:
     """Holds each client to its bounds. Not thread-safe: the queue's lock guards it, but for `check_size`.
 
     A client is remembered while something of its is not done, or it has used some of its rate; of the latter
@@ -36,7 +36,7 @@ class Quotas:
     def __init__(self, policy: ClientPolicy) -> None:
         self._policy = policy
         self._at_once = policy.most_at_once
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, ClientUsage] = {}
         # The rows that each may still send at once, and when that was; who was seen last at the end.
         self._meters: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
@@ -109,11 +109,11 @@ class Quotas:
         for request in requests:
             client = request.client
             count += 1
-            rows += request.cost
+            rows += request.rows_counted
             nbytes += request.nbytes
         held = self._held.get(client)
         if held is None:
-            held = self._held[client] = _Held()
+            held = self._held[client] = ClientUsage()
         held.requests += count
         held.rows += rows
         held.nbytes += nbytes
@@ -136,7 +136,7 @@ class Quotas:
         """One that was accepted is done, whatever became of it."""
         held = self._held[request.client]
         held.requests -= 1
-        held.rows -= request.cost
+        held.rows -= request.rows_counted
         held.nbytes -= request.nbytes
         if not held.requests:
             del self._held[request.client]

@@ -19,12 +19,12 @@ from tensorferry.batcher.queue.devices import Device, Devices, Outage
 from tensorferry.batcher.queue.dispatch import Dispatch
 from tensorferry.batcher.queue.endings import Ends
 from tensorferry.batcher.queue.expiry import Expiry
-from tensorferry.batcher.queue.inline_execution import Lending
-from tensorferry.batcher.queue.wakeup import Waking
-from tensorferry.batcher.request import QUEUED, RUNNING, Request, Work
+from tensorferry.batcher.queue.inline_execution import InlineExecution
+from tensorferry.batcher.queue.wakeup import WorkerWakeup
+from tensorferry.batcher.request import QUEUED, RUNNING, BatchAssignment, Request
 
 # Not work, but that the worker is to bring its device back.
-RECOVER: Final = Work((), None, ())
+RECOVER: Final = BatchAssignment((), None, ())
 
 _INF = math.inf
 
@@ -33,7 +33,7 @@ _INF = math.inf
 _CLEAR_SECONDS = 5.0
 
 
-class Outages:
+class DeviceFailures:
     """Every method without `_locked` is thread-safe; `lock` is the queue's."""
 
     def __init__(
@@ -44,8 +44,8 @@ class Outages:
         devices: Devices,
         admission: Admission,
         expiry: Expiry,
-        waking: Waking,
-        lending: Lending,
+        waking: WorkerWakeup,
+        lending: InlineExecution,
         dispatch: Dispatch,
         ends: Ends,
     ) -> None:
@@ -100,7 +100,7 @@ class Outages:
                 self._dispatch.tell_of_queued(now)
             return back, ended
 
-    def stand_by_locked(self, mine: Device, outage: Outage) -> Work | None:
+    def stand_by_locked(self, mine: Device, outage: Outage) -> BatchAssignment | None:
         """Waits while a device is out; RECOVER when its worker is to bring it back, None to look again."""
         now = self._clock.now()
         clears = mine.unanswered and outage.clears

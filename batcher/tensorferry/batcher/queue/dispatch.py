@@ -8,14 +8,14 @@ from collections.abc import Hashable, Mapping, Sequence
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.policy.close_rule import Close, Wait, decide
 from tensorferry.batcher.queue.backlog import Backlog
-from tensorferry.batcher.queue.batch_selection import Departure
+from tensorferry.batcher.queue.batch_selection import BatchSelector
 from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.queue.endings import Ends
 from tensorferry.batcher.queue.expiry import Expiry
-from tensorferry.batcher.queue.reply_wait import Company
-from tensorferry.batcher.queue.slow_devices import LeftBucket, Paced, left_to
-from tensorferry.batcher.queue.wakeup import Waking
-from tensorferry.batcher.request import QUEUED, RUNNING, CloseReason, Request, Work
+from tensorferry.batcher.queue.reply_wait import ReplyWait
+from tensorferry.batcher.queue.slow_devices import Paced, SlowDeviceBucketView, left_to
+from tensorferry.batcher.queue.wakeup import WorkerWakeup
+from tensorferry.batcher.request import QUEUED, RUNNING, BatchAssignment, CloseReason, Request
 from tensorferry.batcher.settings import Limits
 
 _INF = math.inf
@@ -54,10 +54,10 @@ class Dispatch:
         limits: Limits,
         backlog: Backlog,
         devices: Devices,
-        departure: Departure,
+        departure: BatchSelector,
         expiry: Expiry,
-        company: Company,
-        waking: Waking,
+        company: ReplyWait,
+        waking: WorkerWakeup,
         ends: Ends,
         *,
         pipelined: bool,
@@ -77,7 +77,7 @@ class Dispatch:
         # The same, once it fell before it could.
         self._orphans: list[Request] = []
 
-    def poll(self, device: Device) -> Work | Wait | None:
+    def poll(self, device: Device) -> BatchAssignment | Wait | None:
         """What a device's worker has to do now, or until when nothing; None when the queue is closed and empty."""
         now, backlog = self._clock.now(), self._backlog
         start = now
@@ -91,7 +91,7 @@ class Dispatch:
                 return Wait(turn if backlog.rows else _INF)
             start = device.starts(now)
         dead = self._dying = self._expiry.take(start, now) if self._expiry.needed else ()
-        left: Mapping[Hashable, LeftBucket] = {}
+        left: Mapping[Hashable, SlowDeviceBucketView] = {}
         if self._devices.unequal and backlog.rows:
             device.passes = False
             if self._devices.slower(device):
@@ -111,12 +111,12 @@ class Dispatch:
                     return self._waking.wait_for_company(device, until)
             return self._close(device, decision, now, dead, left.get(decision.key))
         if dead:
-            return self._hand_out(Work((), None, tuple(dead)), now)
+            return self._hand_out(BatchAssignment((), None, tuple(dead)), now)
         if closing and not backlog.rows:
             return None
         return decision
 
-    def _pass_on(self, device: Device, now: float, dead: Sequence[Request]) -> Work | Wait:
+    def _pass_on(self, device: Device, now: float, dead: Sequence[Request]) -> BatchAssignment | Wait:
         """A slower device leaves what is queued to faster ones, but for one request now and then."""
         again = device.ran_at + _RETRY_SECONDS
         if now >= again and not self._ends.closing:
@@ -124,7 +124,7 @@ class Dispatch:
             key = next(iter(self._backlog.buckets))
             return self._close(device, Close(key, _IDLE, 1), now, dead)
         if dead:
-            return self._hand_out(Work((), None, tuple(dead)), now)
+            return self._hand_out(BatchAssignment((), None, tuple(dead)), now)
         # A rounding error must not make this a busy loop.
         until = max(self._expiry.next(now), now + 1e-4)
         return self._waking.pass_on(device, min(until, again) if again > now else until, now)
@@ -135,8 +135,8 @@ class Dispatch:
         close: Close,
         now: float,
         dead: Sequence[Request],
-        left: LeftBucket | None = None,
-    ) -> Work:
+        left: SlowDeviceBucketView | None = None,
+    ) -> BatchAssignment:
         profile, ends = self._backlog.buckets[close.key].profile, self._ends
         times = profile if device.pace.value == 1.0 else Paced(profile, device.pace.value)
         batch, shed, riding = self._departure.take(close, device, now, left)
@@ -155,7 +155,7 @@ class Dispatch:
                     device.doubt = times.upper(rows) - whole
             self._devices.left(device, now, keeps)
             # As `Work(...)`, in half the time.
-            work = _new(Work, (tuple(batch), close.reason, tuple(dead), tuple(shed), whole))
+            work = _new(BatchAssignment, (tuple(batch), close.reason, tuple(dead), tuple(shed), whole))
             handed = self._hand_out(work, now)
         except BaseException:
             unanswered, ends.running, ends.busy = before
@@ -167,7 +167,7 @@ class Dispatch:
             ends.end(request)
         return handed
 
-    def _hand_out(self, work: Work, now: float) -> Work:
+    def _hand_out(self, work: BatchAssignment, now: float) -> BatchAssignment:
         self._ends.busy += 1
         # Another must now wait for what this one leaves behind, be it only for a window's end.
         if self._backlog.rows:

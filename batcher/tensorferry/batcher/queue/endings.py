@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.queue.admission import Admission
 from tensorferry.batcher.queue.backlog import Backlog
-from tensorferry.batcher.queue.client_quotas import Quotas
+from tensorferry.batcher.queue.client_quotas import ClientQuotas
 from tensorferry.batcher.queue.devices import Devices
 from tensorferry.batcher.request import DONE, RUNNING, Request
 
@@ -35,7 +35,7 @@ class Ends:
         backlog: Backlog,
         admission: Admission,
         devices: Devices,
-        quotas: Quotas | None,
+        quotas: ClientQuotas | None,
         expiry_due: threading.Condition,
         all_done: threading.Condition,
     ) -> None:

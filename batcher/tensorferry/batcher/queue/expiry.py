@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.devices import Devices
-from tensorferry.batcher.queue.timeouts import Timeouts
+from tensorferry.batcher.queue.timeouts import TimeoutHeap
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.settings import QueuePolicy
 
@@ -34,7 +34,7 @@ class Expiry:
         self._backlog = backlog
         self._devices = devices
         self._end = end
-        self.timeouts = Timeouts(policies) if policies else None
+        self.timeouts = TimeoutHeap(policies) if policies else None
         # Requests may time out, or one had a deadline. Before, there is nothing to do here.
         self.needed = bool(policies)
         # Some queued request's time is over, and no idle worker is there to see it. Waited for until `at`.
@@ -81,7 +81,7 @@ class Expiry:
         if self.timeouts is not None:
             for request in self.timeouts.take(now):
                 if self.timeouts.policy(request).delays:
-                    self._backlog.move(request, request.level + 1)
+                    self._backlog.move(request, request.rank + 1)
                 else:
                     request.timed_out = True
                     self._end(request)

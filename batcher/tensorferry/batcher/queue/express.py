@@ -12,8 +12,8 @@ from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.queue.endings import Ends
-from tensorferry.batcher.queue.wakeup import Waking
-from tensorferry.batcher.request import RUNNING, CloseReason, Work
+from tensorferry.batcher.queue.wakeup import WorkerWakeup
+from tensorferry.batcher.request import RUNNING, BatchAssignment, CloseReason
 
 _FULL, _IDLE = CloseReason.FULL, CloseReason.IDLE
 
@@ -45,7 +45,7 @@ class Express:
         devices: Devices,
         row_limits: RowLimits,
         returners: Returners,
-        waking: Waking,
+        waking: WorkerWakeup,
         ends: Ends,
         *,
         most: int,
@@ -60,7 +60,7 @@ class Express:
         self._most = most
         self._possible = possible
 
-    def take(self, most_seconds: float, device: Device, now: float) -> Work | Wait | None:
+    def take(self, most_seconds: float, device: Device, now: float) -> BatchAssignment | Wait | None:
         """The one request, for the idle device, or until when it waits for returners.
 
         None where `Dispatch` is to be asked: it is not one alone, it should keep the device for more than
@@ -77,19 +77,19 @@ class Express:
         ):
             return None
         ((key, bucket),) = buckets.items()
-        lane = bucket.lanes[0]
-        dated, patient, rows, most, profile = (
-            lane.dated,
-            lane.patient,
+        lane = bucket.class_queues[0]
+        with_deadline, without_deadline, rows, most, profile = (
+            lane.with_deadline,
+            lane.without_deadline,
             bucket.rows,
             self._most,
             bucket.profile,
         )
-        if len(dated) + len(patient) != 1 or not profile.device.sizes:
+        if len(with_deadline) + len(without_deadline) != 1 or not profile.device.sizes:
             return None
-        (request,) = dated or patient
+        (request,) = with_deadline or without_deadline
         # Who has time for the longest batch cannot be late for its own.
-        if dated and not request.deadline > now + profile.longest:
+        if with_deadline and not request.deadline > now + profile.longest:
             return None
         if profile.device.mean(rows) > most_seconds:
             return None
@@ -97,19 +97,19 @@ class Express:
         if rows < most:
             reason = _IDLE
             until = self._returners.wait_until(now, 1, profile.mean, most - rows, profile.answering)
-            if until > now and dated:
+            if until > now and with_deadline:
                 until = min(until, bucket.latest_start)
             if until > now:
                 return self._waking.wait_for_company(device, until)
         whole = profile.whole(rows)
         # As `Work(...)`, in half the time.
-        work = _new(Work, ((request,), reason, (), (), whole))
+        work = _new(BatchAssignment, ((request,), reason, (), (), whole))
         # Whatever could fail is done by now: from here on it has left.
         self._devices.left(device, now, whole)
-        if dated:
-            dated.clear()
+        if with_deadline:
+            with_deadline.clear()
         else:
-            patient.remove_all([request])
+            without_deadline.remove_all([request])
         lane.rows = bucket.rows = 0
         del buckets[key]
         backlog.rows -= rows

@@ -13,11 +13,11 @@ from tensorferry.batcher.policy.batch_forming import Formed
 from tensorferry.batcher.policy.client_fairness import Turns, all_in_time, choose
 from tensorferry.batcher.policy.protocols import BatchTimes
 from tensorferry.batcher.queue.backlog import AGING_BATCHES, Backlog
-from tensorferry.batcher.queue.bucket import Bucket, Lane
+from tensorferry.batcher.queue.bucket import Bucket, ClassQueue
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.settings import Limits
 
-_order = attrgetter("order")
+_edf_key = attrgetter("edf_key")
 
 _INF = math.inf
 
@@ -28,7 +28,7 @@ _TIMELY_BATCHES = 3
 _LONG_AGO = 1e9
 
 
-class FairLane(Lane):
+class FairClassQueue(ClassQueue):
     """A lane that has one for each of its clients, beside that of all. Guarded by the queue's lock."""
 
     __slots__ = ("clients", "turns")
@@ -36,7 +36,7 @@ class FairLane(Lane):
     def __init__(self, turns: Turns) -> None:
         super().__init__()
         self.turns = turns
-        self.clients: dict[str, Lane] = {}
+        self.clients: dict[str, ClassQueue] = {}
 
     @property
     def due(self) -> float:
@@ -47,13 +47,18 @@ class FairLane(Lane):
         due, turns = super().due, self.turns
         if not turns.contended:
             return due
-        now, full = turns.looked, self.aging / AGING_BATCHES
+        now, full = turns.looked, self.max_wait_before_priority / AGING_BATCHES
         for client, own in self.clients.items():
             if turns.behind(client):
-                if own.dated and own.dated[0].deadline <= now + _TIMELY_BATCHES * full:
-                    due = min(due, own.dated[0].deadline - _LONG_AGO)
+                if own.with_deadline and own.with_deadline[0].deadline <= now + _TIMELY_BATCHES * full:
+                    due = min(due, own.with_deadline[0].deadline - _LONG_AGO)
                 # Nothing says when those are too late; but so long they may well wait for company.
-                if own.patient and (arrival := next(iter(own.patient)).arrival) + self.aging / 2 <= now:
+                if (
+                    own.without_deadline
+                    and (arrival := next(iter(own.without_deadline)).arrival)
+                    + self.max_wait_before_priority / 2
+                    <= now
+                ):
                     due = min(due, arrival - _LONG_AGO)
         return due
 
@@ -65,25 +70,25 @@ class FairLane(Lane):
     def entered(self, request: Request) -> None:
         """The request is in its place in the lane of all."""
         self._own(request.client).add(request)
-        self.turns.entered(request.client, request.cost)
+        self.turns.entered(request.client, request.rows_counted)
 
-    def _own(self, client: str) -> Lane:
+    def _own(self, client: str) -> ClassQueue:
         own = self.clients.get(client)
         if own is None:
-            own = self.clients[client] = Lane()
+            own = self.clients[client] = ClassQueue()
         return own
 
     def put_back(self, request: Request) -> None:
-        """As `Lane.put_back`; its client's turn is as if it had not ridden, which it is to do once more."""
+        """As `ClassQueue.put_back`; its client's turn is as if it had not ridden, which it is to do once more."""
         super().put_back(request)
         if request.deadline == _INF:
             # Where it has one, `add` was asked.
             self._own(request.client).put_back(request)
-            self.turns.entered(request.client, request.cost)
-        share, request.charged = request.charged, None
+            self.turns.entered(request.client, request.rows_counted)
+        share, request.charged_share = request.charged_share, None
         if share is not None:
             # That of a client which had nothing queued meanwhile is gone, and with it what it paid.
-            share.turn -= request.cost / share.weight
+            share.turn -= request.rows_counted / share.weight
 
     def remove(self, request: Request) -> None:
         """Takes a request out."""
@@ -101,7 +106,7 @@ class FairLane(Lane):
         for request in requests:
             each.setdefault(request.client, []).append(request)
         for client, own in each.items():
-            self._all_left(client, own, sum([request.cost for request in own]))
+            self._all_left(client, own, sum([request.rows_counted for request in own]))
 
     def _all_left(self, client: str, requests: list[Request], rows: int) -> None:
         own = self.clients[client]
@@ -111,7 +116,7 @@ class FairLane(Lane):
         self.turns.left(client, rows)
 
     def ahead(self, request: Request) -> float:
-        """As `Lane.ahead`: its client's own, and as many of the others as ride meanwhile by their weights."""
+        """As `ClassQueue.ahead`: its client's own, and as many of the others as ride meanwhile by their weights."""
         own = self.clients.get(request.client)
         if own is None:
             return 0.0
@@ -125,7 +130,7 @@ class FairLane(Lane):
         own.remove(request)
         if not own.rows:
             del self.clients[client]
-        self.turns.left(client, request.cost)
+        self.turns.left(client, request.rows_counted)
 
 
 class FairBacklog(Backlog):
@@ -140,22 +145,22 @@ class FairBacklog(Backlog):
 
     def _new_bucket(self, profile: Profile) -> Bucket:
         bucket = super()._new_bucket(profile)
-        bucket.lanes = [FairLane(turns) for turns in self._turns]
+        bucket.class_queues = [FairClassQueue(turns) for turns in self._turns]
         return bucket
 
     def look(self, now: float) -> None:
         """Before it is decided which bucket leaves: whether there is a choice, and not time for all."""
-        for level, turns in enumerate(self._turns):
+        for rank, turns in enumerate(self._turns):
             turns.looked = now
-            turns.contended = len(self.buckets) > 1 and len(turns.shares) > 1 and self._late(level, now)
+            turns.contended = len(self.buckets) > 1 and len(turns.shares) > 1 and self._late(rank, now)
 
-    def _late(self, level: int, now: float) -> bool:
+    def _late(self, rank: int, now: float) -> bool:
         """Whether of a class somebody will be late, or waits without a deadline."""
         most = self._limits.max_batch_size
         for bucket in self.buckets.values():
-            lane = bucket.lanes[level]
-            if lane.patient or not all_in_time(
-                lane.dated, lane.rows, most, now, bucket.profile, bucket.rows / self.rows
+            lane = bucket.class_queues[rank]
+            if lane.without_deadline or not all_in_time(
+                lane.with_deadline, lane.rows, most, now, bucket.profile, bucket.rows / self.rows
             ):
                 return True
         return False
@@ -165,26 +170,26 @@ class FairBacklog(Backlog):
         super().add(request, bucket)
         if request.deadline == math.inf:
             # Where it has one, its lane was asked.
-            lane = bucket.lanes[request.level]
-            assert isinstance(lane, FairLane)
+            lane = bucket.class_queues[request.rank]
+            assert isinstance(lane, FairClassQueue)
             lane.entered(request)
 
-    def displaceable(self, level: int, rows: int, client: str, most: int) -> Sequence[Request]:
+    def displaceable(self, rank: int, rows: int, client: str, most: int) -> Sequence[Request]:
         """As `Backlog.displaceable`; and if those are not enough, who would ride last of the client with most rows.
 
         That is one that has more than its share of a full queue of `most` rows, for one that has less.
         """
-        lower = super().displaceable(level, rows, client, most)
+        lower = super().displaceable(rank, rows, client, most)
         if lower:
             return lower
-        turns = self._turns[level]
+        turns = self._turns[rank]
         heaviest = turns.over(client, rows, most)
         if heaviest is None or turns.shares[heaviest].rows < rows:
             return ()
         found: list[Request] = []
         for bucket in self.buckets.values():
-            lane = bucket.lanes[level]
-            assert isinstance(lane, FairLane)
+            lane = bucket.class_queues[rank]
+            assert isinstance(lane, FairClassQueue)
             if heaviest in lane.clients:
                 found += lane.clients[heaviest].last(rows)
         found.sort(key=lambda request: request.arrival, reverse=True)
@@ -193,7 +198,7 @@ class FairBacklog(Backlog):
             if rows <= 0:
                 break
             displaced.append(request)
-            rows -= request.cost
+            rows -= request.rows_counted
         return displaced
 
     def share(
@@ -206,60 +211,66 @@ class FairBacklog(Backlog):
         batch: list[Request] = []
         rows = list(formed.rows)
         rode = formed.batch
-        for level, lane in enumerate(bucket.lanes):
-            assert isinstance(lane, FairLane)
-            if not rows[level]:
+        for rank, lane in enumerate(bucket.class_queues):
+            assert isinstance(lane, FairClassQueue)
+            if not rows[rank]:
                 continue
             riding = rode
             if len(rows) > 1:
-                riding = [request for request in rode if request.level == level]
-            if len(lane.clients) > 1 and rows[level] < lane.rows:
+                riding = [request for request in rode if request.rank == rank]
+            if len(lane.clients) > 1 and rows[rank] < lane.rows:
                 riding = self._shared(riding, lane, now, times, most)
-                rows[level] = sum([request.cost for request in riding])
+                rows[rank] = sum([request.rows_counted for request in riding])
             _charge(lane.turns, riding)
             batch += riding
         return Formed(batch, formed.shed, rows)
 
     def charge(self, batch: Sequence[Request]) -> None:
         """A batch is about to leave whose riders were not chosen by turns: it counts for these all the same."""
-        for level, turns in enumerate(self._turns):
-            _charge(turns, [request for request in batch if request.level == level])
+        for rank, turns in enumerate(self._turns):
+            _charge(turns, [request for request in batch if request.rank == rank])
 
     def _shared(
-        self, riding: list[Request], lane: FairLane, now: float, times: BatchTimes, most: int
+        self, riding: list[Request], lane: FairClassQueue, now: float, times: BatchTimes, most: int
     ) -> list[Request]:
-        dated = [request for request in riding if request.deadline < math.inf]
-        patient = riding
-        if dated:
-            patient = [request for request in riding if request.deadline == math.inf]
-            dated_rows = sum([request.cost for request in lane.dated]) if lane.patient else lane.rows
+        with_deadline = [request for request in riding if request.deadline < math.inf]
+        without_deadline = riding
+        if with_deadline:
+            without_deadline = [request for request in riding if request.deadline == math.inf]
+            dated_rows = (
+                sum([request.rows_counted for request in lane.with_deadline])
+                if lane.without_deadline
+                else lane.rows
+            )
             part = lane.rows / self.rows
-            if not all_in_time(lane.dated, dated_rows, most, now, times, part):
-                first = dated[0].order
-                dated = self._chosen(
-                    dated, lane, {name: _dated_from(own, first) for name, own in lane.clients.items()}
+            if not all_in_time(lane.with_deadline, dated_rows, most, now, times, part):
+                first = with_deadline[0].edf_key
+                with_deadline = self._chosen(
+                    with_deadline, lane, {name: _dated_from(own, first) for name, own in lane.clients.items()}
                 )
                 # Whoever removes them looks for neighbours.
-                dated.sort(key=_order)
-        if patient:
-            patient = self._chosen(
-                patient, lane, {name: iter(own.patient) for name, own in lane.clients.items()}
+                with_deadline.sort(key=_edf_key)
+        if without_deadline:
+            without_deadline = self._chosen(
+                without_deadline,
+                lane,
+                {name: iter(own.without_deadline) for name, own in lane.clients.items()},
             )
-        return dated + patient
+        return with_deadline + without_deadline
 
     def _chosen(
-        self, riding: list[Request], lane: FairLane, queues: Mapping[str, Iterator[Request]]
+        self, riding: list[Request], lane: FairClassQueue, queues: Mapping[str, Iterator[Request]]
     ) -> list[Request]:
-        rows = sum([request.cost for request in riding])
+        rows = sum([request.rows_counted for request in riding])
         chosen = choose(queues, lane.turns.shares, rows)
-        room = rows - sum([request.cost for request in chosen])
+        room = rows - sum([request.rows_counted for request in chosen])
         if room and chosen != riding:
             # What fits nobody whose turn it is: for those who would have ridden anyway.
             taken = set(chosen)
             for request in riding:
-                if request.cost <= room and request not in taken:
+                if request.rows_counted <= room and request not in taken:
                     chosen.append(request)
-                    room -= request.cost
+                    room -= request.rows_counted
         return chosen
 
 
@@ -267,9 +278,9 @@ def _charge(turns: Turns, riding: Sequence[Request]) -> None:
     turns.rode(riding)
     shares = turns.shares
     for request in riding:
-        request.charged = shares[request.client]
+        request.charged_share = shares[request.client]
 
 
-def _dated_from(own: Lane, order: tuple[float, int]) -> Iterator[Request]:
-    start = bisect_left(own.dated, order, key=_order) if own.dated else 0
-    return islice(own.dated, start, None)
+def _dated_from(own: ClassQueue, order: tuple[float, int]) -> Iterator[Request]:
+    start = bisect_left(own.with_deadline, order, key=_edf_key) if own.with_deadline else 0
+    return islice(own.with_deadline, start, None)

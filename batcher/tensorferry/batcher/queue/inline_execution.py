@@ -16,7 +16,7 @@ _FIRST_UNSTEADY_SECONDS = 1.0
 _LAST_UNSTEADY_SECONDS = 60.0
 
 
-class Lending:
+class InlineExecution:
     """Guarded by the queue's lock.
 
     `possible` says that there is one device, which runs one batch at a time, that no batch waits for a

@@ -14,12 +14,12 @@ from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import QueueFull
 from tensorferry.batcher.queue.admission import Admission
 from tensorferry.batcher.queue.backlog import Backlog
-from tensorferry.batcher.queue.batch_selection import Departure
-from tensorferry.batcher.queue.client_quotas import Quotas
+from tensorferry.batcher.queue.batch_selection import BatchSelector
+from tensorferry.batcher.queue.client_quotas import ClientQuotas
 from tensorferry.batcher.queue.devices import Devices
 from tensorferry.batcher.queue.expiry import Expiry
-from tensorferry.batcher.queue.reply_wait import Company
-from tensorferry.batcher.queue.wakeup import Waking
+from tensorferry.batcher.queue.reply_wait import ReplyWait
+from tensorferry.batcher.queue.wakeup import WorkerWakeup
 from tensorferry.batcher.request import QUEUED, Request
 
 _INF = math.inf
@@ -49,10 +49,10 @@ class Intake:
         admission: Admission,
         backlog: Backlog,
         devices: Devices,
-        departure: Departure,
+        departure: BatchSelector,
         expiry: Expiry,
-        company: Company,
-        waking: Waking,
+        company: ReplyWait,
+        waking: WorkerWakeup,
         end: Callable[[Request], None],
     ) -> None:
         self._now = clock.now
@@ -75,9 +75,9 @@ class Intake:
         Raises as `RequestQueue.put` does.
         """
         first = requests[0]
-        rows, nbytes, deadline = first.cost, first.nbytes, first.deadline
+        rows, nbytes, deadline = first.rows_counted, first.nbytes, first.deadline
         if len(requests) > 1:
-            rows = sum([request.cost for request in requests])
+            rows = sum([request.rows_counted for request in requests])
             nbytes = sum([request.nbytes for request in requests])
         admission, backlog, expiry, waking = self._admission, self._backlog, self._expiry, self._waking
         now = self._now()
@@ -91,8 +91,8 @@ class Intake:
         bucket = backlog.buckets.get(first.key)
         if bucket is None:
             bucket = backlog.bucket(first.key)
-        dated = deadline != _INF
-        if dated:
+        with_deadline = deadline != _INF
+        if with_deadline:
             expiry.needed = True
             devices = self._devices
             # Who has time for the longest batch has time for its own.
@@ -102,7 +102,7 @@ class Intake:
                 refusal = self._standing.refusal(first, bucket, now)
                 if refusal is not None:
                     # It is what must be kept up with all the same.
-                    self._demand[first.level].arrived(now, rows, deadline - now)
+                    self._demand[first.rank].arrived(now, rows, deadline - now)
                     raise refusal
             elif not backlog.rows:
                 # Whoever left last may not have said so.
@@ -121,14 +121,14 @@ class Intake:
         for request in requests:
             request.arrival = now
             request.state = QUEUED
-            if dated:
-                request.order = (deadline, next(self._numbers))
+            if with_deadline:
+                request.edf_key = (deadline, next(self._numbers))
             if expiry.needed:
-                self._demand[request.level].arrived(now, request.cost, deadline - now)
+                self._demand[request.rank].arrived(now, request.rows_counted, deadline - now)
             backlog.add(request, bucket)
             # Under load nobody waits who has not been woken, and this is not asked.
             if not waking.asked:
-                wake = waking.concerns(bucket, request.cost, deadline, now) or wake
+                wake = waking.concerns(bucket, request.rows_counted, deadline, now) or wake
         if expiry.needed:
             expiry.queued(requests)
         return displaced, wake
@@ -152,14 +152,14 @@ class BoundedIntake(Intake):
 
     __slots__ = ("_quotas",)
 
-    def __init__(self, quotas: Quotas, *others: Any) -> None:
+    def __init__(self, quotas: ClientQuotas, *others: Any) -> None:
         super().__init__(*others)
         self._quotas = quotas
 
     def put(self, requests: Sequence[Request]) -> tuple[Sequence[Request], bool]:
         """As `Intake.put`."""
         now, quotas = self._now(), self._quotas
-        rows = sum([request.cost for request in requests])
+        rows = sum([request.rows_counted for request in requests])
         nbytes = sum([request.nbytes for request in requests])
         admission = self._admission
         if not (admission.closed or admission.broken is not None):

@@ -37,7 +37,7 @@ class Learned(NamedTuple):
     back: Sequence[float]
 
 
-class Lessons:
+class LearningSync:
     """Every method without `_locked` is thread-safe; `lock` is the queue's, which guards what is learned.
 
     It takes longer to learn than all else that is done for a batch. So it is done with `learning` held alone,
@@ -124,13 +124,13 @@ class Lessons:
 
     def did_not_fit(self, batch: Sequence[Request], device: int) -> None:
         """A batch, or a part of one, was too large for a device's memory."""
-        rows = sum([request.cost for request in batch])
+        rows = sum([request.rows_counted for request in batch])
         with self._lock:
             self._row_limits.did_not_fit(device, batch[0].key, rows, self._clock.now())
 
     def fitted(self, batch: Sequence[Request], device: int, seconds: float) -> None:
         """A part of a batch that had been too large ran, for so many seconds."""
-        rows = sum([request.cost for request in batch])
+        rows = sum([request.rows_counted for request in batch])
         with self.learning, self._lock:
             now = self._clock.now()
             self._row_limits.fitted(device, batch[0].key, rows)

@@ -32,7 +32,7 @@ _REST_SECONDS = 0.05
 _NOTICE = 4
 
 
-class Notice(NamedTuple):
+class FastReject(NamedTuple):
     """Why one was turned away whose answer would have come when it `ends`, and by when others must have theirs to be told the same.
 
     `behind` says whether enough waited for the queue to be kept short; a row that waits before takes the time of a `row`. It
@@ -47,7 +47,7 @@ class Notice(NamedTuple):
     until: float
 
 
-class StandingQueue:
+class OverloadControl:
     """Guarded by the queue's lock. Requests are `alike` where there is one class, whose clients do not share.
 
     A queue that stood for longer than a request is patient takes up no burst any more, it only makes all wait (as
@@ -78,7 +78,7 @@ class StandingQueue:
         # The least patience of those asked about since a batch left, and of those before, in seconds.
         self._least = self._least_before = math.inf
         # For others like the last that was turned away; None where nobody was.
-        self.notice: Notice | None = None
+        self.notice: FastReject | None = None
 
     def left(self, now: float, shed: float) -> None:
         """A batch left, and so many rows with it that do not ride."""
@@ -101,7 +101,7 @@ class StandingQueue:
             # Where there are several buckets a long queue is of use: it makes the batches of the rare ones larger.
             return None
         # Of its class, as if the devices were theirs alone: it is turned away only if even that is too little.
-        ahead = bucket.lanes[request.level].ahead(request)
+        ahead = bucket.class_queues[request.rank].ahead(request)
         full = profile.mean(most)
         if ahead <= self.enough or patience < _PATIENT * full:
             return None
@@ -113,7 +113,7 @@ class StandingQueue:
         if wait <= allowed:
             if (notice := self.notice) is not None:
                 # The next one waits for this one, too.
-                ends = max(notice.ends, now + wait + request.cost * row)
+                ends = max(notice.ends, now + wait + request.rows_counted * row)
                 self.notice = notice._replace(ends=ends, until=now + _NOTICE * notice.refusal.rest)
             return None
         # Two digits: those who are told the same cost less.
@@ -129,7 +129,7 @@ class StandingQueue:
         )
         if self._alike and backlog.one_kind:
             until = now + _NOTICE * rest
-            self.notice = Notice(refusal, request.deadline, now + wait, behind, row, until)
+            self.notice = FastReject(refusal, request.deadline, now + wait, behind, row, until)
         return refusal
 
     def _allowed(self, patience: float, behind: bool, now: float) -> float:

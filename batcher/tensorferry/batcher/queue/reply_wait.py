@@ -18,7 +18,7 @@ _LEAST_SECONDS = 1e-3
 _SHARE = 0.25
 
 
-class Company:
+class ReplyWait:
     """Guarded by the queue's lock, but for `awaits`, which is read without it, and `last_answer`.
 
     `hears` says whether there is one device, which runs one batch at a time, and no window.

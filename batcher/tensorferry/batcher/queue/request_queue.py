@@ -18,21 +18,21 @@ from tensorferry.batcher.learning.return_model import Returners
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.admission import Admission
 from tensorferry.batcher.queue.backlog import Backlog
-from tensorferry.batcher.queue.batch_selection import Departure
-from tensorferry.batcher.queue.client_quotas import Quotas
-from tensorferry.batcher.queue.device_failures import Outages
+from tensorferry.batcher.queue.batch_selection import BatchSelector
+from tensorferry.batcher.queue.client_quotas import ClientQuotas
+from tensorferry.batcher.queue.device_failures import DeviceFailures
 from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.queue.dispatch import Dispatch
 from tensorferry.batcher.queue.endings import Ends
 from tensorferry.batcher.queue.expiry import Expiry
 from tensorferry.batcher.queue.express import Express
 from tensorferry.batcher.queue.fair_backlog import FairBacklog
-from tensorferry.batcher.queue.inline_execution import Lending
+from tensorferry.batcher.queue.inline_execution import InlineExecution
 from tensorferry.batcher.queue.intake import BoundedIntake, Intake
-from tensorferry.batcher.queue.learning_sync import Lessons
-from tensorferry.batcher.queue.reply_wait import Company
-from tensorferry.batcher.queue.wakeup import Waking
-from tensorferry.batcher.request import DONE, QUEUED, RUNNING, Request, Work
+from tensorferry.batcher.queue.learning_sync import LearningSync
+from tensorferry.batcher.queue.reply_wait import ReplyWait
+from tensorferry.batcher.queue.wakeup import WorkerWakeup
+from tensorferry.batcher.request import DONE, QUEUED, RUNNING, BatchAssignment, Request
 from tensorferry.batcher.settings import ClientPolicy, Limits, QueuePolicy
 from tensorferry.batcher.statistics.counters import QueueSizes
 
@@ -85,16 +85,16 @@ class RequestQueue:
         else:
             backlog = Backlog(limits, classes, pipelined=pipelined)
         self._backlog = backlog
-        quotas = self._quotas = Quotas(clients) if clients is not None and clients.bounds else None
+        quotas = self._quotas = ClientQuotas(clients) if clients is not None and clients.bounds else None
         admission = self._admission = Admission(backlog, max_rows, max_bytes, each, policies, self.ranks)
         due = threading.Condition(lock)
         ends = self._ends = Ends(backlog, admission, each, quotas, due, threading.Condition(lock))
         expiry = self._expiry = Expiry(due, backlog, each, policies, ends.end_queued)
-        departure = Departure(backlog, each, weights, self.ranks, limits.max_batch_size, strict=strict)
+        departure = BatchSelector(backlog, each, weights, self.ranks, limits.max_batch_size, strict=strict)
         self._standing = departure.standing
-        company = self.company = Company(returners or Returners(), hears=simple)
-        waking = self._waking = Waking(clock, limits, backlog, each, company, alert=bool(policies))
-        lending = self._lending = Lending(each.each[0], possible=simple and steady)
+        company = self.company = ReplyWait(returners or Returners(), hears=simple)
+        waking = self._waking = WorkerWakeup(clock, limits, backlog, each, company, alert=bool(policies))
+        lending = self._lending = InlineExecution(each.each[0], possible=simple and steady)
         intake: Callable[..., Intake] = Intake if quotas is None else partial(BoundedIntake, quotas)
         self._intake = intake(
             clock, admission, backlog, each, departure, expiry, company, waking, ends.end_queued
@@ -115,8 +115,10 @@ class RequestQueue:
             and limits.merges
             and not (limits.preferred or policies or isinstance(backlog, FairBacklog)),
         )
-        self.lessons = Lessons(lock, clock, backlog, each, departure.row_limits, company.returners)
-        self.outages = Outages(lock, clock, backlog, each, admission, expiry, waking, lending, dispatch, ends)
+        self.lessons = LearningSync(lock, clock, backlog, each, departure.row_limits, company.returners)
+        self.outages = DeviceFailures(
+            lock, clock, backlog, each, admission, expiry, waking, lending, dispatch, ends
+        )
 
     def check_size(self, rows: int, nbytes: int) -> None:
         """RequestTooLarge when so many rows or bytes could never be accepted."""
@@ -125,7 +127,7 @@ class RequestQueue:
             self._quotas.check_size(rows, nbytes)
 
     def anchor(self, rows: int, seconds: float, key: Hashable = None) -> None:
-        """As `Lessons.anchor`."""
+        """As `LearningSync.anchor`."""
         self.lessons.anchor(rows, seconds, key)
 
     def put(self, requests: Sequence[Request]) -> Sequence[Request]:
@@ -174,7 +176,7 @@ class RequestQueue:
         with self._lock:
             return self._admission.drain_time()
 
-    def take(self, device: int = 0) -> Work | None:
+    def take(self, device: int = 0) -> BatchAssignment | None:
         """Waits for work for a device and hands it out; None when the queue is closed and empty.
 
         RECOVER tells to bring the device back, and to say to `outages` whether it
@@ -199,7 +201,7 @@ class RequestQueue:
                     until = min(until, self._expiry.next_timeout())
                 self._waking.wait(mine, until)
 
-    def take_short(self, most_seconds: float) -> Work | float:
+    def take_short(self, most_seconds: float) -> BatchAssignment | float:
         """Work for the one device if its worker waits and the batch should take at most so long.
 
         Else until when to wait for returners before it is asked again, as a time on the clock;
@@ -214,7 +216,7 @@ class RequestQueue:
                 step = self._express.take(most_seconds, mine, now)
                 if step is None and self._backlog.slowest_batch() <= most_seconds:
                     step = self._poll_locked(mine)
-                if isinstance(step, Work):
+                if isinstance(step, BatchAssignment):
                     mine.borrowed = bool(step.batch)
                     return step
                 if isinstance(step, Wait) and step.until < _INF:
@@ -222,12 +224,12 @@ class RequestQueue:
             self._waking.wake(now)
             return _INF
 
-    def poll(self, device: int = 0) -> Work | Wait | None:
+    def poll(self, device: int = 0) -> BatchAssignment | Wait | None:
         """What `take` would do now, without waiting: for those who live in virtual time."""
         with self._lock:
             return self._poll_locked(self._devices.each[device])
 
-    def _poll_locked(self, device: Device) -> Work | Wait | None:
+    def _poll_locked(self, device: Device) -> BatchAssignment | Wait | None:
         try:
             return self._dispatch.poll(device)
         except BaseException:
@@ -284,7 +286,11 @@ class RequestQueue:
         try:
             rows = 0
             if seconds is not None:
-                rows = batch[0].cost if len(batch) == 1 else sum([request.cost for request in batch])
+                rows = (
+                    batch[0].rows_counted
+                    if len(batch) == 1
+                    else sum([request.rows_counted for request in batch])
+                )
             with self._lock:
                 now = self._clock.now()
                 if batch:

@@ -8,8 +8,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
 
 from tensorferry.batcher.learning.cost_model import Profile
-from tensorferry.batcher.policy.protocols import InLine
-from tensorferry.batcher.queue.bucket import Bucket, Lane
+from tensorferry.batcher.policy.protocols import OrderedRequests
+from tensorferry.batcher.queue.bucket import Bucket, ClassQueue
 from tensorferry.batcher.request import Request
 
 
@@ -50,63 +50,76 @@ class Paced:
         return bisect_right(range(1, most + 1), slack, key=self.upper)
 
 
-class LeftLane:
-    """Those of a lane whom a slower device can answer in time. Implements the policy's `LaneView`."""
+class SlowDeviceQueueView:
+    """Those of a lane whom a slower device can answer in time. Implements the policy's `ClassQueueView`."""
 
-    __slots__ = ("aging", "dated", "patient", "rows")
+    __slots__ = ("max_wait_before_priority", "rows", "with_deadline", "without_deadline")
 
-    def __init__(self, lane: Lane, times: Paced, start: float, longest: float) -> None:
-        self.aging = lane.aging
-        self.patient: InLine[Request] = lane.patient
+    def __init__(self, lane: ClassQueue, times: Paced, start: float, longest: float) -> None:
+        self.max_wait_before_priority = lane.max_wait_before_priority
+        self.without_deadline: OrderedRequests[Request] = lane.without_deadline
         # From the first on who has time for the longest batch all have for theirs.
-        behind = bisect_right(lane.dated, start + longest, key=_deadline)
+        behind = bisect_right(lane.with_deadline, start + longest, key=_deadline)
         left = [
-            request for request in lane.dated[:behind] if request.deadline > start + times.upper(request.cost)
+            request
+            for request in lane.with_deadline[:behind]
+            if request.deadline > start + times.upper(request.rows_counted)
         ]
-        self.dated: Sequence[Request] = left + lane.dated[behind:] if behind else lane.dated
+        self.with_deadline: Sequence[Request] = (
+            left + lane.with_deadline[behind:] if behind else lane.with_deadline
+        )
         self.rows = lane.rows
         if len(left) < behind:
-            self.rows = sum([request.cost for request in chain(self.dated, self.patient)])
+            self.rows = sum(
+                [request.rows_counted for request in chain(self.with_deadline, self.without_deadline)]
+            )
 
     @property
     def oldest_arrival(self) -> float:
         """The arrival of the first that rides; inf when there is none."""
-        first = self.dated[0].arrival if self.dated else math.inf
-        return min(first, next(iter(self.patient)).arrival) if self.patient else first
+        first = self.with_deadline[0].arrival if self.with_deadline else math.inf
+        return min(first, next(iter(self.without_deadline)).arrival) if self.without_deadline else first
 
     @property
     def due(self) -> float:
         """When the first must ride, by its deadline or by its age; inf when there is none."""
-        aged = self.oldest_arrival + self.aging
-        return min(self.dated[0].deadline, aged) if self.dated else aged
+        aged = self.oldest_arrival + self.max_wait_before_priority
+        return min(self.with_deadline[0].deadline, aged) if self.with_deadline else aged
 
 
-class LeftBucket:
+class SlowDeviceBucketView:
     """What a bucket has for a slower device, which starts a batch at `start`. Implements the policy's `BucketView`."""
 
-    __slots__ = ("lanes", "rows", "times")
+    __slots__ = ("class_queues", "rows", "times")
 
     def __init__(self, bucket: Bucket, pace: float, start: float) -> None:
         self.times = Paced(bucket.profile, pace)
         longest = self.times.upper(bucket.profile.device.most)
-        self.lanes = [LeftLane(lane, self.times, start, longest) for lane in bucket.lanes]
-        self.rows = sum([lane.rows for lane in self.lanes])
+        self.class_queues = [
+            SlowDeviceQueueView(lane, self.times, start, longest) for lane in bucket.class_queues
+        ]
+        self.rows = sum([lane.rows for lane in self.class_queues])
 
     @property
     def oldest_arrival(self) -> float:
         """The earliest arrival of those that ride first in their lanes."""
-        return min([lane.oldest_arrival for lane in self.lanes])
+        return min([lane.oldest_arrival for lane in self.class_queues])
 
     @property
     def latest_start(self) -> float:
         """When its batch must leave at the latest for the earliest deadline to be met; inf for none."""
-        earliest = min([lane.dated[0].deadline for lane in self.lanes if lane.dated], default=math.inf)
+        earliest = min(
+            [lane.with_deadline[0].deadline for lane in self.class_queues if lane.with_deadline],
+            default=math.inf,
+        )
         return earliest - self.times.upper(self.rows)
 
 
-def left_to(buckets: Mapping[Hashable, Bucket], pace: float, start: float) -> dict[Hashable, LeftBucket]:
+def left_to(
+    buckets: Mapping[Hashable, Bucket], pace: float, start: float
+) -> dict[Hashable, SlowDeviceBucketView]:
     """What a slower device may take of the buckets: those that have something for it."""
-    views = {key: LeftBucket(bucket, pace, start) for key, bucket in buckets.items()}
+    views = {key: SlowDeviceBucketView(bucket, pace, start) for key, bucket in buckets.items()}
     return {key: view for key, view in views.items() if view.rows}
 
 

@@ -19,7 +19,7 @@ _LEAST = 64
 _GROWTH = 2
 
 
-class Timeouts:
+class TimeoutHeap:
     """The queued requests that time out, the earliest first. Not thread-safe: the queue's lock guards it."""
 
     def __init__(self, policies: Sequence[QueuePolicy]) -> None:

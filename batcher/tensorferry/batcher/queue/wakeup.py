@@ -12,14 +12,14 @@ from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.bucket import Bucket
 from tensorferry.batcher.queue.devices import Device, Devices
-from tensorferry.batcher.queue.reply_wait import Company
+from tensorferry.batcher.queue.reply_wait import ReplyWait
 from tensorferry.batcher.settings import Limits
 
 # A timed wait is not cut short for less, in seconds.
 _LEAST_SOONER = 100e-6
 
 
-class Waking:
+class WorkerWakeup:
     """Who waits for work or for company. Guarded by the queue's lock.
 
     `alert` says that requests may expire in ways of which only an idle worker hears in time.
@@ -44,7 +44,7 @@ class Waking:
         limits: Limits,
         backlog: Backlog,
         devices: Devices,
-        company: Company,
+        company: ReplyWait,
         *,
         alert: bool,
     ) -> None:

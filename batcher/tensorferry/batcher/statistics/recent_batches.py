@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.request import BatchInfo, CloseReason, Request, Times, Work
+from tensorferry.batcher.request import BatchAssignment, BatchInfo, CloseReason, Request, Times
 
 # How many batches are kept, and how many riders are noted of each.
 MOST_BATCHES = 64
@@ -94,7 +94,7 @@ class Record:
         batch: Sequence[Request],
         here: Sequence[Request],
         instance: int,
-        work: Work,
+        work: BatchAssignment,
         times: Times,
         now: float,
     ) -> None:
@@ -110,7 +110,12 @@ class Record:
         self._kept.append((info, instance, batch is not work.batch, batch[0].started, times, now, "", riders))
 
     def failed(
-        self, error: BaseException, batch: Sequence[Request], instance: int, work: Work, times: Times
+        self,
+        error: BaseException,
+        batch: Sequence[Request],
+        instance: int,
+        work: BatchAssignment,
+        times: Times,
     ) -> None:
         """A batch failed; what becomes of its requests is another matter."""
         riders = None

@@ -136,7 +136,7 @@ def _nbytes(array: Any) -> int:
 
 def _latency(request: Request, batch: BatchInfo) -> float:
     """From the arrival of a request until its answer was handed out, in seconds, as the batcher counts it."""
-    arrived = request.parts[0] if request.parts else request
+    arrived = request.split_parts[0] if request.split_parts else request
     return batch.ended + batch.output_time - arrived.arrival
 
 
