@@ -22,7 +22,11 @@ from conformance.cases import Array, Case, all_cases, opened
 from conformance.exported import exported
 from onnx import numpy_helper
 
-from tensorferry.server.batching_check.trial import Conditions, Outcome, try_rows
+from tensorferry.server.batching_check.row_comparison import (
+    ComparisonOutcome,
+    ComparisonSettings,
+    compare_rows,
+)
 from tensorferry.server.onnx_graph import BatchAnalysis, RowMixing, analyse_batching
 from tensorferry.server.runtime.session import Session
 
@@ -141,11 +145,11 @@ def _tried_rows(path: Path) -> str | None:
         return None
     if session.signature.lacks_batch_axis() is not None:
         return None
-    trial = try_rows(session.signature, session.run, Conditions(most=8, seconds=0))
+    comparison = compare_rows(session.signature, session.run, ComparisonSettings(most=8, seconds=0))
     # Of the rows that are drawn, some may fail alone: an integer divided by zero, say.
-    if trial.outcome is Outcome.DOES_NOT_RUN or "not several together" in trial.reason:
+    if comparison.outcome is ComparisonOutcome.DOES_NOT_RUN or "not several together" in comparison.reason:
         return None
-    return "" if trial.outcome is Outcome.APART else trial.reason
+    return "" if comparison.outcome is ComparisonOutcome.APART else comparison.reason
 
 
 def _own_rows(model: Model) -> str | None:

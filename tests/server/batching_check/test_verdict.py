@@ -13,8 +13,13 @@ from support.models import small
 from support.server.rig import Load
 
 from tensorferry.server.batching_check import verdict
-from tensorferry.server.batching_check.trial import Conditions, Outcome, Trial, try_rows
-from tensorferry.server.batching_check.verdict import Finding, Verdict, judge
+from tensorferry.server.batching_check.row_comparison import (
+    ComparisonOutcome,
+    ComparisonSettings,
+    RowComparison,
+    compare_rows,
+)
+from tensorferry.server.batching_check.verdict import BatchingFinding, BatchingVerdict, check_batching
 from tensorferry.server.onnx_graph import BatchAnalysis, RowMixing
 from tensorferry.server.runtime.session import Session
 
@@ -54,36 +59,36 @@ def standing() -> float:
     return 0.0
 
 
-def run_alone(path: Path) -> Trial:
+def run_alone(path: Path) -> RowComparison:
     session = Session(path)
-    return try_rows(session.signature, session.run, Conditions(clock=standing))
+    return compare_rows(session.signature, session.run, ComparisonSettings(clock=standing))
 
 
-def judged(path: Path) -> Finding:
+def judged(path: Path) -> BatchingFinding:
     session = Session(path)
-    return judge("m", path, session.signature, session.run, Conditions(clock=standing))
+    return check_batching("m", path, session.signature, session.run, ComparisonSettings(clock=standing))
 
 
 @pytest.mark.parametrize("name", APART)
 def test_models_that_keep_rows_apart_pass_by_running_and_by_the_graph(name: str, tmp_path: Path) -> None:
     path = APART[name](tmp_path / "m.onnx")
     tried = run_alone(path)
-    assert tried.outcome is Outcome.APART, tried.reason
+    assert tried.outcome is ComparisonOutcome.APART, tried.reason
     found = judged(path)
-    assert found.verdict is Verdict.PROVED, found.reason
+    assert found.verdict is BatchingVerdict.PROVED, found.reason
 
 
 @pytest.mark.parametrize("name", MIXES)
 def test_models_that_mix_rows_are_refused_by_running_and_by_the_graph(name: str, tmp_path: Path) -> None:
     path = MIXES[name](tmp_path / "m.onnx")
-    assert run_alone(path).outcome is Outcome.MIXES
-    assert judged(path).verdict is Verdict.REFUSED
+    assert run_alone(path).outcome is ComparisonOutcome.MIXES
+    assert judged(path).verdict is BatchingVerdict.REFUSED
 
 
 def test_what_the_graph_cannot_tell_is_tested(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     found = judged(graphs.hashed(tmp_path / "m.onnx"))
-    assert found.verdict is Verdict.TESTED
+    assert found.verdict is BatchingVerdict.TESTED
     assert "MurmurHash3 /hash" in found.reason
     (line,) = [one.getMessage() for one in caplog.records if "tested by running" in one.getMessage()]
     assert "batches of 2, 3, 5, 32 rows" in line
@@ -110,21 +115,21 @@ def analysed(monkeypatch: pytest.MonkeyPatch, finding: RowMixing, *reasons: str)
 @pytest.mark.parametrize(
     ("finding", "build", "expected", "shown"),
     [
-        (RowMixing.SEPARATE, small.twice, Verdict.PROVED, True),
-        (RowMixing.UNKNOWN, small.twice, Verdict.TESTED, True),
-        (RowMixing.MIXES, small.twice, Verdict.REFUSED, True),
-        (RowMixing.SEPARATE, small.centred, Verdict.REFUSED, True),
-        (RowMixing.UNKNOWN, small.centred, Verdict.REFUSED, True),
-        (RowMixing.UNKNOWN, graphs.log_mel, Verdict.REFUSED, True),
-        (RowMixing.SEPARATE, small.noisy, Verdict.REFUSED, True),
-        (RowMixing.SEPARATE, lambda path: small.multiples_only(path, 11), Verdict.PROVED, True),
-        (RowMixing.UNKNOWN, lambda path: small.multiples_only(path, 11), Verdict.REFUSED, False),
+        (RowMixing.SEPARATE, small.twice, BatchingVerdict.PROVED, True),
+        (RowMixing.UNKNOWN, small.twice, BatchingVerdict.TESTED, True),
+        (RowMixing.MIXES, small.twice, BatchingVerdict.REFUSED, True),
+        (RowMixing.SEPARATE, small.centred, BatchingVerdict.REFUSED, True),
+        (RowMixing.UNKNOWN, small.centred, BatchingVerdict.REFUSED, True),
+        (RowMixing.UNKNOWN, graphs.log_mel, BatchingVerdict.REFUSED, True),
+        (RowMixing.SEPARATE, small.noisy, BatchingVerdict.REFUSED, True),
+        (RowMixing.SEPARATE, lambda path: small.multiples_only(path, 11), BatchingVerdict.PROVED, True),
+        (RowMixing.UNKNOWN, lambda path: small.multiples_only(path, 11), BatchingVerdict.REFUSED, False),
     ],
 )
 def test_both_count(
     finding: RowMixing,
     build: Build,
-    expected: Verdict,
+    expected: BatchingVerdict,
     shown: bool,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

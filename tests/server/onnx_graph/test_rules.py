@@ -17,7 +17,7 @@ _C = "= Constant <value_ints = "
 APART = {
     "softmax of a row": "y = Softmax <axis = -1> (x)",
     "merged and split again": f"a {_C}[-1, 4]> () b {_C}[-1, 3, 4]> () m = Reshape (x, a) w = Softmax (m) y = Reshape (w, b)",
-    "moved and moved back": "t = Transpose <perm = [1, 2, 0]> (x) r = Relu (t) y = Transpose <perm = [2, 0, 1]> (r)",
+    "on_axis and on_axis back": "t = Transpose <perm = [1, 2, 0]> (x) r = Relu (t) y = Transpose <perm = [2, 0, 1]> (r)",
     "copies joined and split": "j = Concat <axis = 0> (x, x) r = Relu (j) y, z = Split <axis = 0, num_outputs = 2> (r)",
     "a scalar of a constant": "c = Constant <value_float = 2.0> () y = Mul (x, c)",
     "a product with its own transpose": "t = Transpose <perm = [0, 2, 1]> (x) y = MatMul (x, t)",
@@ -102,12 +102,12 @@ def test_what_is_not_known(tmp_path: Path, case: str) -> None:
 def test_before_version_13_softmax_is_over_all_axes_from_one_on(tmp_path: Path) -> None:
     text = "g (float[N, 3, 4] x) => (float[N, 3, 4] y) { y = Softmax <axis = 0> (x) }"
     assert analysed(tmp_path, text, opset=11).finding is RowMixing.MIXES
-    moved = (
+    on_axis = (
         "g (float[N, 3, 4] x) => (float[N, 3, 4] y) { t = Transpose <perm = [1, 0, 2]> (x) "
         "s = Softmax <axis = 1> (t) y = Transpose <perm = [1, 0, 2]> (s) }"
     )
-    assert analysed(tmp_path, moved, opset=11).finding is RowMixing.MIXES
-    assert analysed(tmp_path, moved.replace("axis = 1", "axis = 2"), opset=11).finding is RowMixing.SEPARATE
+    assert analysed(tmp_path, on_axis, opset=11).finding is RowMixing.MIXES
+    assert analysed(tmp_path, on_axis.replace("axis = 1", "axis = 2"), opset=11).finding is RowMixing.SEPARATE
 
 
 def test_an_input_without_rows_is_the_same_for_all(tmp_path: Path) -> None:

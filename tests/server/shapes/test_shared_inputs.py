@@ -12,8 +12,8 @@ from support.models.small import node, save, value
 from support.server.rig import infer, request, signature, spec
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.batching_check.shared import mixing_by_shared
-from tensorferry.server.batching_check.trial import Conditions
+from tensorferry.server.batching_check.row_comparison import ComparisonSettings
+from tensorferry.server.batching_check.shared_inputs import mixing_through_shared_inputs
 from tensorferry.server.config.server_config import ModelSource, PadLengths, ServerConfig
 from tensorferry.server.errors import InvalidRequestError, StartError
 from tensorferry.server.inference.service import InferenceService
@@ -82,10 +82,10 @@ def test_how_it_is_batched(tmp_path: Path) -> None:
 
 def test_running_tries_several_values(tmp_path: Path) -> None:
     session = Session(sometimes_mixing(tmp_path / "m.onnx"))
-    found = mixing_by_shared(session.signature, session.run, Conditions(4), 4)
+    found = mixing_through_shared_inputs(session.signature, session.run, ComparisonSettings(4), 4)
     assert "changes with its neighbours" in found
     session = Session(scaled(tmp_path / "scaled.onnx"))
-    assert mixing_by_shared(session.signature, session.run, Conditions(4), 4) == ""
+    assert mixing_through_shared_inputs(session.signature, session.run, ComparisonSettings(4), 4) == ""
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.batching_check.limited import limited
-from tensorferry.server.batching_check.shared import mixing_by_shared
-from tensorferry.server.batching_check.trial import Conditions
-from tensorferry.server.batching_check.verdict import Finding, Verdict, judge
+from tensorferry.server.batching_check.row_comparison import ComparisonSettings
+from tensorferry.server.batching_check.shared_inputs import mixing_through_shared_inputs
+from tensorferry.server.batching_check.time_limit import with_time_limit
+from tensorferry.server.batching_check.verdict import BatchingFinding, BatchingVerdict, check_batching
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.pbtxt import Batching, is_complete
@@ -36,7 +36,7 @@ _LIMIT_SECONDS = 20.0
 class Candidate:
     """A model that is loaded and not yet decided on.
 
-    `signature` and `run` are those of its configuration, where it has one; `precision` is as in `Conditions`.
+    `signature` and `run` are those of its configuration, where it has one; `precision` is as in `ComparisonSettings`.
     """
 
     name: str
@@ -49,32 +49,32 @@ class Candidate:
 
     @property
     def policy(self) -> str:
-        """As `policy_of` has it."""
-        return policy_of(self.asked, self.options)
+        """As `batching_policy` has it."""
+        return batching_policy(self.asked, self.options)
 
     def unchecked(self, batching: Batching) -> tuple[Batching, int | None]:
         """This decision, and a size that warms the model up."""
         return batching, working_size(self.signature, self.run)[0]
 
-    def judged(self, most: int) -> Finding:
+    def judged(self, most: int) -> BatchingFinding:
         """The verdict of running and of the graph, as far as the policy takes it."""
-        conditions = Conditions(most, words_of(self.session.path), self.precision)
-        first_run = limited(self.run, self.session, _LIMIT_SECONDS)
-        found = judge(self.name, self.session.path, self.signature, self.run, conditions, first_run)
-        if found.verdict is Verdict.TESTED and found.size is not None:
-            reason = mixing_by_shared(self.signature, self.run, conditions, found.size)
+        conditions = ComparisonSettings(most, words_of(self.session.path), self.precision)
+        first_run = with_time_limit(self.run, self.session, _LIMIT_SECONDS)
+        found = check_batching(self.name, self.session.path, self.signature, self.run, conditions, first_run)
+        if found.verdict is BatchingVerdict.TESTED and found.size is not None:
+            reason = mixing_through_shared_inputs(self.signature, self.run, conditions, found.size)
             if reason:
-                return Finding(Verdict.REFUSED, reason, found.size)
-        if found.verdict is Verdict.TESTED and self.policy == "proved":
-            return Finding(
-                Verdict.REFUSED,
+                return BatchingFinding(BatchingVerdict.REFUSED, reason, found.size)
+        if found.verdict is BatchingVerdict.TESTED and self.policy == "proved":
+            return BatchingFinding(
+                BatchingVerdict.REFUSED,
                 f"it is only tested, and --batching proved batches only what is proved: {found.reason}",
                 found.size,
             )
         return found
 
 
-def policy_of(config: ModelConfig | None, options: ServerConfig) -> str:
+def batching_policy(config: ModelConfig | None, options: ServerConfig) -> str:
     """What is batched: proved, tested (what is only tested, too) or trust (all).
 
     ModelConfigError when the configuration has another word.
@@ -94,18 +94,20 @@ def by_options(model: Candidate) -> tuple[Batching, int | None]:
     """As the options say, if it is safe; and a size that warms the model up."""
     name, most, policy = model.name, model.options.max_batch_size, model.policy
     if most == 0:
-        return model.unchecked(Batching(0, False, "unbatched (--max-batch-size 0)", Verdict.OFF.value))
+        return model.unchecked(
+            Batching(0, False, "unbatched (--max-batch-size 0)", BatchingVerdict.OFF.value)
+        )
     lacking = model.signature.lacks_batch_axis()
     if lacking is not None:
         _log.warning("model %s is served unbatched: %s%s", name, lacking, _cure(model.signature))
-        return model.unchecked(Batching(0, False, f"unbatched ({lacking})", Verdict.OFF.value))
+        return model.unchecked(Batching(0, False, f"unbatched ({lacking})", BatchingVerdict.OFF.value))
     window = model.options.max_queue_delay
     if model.asked is not None and model.asked.HasField("dynamic_batching"):
         window = model.asked.dynamic_batching.max_queue_delay_microseconds / 1e6
     if policy == "trust":
         return model.unchecked(_trusted(name, most, window))
     found = model.judged(most)
-    if found.verdict is Verdict.REFUSED:
+    if found.verdict is BatchingVerdict.REFUSED:
         _log.warning(
             "model %s is served unbatched: %s (--batching trust batches it all the same)", name, found.reason
         )
@@ -119,7 +121,7 @@ def as_asked(model: Candidate, asked: ModelConfig) -> tuple[Batching, int | None
     explicit = asked.HasField("dynamic_batching")
     if most == 0:
         words = "unbatched (max_batch_size is 0 in its configuration)"
-        return model.unchecked(Batching(0, False, words, Verdict.OFF.value))
+        return model.unchecked(Batching(0, False, words, BatchingVerdict.OFF.value))
     if not explicit and (is_complete(asked) or most == 1):
         if most > 1:
             _log.info(
@@ -128,7 +130,7 @@ def as_asked(model: Candidate, asked: ModelConfig) -> tuple[Batching, int | None
                 name,
             )
         words = f"requests of up to {most} rows, each alone (its configuration has no dynamic_batching)"
-        return model.unchecked(Batching(most, False, words, Verdict.OFF.value))
+        return model.unchecked(Batching(most, False, words, BatchingVerdict.OFF.value))
     window = (
         asked.dynamic_batching.max_queue_delay_microseconds / 1e6
         if explicit
@@ -137,11 +139,11 @@ def as_asked(model: Candidate, asked: ModelConfig) -> tuple[Batching, int | None
     if policy == "trust":
         return model.unchecked(_trusted(name, most, window))
     found = model.judged(most)
-    if found.verdict is not Verdict.REFUSED:
+    if found.verdict is not BatchingVerdict.REFUSED:
         return _merging(most, window, found.verdict), found.size
     if explicit and not found.shown and policy != "proved":
         _log.warning("model %s is batched without proof, as its configuration says: %s", name, found.reason)
-        return _merging(most, window, Verdict.TRUSTED, ", as its configuration says"), None
+        return _merging(most, window, BatchingVerdict.TRUSTED, ", as its configuration says"), None
     _log.warning(
         "model %s: each request runs alone: %s (--batching trust has them share batches all the same)",
         name,
@@ -153,10 +155,10 @@ def as_asked(model: Candidate, asked: ModelConfig) -> tuple[Batching, int | None
 
 def _trusted(name: str, most: int, window: float) -> Batching:
     _log.warning("model %s is batched without proof (--batching trust)", name)
-    return _merging(most, window, Verdict.TRUSTED)
+    return _merging(most, window, BatchingVerdict.TRUSTED)
 
 
-def _merging(most: int, window: float, verdict: Verdict, why: str = "") -> Batching:
+def _merging(most: int, window: float, verdict: BatchingVerdict, why: str = "") -> Batching:
     after = f" after at most {window * 1e3:g} ms" if window else ""
     words = f"batches of up to {most} rows{after} ({verdict.value}{why})"
     return Batching(most, True, words, verdict.value)

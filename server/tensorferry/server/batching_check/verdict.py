@@ -8,8 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tensorferry.server.batching_check import quantisation
-from tensorferry.server.batching_check.rows import batched
-from tensorferry.server.batching_check.trial import Conditions, Outcome, Trial, try_rows
+from tensorferry.server.batching_check.row_comparison import (
+    ComparisonOutcome,
+    ComparisonSettings,
+    RowComparison,
+    compare_rows,
+)
+from tensorferry.server.batching_check.row_kinds import has_rows
 from tensorferry.server.onnx_graph import BatchAnalysis, RowMixing, analyse_batching
 from tensorferry.server.runtime.sampling import Run, working_size
 from tensorferry.server.signature import Signature
@@ -23,7 +28,7 @@ _SECONDS_TO_TEST = 1.0
 _MOST_REASONS = 3
 
 
-class Verdict(enum.Enum):
+class BatchingVerdict(enum.Enum):
     """Why requests share batches, or that they must not. The values are what clients read."""
 
     PROVED = "proved"
@@ -39,28 +44,28 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class BatchingFinding:
     """A verdict, why, and the size that the other varying dimensions were given.
 
     `size` is None when the model ran with none of the sizes tried. `shown` is false where nothing is known either way.
     """
 
-    verdict: Verdict
+    verdict: BatchingVerdict
     reason: str
     size: int | None
     shown: bool = True
 
 
-def judge(
+def check_batching(
     name: str,
     path: Path,
     signature: Signature,
     run: Run,
-    conditions: Conditions,
+    conditions: ComparisonSettings,
     first_run: Run | None = None,
-) -> Finding:
+) -> BatchingFinding:
     """The verdict on a model whose signature has a batch axis, with a line in the log on what it rests."""
-    analysis = analyse_batching(path, [spec.name for spec in signature.inputs if batched(spec)])
+    analysis = analyse_batching(path, [spec.name for spec in signature.inputs if has_rows(spec)])
     if analysis.finding is RowMixing.MIXES:
         # Running may miss it, so that running is not asked.
         return _refused(_listed(analysis), path, working_size(signature, run)[0])
@@ -68,46 +73,50 @@ def judge(
     if quantisation.is_quantised(path):
         conditions = replace(conditions, precision=max(conditions.precision, quantisation.PRECISION))
     seconds = _SECONDS_TO_CONFIRM if proved else _SECONDS_TO_TEST
-    trial = try_rows(signature, run, replace(conditions, seconds=seconds, thorough=not proved), first_run)
-    return _weighed(name, path, analysis, trial)
+    comparison = compare_rows(
+        signature, run, replace(conditions, seconds=seconds, thorough=not proved), first_run
+    )
+    return _weighed(name, path, analysis, comparison)
 
 
-def _weighed(name: str, path: Path, analysis: BatchAnalysis, trial: Trial) -> Finding:
+def _weighed(name: str, path: Path, analysis: BatchAnalysis, comparison: RowComparison) -> BatchingFinding:
     proved = analysis.finding is RowMixing.SEPARATE
-    if trial.outcome is Outcome.APART:
+    if comparison.outcome is ComparisonOutcome.APART:
         if proved:
             _log.info(
-                "model %s: rows are kept apart, proved by its graph; running agrees: %s", name, trial.extent
+                "model %s: rows are kept apart, proved by its graph; running agrees: %s",
+                name,
+                comparison.extent,
             )
-            return Finding(Verdict.PROVED, "", trial.size)
+            return BatchingFinding(BatchingVerdict.PROVED, "", comparison.size)
         unknown = _listed(analysis)
         _log.info(
             "model %s: rows are kept apart, tested by running: %s; its graph could not be analysed wholly: %s",
             name,
-            trial.extent,
+            comparison.extent,
             unknown,
         )
-        return Finding(Verdict.TESTED, unknown, trial.size)
-    if trial.outcome is Outcome.DOES_NOT_RUN:
+        return BatchingFinding(BatchingVerdict.TESTED, unknown, comparison.size)
+    if comparison.outcome is ComparisonOutcome.DOES_NOT_RUN:
         if proved:
-            _log.info("model %s: rows are kept apart, proved by its graph alone: %s", name, trial.reason)
-            return Finding(Verdict.PROVED, "", None)
-        reason = f"{trial.reason}, and its graph could not be analysed wholly: {_listed(analysis)}"
-        return Finding(Verdict.REFUSED, reason, None, shown=False)
-    if proved and trial.outcome is Outcome.MIXES:
+            _log.info("model %s: rows are kept apart, proved by its graph alone: %s", name, comparison.reason)
+            return BatchingFinding(BatchingVerdict.PROVED, "", None)
+        reason = f"{comparison.reason}, and its graph could not be analysed wholly: {_listed(analysis)}"
+        return BatchingFinding(BatchingVerdict.REFUSED, reason, None, shown=False)
+    if proved and comparison.outcome is ComparisonOutcome.MIXES:
         _log.warning(
             "model %s: its graph keeps rows apart, but running it does not: %s; an operator computes otherwise than "
             "its definition, or this is a bug of the analysis",
             name,
-            trial.reason,
+            comparison.reason,
         )
-    return _refused(trial.reason, path, trial.size)
+    return _refused(comparison.reason, path, comparison.size)
 
 
-def _refused(reason: str, path: Path, size: int | None) -> Finding:
+def _refused(reason: str, path: Path, size: int | None) -> BatchingFinding:
     if quantisation.is_quantised_dynamically(path):
         reason = f"{reason}; {quantisation.CURE}"
-    return Finding(Verdict.REFUSED, reason, size)
+    return BatchingFinding(BatchingVerdict.REFUSED, reason, size)
 
 
 def _listed(analysis: BatchAnalysis) -> str:

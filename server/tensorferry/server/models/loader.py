@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tensorferry.batcher import Batcher, Padding, RunTimedOut, Together
-from tensorferry.server.batching_check.decision import policy_of
+from tensorferry.server.batching_check.decision import batching_policy
 from tensorferry.server.config.limit_options import clients_of
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
@@ -380,7 +380,7 @@ def _decide_padding(
     if prepared.contract.signature.shared(batched=True):
         _log.warning("model %s is not padded: it has an input without a batch axis", name)
         return None
-    if policy_of(prepared.config, config) == "trust":
+    if batching_policy(prepared.config, config) == "trust":
         _log.warning("model %s is padded without proof (--batching trust)", name)
         return declared
     reason = prove_padding(

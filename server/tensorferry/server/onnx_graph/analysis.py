@@ -9,21 +9,21 @@ from pathlib import Path
 
 import onnx
 
-from tensorferry.server.onnx_graph.graph import Walk
-from tensorferry.server.onnx_graph.reading import UnreadableModel, read_model
+from tensorferry.server.onnx_graph.graph_walk import GraphWalk
+from tensorferry.server.onnx_graph.model_file import UnreadableModel, read_model
 from tensorferry.server.onnx_graph.rules import (  # noqa: F401  (they fill the table of operators)
-    axes,
+    convolutions,
     elementwise,
-    images,
-    joining,
-    picking,
-    products,
+    features,
+    indexing,
+    matmul,
     recurrent,
-    shaping,
-    tables,
+    reductions,
+    shapes,
+    slicing,
 )
 from tensorferry.server.onnx_graph.sizes import NUMBER_OF_ROWS, ROWS, Size, Symbol, of_symbol
-from tensorferry.server.onnx_graph.values import Rows, Trouble, Value, joined
+from tensorferry.server.onnx_graph.values import RowAxis, RowProblems, Value, merged_problems
 
 
 class RowMixing(enum.Enum):
@@ -56,15 +56,15 @@ def analyse_batching(path: Path, batched_inputs: Collection[str]) -> BatchAnalys
         return BatchAnalysis(RowMixing.UNKNOWN, (_not_analysed(error),))
 
 
-def unsteady_nodes(path: Path) -> tuple[str, ...]:
+def value_dependent_nodes(path: Path) -> tuple[str, ...]:
     """Why the time of a run can depend on the inputs' values, and not only on their shapes; empty where it cannot."""
     try:
         model = read_model(path)
-        walk = Walk(model)
-        walk.through(model.graph, {}, _inputs(model, ()))
+        walk = GraphWalk(model)
+        walk.tensors_of(model.graph, {}, _inputs(model, ()))
     except Exception as error:
         return (_not_analysed(error),)
-    return tuple(dict.fromkeys(walk.unsteady))
+    return tuple(dict.fromkeys(walk.value_dependent_nodes))
 
 
 def _not_analysed(error: Exception) -> str:
@@ -75,16 +75,16 @@ def _not_analysed(error: Exception) -> str:
 
 
 def _analyse(model: onnx.ModelProto, batched: Collection[str]) -> BatchAnalysis:
-    scope = Walk(model).through(model.graph, {}, _inputs(model, batched))
-    troubles = []
+    scope = GraphWalk(model).tensors_of(model.graph, {}, _inputs(model, batched))
+    found_problems = []
     for output in model.graph.output:
         value = scope.get(output.name)
-        troubles.append(_trouble_of(output.name, value))
-    trouble = joined(troubles)
-    if trouble.mixes:
-        return BatchAnalysis(RowMixing.MIXES, trouble.mixes)
-    if trouble.unknown:
-        return BatchAnalysis(RowMixing.UNKNOWN, trouble.unknown)
+        found_problems.append(_problems_of(output.name, value))
+    problems = merged_problems(found_problems)
+    if problems.mixes:
+        return BatchAnalysis(RowMixing.MIXES, problems.mixes)
+    if problems.unknown:
+        return BatchAnalysis(RowMixing.UNKNOWN, problems.unknown)
     return BatchAnalysis(RowMixing.SEPARATE)
 
 
@@ -97,7 +97,7 @@ def _inputs(model: onnx.ModelProto, batched: Collection[str]) -> dict[str, Value
             continue
         if declared.name in constants and declared.name in batched:
             why = f"input {declared.name} has a default, which has no rows of a batch"
-            inputs[declared.name] = Value(trouble=Trouble(unknown=(why,)), by_values=True)
+            inputs[declared.name] = Value(problems=RowProblems(unknown=(why,)), value_dependent=True)
         else:
             inputs[declared.name] = _input(declared, declared.name in batched)
     return inputs
@@ -106,14 +106,16 @@ def _inputs(model: onnx.ModelProto, batched: Collection[str]) -> dict[str, Value
 def _input(declared: onnx.ValueInfoProto, batched: bool) -> Value:
     if not declared.type.HasField("tensor_type"):
         if not batched:
-            return Value(by_values=True)
-        return Value(trouble=Trouble(unknown=(f"input {declared.name} is no tensor",)), by_values=True)
+            return Value(value_dependent=True)
+        return Value(
+            problems=RowProblems(unknown=(f"input {declared.name} is no tensor",)), value_dependent=True
+        )
     tensor = declared.type.tensor_type
     if not tensor.HasField("shape") or (batched and not tensor.shape.dim):
         if not batched:
-            return Value(by_values=True)
+            return Value(value_dependent=True)
         why = f"input {declared.name} is declared without a shape"
-        return Value(trouble=Trouble(unknown=(why,)), by_values=True)
+        return Value(problems=RowProblems(unknown=(why,)), value_dependent=True)
     shape: list[Size] = []
     for axis, dim in enumerate(tensor.shape.dim):
         if dim.HasField("dim_value") and dim.dim_value >= 0:
@@ -124,26 +126,28 @@ def _input(declared: onnx.ValueInfoProto, batched: bool) -> Value:
             # Quoted where it could be taken for a size that is computed.
             shape.append(of_symbol(Symbol(name if name.isidentifier() and name != ROWS.name else repr(name))))
     if not batched:
-        return Value(tuple(shape), by_values=True)
-    return Value((NUMBER_OF_ROWS, *shape[1:]), Rows(0), by_values=True)
+        return Value(tuple(shape), value_dependent=True)
+    return Value((NUMBER_OF_ROWS, *shape[1:]), RowAxis(0), value_dependent=True)
 
 
-def _trouble_of(name: str, value: Value | None) -> Trouble | None:
+def _problems_of(name: str, value: Value | None) -> RowProblems | None:
     """Why an output is not one row for each row of the inputs; None when it is."""
     if value is None:
-        return Trouble(unknown=(f"output {name} is made by no node",))
-    if value.trouble is not None:
-        return value.trouble
+        return RowProblems(unknown=(f"output {name} is made by no node",))
+    if value.problems is not None:
+        return value.problems
     rows = value.rows
-    if value.row_numbers:
-        return Trouble(unknown=(f"output {name} has the places of rows in the batch",))
+    if value.row_indices:
+        return RowProblems(unknown=(f"output {name} has the places of rows in the batch",))
     if rows is None:
-        return Trouble(mixes=(f"output {name} does not follow the batch axis: it is the same for all rows",))
+        return RowProblems(
+            mixes=(f"output {name} does not follow the batch axis: it is the same for all rows",)
+        )
     if rows.axis:
-        return Trouble(
+        return RowProblems(
             mixes=(f"output {name} does not follow the batch axis: the rows are on its axis {rows.axis}",)
         )
     if rows.outer == rows.inner == 1:
         return None
     why = f"output {name} does not follow the batch axis: its axis 0 has the size {rows.size}"
-    return Trouble(mixes=(why,))
+    return RowProblems(mixes=(why,))

@@ -16,7 +16,7 @@ from tensorferry.server.onnx_graph.values import Content
 _MOST = 256
 
 
-def folded(node: Node) -> Content | None:
+def fold(node: Node) -> Content | None:
     """The numbers that an elementwise operator makes of those of its inputs; None where they are unknown."""
     compute = _OPERATORS.get(node.operator)
     contents = [value.content for value in node.inputs if value is not None]

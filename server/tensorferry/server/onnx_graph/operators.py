@@ -18,15 +18,15 @@ ML = "ai.onnx.ml"
 MICROSOFT = "com.microsoft"
 
 
-# Why a node is not known that takes tensors with `row_numbers`.
-NUMBERS = "depends on the places of rows in the batch"
+# Why a node is not known that takes tensors with `row_indices`.
+USES_ROW_INDICES = "depends on the places of rows in the batch"
 
 
 class MixesRows(Exception):
     """A rule's finding that the node makes an answer depend on other rows; the message says how."""
 
 
-class NotKnown(Exception):
+class UnknownEffect(Exception):
     """A rule's finding that it cannot tell what the node does to the rows; the message says why."""
 
 
@@ -49,7 +49,7 @@ class Node:
         """An input that must be there."""
         value = self.inputs[index] if index < len(self.inputs) else None
         if value is None:
-            raise NotKnown(f"lacks its input {index}")
+            raise UnknownEffect(f"lacks its input {index}")
         return value
 
     def attribute(self, name: str, default: Any = None) -> Any:
@@ -62,12 +62,12 @@ class Node:
         return [value for value in self.inputs if value is not None]
 
     def content(self, index: int) -> Content | None:
-        """The numbers of an input, None when it is left out; NotKnown when they are computed as the model runs."""
+        """The numbers of an input, None when it is left out; UnknownEffect when they are computed as the model runs."""
         if not self.has(index):
             return None
         content = self.input(index).content
         if content is None:
-            raise NotKnown(f"takes its input {index} from numbers that are computed as it runs")
+            raise UnknownEffect(f"takes its input {index} from numbers that are computed as it runs")
         return content
 
     def sizes(self, name: str, index: int) -> list[Any] | None:
@@ -79,10 +79,10 @@ class Node:
         return None if content is None else list(content.flat)
 
     def integers(self, name: str, index: int) -> list[int] | None:
-        """The same where they are all fixed; NotKnown when one is not."""
+        """The same where they are all fixed; UnknownEffect when one is not."""
         numbers = self.sizes(name, index)
         if numbers is not None and not all(isinstance(number, (int, float)) for number in numbers):
-            raise NotKnown(f"takes its {name} from shapes")
+            raise UnknownEffect(f"takes its {name} from shapes")
         return None if numbers is None else [int(number) for number in numbers]
 
     def fresh(self, *origins: object) -> Product:
@@ -101,16 +101,16 @@ Rule = Callable[[Node], Value | Sequence[Value]]
 class Operator:
     """An operator's rule.
 
-    The values of the inputs `sizes` decide the shapes of its outputs. `shape_only` is true when only the
-    shapes of its inputs matter. With `by_values` the values of any input decide the shapes of its outputs.
-    `row_numbers` is true when the rule takes tensors that have these.
+    The values of the inputs `shape_inputs` decide the shapes of its outputs. `shape_only` is true when only the
+    shapes of its inputs matter. With `shape_from_values` the values of any input decide the shapes of its outputs.
+    `row_indices` is true when the rule takes tensors that have these.
     """
 
     rule: Rule
-    sizes: Collection[int] = ()
+    shape_inputs: Collection[int] = ()
     shape_only: bool = False
-    by_values: bool = False
-    row_numbers: bool = False
+    shape_from_values: bool = False
+    row_indices: bool = False
 
 
 _TABLE: dict[tuple[str, str], Operator] = {}
@@ -119,16 +119,16 @@ _TABLE: dict[tuple[str, str], Operator] = {}
 def operator(
     *names: str,
     domain: str = DOMAIN,
-    sizes: Collection[int] = (),
+    shape_inputs: Collection[int] = (),
     shape_only: bool = False,
-    by_values: bool = False,
-    row_numbers: bool = False,
+    shape_from_values: bool = False,
+    row_indices: bool = False,
 ) -> Callable[[Rule], Rule]:
     """Enter a function into the table as the rule of the operators named."""
 
     def enter(rule: Rule) -> Rule:
         for name in names:
-            _TABLE[domain, name] = Operator(rule, sizes, shape_only, by_values, row_numbers)
+            _TABLE[domain, name] = Operator(rule, shape_inputs, shape_only, shape_from_values, row_indices)
         return rule
 
     return enter

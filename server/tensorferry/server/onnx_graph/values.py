@@ -19,7 +19,7 @@ _REASONS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowAxis:
     """Where the rows of a batch are in a tensor: its axis `axis` has the size outer × rows × inner.
 
     `outer` and `inner` are 1 but for axes that were merged with the batch axis by Reshape.
@@ -36,14 +36,14 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class RowProblems:
     """Why a tensor does not keep rows apart: nodes that mix them, and nodes that could not be analysed."""
 
     mixes: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
 
 
-# For `row_numbers`: all elements.
+# For `row_indices`: all elements.
 ALL = frozenset({-1})
 
 
@@ -52,20 +52,20 @@ class Value:
     """A tensor.
 
     `rows` says where the rows of the batch are, each computed from the same row of the inputs alone.
-    `trouble` says why that could not be shown. With neither, the tensor does not depend on the rows'
-    values; `counted` is then true when it depends on how many there are.
+    `problems` says why that could not be shown. With neither, the tensor does not depend on the rows'
+    values; `depends_on_row_count` is then true when it depends on how many there are.
     `shape` is None when the rank is unknown, `content` None when the numbers are.
-    `by_values` is true when the numbers depend on the values of the model's inputs.
-    `row_numbers` are places along the last axis where each row has its own number in the batch, or `ALL`.
+    `value_dependent` is true when the numbers depend on the values of the model's inputs.
+    `row_indices` are places along the last axis where each row has its own number in the batch, or `ALL`.
     """
 
     shape: tuple[Size, ...] | None = None
-    rows: Rows | None = None
-    trouble: Trouble | None = None
-    counted: bool = False
+    rows: RowAxis | None = None
+    problems: RowProblems | None = None
+    depends_on_row_count: bool = False
     content: Content | None = None
-    by_values: bool = False
-    row_numbers: frozenset[int] = frozenset()
+    value_dependent: bool = False
+    row_indices: frozenset[int] = frozenset()
 
     @property
     def rank(self) -> int | None:
@@ -75,13 +75,13 @@ class Value:
     @property
     def is_free(self) -> bool:
         """True when the tensor does not depend on the rows at all."""
-        return self.rows is None and self.trouble is None and not self.counted
+        return self.rows is None and self.problems is None and not self.depends_on_row_count
 
 
 def of_content(content: Content) -> Value:
     """A tensor whose numbers are known."""
-    counted = any(counts_rows(number) for number in content.flat)
-    return Value(content.shape, counted=counted, content=content)
+    depends_on_row_count = any(counts_rows(number) for number in content.flat)
+    return Value(content.shape, depends_on_row_count=depends_on_row_count, content=content)
 
 
 def integers(numbers: Iterable[Size]) -> Content:
@@ -92,12 +92,12 @@ def integers(numbers: Iterable[Size]) -> Content:
     return array
 
 
-def joined(troubles: Iterable[Trouble | None]) -> Trouble:
+def merged_problems(found_problems: Iterable[RowProblems | None]) -> RowProblems:
     """All the reasons, each once."""
     mixes: dict[str, None] = {}
     unknown: dict[str, None] = {}
-    for trouble in troubles:
-        if trouble is not None:
-            mixes.update(dict.fromkeys(trouble.mixes))
-            unknown.update(dict.fromkeys(trouble.unknown))
-    return Trouble(tuple(mixes)[:_REASONS], tuple(unknown)[:_REASONS])
+    for problems in found_problems:
+        if problems is not None:
+            mixes.update(dict.fromkeys(problems.mixes))
+            unknown.update(dict.fromkeys(problems.unknown))
+    return RowProblems(tuple(mixes)[:_REASONS], tuple(unknown)[:_REASONS])

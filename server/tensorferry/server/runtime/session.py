@@ -22,7 +22,7 @@ from tensorferry.server.gpu.pinned_memory import CudaMemory, Memory
 from tensorferry.server.gpu.staged_session import Steps
 from tensorferry.server.gpu.staging_buffers import Batch, CaptureError, Staging, array_of
 from tensorferry.server.gpu.tensor_layout import Shape
-from tensorferry.server.onnx_graph.interface import without_shape
+from tensorferry.server.onnx_graph.unknown_ranks import tensors_of_unknown_rank
 from tensorferry.server.runtime.arena_shrinkage import ArenaShrinkage
 from tensorferry.server.runtime.cuda_stream import keep_while, on_stream, stream_of
 from tensorferry.server.runtime.load_cures import cure_of
@@ -104,7 +104,9 @@ class Session:
             self._shrinkage = ArenaShrinkage(self._run_options, self._shrinking_options)
         try:
             inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
-            shapeless = without_shape(path) if any(not node.shape for node in [*inputs, *outputs]) else ()
+            shapeless = (
+                tensors_of_unknown_rank(path) if any(not node.shape for node in [*inputs, *outputs]) else ()
+            )
             optional = self._session.get_overridable_initializers()
             self.signature: Signature = signature_of(inputs, outputs, shapeless, optional)
         except StartError as error:

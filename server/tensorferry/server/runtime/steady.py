@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tensorferry.server.onnx_graph import unsteady_nodes
+from tensorferry.server.onnx_graph import value_dependent_nodes
 
 
 def is_steady(path: Path) -> bool:
     """True when the graph lets the time of a run depend on shapes alone. False where that cannot be shown."""
-    return path.suffix == ".onnx" and not unsteady_nodes(path)
+    return path.suffix == ".onnx" and not value_dependent_nodes(path)

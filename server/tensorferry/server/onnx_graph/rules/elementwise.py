@@ -6,20 +6,20 @@ from dataclasses import replace
 
 from onnx import TensorProto
 
-from tensorferry.server.onnx_graph.alignment import broadcast
-from tensorferry.server.onnx_graph.folding import folded
+from tensorferry.server.onnx_graph.broadcasting import broadcast
+from tensorferry.server.onnx_graph.folding import fold
 from tensorferry.server.onnx_graph.operators import (
     MICROSOFT,
     ML,
-    NUMBERS,
+    USES_ROW_INDICES,
     MixesRows,
     Node,
-    NotKnown,
+    UnknownEffect,
     operator,
 )
-from tensorferry.server.onnx_graph.places import keep_apart, only_rows_in, shape_of
+from tensorferry.server.onnx_graph.row_axis import reject_rows_on, require_rows_only_in, shape_of
 from tensorferry.server.onnx_graph.sizes import Product
-from tensorferry.server.onnx_graph.values import Content, Trouble, Value, of_content
+from tensorferry.server.onnx_graph.values import Content, RowProblems, Value, of_content
 
 _OF_ONE = [
     "Abs",
@@ -103,19 +103,19 @@ _OF_SEVERAL = [
 _ARITHMETIC = ["Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "PRelu", "Pow", "Sub", "Xor"]
 
 
-@operator(*_OF_ONE, *_OF_SEVERAL, "Clip", row_numbers=True)
+@operator(*_OF_ONE, *_OF_SEVERAL, "Clip", row_indices=True)
 @operator("BiasGelu", "FastGelu", "Gelu", "QuickGelu", domain=MICROSOFT)
 def elementwise(node: Node) -> Value:
     """All inputs broadcast together."""
     if node.operator in _ARITHMETIC and node.opset < 7 and node.attribute("broadcast"):
-        raise NotKnown("is aligned by the attributes of an old version")
-    content = folded(node)
+        raise UnknownEffect("is aligned by the attributes of an old version")
+    content = fold(node)
     if content is not None:
         return of_content(content)
     value = broadcast(node.given)
-    if any(one.row_numbers for one in node.given):
+    if any(one.row_indices for one in node.given):
         # Some exporters take nothing but its shape.
-        return Value(value.shape, trouble=Trouble(unknown=(f"{node.label} {NUMBERS}",)))
+        return Value(value.shape, problems=RowProblems(unknown=(f"{node.label} {USES_ROW_INDICES}",)))
     return value
 
 
@@ -126,16 +126,16 @@ def each_element(node: Node) -> Value:
     return broadcast([node.input(0)])
 
 
-@operator("Cast", row_numbers=True)
+@operator("Cast", row_indices=True)
 def cast(node: Node) -> Value:
     """Elementwise; numbers keep their values where the datatype has them."""
     value = node.input(0)
     content = None if value.content is None else _converted(value.content, node.attribute("to"))
     if content is not None:
         return of_content(content)
-    if value.row_numbers and node.attribute("to") not in (TensorProto.INT32, TensorProto.INT64):
-        raise NotKnown(NUMBERS)
-    return replace(broadcast([value]), row_numbers=value.row_numbers)
+    if value.row_indices and node.attribute("to") not in (TensorProto.INT32, TensorProto.INT64):
+        raise UnknownEffect(USES_ROW_INDICES)
+    return replace(broadcast([value]), row_indices=value.row_indices)
 
 
 _INTEGERS = {
@@ -180,11 +180,11 @@ def cast_like(node: Node) -> Value:
 @operator("Dropout")
 def dropout(node: Node) -> list[Value]:
     """Identity outside of training."""
-    only_rows_in(node, 0)
+    require_rows_only_in(node, 0)
     if node.has(2):
         content = node.content(2)
         if content is None or any(content.flat):
-            raise NotKnown("is in training mode, where it is random")
+            raise UnknownEffect("is in training mode, where it is random")
     value = broadcast([node.input(0)])
     return [value, value]
 
@@ -193,15 +193,17 @@ def dropout(node: Node) -> list[Value]:
 @operator("QuantizeLinear", "DequantizeLinear", domain=MICROSOFT)
 def quantise(node: Node) -> Value:
     """Elementwise, with scales along one axis or for blocks along it."""
-    only_rows_in(node, 0)
+    require_rows_only_in(node, 0)
     value = node.input(0)
     scale = node.input(1)
     if value.rows is not None:
         scales = shape_of(scale)
         if len(scales) > 1:
-            raise NotKnown("has scales for blocks")
+            raise UnknownEffect("has scales for blocks")
         if scales and scales[0] != 1:
-            keep_apart(value, (int(node.attribute("axis", 1)) % len(shape_of(value)),), "has scales along")
+            reject_rows_on(
+                value, (int(node.attribute("axis", 1)) % len(shape_of(value)),), "has scales along"
+            )
     return broadcast([value])
 
 
@@ -217,19 +219,19 @@ def quantise_dynamically(node: Node) -> list[Value]:
 @operator("QLinearSigmoid", "QLinearLeakyRelu", domain=MICROSOFT)
 def quantised_of_one(node: Node) -> Value:
     """Elementwise on input 0; the others are scales and zero points."""
-    only_rows_in(node, 0)
+    require_rows_only_in(node, 0)
     return broadcast([node.input(0)])
 
 
 @operator("QLinearAdd", "QLinearMul", domain=MICROSOFT)
 def quantised_of_two(node: Node) -> Value:
     """Elementwise on inputs 0 and 3; the others are scales and zero points."""
-    only_rows_in(node, 0, 3)
+    require_rows_only_in(node, 0, 3)
     return broadcast([node.input(0), node.input(3)])
 
 
 @operator("QLinearWhere", domain=MICROSOFT)
 def quantised_where(node: Node) -> Value:
     """Elementwise on inputs 0, 1 and 4; the others are scales and zero points."""
-    only_rows_in(node, 0, 1, 4)
+    require_rows_only_in(node, 0, 1, 4)
     return broadcast([node.input(0), node.input(1), node.input(4)])

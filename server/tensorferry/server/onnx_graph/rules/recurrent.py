@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tensorferry.server.onnx_graph.operators import MICROSOFT, MixesRows, Node, NotKnown, operator
-from tensorferry.server.onnx_graph.places import (
+from tensorferry.server.onnx_graph.operators import MICROSOFT, MixesRows, Node, UnknownEffect, operator
+from tensorferry.server.onnx_graph.row_axis import (
     axis_of,
-    keep_apart,
-    only_first_axis,
-    only_rows_in,
-    placed,
+    reject_rows_on,
+    require_rows_only_in,
+    rows_on_first_axis,
     shape_of,
+    with_rows,
 )
 from tensorferry.server.onnx_graph.sizes import Size
-from tensorferry.server.onnx_graph.values import Rows, Value
+from tensorferry.server.onnx_graph.values import RowAxis, Value
 
 
 @operator("RNN", "GRU", "LSTM")
@@ -45,26 +45,26 @@ def dynamically_quantised_lstm(node: Node) -> list[Value]:
     return [Value()] * node.outputs
 
 
-def _on(sizes: tuple[Size, ...], rows: Rows | None, axis: int) -> Value:
-    return placed(sizes, None if rows is None else Rows(axis, rows.outer, rows.inner))
+def _on(sizes: tuple[Size, ...], rows: RowAxis | None, axis: int) -> Value:
+    return with_rows(sizes, None if rows is None else RowAxis(axis, rows.outer, rows.inner))
 
 
-def _rows_on(node: Node, axes: Mapping[int, int], optional: tuple[int, ...] = ()) -> Rows | None:
+def _rows_on(node: Node, axes: Mapping[int, int], optional: tuple[int, ...] = ()) -> RowAxis | None:
     """The rows, which are on these axes of these inputs or of none; those `optional` may have none beside others."""
-    only_rows_in(node, *axes)
-    found: Rows | None = None
+    require_rows_only_in(node, *axes)
+    found: RowAxis | None = None
     for index, axis in axes.items():
         if not node.has(index) or (rows := node.input(index).rows) is None:
             continue
         if rows.axis != axis:
             raise MixesRows("computes across the batch axis")
         if found is not None and (found.outer, found.inner) != (rows.outer, rows.inner):
-            raise NotKnown("combines rows that are merged with other axes in different ways")
+            raise UnknownEffect("combines rows that are merged with other axes in different ways")
         found = rows
     if found is not None:
         for index in axes:
             if node.has(index) and node.input(index).rows is None and index not in optional:
-                raise NotKnown(f"takes rows, but none in its input {index}")
+                raise UnknownEffect(f"takes rows, but none in its input {index}")
     return found
 
 
@@ -76,7 +76,7 @@ def _check_mask(node: Node, index: int, rank: int) -> None:
     sizes = shape_of(mask)
     if mask.rows is None:
         if len(sizes) >= rank and sizes[-rank] != 1:
-            raise NotKnown("takes a mask that has no rows")
+            raise UnknownEffect("takes a mask that has no rows")
     elif len(sizes) - mask.rows.axis != rank:
         raise MixesRows("applies the mask of one row to another")
 
@@ -87,17 +87,17 @@ def attention(node: Node) -> list[Value]:
     rows = _rows_on(node, {0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 5: 0, 6: 0}, optional=(3,))
     _check_mask(node, 3, 4)
     sizes = shape_of(node.input(0))
-    found = placed((*sizes[:-1], node.fresh()), rows)
-    cache = placed((sizes[0], *node.fresh_shape(3)), rows)
+    found = with_rows((*sizes[:-1], node.fresh()), rows)
+    cache = with_rows((sizes[0], *node.fresh_shape(3)), rows)
     return [found, cache, cache, cache][: node.outputs]
 
 
 @operator("LinearAttention")
 def linear_attention(node: Node) -> list[Value]:
     """A state for each row that its own positions change."""
-    rows = only_first_axis(node, range(6))
+    rows = rows_on_first_axis(node, range(6))
     sizes = shape_of(node.input(0))
-    return [placed((*sizes[:2], node.fresh()), rows), placed((sizes[0], *node.fresh_shape(3)), rows)][
+    return [with_rows((*sizes[:2], node.fresh()), rows), with_rows((sizes[0], *node.fresh_shape(3)), rows)][
         : node.outputs
     ]
 
@@ -105,9 +105,9 @@ def linear_attention(node: Node) -> list[Value]:
 @operator("CausalConvWithState")
 def causal_convolution(node: Node) -> list[Value]:
     """A convolution along the positions of each row, and what is kept of them."""
-    rows = only_first_axis(node, (0, 3), "convolves over")
+    rows = rows_on_first_axis(node, (0, 3), "convolves over")
     sizes = shape_of(node.input(0))
-    return [placed(sizes, rows), placed((*sizes[:2], node.fresh()), rows)][: node.outputs]
+    return [with_rows(sizes, rows), with_rows((*sizes[:2], node.fresh()), rows)][: node.outputs]
 
 
 @operator("RotaryEmbedding")
@@ -115,12 +115,12 @@ def rotary_embedding(node: Node) -> Value:
     """Each position turned by its angle."""
     value = node.input(0)
     if node.has(3):
-        rows = only_first_axis(node, (0, 3))
+        rows = rows_on_first_axis(node, (0, 3))
     elif value.rows is not None and all(node.input(index).rows is not None for index in (1, 2)):
-        rows = only_first_axis(node, (0, 1, 2))
+        rows = rows_on_first_axis(node, (0, 1, 2))
     else:
-        raise NotKnown("takes angles that have no rows")
-    return placed(shape_of(value), rows)
+        raise UnknownEffect("takes angles that have no rows")
+    return with_rows(shape_of(value), rows)
 
 
 @operator("Attention", domain=MICROSOFT)
@@ -128,11 +128,11 @@ def fused_attention(node: Node) -> list[Value]:
     """Self-attention with its projections: input, weights, bias, mask, past, bias of the scores."""
     rows = _rows_on(node, {0: 0, 3: 0, 4: 1}, optional=(3,))
     _check_mask(node, 5, 4)
-    only_rows_in(node, 0, 3, 4, 5)
+    require_rows_only_in(node, 0, 3, 4, 5)
     if node.has(3) and node.input(3).rows is None and rows is not None:
-        raise NotKnown("takes a mask that has no rows")
+        raise UnknownEffect("takes a mask that has no rows")
     sizes = shape_of(node.input(0))
-    found = placed((*sizes[:2], node.fresh()), rows)
+    found = with_rows((*sizes[:2], node.fresh()), rows)
     return [found, _on((2, sizes[0], *node.fresh_shape(3)), rows, 1)][: node.outputs]
 
 
@@ -145,26 +145,26 @@ def multi_head_attention(node: Node) -> list[Value]:
     rows = _rows_on(inner, {0: 0, 1: 0, 2: 0, 4: 0, 6: 0, 7: 0})
     _check_mask(node, 5, 4)
     if rows is None and bias is not None and bias.rows is not None:
-        raise NotKnown("has no rows in its query")
+        raise UnknownEffect("has no rows in its query")
     sizes = shape_of(node.input(0))
-    found = placed((*sizes[:2], node.fresh()), rows)
-    cache = placed((sizes[0], *node.fresh_shape(3)), rows)
+    found = with_rows((*sizes[:2], node.fresh()), rows)
+    cache = with_rows((sizes[0], *node.fresh_shape(3)), rows)
     return [found, cache, cache][: node.outputs]
 
 
 @operator("EmbedLayerNormalization", domain=MICROSOFT)
 def embedding(node: Node) -> list[Value]:
     """Embeddings of words, positions and segments, added and normalised."""
-    rows = only_first_axis(node, (0, 1, 7, 8))
+    rows = rows_on_first_axis(node, (0, 1, 7, 8))
     sizes = shape_of(node.input(0))
-    found = placed((*sizes[:2], node.fresh()), rows)
-    return [found, placed((sizes[0],), rows), found][: node.outputs]
+    found = with_rows((*sizes[:2], node.fresh()), rows)
+    return [found, with_rows((sizes[0],), rows), found][: node.outputs]
 
 
 @operator("TensorScatter")
 def tensor_scatter(node: Node) -> Value:
     """A cache with a part of each row replaced, from an index of its own on."""
-    rows = only_first_axis(node, (0, 1, 2))
+    rows = rows_on_first_axis(node, (0, 1, 2))
     sizes = shape_of(node.input(0))
-    keep_apart(node.input(0), (axis_of(int(node.attribute("axis", -2)), len(sizes)),), "writes along")
-    return placed(sizes, rows)
+    reject_rows_on(node.input(0), (axis_of(int(node.attribute("axis", -2)), len(sizes)),), "writes along")
+    return with_rows(sizes, rows)

@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tensorferry.server.onnx_graph.operators import MICROSOFT, MixesRows, Node, NotKnown, operator
-from tensorferry.server.onnx_graph.places import (
+from tensorferry.server.onnx_graph.operators import MICROSOFT, MixesRows, Node, UnknownEffect, operator
+from tensorferry.server.onnx_graph.row_axis import (
     axis_of,
-    keep_apart,
-    only_first_axis,
-    only_rows_in,
-    placed,
+    reject_rows_on,
+    require_rows_only_in,
+    rows_on_first_axis,
     shape_of,
+    with_rows,
 )
 from tensorferry.server.onnx_graph.sizes import Size, is_size, product
-from tensorferry.server.onnx_graph.values import Rows, Trouble, Value
+from tensorferry.server.onnx_graph.values import RowAxis, RowProblems, Value
 
 
 @operator("Conv", "ConvInteger", "ConvTranspose")
 def convolution(node: Node) -> Value:
     """Each row by itself, with the weights of input 1."""
-    rows = only_first_axis(node, (0,), "convolves over")
+    rows = rows_on_first_axis(node, (0,), "convolves over")
     return _convolved(node, shape_of(node.input(0)), node.input(1), rows)
 
 
 @operator("FusedConv", domain=MICROSOFT)
 def fused_convolution(node: Node) -> Value:
     """The same, with a tensor of the result's shape added."""
-    rows = only_first_axis(node, (0, 3), "convolves over")
+    rows = rows_on_first_axis(node, (0, 3), "convolves over")
     return _convolved(node, shape_of(node.input(0)), node.input(1), rows)
 
 
@@ -36,28 +36,28 @@ def fused_convolution(node: Node) -> Value:
 @operator("QLinearConv", domain=MICROSOFT)
 def quantised_convolution(node: Node) -> Value:
     """The same; weights are input 3, the others scales and zero points."""
-    rows = only_first_axis(node, (0,), "convolves over")
+    rows = rows_on_first_axis(node, (0,), "convolves over")
     if node.attribute("channels_last", 0):
-        return placed(node.fresh_shape(len(shape_of(node.input(0)))), rows)
+        return with_rows(node.fresh_shape(len(shape_of(node.input(0)))), rows)
     return _convolved(node, shape_of(node.input(0)), node.input(3), rows)
 
 
 @operator("DeformConv")
 def deformable_convolution(node: Node) -> Value:
     """The same, with offsets and a mask for each row."""
-    rows = only_first_axis(node, (0, 2, 4), "convolves over")
+    rows = rows_on_first_axis(node, (0, 2, 4), "convolves over")
     return _convolved(node, shape_of(node.input(0)), node.input(1), rows)
 
 
-def _convolved(node: Node, sizes: tuple[Size, ...], weights: Value, rows: Rows | None) -> Value:
+def _convolved(node: Node, sizes: tuple[Size, ...], weights: Value, rows: RowAxis | None) -> Value:
     spatial = sizes[2:]
     kernel = weights.shape
     if kernel is None or len(kernel) != len(sizes) or node.operator == "ConvTranspose":
         channels: Size = node.fresh()
         if kernel is not None and node.operator == "ConvTranspose":
             channels = product(kernel[1], int(node.attribute("group", 1)))
-        return placed((sizes[0], channels, *node.fresh_shape(len(spatial))), rows)
-    return placed((sizes[0], kernel[0], *_windows(node, spatial, kernel[2:])), rows)
+        return with_rows((sizes[0], channels, *node.fresh_shape(len(spatial))), rows)
+    return with_rows((sizes[0], kernel[0], *_windows(node, spatial, kernel[2:])), rows)
 
 
 def _windows(node: Node, sizes: Sequence[Size], kernel: Sequence[Size]) -> list[Size]:
@@ -88,92 +88,92 @@ def _windows(node: Node, sizes: Sequence[Size], kernel: Sequence[Size]) -> list[
 @operator("MaxPool", "AveragePool", "LpPool")
 def pool(node: Node) -> list[Value]:
     """Windows of each row; the places that MaxPool also gives count through the whole batch."""
-    rows = only_first_axis(node, (0,), "pools over")
+    rows = rows_on_first_axis(node, (0,), "pools over")
     sizes = shape_of(node.input(0))
-    found = placed((*sizes[:2], *_windows(node, sizes[2:], node.attribute("kernel_shape", []))), rows)
+    found = with_rows((*sizes[:2], *_windows(node, sizes[2:], node.attribute("kernel_shape", []))), rows)
     places = found
     if rows is not None:
-        why = f"{node.label} gives places that are counted through the whole batch"
-        places = Value(trouble=Trouble(unknown=(why,)))
+        why = f"{node.label} gives places that are depends_on_row_count through the whole batch"
+        places = Value(problems=RowProblems(unknown=(why,)))
     return [found, places][: node.outputs]
 
 
 @operator("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
 def global_pool(node: Node) -> Value:
     """One element for each channel of each row."""
-    rows = only_first_axis(node, (0,), "pools over")
+    rows = rows_on_first_axis(node, (0,), "pools over")
     sizes = shape_of(node.input(0))
-    return placed((*sizes[:2], *(1 for _ in sizes[2:])), rows)
+    return with_rows((*sizes[:2], *(1 for _ in sizes[2:])), rows)
 
 
 @operator("QLinearAveragePool", "QLinearGlobalAveragePool", domain=MICROSOFT)
 def quantised_pool(node: Node) -> Value:
     """The same; the other inputs are scales and zero points."""
-    rows = only_first_axis(node, (0,), "pools over")
+    rows = rows_on_first_axis(node, (0,), "pools over")
     sizes = shape_of(node.input(0))
     if node.attribute("channels_last", 0):
-        return placed((sizes[0], *node.fresh_shape(len(sizes) - 1)), rows)
+        return with_rows((sizes[0], *node.fresh_shape(len(sizes) - 1)), rows)
     if node.operator == "QLinearGlobalAveragePool":
-        return placed((*sizes[:2], *(1 for _ in sizes[2:])), rows)
-    return placed((*sizes[:2], *_windows(node, sizes[2:], node.attribute("kernel_shape", []))), rows)
+        return with_rows((*sizes[:2], *(1 for _ in sizes[2:])), rows)
+    return with_rows((*sizes[:2], *_windows(node, sizes[2:], node.attribute("kernel_shape", []))), rows)
 
 
-@operator("MaxUnpool", sizes=(2,))
+@operator("MaxUnpool", shape_inputs=(2,))
 def unpool(node: Node) -> Value:
-    """Elements put at places that are counted through the whole batch."""
+    """Elements put at places that are depends_on_row_count through the whole batch."""
     if any(value.rows is not None for value in node.given):
-        raise NotKnown("takes places that are counted through the whole batch")
+        raise UnknownEffect("takes places that are depends_on_row_count through the whole batch")
     return Value(node.fresh_shape(len(shape_of(node.input(0)))))
 
 
 @operator("DepthToSpace", "SpaceToDepth")
 def blocks(node: Node) -> Value:
     """Blocks of channels to blocks of pixels, or back."""
-    rows = only_first_axis(node, (0,), "moves elements along")
+    rows = rows_on_first_axis(node, (0,), "moves elements along")
     sizes = shape_of(node.input(0))
-    return placed((sizes[0], *node.fresh_shape(len(sizes) - 1)), rows)
+    return with_rows((sizes[0], *node.fresh_shape(len(sizes) - 1)), rows)
 
 
 @operator("GridSample")
 def grid_sample(node: Node) -> Value:
     """Each row of input 0 at the places in the same row of input 1."""
-    rows = only_first_axis(node, (0, 1), "samples over")
+    rows = rows_on_first_axis(node, (0, 1), "samples over")
     sizes, grid = shape_of(node.input(0)), shape_of(node.input(1))
-    return placed((*sizes[:2], *grid[1:-1]), rows)
+    return with_rows((*sizes[:2], *grid[1:-1]), rows)
 
 
-@operator("AffineGrid", sizes=(1,))
+@operator("AffineGrid", shape_inputs=(1,))
 def affine_grid(node: Node) -> Value:
     """A grid for each row."""
-    rows = only_first_axis(node, (0,), "makes grids over")
+    rows = rows_on_first_axis(node, (0,), "makes grids over")
     size = node.sizes("size", 1)
     if size is None:
-        raise NotKnown("has no size")
+        raise UnknownEffect("has no size")
     if rows is not None and size[0] != rows.size:
-        raise NotKnown("has a size with another number of rows")
+        raise UnknownEffect("has a size with another number of rows")
     spatial = [one if is_size(one) else node.fresh(one) for one in size[2:]]
-    return placed((size[0], *spatial, len(spatial)), rows)
+    return with_rows((size[0], *spatial, len(spatial)), rows)
 
 
 @operator("RoiAlign")
 def regions(node: Node) -> Value:
     """One result for each region, from an image that its index names."""
     if node.input(0).rows is not None:
-        raise NotKnown("takes the image of each region by its place in the batch")
-    rows = only_first_axis(node, (1, 2), "crops over")
+        raise UnknownEffect("takes the image of each region by its place in the batch")
+    rows = rows_on_first_axis(node, (1, 2), "crops over")
     sizes = shape_of(node.input(0))
-    return placed((shape_of(node.input(1))[0], sizes[1], *node.fresh_shape(2)), rows)
+    return with_rows((shape_of(node.input(1))[0], sizes[1], *node.fresh_shape(2)), rows)
 
 
-@operator("Col2Im", sizes=(1, 2))
+@operator("Col2Im", shape_inputs=(1, 2))
 def columns_to_image(node: Node) -> Value:
     """An image from the columns of each row."""
-    rows = only_first_axis(node, (0,), "adds up over")
+    rows = rows_on_first_axis(node, (0,), "adds up over")
     image = node.sizes("image_shape", 1) or []
-    return placed((shape_of(node.input(0))[0], node.fresh(), *image), rows)
+    return with_rows((shape_of(node.input(0))[0], node.fresh(), *image), rows)
 
 
-@operator("CenterCropPad", sizes=(1,))
+@operator("CenterCropPad", shape_inputs=(1,))
 def centre_crop(node: Node) -> Value:
     """Axes cropped or padded to sizes."""
     value = node.input(0)
@@ -183,14 +183,14 @@ def centre_crop(node: Node) -> Value:
     for axis, size in zip(axes, target, strict=True):
         if value.rows is not None and value.rows.axis == axis:
             if size != value.rows.size:
-                raise NotKnown(f"crops or pads the batch axis to size {size}")
+                raise UnknownEffect(f"crops or pads the batch axis to size {size}")
         else:
             sizes[axis] = size
-    return placed(tuple(sizes), value.rows)
+    return with_rows(tuple(sizes), value.rows)
 
 
-@operator("Resize", sizes=(1, 2, 3))
-@operator("Upsample", sizes=(1,))
+@operator("Resize", shape_inputs=(1, 2, 3))
+@operator("Upsample", shape_inputs=(1,))
 def resize(node: Node) -> Value:
     """Axes made longer or shorter."""
     value = node.input(0)
@@ -214,7 +214,7 @@ def resize(node: Node) -> Value:
             scale, size = scales[at] if scales else None, sizes[axis]
             exact = isinstance(scale, (int, float)) and isinstance(size, int)
             new[axis] = int(size * scale) if exact else node.fresh(size)
-    return placed(tuple(new), value.rows)
+    return with_rows(tuple(new), value.rows)
 
 
 def _scales(node: Node) -> tuple[list[Any] | None, list[Any] | None]:
@@ -226,32 +226,32 @@ def _scales(node: Node) -> tuple[list[Any] | None, list[Any] | None]:
     return (None, wanted) if wanted else (node.sizes("scales", 2), None)
 
 
-def _check_not_resized(node: Node, rows: Rows, scale: Any, size: Any) -> None:
+def _check_not_resized(node: Node, rows: RowAxis, scale: Any, size: Any) -> None:
     if node.attribute("coordinate_transformation_mode", "") == "tf_crop_and_resize":
-        raise NotKnown("may crop the batch axis")
+        raise UnknownEffect("may crop the batch axis")
     if size is not None:
         if node.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
-            raise NotKnown("may resize the batch axis")
+            raise UnknownEffect("may resize the batch axis")
         if size == rows.size:
             return
-        raise NotKnown(f"resizes the batch axis to the size {size}")
+        raise UnknownEffect(f"resizes the batch axis to the size {size}")
     if isinstance(scale, (int, float)) and scale != 1:
         raise MixesRows(f"resizes the batch axis by {scale}")
     if scale != 1:
-        raise NotKnown("resizes the batch axis by a number that is computed as it runs")
+        raise UnknownEffect("resizes the batch axis by a number that is computed as it runs")
 
 
-@operator("NonMaxSuppression", by_values=True)
+@operator("NonMaxSuppression", shape_from_values=True)
 def suppression(node: Node) -> Value:
     """Indices of boxes, as many as are left, with the number of the row in each."""
     if any(value.rows is not None for value in node.given):
-        raise NotKnown("makes a shape that depends on the rows' values")
+        raise UnknownEffect("makes a shape that depends on the rows' values")
     return Value((node.fresh(), 3))
 
 
-@operator("ImageDecoder", by_values=True)
+@operator("ImageDecoder", shape_from_values=True)
 def image_decoder(node: Node) -> Value:
     """One image from the bytes of one file."""
-    keep_apart(node.input(0), (0,), "reads one file along")
-    only_rows_in(node)
+    reject_rows_on(node.input(0), (0,), "reads one file along")
+    require_rows_only_in(node)
     return Value((*node.fresh_shape(2), 3))

@@ -11,41 +11,47 @@ import numpy as np
 from tensorferry.server.onnx_graph.operators import (
     MICROSOFT,
     ML,
-    NUMBERS,
+    USES_ROW_INDICES,
     MixesRows,
     Node,
-    NotKnown,
+    UnknownEffect,
     operator,
 )
-from tensorferry.server.onnx_graph.places import axis_of, keep_apart, only_rows_in, placed, shape_of
+from tensorferry.server.onnx_graph.row_axis import (
+    axis_of,
+    reject_rows_on,
+    require_rows_only_in,
+    shape_of,
+    with_rows,
+)
 from tensorferry.server.onnx_graph.sizes import NUMBER_OF_ROWS, Product, Size, fixed, product, quotient, total
-from tensorferry.server.onnx_graph.values import ALL, Rows, Value, of_content
+from tensorferry.server.onnx_graph.values import ALL, RowAxis, Value, of_content
 
 # An end of a Slice from which on it means the end of the axis.
 _END = 2**31 - 1
 
 
-@operator("Concat", row_numbers=True)
+@operator("Concat", row_indices=True)
 def concat(node: Node) -> Value:
     """Tensors one after the other along an axis."""
     axis = int(node.attribute("axis", 1))
     made = joined_along(node.given, axis)
-    if any(value.row_numbers for value in node.given):
-        return replace(made, row_numbers=_numbers(node.given, axis))
+    if any(value.row_indices for value in node.given):
+        return replace(made, row_indices=_numbers(node.given, axis))
     return made
 
 
 def _numbers(values: Sequence[Value], axis: int) -> frozenset[int]:
     """The places along the last axis where rows have their numbers, once the values are joined."""
     if axis_of(axis, len(shape_of(values[0]))) != len(shape_of(values[0])) - 1:
-        raise NotKnown(NUMBERS)
+        raise UnknownEffect(USES_ROW_INDICES)
     found: set[int] = set()
     before = 0
     for value in values:
         width = shape_of(value)[-1]
         if not isinstance(width, int):
-            raise NotKnown(NUMBERS)
-        found |= {before + at for at in (range(width) if value.row_numbers == ALL else value.row_numbers)}
+            raise UnknownEffect(USES_ROW_INDICES)
+        found |= {before + at for at in (range(width) if value.row_indices == ALL else value.row_indices)}
         before += width
     return frozenset(found)
 
@@ -54,7 +60,7 @@ def _numbers(values: Sequence[Value], axis: int) -> frozenset[int]:
 def quantised_concat(node: Node) -> Value:
     """The tensors are every third input; the others are scales and zero points."""
     tensors = range(2, len(node.inputs), 3)
-    only_rows_in(node, *tensors)
+    require_rows_only_in(node, *tensors)
     return joined_along([node.input(index) for index in tensors], int(node.attribute("axis", 1)))
 
 
@@ -62,7 +68,7 @@ def quantised_concat(node: Node) -> Value:
 def features(node: Node) -> Value:
     """Features one after the other in each row."""
     if any(len(shape_of(value)) != 2 for value in node.given):
-        raise NotKnown("joins tensors that are no matrices")
+        raise UnknownEffect("joins tensors that are no matrices")
     return joined_along(node.given, 1)
 
 
@@ -72,7 +78,7 @@ def joined_along(values: Sequence[Value], axis: int) -> Value:
     rank = len(shapes[0])
     axis = axis_of(axis, rank)
     if any(len(one) != rank for one in shapes):
-        raise NotKnown("joins tensors of different ranks")
+        raise UnknownEffect("joins tensors of different ranks")
     contents = [value.content for value in values]
     known = [content for content in contents if content is not None]
     if len(known) == len(contents):
@@ -84,28 +90,28 @@ def joined_along(values: Sequence[Value], axis: int) -> Value:
         length if at == axis else next((one[at] for one in shapes if isinstance(one[at], int)), shapes[0][at])
         for at in range(rank)
     )
-    with_rows = [value.rows for value in values if value.rows is not None]
-    if not with_rows:
+    row_axes = [value.rows for value in values if value.rows is not None]
+    if not row_axes:
         return Value(sizes)
-    place = with_rows[0]
-    if any(rows.axis != place.axis for rows in with_rows):
+    place = row_axes[0]
+    if any(rows.axis != place.axis for rows in row_axes):
         raise MixesRows("joins rows along one axis with rows along another")
-    if len(with_rows) != len(values):
+    if len(row_axes) != len(values):
         how = "along the batch axis" if place.axis == axis else "that are not broadcast"
-        raise NotKnown(f"joins rows with other values {how}")
+        raise UnknownEffect(f"joins rows with other values {how}")
     if place.axis != axis:
-        if any((rows.outer, rows.inner) != (place.outer, place.inner) for rows in with_rows):
-            raise NotKnown("combines rows that are merged with other axes in different ways")
-        return placed(sizes, place)
-    if any(rows.inner != place.inner for rows in with_rows):
-        raise NotKnown("joins rows of different lengths along the batch axis")
+        if any((rows.outer, rows.inner) != (place.outer, place.inner) for rows in row_axes):
+            raise UnknownEffect("combines rows that are merged with other axes in different ways")
+        return with_rows(sizes, place)
+    if any(rows.inner != place.inner for rows in row_axes):
+        raise UnknownEffect("joins rows of different lengths along the batch axis")
     outer: Size = 0
-    for rows in with_rows:
+    for rows in row_axes:
         outer = total(outer, rows.outer)
-    return placed(sizes, Rows(axis, outer, place.inner))
+    return with_rows(sizes, RowAxis(axis, outer, place.inner))
 
 
-@operator("Split", sizes=(1,))
+@operator("Split", shape_inputs=(1,))
 def split(node: Node) -> list[Value]:
     """Parts of an axis; along the batch axis, whole copies of the rows."""
     value = node.input(0)
@@ -115,7 +121,7 @@ def split(node: Node) -> list[Value]:
     if parts is None:
         parts = _equal_parts(node, sizes[axis])
     if len(parts) != node.outputs:
-        raise NotKnown("has another number of outputs than of parts")
+        raise UnknownEffect("has another number of outputs than of parts")
     if value.content is not None and all(isinstance(part, int) for part in parts):
         ends = np.cumsum(fixed(parts))[:-1]
         return [of_content(part) for part in np.split(value.content, ends, axis)]
@@ -124,8 +130,8 @@ def split(node: Node) -> list[Value]:
         new = (*sizes[:axis], part, *sizes[axis + 1 :])
         rows = value.rows
         if rows is not None and rows.axis == axis:
-            rows = _whole_copies(rows, part)
-        made.append(placed(new, rows))
+            rows = _copies_of_all_rows(rows, part)
+        made.append(with_rows(new, rows))
     return made
 
 
@@ -142,14 +148,14 @@ def _equal_parts(node: Node, size: Size) -> list[Size]:
     return [exact] * count
 
 
-def _whole_copies(rows: Rows, part: Size) -> Rows:
+def _copies_of_all_rows(rows: RowAxis, part: Size) -> RowAxis:
     outer = quotient(part, product(NUMBER_OF_ROWS, rows.inner))
     if outer is None:
         raise MixesRows("takes a part of the batch axis")
-    return Rows(rows.axis, outer, rows.inner)
+    return RowAxis(rows.axis, outer, rows.inner)
 
 
-@operator("Slice", sizes=(1, 2, 3, 4))
+@operator("Slice", shape_inputs=(1, 2, 3, 4))
 def slice_of(node: Node) -> Value:
     """A part of each of some axes."""
     value = node.input(0)
@@ -175,7 +181,7 @@ def slice_of(node: Node) -> Value:
             rows = _rows_of_part(rows, start, end, step)
         else:
             sizes[axis] = _length(node, sizes[axis], start, end, step)
-    return placed(tuple(sizes), rows)
+    return with_rows(tuple(sizes), rows)
 
 
 def _bounds(node: Node, name: str, index: int) -> list[Any] | None:
@@ -185,9 +191,9 @@ def _bounds(node: Node, name: str, index: int) -> list[Any] | None:
     return node.sizes(name, index)
 
 
-def _rows_of_part(rows: Rows, start: Any, end: Any, step: Any) -> Rows:
+def _rows_of_part(rows: RowAxis, start: Any, end: Any, step: Any) -> RowAxis:
     if start is None or end is None or step is None:
-        raise NotKnown("takes a part of the batch axis that is computed as it runs")
+        raise UnknownEffect("takes a part of the batch axis that is computed as it runs")
     if step == 1 and start == 0 and (end == rows.size or (isinstance(end, int) and end >= _END)):
         return rows
     one = product(NUMBER_OF_ROWS, rows.inner)
@@ -196,10 +202,10 @@ def _rows_of_part(rows: Rows, start: Any, end: Any, step: Any) -> Rows:
     if step != 1 or not (isinstance(first, int) and isinstance(last, int) and isinstance(rows.outer, int)):
         if isinstance(start, int) and isinstance(end, int) and isinstance(step, int):
             raise MixesRows("takes a part of the batch axis")
-        raise NotKnown("may take a part of the batch axis")
+        raise UnknownEffect("may take a part of the batch axis")
     if not 0 <= first < last <= rows.outer:
-        raise NotKnown("may take a part of the batch axis")
-    return Rows(rows.axis, last - first, rows.inner)
+        raise UnknownEffect("may take a part of the batch axis")
+    return RowAxis(rows.axis, last - first, rows.inner)
 
 
 def _length(node: Node, size: Size, start: Any, end: Any, step: Any) -> Size:
@@ -218,46 +224,46 @@ def _length(node: Node, size: Size, start: Any, end: Any, step: Any) -> Size:
     return node.fresh(size, start, end, step)
 
 
-@operator("Pad", sizes=(1, 3))
-@operator("Pad", domain=MICROSOFT, sizes=(1,))
+@operator("Pad", shape_inputs=(1, 3))
+@operator("Pad", domain=MICROSOFT, shape_inputs=(1,))
 def pad(node: Node) -> Value:
     """More elements at both ends of axes."""
-    only_rows_in(node, 0)
+    require_rows_only_in(node, 0)
     value = node.input(0)
     sizes = list(shape_of(value))
     name = "pads" if "pads" in node.attributes else "paddings"
     pads = node.sizes(name, 1)
     if pads is None:
-        raise NotKnown("has no pads")
+        raise UnknownEffect("has no pads")
     given = node.integers("axes", 3)
     axes = [axis_of(axis, len(sizes)) for axis in (range(len(sizes)) if given is None else given)]
     if len(pads) != 2 * len(axes):
-        raise NotKnown("has no two pads for each axis")
+        raise UnknownEffect("has no two pads for each axis")
     for at, axis in enumerate(axes):
         before, after = pads[at], pads[at + len(axes)]
         if value.rows is not None and value.rows.axis == axis:
             if isinstance(before, Product) or isinstance(after, Product):
-                raise NotKnown("may pad the batch axis")
+                raise UnknownEffect("may pad the batch axis")
             if before or after:
                 raise MixesRows("pads the batch axis")
         else:
             sizes[axis] = total(total(sizes[axis], before), after)
-    return placed(tuple(sizes), value.rows)
+    return with_rows(tuple(sizes), value.rows)
 
 
-@operator("Compress", by_values=True)
-@operator("NonZero", "Unique", by_values=True)
-@operator("Unique", domain=MICROSOFT, by_values=True)
+@operator("Compress", shape_from_values=True)
+@operator("NonZero", "Unique", shape_from_values=True)
+@operator("Unique", domain=MICROSOFT, shape_from_values=True)
 def as_many_as_there_are(node: Node) -> list[Value]:
     """The shape depends on values."""
     if node.operator == "Compress" and node.input(1).rows is None and "axis" in node.attributes:
         value = node.input(0)
         sizes = shape_of(value)
         axis = axis_of(int(node.attributes["axis"]), len(sizes))
-        keep_apart(value, (axis,), "leaves out elements along")
-        return [placed((*sizes[:axis], node.fresh(), *sizes[axis + 1 :]), value.rows)]
+        reject_rows_on(value, (axis,), "leaves out elements along")
+        return [with_rows((*sizes[:axis], node.fresh(), *sizes[axis + 1 :]), value.rows)]
     if any(value.rows is not None for value in node.given):
-        raise NotKnown("makes a shape that depends on the rows' values")
+        raise UnknownEffect("makes a shape that depends on the rows' values")
     if node.operator == "NonZero":
         rank = node.input(0).rank
         return [Value(None if rank is None else (rank, node.fresh()))]

@@ -6,16 +6,16 @@ from collections.abc import Collection
 
 import numpy as np
 
-from tensorferry.server.onnx_graph.alignment import broadcast
-from tensorferry.server.onnx_graph.operators import MICROSOFT, ML, MixesRows, Node, NotKnown, operator
-from tensorferry.server.onnx_graph.places import (
+from tensorferry.server.onnx_graph.broadcasting import broadcast
+from tensorferry.server.onnx_graph.operators import MICROSOFT, ML, MixesRows, Node, UnknownEffect, operator
+from tensorferry.server.onnx_graph.row_axis import (
     axis_of,
-    keep_apart,
-    moved,
-    only_first_axis,
-    only_rows_in,
-    placed,
+    on_axis,
+    reject_rows_on,
+    require_rows_only_in,
+    rows_on_first_axis,
     shape_of,
+    with_rows,
 )
 from tensorferry.server.onnx_graph.sizes import Product, Size, product
 from tensorferry.server.onnx_graph.values import Content, Value, of_content
@@ -23,14 +23,14 @@ from tensorferry.server.onnx_graph.values import Content, Value, of_content
 _REDUCTIONS = ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"]
 
 
-@operator(*(f"Reduce{name}" for name in _REDUCTIONS), sizes=(1,))
+@operator(*(f"Reduce{name}" for name in _REDUCTIONS), shape_inputs=(1,))
 def reduce(node: Node) -> Value:
     """One element for all along the axes; for all axes when none is given."""
     value = node.input(0)
     sizes = shape_of(value)
     given = node.integers("axes", 1)
     if not given and node.attribute("noop_with_empty_axes", 0):
-        return placed(sizes, value.rows)
+        return with_rows(sizes, value.rows)
     axes = {axis_of(axis, len(sizes)) for axis in (given or range(len(sizes)))}
     return _reduced(value, axes, bool(node.attribute("keepdims", 1)), node.operator)
 
@@ -45,16 +45,16 @@ def position(node: Node) -> Value:
 
 def _reduced(value: Value, axes: Collection[int], keep: bool, name: str) -> Value:
     sizes = shape_of(value)
-    keep_apart(value, axes, "reduces over")
+    reject_rows_on(value, axes, "reduces over")
     left = [axis for axis in range(len(sizes)) if axis not in axes]
     if value.content is not None and len(axes) == len(sizes):
         content = _of_all(value.content, name)
         if content is not None:
             return of_content(content.reshape((1,) * len(sizes)) if keep else content)
     if keep:
-        return placed(tuple(1 if axis in axes else size for axis, size in enumerate(sizes)), value.rows)
-    rows = None if value.rows is None else moved(value.rows, left.index(value.rows.axis))
-    return placed(tuple(sizes[axis] for axis in left), rows)
+        return with_rows(tuple(1 if axis in axes else size for axis, size in enumerate(sizes)), value.rows)
+    rows = None if value.rows is None else on_axis(value.rows, left.index(value.rows.axis))
+    return with_rows(tuple(sizes[axis] for axis in left), rows)
 
 
 def _of_all(content: Content, name: str) -> Content | None:
@@ -84,18 +84,18 @@ def softmax(node: Node) -> Value:
     else:
         last = axis_of(int(node.attribute("axis", -1)), len(sizes))
         axes = range(last, last + 1)
-    keep_apart(value, axes, "normalises over")
-    return placed(sizes, value.rows)
+    reject_rows_on(value, axes, "normalises over")
+    return with_rows(sizes, value.rows)
 
 
-@operator("CumSum", "CumProd", sizes=(1,))
+@operator("CumSum", "CumProd", shape_inputs=(1,))
 def sums_so_far(node: Node) -> Value:
     """Each element with those before it along an axis."""
     value = node.input(0)
     sizes = shape_of(value)
     axes = node.integers("axis", 1) or [0]
-    keep_apart(value, [axis_of(axis, len(sizes)) for axis in axes], "adds up along")
-    return placed(sizes, value.rows)
+    reject_rows_on(value, [axis_of(axis, len(sizes)) for axis in axes], "adds up along")
+    return with_rows(sizes, value.rows)
 
 
 @operator("LpNormalization")
@@ -103,8 +103,8 @@ def lp_normalisation(node: Node) -> Value:
     """By the norm along one axis."""
     value = node.input(0)
     sizes = shape_of(value)
-    keep_apart(value, (axis_of(int(node.attribute("axis", -1)), len(sizes)),), "normalises over")
-    return placed(sizes, value.rows)
+    reject_rows_on(value, (axis_of(int(node.attribute("axis", -1)), len(sizes)),), "normalises over")
+    return with_rows(sizes, value.rows)
 
 
 @operator("MeanVarianceNormalization")
@@ -114,47 +114,47 @@ def mean_variance_normalisation(node: Node) -> Value:
     sizes = shape_of(value)
     axes = node.attribute("axes", [0, 2, 3])
     if "across_channels" in node.attributes:
-        raise NotKnown("is of an old version")
-    keep_apart(value, [axis_of(axis, len(sizes)) for axis in axes], "normalises over")
-    return placed(sizes, value.rows)
+        raise UnknownEffect("is of an old version")
+    reject_rows_on(value, [axis_of(axis, len(sizes)) for axis in axes], "normalises over")
+    return with_rows(sizes, value.rows)
 
 
 @operator("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 def layer_normalisation(node: Node) -> list[Value]:
     """Over all axes from one on, then scaled."""
-    only_rows_in(node, 0)
+    require_rows_only_in(node, 0)
     value = node.input(0)
     sizes = shape_of(value)
     axis = axis_of(int(node.attribute("axis", -1)), len(sizes))
-    keep_apart(value, range(axis, len(sizes)), "normalises over")
+    reject_rows_on(value, range(axis, len(sizes)), "normalises over")
     scaled = broadcast(node.given)
     if scaled.rank != len(sizes):
-        raise NotKnown("scales by a tensor of higher rank")
-    narrow = placed((*sizes[:axis], *(1 for _ in sizes[axis:])), value.rows)
+        raise UnknownEffect("scales by a tensor of higher rank")
+    narrow = with_rows((*sizes[:axis], *(1 for _ in sizes[axis:])), value.rows)
     return [scaled, *[narrow] * (node.outputs - 1)]
 
 
 @operator("BatchNormalization")
 def batch_normalisation(node: Node) -> list[Value]:
     """By statistics that are given; in training by those of the batch."""
-    only_rows_in(node, 0)
+    require_rows_only_in(node, 0)
     value = node.input(0)
     sizes = shape_of(value)
     training = node.attribute("training_mode", 0) if node.opset >= 14 else node.outputs > 1
     if value.rows is not None and training:
         raise MixesRows("normalises over the batch axis, because it is in training mode")
     if node.opset < 9 and not node.attribute("spatial", 1):
-        keep_apart(value, range(1, len(sizes)), "has statistics for")
-    keep_apart(value, (1,), "has statistics along")
-    return [placed(sizes, value.rows), *(Value() for _ in range(node.outputs - 1))]
+        reject_rows_on(value, range(1, len(sizes)), "has statistics for")
+    reject_rows_on(value, (1,), "has statistics along")
+    return [with_rows(sizes, value.rows), *(Value() for _ in range(node.outputs - 1))]
 
 
 @operator("InstanceNormalization", "GroupNormalization", "LRN")
 @operator("GroupNorm", domain=MICROSOFT)
 def per_instance(node: Node) -> Value:
     """Over the axes of one row, the first being the batch's."""
-    rows = only_first_axis(node, (0,), "normalises over")
-    return placed(shape_of(node.input(0)), rows)
+    rows = rows_on_first_axis(node, (0,), "normalises over")
+    return with_rows(shape_of(node.input(0)), rows)
 
 
 @operator("Normalizer", domain=ML)
@@ -164,19 +164,19 @@ def normaliser(node: Node) -> Value:
     sizes = shape_of(value)
     if value.rows is not None:
         if len(sizes) != 2:
-            raise NotKnown("normalises a tensor that is no matrix")
-        keep_apart(value, (1,), "normalises over")
-    return placed(sizes, value.rows)
+            raise UnknownEffect("normalises a tensor that is no matrix")
+        reject_rows_on(value, (1,), "normalises over")
+    return with_rows(sizes, value.rows)
 
 
 @operator("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 def loss(node: Node) -> list[Value]:
     """The loss of each row, or of all of them."""
-    rows = only_first_axis(node, (0, 1))
+    rows = rows_on_first_axis(node, (0, 1))
     sizes = shape_of(node.input(0))
-    probabilities = placed(sizes, rows)
+    probabilities = with_rows(sizes, rows)
     if node.attribute("reduction", "mean") == "none":
-        return [placed((sizes[0], *sizes[2:]), rows), probabilities][: node.outputs]
+        return [with_rows((sizes[0], *sizes[2:]), rows), probabilities][: node.outputs]
     if rows is not None:
         raise MixesRows("reduces the loss over the batch axis")
     return [Value(()), probabilities][: node.outputs]
@@ -185,13 +185,13 @@ def loss(node: Node) -> list[Value]:
 @operator("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_layer_normalisation(node: Node) -> list[Value]:
     """Two tensors added and normalised over the last axis."""
-    only_rows_in(node, 0, 1)
+    require_rows_only_in(node, 0, 1)
     both = broadcast([node.input(0), node.input(1)])
     sizes = shape_of(both)
-    keep_apart(both, (len(sizes) - 1,), "normalises over")
+    reject_rows_on(both, (len(sizes) - 1,), "normalises over")
     if node.input(0).rank != len(sizes) or node.input(0).rows != both.rows:
-        raise NotKnown("adds rows to a tensor that has none")
-    narrow = placed((*sizes[:-1], 1), both.rows)
+        raise UnknownEffect("adds rows to a tensor that has none")
+    narrow = with_rows((*sizes[:-1], 1), both.rows)
     return [both, narrow, narrow, both][: node.outputs]
 
 
@@ -201,38 +201,38 @@ def of_matrices(node: Node) -> Value:
     """Of the matrices in the last two axes."""
     value = node.input(0)
     sizes = shape_of(value)
-    keep_apart(value, (len(sizes) - 1, len(sizes) - 2), "computes across")
+    reject_rows_on(value, (len(sizes) - 1, len(sizes) - 2), "computes across")
     new: tuple[Size, ...] = sizes[:-2] if node.operator == "Det" else sizes
-    return placed(new, value.rows)
+    return with_rows(new, value.rows)
 
 
-@operator("DFT", sizes=(1, 2))
+@operator("DFT", shape_inputs=(1, 2))
 def fourier_transform(node: Node) -> Value:
     """Along one axis; the last has the real and the imaginary part."""
     value = node.input(0)
     sizes = shape_of(value)
     given = node.integers("axis", 2) or [1 if node.opset < 20 else -2]
     axis = axis_of(given[0], len(sizes))
-    keep_apart(value, (axis, len(sizes) - 1), "transforms along")
+    reject_rows_on(value, (axis, len(sizes) - 1), "transforms along")
     new = [node.fresh() if at in (axis, len(sizes) - 1) else size for at, size in enumerate(sizes)]
-    return placed(tuple(new), value.rows)
+    return with_rows(tuple(new), value.rows)
 
 
-@operator("STFT", sizes=(1, 3))
+@operator("STFT", shape_inputs=(1, 3))
 def short_time_fourier_transform(node: Node) -> Value:
     """Of each row of the signal."""
-    rows = only_first_axis(node, (0,), "transforms along")
+    rows = rows_on_first_axis(node, (0,), "transforms along")
     sizes = shape_of(node.input(0))
-    return placed((sizes[0], *node.fresh_shape(2), 2), rows)
+    return with_rows((sizes[0], *node.fresh_shape(2), 2), rows)
 
 
-@operator("HannWindow", "HammingWindow", "BlackmanWindow", sizes=(0,))
+@operator("HannWindow", "HammingWindow", "BlackmanWindow", shape_inputs=(0,))
 def window(node: Node) -> Value:
     """A window of a size."""
     return Value(node.fresh_shape(1))
 
 
-@operator("MelWeightMatrix", sizes=(0, 1, 2, 3, 4))
+@operator("MelWeightMatrix", shape_inputs=(0, 1, 2, 3, 4))
 def mel_weights(node: Node) -> Value:
     """A matrix from frequencies to bands."""
     return Value(node.fresh_shape(2))

@@ -5,18 +5,25 @@ from __future__ import annotations
 from tensorferry.server.onnx_graph.operators import (
     MICROSOFT,
     ML,
-    NUMBERS,
+    USES_ROW_INDICES,
     MixesRows,
     Node,
-    NotKnown,
+    UnknownEffect,
     operator,
 )
-from tensorferry.server.onnx_graph.places import axis_of, keep_apart, moved, only_rows_in, placed, shape_of
+from tensorferry.server.onnx_graph.row_axis import (
+    axis_of,
+    on_axis,
+    reject_rows_on,
+    require_rows_only_in,
+    shape_of,
+    with_rows,
+)
 from tensorferry.server.onnx_graph.sizes import Product, Size, fixed, product
-from tensorferry.server.onnx_graph.values import ALL, Rows, Value, of_content
+from tensorferry.server.onnx_graph.values import ALL, RowAxis, Value, of_content
 
 
-@operator("Gather", row_numbers=True)
+@operator("Gather", row_indices=True)
 def gather(node: Node) -> Value:
     """Parts of an axis, at indices of any shape."""
     data, indices = node.input(0), node.input(1)
@@ -28,21 +35,23 @@ def gather(node: Node) -> Value:
             taken = data.content.take(chosen, axis)
             return of_content(taken.reshape(fixed((*sizes[:axis], *at, *sizes[axis + 1 :]))))
     new = (*sizes[:axis], *at, *sizes[axis + 1 :])
-    if data.row_numbers or indices.row_numbers:
-        if data.row_numbers or data.rows is None or data.rows.axis != axis or indices.row_numbers != ALL:
-            raise NotKnown(NUMBERS)
+    if data.row_indices or indices.row_indices:
+        if data.row_indices or data.rows is None or data.rows.axis != axis or indices.row_indices != ALL:
+            raise UnknownEffect(USES_ROW_INDICES)
         _check_own_rows(data, indices, -1)
-        return placed(new, None if indices.rows is None else moved(indices.rows, axis + indices.rows.axis))
-    keep_apart(data, (axis,), "picks elements along")
+        return with_rows(
+            new, None if indices.rows is None else on_axis(indices.rows, axis + indices.rows.axis)
+        )
+    reject_rows_on(data, (axis,), "picks elements along")
     if data.rows is not None and indices.rows is not None:
         raise MixesRows("picks for each row from all rows")
-    rows: Rows | None = None
+    rows: RowAxis | None = None
     if data.rows is not None:
         shift = len(at) - 1 if data.rows.axis > axis else 0
-        rows = moved(data.rows, data.rows.axis + shift)
+        rows = on_axis(data.rows, data.rows.axis + shift)
     elif indices.rows is not None:
-        rows = moved(indices.rows, indices.rows.axis + axis)
-    return placed(new, rows)
+        rows = on_axis(indices.rows, indices.rows.axis + axis)
+    return with_rows(new, rows)
 
 
 @operator("GatherElements")
@@ -54,16 +63,16 @@ def gather_elements(node: Node) -> Value:
     if data.rows is None:
         if indices.rows is not None and indices.rows.axis != axis:
             raise MixesRows("picks by a row's place in the batch")
-        return placed(sizes, indices.rows)
-    keep_apart(data, (axis,), "picks elements along")
+        return with_rows(sizes, indices.rows)
+    reject_rows_on(data, (axis,), "picks elements along")
     if indices.rows is None:
-        raise NotKnown("picks elements at fixed places of the batch axis")
+        raise UnknownEffect("picks elements at fixed places of the batch axis")
     if indices.rows != data.rows:
         raise MixesRows("picks rows along one axis by rows along another")
-    return placed(sizes, data.rows)
+    return with_rows(sizes, data.rows)
 
 
-@operator("GatherND", row_numbers=True)
+@operator("GatherND", row_indices=True)
 def gather_nd(node: Node) -> Value:
     """Parts at indices of several axes at once."""
     data, indices = node.input(0), node.input(1)
@@ -71,36 +80,36 @@ def gather_nd(node: Node) -> Value:
     batch = int(node.attribute("batch_dims", 0))
     width = at[-1] if at else None
     if not isinstance(width, int):
-        raise NotKnown("takes indices of unknown length")
-    keep_apart(indices, (len(at) - 1,), "takes indices along")
+        raise UnknownEffect("takes indices of unknown length")
+    reject_rows_on(indices, (len(at) - 1,), "takes indices along")
     new = (*at[:-1], *sizes[batch + width :])
-    if data.row_numbers or (indices.row_numbers and (data.rows is None or data.rows.axis < batch)):
-        raise NotKnown(NUMBERS)
+    if data.row_indices or (indices.row_indices and (data.rows is None or data.rows.axis < batch)):
+        raise UnknownEffect(USES_ROW_INDICES)
     if data.rows is None:
         if indices.rows is not None and indices.rows.axis < batch:
-            raise NotKnown("has a batch axis that its data lacks")
-        return placed(new, indices.rows)
+            raise UnknownEffect("has a batch axis that its data lacks")
+        return with_rows(new, indices.rows)
     axis = data.rows.axis
     if axis < batch:
         if indices.rows != data.rows:
-            raise NotKnown("takes indices that have no rows beside data that has")
-        return placed(new, data.rows)
-    if indices.row_numbers:
+            raise UnknownEffect("takes indices that have no rows beside data that has")
+        return with_rows(new, data.rows)
+    if indices.row_indices:
         _check_own_rows(data, indices, axis - batch)
-        return placed(new, indices.rows)
-    keep_apart(data, range(batch, batch + width), "picks elements along")
+        return with_rows(new, indices.rows)
+    reject_rows_on(data, range(batch, batch + width), "picks elements along")
     if indices.rows is not None:
         raise MixesRows("picks for each row from all rows")
-    return placed(new, moved(data.rows, axis - batch - width + len(at) - 1))
+    return with_rows(new, on_axis(data.rows, axis - batch - width + len(at) - 1))
 
 
 def _check_own_rows(data: Value, indices: Value, place: int) -> None:
-    """NotKnown where it is not shown that the indices name a row's own number on the batch axis."""
+    """UnknownEffect where it is not shown that the indices name a row's own number on the batch axis."""
     whole = all(
         value.rows is not None and (value.rows.outer, value.rows.inner) == (1, 1) for value in (data, indices)
     )
-    if not whole or place not in indices.row_numbers:
-        raise NotKnown(NUMBERS)
+    if not whole or place not in indices.row_indices:
+        raise UnknownEffect(USES_ROW_INDICES)
 
 
 @operator("ScatterElements", "Scatter")
@@ -113,15 +122,15 @@ def scatter_elements(node: Node) -> Value:
     if places == {None}:
         return Value(sizes)
     for value in values:
-        keep_apart(value, (axis,), "puts elements along")
+        reject_rows_on(value, (axis,), "puts elements along")
     if len(places) > 1:
-        raise NotKnown(
+        raise UnknownEffect(
             "puts elements of rows among elements that have none, or rows along one axis along another"
         )
-    return placed(sizes, values[0].rows)
+    return with_rows(sizes, values[0].rows)
 
 
-@operator("ScatterND", row_numbers=True)
+@operator("ScatterND", row_indices=True)
 def scatter_nd(node: Node) -> Value:
     """The data with parts put at indices of several axes at once."""
     data, indices, updates = (node.input(index) for index in range(3))
@@ -129,26 +138,28 @@ def scatter_nd(node: Node) -> Value:
     if data.rows is indices.rows is updates.rows is None:
         return Value(sizes)
     width = at[-1] if at else None
-    if indices.row_numbers and not data.row_numbers and not updates.row_numbers and data.rows is not None:
+    if indices.row_indices and not data.row_indices and not updates.row_indices and data.rows is not None:
         _check_own_rows(data, indices, data.rows.axis)
         if updates.rows != indices.rows:
-            raise NotKnown("puts elements that have no rows, or have them on another axis")
-        return placed(sizes, data.rows)
-    if any(value.row_numbers for value in (data, indices, updates)):
-        raise NotKnown(NUMBERS)
+            raise UnknownEffect("puts elements that have no rows, or have them on another axis")
+        return with_rows(sizes, data.rows)
+    if any(value.row_indices for value in (data, indices, updates)):
+        raise UnknownEffect(USES_ROW_INDICES)
     if data.rows is None or indices.rows is not None or not isinstance(width, int):
-        raise NotKnown("puts rows at places that are computed as it runs, or into a tensor that has none")
-    keep_apart(data, range(width), "puts elements along")
-    expected = moved(data.rows, len(at) - 1 + data.rows.axis - width)
+        raise UnknownEffect(
+            "puts rows at places that are computed as it runs, or into a tensor that has none"
+        )
+    reject_rows_on(data, range(width), "puts elements along")
+    expected = on_axis(data.rows, len(at) - 1 + data.rows.axis - width)
     if updates.rows != expected:
-        raise NotKnown("puts elements that have no rows, or have them on another axis")
-    return placed(sizes, data.rows)
+        raise UnknownEffect("puts elements that have no rows, or have them on another axis")
+    return with_rows(sizes, data.rows)
 
 
-@operator("OneHot", sizes=(1,))
+@operator("OneHot", shape_inputs=(1,))
 def one_hot(node: Node) -> Value:
     """One more axis, for the classes."""
-    only_rows_in(node, 0)
+    require_rows_only_in(node, 0)
     value = node.input(0)
     sizes = shape_of(value)
     axis = axis_of(int(node.attribute("axis", -1)), len(sizes) + 1)
@@ -157,23 +168,23 @@ def one_hot(node: Node) -> Value:
     depth = depth if isinstance(depth, Product) else int(depth)
     rows = value.rows
     if rows is not None and rows.axis >= axis:
-        rows = moved(rows, rows.axis + 1)
-    return placed((*sizes[:axis], depth, *sizes[axis:]), rows)
+        rows = on_axis(rows, rows.axis + 1)
+    return with_rows((*sizes[:axis], depth, *sizes[axis:]), rows)
 
 
-@operator("TopK", sizes=(1,))
+@operator("TopK", shape_inputs=(1,))
 def top_k(node: Node) -> list[Value]:
     """The greatest along an axis, and their places on it."""
     value = node.input(0)
     sizes = shape_of(value)
     axis = axis_of(int(node.attribute("axis", -1)), len(sizes))
-    keep_apart(value, (axis,), "sorts along")
+    reject_rows_on(value, (axis,), "sorts along")
     count: Size = node.fresh()
     if "k" in node.attributes:
         count = int(node.attributes["k"])
     elif (content := node.input(1).content) is not None:
         count = content.reshape(-1)[0]
-    return [placed((*sizes[:axis], count, *sizes[axis + 1 :]), value.rows)] * 2
+    return [with_rows((*sizes[:axis], count, *sizes[axis + 1 :]), value.rows)] * 2
 
 
 @operator("ArrayFeatureExtractor", domain=ML)
@@ -185,14 +196,14 @@ def array_feature_extractor(node: Node) -> Value:
     if data.rows is not None:
         if indices.rows is not None:
             raise MixesRows("picks for each row from all rows")
-        keep_apart(data, (len(sizes) - 1,), "picks elements along")
+        reject_rows_on(data, (len(sizes) - 1,), "picks elements along")
     new = (*(sizes[:-1] if len(sizes) > 1 else (1,)), count)
     rows = data.rows
     if indices.rows is not None:
         outer = product(*at[: indices.rows.axis], indices.rows.outer)
         inner = product(indices.rows.inner, *at[indices.rows.axis + 1 :])
-        rows = Rows(len(new) - 1, outer, inner)
-    return placed(new, rows)
+        rows = RowAxis(len(new) - 1, outer, inner)
+    return with_rows(new, rows)
 
 
 @operator("ReverseSequence")
@@ -203,22 +214,22 @@ def reverse_sequence(node: Node) -> Value:
     batch, time = int(node.attribute("batch_axis", 1)), int(node.attribute("time_axis", 0))
     if value.rows is None:
         if lengths.rows is not None:
-            raise NotKnown("takes lengths for rows that its data lacks")
+            raise UnknownEffect("takes lengths for rows that its data lacks")
         return Value(sizes)
-    keep_apart(value, (time,), "turns round")
-    if value.rows.axis == batch and (lengths.rows is None or lengths.rows != moved(value.rows, 0)):
-        raise NotKnown("takes lengths that have no rows")
+    reject_rows_on(value, (time,), "turns round")
+    if value.rows.axis == batch and (lengths.rows is None or lengths.rows != on_axis(value.rows, 0)):
+        raise UnknownEffect("takes lengths that have no rows")
     if value.rows.axis != batch and lengths.rows is not None:
         raise MixesRows("takes lengths for rows along another axis")
-    return placed(sizes, value.rows)
+    return with_rows(sizes, value.rows)
 
 
 @operator("Trilu")
 @operator("Trilu", domain=MICROSOFT)
 def triangle(node: Node) -> Value:
     """A triangle of the last two axes."""
-    only_rows_in(node, 0)
+    require_rows_only_in(node, 0)
     value = node.input(0)
     sizes = shape_of(value)
-    keep_apart(value, (len(sizes) - 1, len(sizes) - 2), "takes a triangle across")
-    return placed(sizes, value.rows)
+    reject_rows_on(value, (len(sizes) - 1, len(sizes) - 2), "takes a triangle across")
+    return with_rows(sizes, value.rows)

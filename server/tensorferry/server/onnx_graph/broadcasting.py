@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tensorferry.server.onnx_graph.operators import MixesRows, NotKnown
+from tensorferry.server.onnx_graph.operators import MixesRows, UnknownEffect
 from tensorferry.server.onnx_graph.sizes import Size, unknown
-from tensorferry.server.onnx_graph.values import Rows, Value
+from tensorferry.server.onnx_graph.values import RowAxis, Value
 
 
 def broadcast(values: Sequence[Value]) -> Value:
     """The shape and rows of tensors that are broadcast together, element by element."""
     shapes = [value.shape for value in values]
-    place = place_from_right(values)
+    place = row_axis_from_right(values)
     if any(shape is None for shape in shapes):
         if place is None:
             return Value()
-        raise NotKnown("takes a tensor of unknown rank")
+        raise UnknownEffect("takes a tensor of unknown rank")
     known = [shape for shape in shapes if shape is not None]
     rank = max(map(len, known), default=0)
     shape = tuple(_longest(known, rank - at) for at in range(rank))
@@ -27,13 +27,13 @@ def broadcast(values: Sequence[Value]) -> Value:
         if value.rows is None and value.shape is not None and len(value.shape) >= from_right:
             _check_stretched(value.shape[-from_right])
     axis = rank - from_right
-    found = Rows(axis, rows.outer, rows.inner)
+    found = RowAxis(axis, rows.outer, rows.inner)
     return Value((*shape[:axis], found.size, *shape[axis + 1 :]), found)
 
 
-def place_from_right(values: Sequence[Value]) -> tuple[int, Rows] | None:
-    """Where the rows are in all the tensors that have any, counted from the last axis; None when none has."""
-    found: tuple[int, Rows] | None = None
+def row_axis_from_right(values: Sequence[Value]) -> tuple[int, RowAxis] | None:
+    """Where the rows are in all the tensors that have any, depends_on_row_count from the last axis; None when none has."""
+    found: tuple[int, RowAxis] | None = None
     for value in values:
         if value.rows is None or value.shape is None:
             continue
@@ -43,7 +43,7 @@ def place_from_right(values: Sequence[Value]) -> tuple[int, Rows] | None:
         elif found[0] != place[0]:
             raise MixesRows("combines rows along one axis with rows along another")
         elif (found[1].outer, found[1].inner) != (place[1].outer, place[1].inner):
-            raise NotKnown("combines rows that are merged with other axes in different ways")
+            raise UnknownEffect("combines rows that are merged with other axes in different ways")
     return found
 
 
@@ -53,7 +53,7 @@ def _check_stretched(size: Size) -> None:
         return
     if isinstance(size, int):
         raise MixesRows(f"combines the batch axis with a fixed axis of size {size}")
-    raise NotKnown(f"combines the batch axis with an axis of size {size}")
+    raise UnknownEffect(f"combines the batch axis with an axis of size {size}")
 
 
 def _longest(shapes: Sequence[tuple[Size, ...]], from_right: int) -> Size:

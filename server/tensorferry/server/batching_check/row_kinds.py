@@ -31,7 +31,7 @@ _LONG_TEXT = "long text " * 200
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RowKind:
     """How one kind of row is filled, by the datatypes of the inputs.
 
     `floats` gives numbers of a shape, None where the kind changes nothing of floats; `scales` are the magnitudes
@@ -66,35 +66,35 @@ def _all(value: float) -> Callable[[np.random.Generator, tuple[int, ...]], Array
 
 _LOUD = (1e6, 1e4, 1e2, 10.0)
 
-KINDS: tuple[Kind, ...] = (
-    Kind("loud", _normal, lambda g, shape, least, most: np.full(shape, most), _LONG_TEXT, _LOUD),
-    Kind("zeros", _all(0), lambda g, shape, least, most: np.zeros(shape), ""),
-    Kind("NaN", _all(np.nan)),
-    Kind("+inf", _all(np.inf)),
-    Kind("-inf", _all(-np.inf)),
-    Kind(
+ROW_KINDS: tuple[RowKind, ...] = (
+    RowKind("loud", _normal, lambda g, shape, least, most: np.full(shape, most), _LONG_TEXT, _LOUD),
+    RowKind("zeros", _all(0), lambda g, shape, least, most: np.zeros(shape), ""),
+    RowKind("NaN", _all(np.nan)),
+    RowKind("+inf", _all(np.inf)),
+    RowKind("-inf", _all(-np.inf)),
+    RowKind(
         "negative",
         lambda g, shape: -np.abs(_normal(g, shape)),
         lambda g, shape, least, most: np.full(shape, least),
         "-1",
         _LOUD,
     ),
-    Kind("quiet", _normal, None, "\N{LATIN SMALL LETTER E WITH ACUTE}", (1e-6,)),
-    Kind("spread", _spread, lambda g, shape, least, most: g.integers(least, most, shape, endpoint=True)),
-    Kind("constant", _all(1), lambda g, shape, least, most: np.ones(shape), "1", (1e3, 1.0)),
-    Kind("one-hot", _one_hot, lambda g, shape, least, most: _one_hot(g, shape)),
+    RowKind("quiet", _normal, None, "\N{LATIN SMALL LETTER E WITH ACUTE}", (1e-6,)),
+    RowKind("spread", _spread, lambda g, shape, least, most: g.integers(least, most, shape, endpoint=True)),
+    RowKind("constant", _all(1), lambda g, shape, least, most: np.ones(shape), "1", (1e3, 1.0)),
+    RowKind("one-hot", _one_hot, lambda g, shape, least, most: _one_hot(g, shape)),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class IntegerRange:
     """The integers that a model accepts for an input, as far as was tried."""
 
     least: int = 0
     most: int = 1
 
 
-def batched(spec: TensorSpec) -> bool:
+def has_rows(spec: TensorSpec) -> bool:
     """Whether an input has a batch axis."""
     return bool(spec.dims) and not isinstance(spec.dims[0], int)
 
@@ -102,19 +102,19 @@ def batched(spec: TensorSpec) -> bool:
 def join(signature: Signature, rows: Sequence[Row]) -> dict[str, Array]:
     """The rows as one batch; inputs without a batch axis are those of the first row."""
     return {
-        spec.name: np.concatenate([row[spec.name] for row in rows]) if batched(spec) else rows[0][spec.name]
+        spec.name: np.concatenate([row[spec.name] for row in rows]) if has_rows(spec) else rows[0][spec.name]
         for spec in signature.inputs
     }
 
 
 def accepted_integers(
     signature: Signature, run: Run, row: Row, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, Range]:
+) -> dict[str, IntegerRange]:
     """For each input of integers the values that the model runs with, the other inputs as in `row`.
 
     Growing ends at values that fail, change a shape of the outputs or take much longer: these are sizes.
     """
-    inputs = [spec for spec in signature.inputs if batched(spec) and _is_integer(spec)]
+    inputs = [spec for spec in signature.inputs if has_rows(spec) and _is_integer(spec)]
     if not inputs:
         return {}
     started = clock()
@@ -135,38 +135,38 @@ def accepted_integers(
     return {spec.name: _grown(spec, accepts) for spec in inputs}
 
 
-def _grown(spec: TensorSpec, accepts: Callable[[TensorSpec, int], bool]) -> Range:
+def _grown(spec: TensorSpec, accepts: Callable[[TensorSpec, int], bool]) -> IntegerRange:
     limits = np.iinfo(spec.datatype.storage)
     # The least of a signed datatype is left out: what divides it by -1 ends the process.
     greatest, least = int(limits.max), int(limits.min) + 1 if limits.min else 0
-    found, value = Range(), _GROWTH
+    found, value = IntegerRange(), _GROWTH
     while value <= _MOST_INTEGER:
         value = min(value, greatest)
         if not accepts(spec, value):
             break
-        found = Range(0, value)
+        found = IntegerRange(0, value)
         if value == greatest:
             break
         value *= _GROWTH
     if least < 0:
         for value in (max(-found.most, least), -1):
             if accepts(spec, value):
-                return Range(value, found.most)
+                return IntegerRange(value, found.most)
     return found
 
 
-def candidates(
+def rows_of_kind(
     signature: Signature,
-    kind: Kind,
+    kind: RowKind,
     usual: Row,
-    ranges: Mapping[str, Range],
+    ranges: Mapping[str, IntegerRange],
     generator: np.random.Generator,
 ) -> list[dict[str, Array]]:
     """Rows of a kind, the most extreme first; none if the kind changes no input.
 
     `usual` is a row that the model runs with; its values stay where the kind has none for a datatype.
     """
-    inputs = [spec for spec in signature.inputs if batched(spec)]
+    inputs = [spec for spec in signature.inputs if has_rows(spec)]
     if not any(_applies(kind, spec) for spec in inputs):
         return []
     # Integers may be too much together, though the model accepts each input's alone.
@@ -176,7 +176,7 @@ def candidates(
     return [_filled(signature, one, usual, ranges, generator, scale) for one in kinds for scale in scales]
 
 
-def _applies(kind: Kind, spec: TensorSpec) -> bool:
+def _applies(kind: RowKind, spec: TensorSpec) -> bool:
     if spec.datatype.name == "BYTES":
         return kind.text is not None
     return (kind.floats if is_float(spec) else kind.integer) is not None
@@ -184,25 +184,25 @@ def _applies(kind: Kind, spec: TensorSpec) -> bool:
 
 def _filled(
     signature: Signature,
-    kind: Kind,
+    kind: RowKind,
     usual: Row,
-    ranges: Mapping[str, Range],
+    ranges: Mapping[str, IntegerRange],
     generator: np.random.Generator,
     scale: float,
 ) -> dict[str, Array]:
     return {
         spec.name: _values(kind, spec, usual[spec.name], ranges, generator, scale)
-        if batched(spec) and _applies(kind, spec)
+        if has_rows(spec) and _applies(kind, spec)
         else usual[spec.name]
         for spec in signature.inputs
     }
 
 
 def _values(
-    kind: Kind,
+    kind: RowKind,
     spec: TensorSpec,
     usual: Array,
-    ranges: Mapping[str, Range],
+    ranges: Mapping[str, IntegerRange],
     generator: np.random.Generator,
     scale: float,
 ) -> Array:
@@ -210,7 +210,7 @@ def _values(
     if kind.floats is not None and is_float(spec):
         return _stored(kind.floats(generator, shape) * scale, spec)
     if kind.integer is not None and storage.kind in "iub":
-        allowed = ranges.get(spec.name, Range())
+        allowed = ranges.get(spec.name, IntegerRange())
         return np.asarray(kind.integer(generator, shape, allowed.least, allowed.most)).astype(storage)
     assert name == "BYTES"
     return np.full(shape, kind.text, dtype=object)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tensorferry.server.batching_check.rows import Row, batched
+from tensorferry.server.batching_check.row_kinds import Row, has_rows
 from tensorferry.server.runtime.sampling import Array, sample
 from tensorferry.server.signature import Signature
 
-USUAL = 5
+RANDOM_ROWS = 5
 # Draws that are tried until the rows differ in every input.
 _DRAWS = 16
 
@@ -19,14 +19,16 @@ def rows_of(signature: Signature, inputs: Mapping[str, Array]) -> list[Row]:
     """The rows of a batch, each by itself."""
     return [
         {
-            spec.name: np.ascontiguousarray(inputs[spec.name][[row]]) if batched(spec) else inputs[spec.name]
+            spec.name: np.ascontiguousarray(inputs[spec.name][[row]]) if has_rows(spec) else inputs[spec.name]
             for spec in signature.inputs
         }
-        for row in range(USUAL)
+        for row in range(RANDOM_ROWS)
     ]
 
 
-def spoken(signature: Signature, inputs: Mapping[str, Array], words: Sequence[str]) -> dict[str, Array]:
+def with_vocabulary(
+    signature: Signature, inputs: Mapping[str, Array], words: Sequence[str]
+) -> dict[str, Array]:
     """The inputs, but that every other string is one of the words, each in turn."""
     filled = dict(inputs)
     for spec in signature.inputs:
@@ -39,19 +41,19 @@ def spoken(signature: Signature, inputs: Mapping[str, Array], words: Sequence[st
     return filled
 
 
-def differing(signature: Signature, size: int, seed: int = 0) -> dict[str, Array]:
+def distinct_rows(signature: Signature, size: int, seed: int = 0) -> dict[str, Array]:
     """Random rows that are not all alike in any input, where it has room to differ.
 
     Five bits are alike once in sixteen times; a model that must have them so (they are axes, say)
     would then look as if its rows were independent.
     """
     first = seed * _DRAWS
-    inputs = sample(signature, USUAL, size, first)
+    inputs = sample(signature, RANDOM_ROWS, size, first)
     for other in range(first + 1, first + _DRAWS):
-        rows = {spec.name: inputs[spec.name] for spec in signature.inputs if batched(spec)}
+        rows = {spec.name: inputs[spec.name] for spec in signature.inputs if has_rows(spec)}
         alike = [name for name, array in rows.items() if np.array_equal(array[1:], array[:-1])]
         if not alike:
             break
-        drawn = sample(signature, USUAL, size, other)
+        drawn = sample(signature, RANDOM_ROWS, size, other)
         inputs.update({name: drawn[name] for name in alike})
     return inputs

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tensorferry.server.onnx_graph.alignment import broadcast
-from tensorferry.server.onnx_graph.operators import MICROSOFT, MixesRows, Node, NotKnown, operator
-from tensorferry.server.onnx_graph.places import keep_apart, only_rows_in, placed, shape_of
+from tensorferry.server.onnx_graph.broadcasting import broadcast
+from tensorferry.server.onnx_graph.operators import MICROSOFT, MixesRows, Node, UnknownEffect, operator
+from tensorferry.server.onnx_graph.row_axis import reject_rows_on, require_rows_only_in, shape_of, with_rows
 from tensorferry.server.onnx_graph.sizes import Size
-from tensorferry.server.onnx_graph.values import Rows, Value
+from tensorferry.server.onnx_graph.values import RowAxis, Value
 
 
 @operator("MatMul")
 def matmul(node: Node) -> Value:
     """As numpy's matmul has it."""
-    return multiplied(node.input(0), node.input(1))
+    return matrix_product(node.input(0), node.input(1))
 
 
 @operator("MatMulInteger")
 @operator("MatMulIntegerToFloat", domain=MICROSOFT)
 def integer_matmul(node: Node) -> Value:
     """The same on integers; the other inputs are scales and zero points."""
-    only_rows_in(node, 0, 1)
-    return multiplied(node.input(0), node.input(1))
+    require_rows_only_in(node, 0, 1)
+    return matrix_product(node.input(0), node.input(1))
 
 
 @operator("DynamicQuantizeMatMul", domain=MICROSOFT)
@@ -30,37 +30,37 @@ def dynamically_quantised_matmul(node: Node) -> Value:
     """The same, of a tensor that is quantised by one scale for all elements."""
     if node.input(0).rows is not None:
         raise MixesRows("takes one scale from the values of all rows (dynamic quantisation)")
-    only_rows_in(node, 0)
-    return multiplied(node.input(0), node.input(1))
+    require_rows_only_in(node, 0)
+    return matrix_product(node.input(0), node.input(1))
 
 
 @operator("QLinearMatMul")
 def quantised_matmul(node: Node) -> Value:
     """The same on inputs 0 and 3; the others are scales and zero points."""
-    only_rows_in(node, 0, 3)
-    return multiplied(node.input(0), node.input(3))
+    require_rows_only_in(node, 0, 3)
+    return matrix_product(node.input(0), node.input(3))
 
 
 @operator("FusedMatMul", domain=MICROSOFT)
 def fused_matmul(node: Node) -> Value:
     """The same on matrices that may be transposed first."""
     if node.attribute("transBatchA", 0) or node.attribute("transBatchB", 0):
-        raise NotKnown("moves the first axis of its inputs")
+        raise UnknownEffect("moves the first axis of its inputs")
     values = []
     for index, name in enumerate(("transA", "transB")):
         value = node.input(index)
-        values.append(_turned(value) if node.attribute(name, 0) else value)
-    return multiplied(values[0], values[1])
+        values.append(_transposed(value) if node.attribute(name, 0) else value)
+    return matrix_product(values[0], values[1])
 
 
 @operator("MatMulNBits", domain=MICROSOFT)
 def matmul_of_few_bits(node: Node) -> Value:
     """By a matrix of N columns that is stored in few bits."""
-    only_rows_in(node, 0)
+    require_rows_only_in(node, 0)
     value = node.input(0)
     sizes = shape_of(value)
-    keep_apart(value, (len(sizes) - 1,), "adds up over")
-    return placed((*sizes[:-1], int(node.attribute("N"))), value.rows)
+    reject_rows_on(value, (len(sizes) - 1,), "adds up over")
+    return with_rows((*sizes[:-1], int(node.attribute("N"))), value.rows)
 
 
 @operator("Gemm")
@@ -70,41 +70,41 @@ def gemm(node: Node) -> Value:
     values = []
     for index, name in enumerate(("transA", "transB")):
         value = node.input(index)
-        values.append(_turned(value) if node.attribute(name, 0) else value)
-    found = multiplied(values[0], values[1])
+        values.append(_transposed(value) if node.attribute(name, 0) else value)
+    found = matrix_product(values[0], values[1])
     return broadcast([found, node.input(2)]) if node.has(2) else found
 
 
 @operator("QGemm", domain=MICROSOFT)
 def quantised_gemm(node: Node) -> Value:
     """The same on inputs 0 and 3, with a bias that has no rows."""
-    only_rows_in(node, 0)
-    value = _turned(node.input(0)) if node.attribute("transA", 0) else node.input(0)
-    weights = _turned(node.input(3)) if node.attribute("transB", 0) else node.input(3)
-    return multiplied(value, weights)
+    require_rows_only_in(node, 0)
+    value = _transposed(node.input(0)) if node.attribute("transA", 0) else node.input(0)
+    weights = _transposed(node.input(3)) if node.attribute("transB", 0) else node.input(3)
+    return matrix_product(value, weights)
 
 
-def _turned(value: Value) -> Value:
+def _transposed(value: Value) -> Value:
     sizes = shape_of(value)
     if len(sizes) < 2:
         return value
     last = len(sizes) - 1
     rows = value.rows
     if rows is not None and rows.axis >= last - 1:
-        rows = Rows(2 * last - 1 - rows.axis, rows.outer, rows.inner)
-    return placed((*sizes[:-2], sizes[-1], sizes[-2]), rows)
+        rows = RowAxis(2 * last - 1 - rows.axis, rows.outer, rows.inner)
+    return with_rows((*sizes[:-2], sizes[-1], sizes[-2]), rows)
 
 
-def multiplied(one: Value, other: Value) -> Value:
+def matrix_product(one: Value, other: Value) -> Value:
     """The product of two tensors of matrices."""
     if one.rows is None and other.rows is None and (one.shape is None or other.shape is None):
         return Value()
     left, right = shape_of(one), shape_of(other)
     if not left or not right:
-        raise NotKnown("multiplies scalars")
-    keep_apart(one, (len(left) - 1,), "adds up over")
-    keep_apart(other, (max(len(right) - 2, 0),), "adds up over")
-    # As einsum: labels are counted from the last axis of the batch of matrices.
+        raise UnknownEffect("multiplies scalars")
+    reject_rows_on(one, (len(left) - 1,), "adds up over")
+    reject_rows_on(other, (max(len(right) - 2, 0),), "adds up over")
+    # As einsum: labels are depends_on_row_count from the last axis of the batch of matrices.
     rank = max(len(left), len(right), 2) - 2
     batch = [f"b{at}" for at in range(rank)]
     first = [
@@ -116,12 +116,12 @@ def multiplied(one: Value, other: Value) -> Value:
         : len(right) if len(right) < 2 else None
     ]
     out = [*batch, *(["m"] if len(left) > 1 else []), *(["n"] if len(right) > 1 else [])]
-    return summed([one, other], [first, second], out)
+    return sum_of_products([one, other], [first, second], out)
 
 
-def summed(values: Sequence[Value], terms: Sequence[Sequence[str]], out: Sequence[str]) -> Value:
+def sum_of_products(values: Sequence[Value], terms: Sequence[Sequence[str]], out: Sequence[str]) -> Value:
     """A sum of products over the axes whose labels are not in `out`."""
-    place: tuple[str, Rows] | None = None
+    place: tuple[str, RowAxis] | None = None
     for value, labels in zip(values, terms, strict=True):
         if value.rows is None:
             continue
@@ -133,7 +133,7 @@ def summed(values: Sequence[Value], terms: Sequence[Sequence[str]], out: Sequenc
         if place is not None and place[0] != label:
             raise MixesRows("multiplies rows along one axis with rows along another")
         if place is not None and (place[1].outer, place[1].inner) != (value.rows.outer, value.rows.inner):
-            raise NotKnown("combines rows that are merged with other axes in different ways")
+            raise UnknownEffect("combines rows that are merged with other axes in different ways")
         place = label, value.rows
     sizes: dict[str, Size] = {}
     for value, labels in zip(values, terms, strict=True):
@@ -141,11 +141,11 @@ def summed(values: Sequence[Value], terms: Sequence[Sequence[str]], out: Sequenc
             if sizes.get(label, 1) == 1:
                 sizes[label] = size
             if place is not None and label == place[0] and value.rows is None and size != 1:
-                raise NotKnown(f"multiplies the batch axis with an axis of size {size}")
+                raise UnknownEffect(f"multiplies the batch axis with an axis of size {size}")
     shape = tuple(sizes[label] for label in out)
     if place is None:
         return Value(shape)
-    return placed(shape, Rows(list(out).index(place[0]), place[1].outer, place[1].inner))
+    return with_rows(shape, RowAxis(list(out).index(place[0]), place[1].outer, place[1].inner))
 
 
 @operator("Einsum")
@@ -155,7 +155,7 @@ def einsum(node: Node) -> Value:
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
     if len(terms) != len(node.inputs):
-        raise NotKnown("has an equation for another number of inputs")
+        raise UnknownEffect("has an equation for another number of inputs")
     values = [node.input(index) for index in range(len(terms))]
     ranks = [len(shape_of(value)) for value in values]
     spread = max(rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True))
@@ -167,12 +167,12 @@ def einsum(node: Node) -> Value:
         single = sorted(letter for letter in set(letters) if letters.count(letter) == 1)
         dots = [f".{at}" for at in reversed(range(spread))] if "..." in left else []
         out = [*dots, *single]
-    return summed(values, labels, out)
+    return sum_of_products(values, labels, out)
 
 
 def _labels(term: str, rank: int) -> list[str]:
     before, dots, after = term.partition("...")
     count = rank - len(before) - len(after)
     if count < 0 or (count and not dots):
-        raise NotKnown("has an equation for tensors of another rank")
+        raise UnknownEffect("has an equation for tensors of another rank")
     return [*before, *(f".{at}" for at in reversed(range(count))), *after]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensorferry.server.batching_check.rows import is_float
+from tensorferry.server.batching_check.row_kinds import is_float
 from tensorferry.server.runtime.sampling import TOLERANCE, Array, as_float64
 from tensorferry.server.signature import TensorSpec
 
@@ -12,7 +12,7 @@ from tensorferry.server.signature import TensorSpec
 _NOISE = 8.0
 
 
-def dependence(spec: TensorSpec, first: Array, again: Array, other: Array) -> str:
+def row_difference(spec: TensorSpec, first: Array, again: Array, other: Array) -> str:
     """How a row's output depends on its neighbours; "" when it does not.
 
     All three are outputs of the row at one place in batches of one size: `first` and `again` of the same batch,

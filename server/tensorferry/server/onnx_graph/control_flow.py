@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from tensorferry.server.onnx_graph.operators import NUMBERS, MixesRows, NotKnown
-from tensorferry.server.onnx_graph.places import axis_of, moved, placed, shape_of
+from tensorferry.server.onnx_graph.operators import USES_ROW_INDICES, MixesRows, UnknownEffect
+from tensorferry.server.onnx_graph.row_axis import axis_of, on_axis, shape_of, with_rows
 from tensorferry.server.onnx_graph.sizes import Product, Size, unknown
-from tensorferry.server.onnx_graph.values import Value, joined
+from tensorferry.server.onnx_graph.values import Value, merged_problems
 
 if TYPE_CHECKING:
-    from tensorferry.server.onnx_graph.graph import Walk
+    from tensorferry.server.onnx_graph.graph_walk import GraphWalk
 
 # Passes through a loop's body until nothing changes any more.
 _PASSES = 12
@@ -26,7 +26,7 @@ _Inputs = Sequence[Value | None]
 
 
 def conditional(
-    walk: Walk, node: onnx.NodeProto, label: str, inputs: _Inputs, scope: Mapping[str, Value | None]
+    walk: GraphWalk, node: onnx.NodeProto, label: str, inputs: _Inputs, scope: Mapping[str, Value | None]
 ) -> list[Value]:
     """One of two graphs, for all rows alike."""
     condition = _given(inputs, 0)
@@ -36,16 +36,18 @@ def conditional(
     if known is not None:
         return _outputs(walk, branches[0 if known else 1], scope, {})
     _check_shared(condition, "chooses one branch for all rows")
-    if condition.by_values:
-        walk.unsteady.append(f"{label} chooses a branch by values")
+    if condition.value_dependent:
+        walk.value_dependent_nodes.append(f"{label} chooses a branch by values")
     then, other = (_outputs(walk, branch, scope, {}) for branch in branches)
     name = f"?if{next(_count)}"
-    made = [_either(f"{name}.{at}", *pair) for at, pair in enumerate(zip(then, other, strict=True))]
-    return [replace(value, by_values=value.by_values or condition.by_values) for value in made]
+    made = [_merged(f"{name}.{at}", *pair) for at, pair in enumerate(zip(then, other, strict=True))]
+    return [
+        replace(value, value_dependent=value.value_dependent or condition.value_dependent) for value in made
+    ]
 
 
 def loop(
-    walk: Walk, node: onnx.NodeProto, label: str, inputs: _Inputs, scope: Mapping[str, Value | None]
+    walk: GraphWalk, node: onnx.NodeProto, label: str, inputs: _Inputs, scope: Mapping[str, Value | None]
 ) -> list[Value]:
     """A graph repeated, with tensors handed on from one time to the next."""
     body: onnx.GraphProto = walk.attributes(node)["body"]
@@ -53,43 +55,43 @@ def loop(
     for value in inputs[:2]:
         if value is not None:
             _check_shared(value, "repeats its body equally often for all rows")
-            valued = valued or value.by_values
+            valued = valued or value.value_dependent
     names = [one.name for one in body.input]
     name = f"?loop{next(_count)}"
-    state = [_carried(value) for value in inputs[2:]]
+    state = [_loop_state(value) for value in inputs[2:]]
     for _ in range(_PASSES):
         given = dict(zip(names, [Value(()), Value(()), *state], strict=False))
         outputs = _outputs(walk, body, scope, given)
         going_on, carried, collected = outputs[0], outputs[1 : 1 + len(state)], outputs[1 + len(state) :]
         pairs = zip(state, carried, strict=True)
-        new = [_either(f"{name}.{at}", one, _carried(other)) for at, (one, other) in enumerate(pairs)]
+        new = [_merged(f"{name}.{at}", one, _loop_state(other)) for at, (one, other) in enumerate(pairs)]
         if new == state:
             break
         state = new
     else:
-        raise NotKnown("hands on tensors that change each time")
-    if going_on.trouble is not None:
-        return [replace(going_on, by_values=True)] * len(node.output)
+        raise UnknownEffect("hands on tensors that change each time")
+    if going_on.problems is not None:
+        return [replace(going_on, value_dependent=True)] * len(node.output)
     if _number(going_on) is None:
         _check_shared(going_on, "ends its body's repetition for all rows together")
-        valued = valued or going_on.by_values
+        valued = valued or going_on.value_dependent
     if valued:
-        walk.unsteady.append(f"{label} repeats its body as often as values say")
+        walk.value_dependent_nodes.append(f"{label} repeats its body as often as values say")
     times = unknown(f"{name}.times")
     made = [*state, *(_stacked(value, 0, times) for value in collected)]
-    return [replace(value, by_values=value.by_values or valued) for value in made]
+    return [replace(value, value_dependent=value.value_dependent or valued) for value in made]
 
 
 def scan(
-    walk: Walk, node: onnx.NodeProto, label: str, inputs: _Inputs, scope: Mapping[str, Value | None]
+    walk: GraphWalk, node: onnx.NodeProto, label: str, inputs: _Inputs, scope: Mapping[str, Value | None]
 ) -> list[Value]:
     """A graph repeated for each element along an axis of some inputs."""
     attributes = walk.attributes(node)
     body: onnx.GraphProto = attributes["body"]
     if len(inputs) != len(body.input) or any(value is None for value in inputs):
-        raise NotKnown("is of an old version")
+        raise UnknownEffect("is of an old version")
     count = int(attributes["num_scan_inputs"])
-    state = [_carried(value) for value in inputs[: len(inputs) - count]]
+    state = [_loop_state(value) for value in inputs[: len(inputs) - count]]
     axes = attributes.get("scan_input_axes") or [0] * count
     length: Size = 1
     elements = []
@@ -101,35 +103,35 @@ def scan(
     for _ in range(_PASSES):
         outputs = _outputs(walk, body, scope, dict(zip(names, [*state, *elements], strict=True)))
         pairs = zip(state, outputs[: len(state)], strict=True)
-        new = [_either(f"{name}.{at}", one, _carried(other)) for at, (one, other) in enumerate(pairs)]
+        new = [_merged(f"{name}.{at}", one, _loop_state(other)) for at, (one, other) in enumerate(pairs)]
         if new == state:
             break
         state = new
     else:
-        raise NotKnown("hands on tensors that change each time")
+        raise UnknownEffect("hands on tensors that change each time")
     collected = outputs[len(state) :]
     places = attributes.get("scan_output_axes") or [0] * len(collected)
     return [*state, *(_stacked(value, axis, length) for value, axis in zip(collected, places, strict=True))]
 
 
 OPERATORS: Mapping[
-    str, Callable[[Walk, onnx.NodeProto, str, _Inputs, Mapping[str, Value | None]], list[Value]]
+    str, Callable[[GraphWalk, onnx.NodeProto, str, _Inputs, Mapping[str, Value | None]], list[Value]]
 ] = {"If": conditional, "Loop": loop, "Scan": scan}
 
 
 def _outputs(
-    walk: Walk, graph: onnx.GraphProto, scope: Mapping[str, Value | None], inputs: Mapping[str, Value]
+    walk: GraphWalk, graph: onnx.GraphProto, scope: Mapping[str, Value | None], inputs: Mapping[str, Value]
 ) -> list[Value]:
-    within = walk.through(graph, scope, inputs)
+    within = walk.tensors_of(graph, scope, inputs)
     return [_given([within[output.name]], 0) for output in graph.output]
 
 
-def captured(node: onnx.NodeProto) -> set[str]:
+def captured_names(node: onnx.NodeProto) -> set[str]:
     """Names of tensors around the node that its graphs may use."""
     names = set()
     for attribute in node.attribute:
         for inner in attribute.g.node:
-            names |= {*inner.input, *captured(inner)}
+            names |= {*inner.input, *captured_names(inner)}
         names |= {output.name for output in attribute.g.output}
     return names
 
@@ -137,7 +139,7 @@ def captured(node: onnx.NodeProto) -> set[str]:
 def _given(values: _Inputs, index: int) -> Value:
     value = values[index]
     if value is None:
-        raise NotKnown(f"lacks its input {index}")
+        raise UnknownEffect(f"lacks its input {index}")
     return value
 
 
@@ -153,41 +155,41 @@ def _check_shared(value: Value, how: str) -> None:
     """What decides for all rows together must not depend on them."""
     if value.rows is not None:
         raise MixesRows(how)
-    if value.trouble is None and value.counted and _number(value) is None:
-        raise NotKnown(f"{how}, by how many rows a batch has")
+    if value.problems is None and value.depends_on_row_count and _number(value) is None:
+        raise UnknownEffect(f"{how}, by how many rows a batch has")
 
 
-def _carried(value: Value | None) -> Value:
+def _loop_state(value: Value | None) -> Value:
     """A tensor without its numbers, which are others each time."""
     return Value() if value is None else replace(_unnumbered(value), content=None)
 
 
 def _unnumbered(value: Value) -> Value:
-    if value.row_numbers:
-        raise NotKnown(NUMBERS)
+    if value.row_indices:
+        raise UnknownEffect(USES_ROW_INDICES)
     return value
 
 
-def _either(name: str, one: Value, other: Value) -> Value:
+def _merged(name: str, one: Value, other: Value) -> Value:
     """What holds of a tensor that is one of two; sizes that differ get names made from `name`."""
-    valued = one.by_values or other.by_values
-    if one.trouble is not None or other.trouble is not None:
-        return Value(trouble=joined((one.trouble, other.trouble)), by_values=True)
+    valued = one.value_dependent or other.value_dependent
+    if one.problems is not None or other.problems is not None:
+        return Value(problems=merged_problems((one.problems, other.problems)), value_dependent=True)
     if _unnumbered(one).rows != _unnumbered(other).rows:
-        raise NotKnown("makes a tensor with rows on one axis, or one with none or on another")
-    counted = one.counted or other.counted
+        raise UnknownEffect("makes a tensor with rows on one axis, or one with none or on another")
+    depends_on_row_count = one.depends_on_row_count or other.depends_on_row_count
     same = one.content is not None and other.content is not None and one.content.shape == other.content.shape
     if same and all(a == b for a, b in zip(one.content.flat, other.content.flat, strict=True)):  # type: ignore[union-attr]
-        return replace(one, by_values=valued)
+        return replace(one, value_dependent=valued)
     if one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
-        if one.rows is not None or counted:
-            raise NotKnown("makes a tensor of one rank or another")
-        return Value(by_values=valued)
+        if one.rows is not None or depends_on_row_count:
+            raise UnknownEffect("makes a tensor of one rank or another")
+        return Value(value_dependent=valued)
     sizes = tuple(
         a if a == b else unknown(f"{name}.{axis}", a, b)
         for axis, (a, b) in enumerate(zip(one.shape, other.shape, strict=True))
     )
-    return Value(sizes, one.rows, counted=counted, by_values=valued)
+    return Value(sizes, one.rows, depends_on_row_count=depends_on_row_count, value_dependent=valued)
 
 
 def _element(value: Value, axis: int) -> tuple[Value, Size]:
@@ -198,21 +200,25 @@ def _element(value: Value, axis: int) -> tuple[Value, Size]:
     if rows is not None and rows.axis == axis:
         raise MixesRows("runs along the batch axis")
     left = (*sizes[:axis], *sizes[axis + 1 :])
-    new = placed(left, moved(rows, rows.axis - (rows.axis > axis)) if rows is not None else None)
-    return replace(new, counted=value.counted, by_values=value.by_values), sizes[axis]
+    new = with_rows(left, on_axis(rows, rows.axis - (rows.axis > axis)) if rows is not None else None)
+    return replace(
+        new, depends_on_row_count=value.depends_on_row_count, value_dependent=value.value_dependent
+    ), sizes[axis]
 
 
 def _stacked(value: Value, axis: int, length: Size) -> Value:
     """Tensors of each time, on a new axis."""
-    if value.trouble is not None:
+    if value.problems is not None:
         return value
     if value.shape is None:
-        return Value(by_values=value.by_values)
+        return Value(value_dependent=value.value_dependent)
     sizes = shape_of(_unnumbered(value))
     axis = axis_of(axis, len(sizes) + 1)
     rows = value.rows
-    new = placed(
+    new = with_rows(
         (*sizes[:axis], length, *sizes[axis:]),
-        moved(rows, rows.axis + (rows.axis >= axis)) if rows is not None else None,
+        on_axis(rows, rows.axis + (rows.axis >= axis)) if rows is not None else None,
     )
-    return replace(new, counted=value.counted, by_values=value.by_values)
+    return replace(
+        new, depends_on_row_count=value.depends_on_row_count, value_dependent=value.value_dependent
+    )

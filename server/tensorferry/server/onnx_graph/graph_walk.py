@@ -10,12 +10,12 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from tensorferry.server.onnx_graph import control, operators
-from tensorferry.server.onnx_graph.operators import NUMBERS, MixesRows, Node, NotKnown, Operator
-from tensorferry.server.onnx_graph.order import in_order
-from tensorferry.server.onnx_graph.reading import constant
+from tensorferry.server.onnx_graph import control_flow, operators
+from tensorferry.server.onnx_graph.model_file import constant
+from tensorferry.server.onnx_graph.operators import USES_ROW_INDICES, MixesRows, Node, Operator, UnknownEffect
 from tensorferry.server.onnx_graph.sizes import counts_rows
-from tensorferry.server.onnx_graph.values import Trouble, Value, joined
+from tensorferry.server.onnx_graph.topological_order import topological_order
+from tensorferry.server.onnx_graph.values import RowProblems, Value, merged_problems
 
 # Tensors by name, in a graph and those around it; None for an input of a function that a call leaves out.
 Scope = Mapping[str, Value | None]
@@ -30,7 +30,9 @@ _DEEPEST = 40
 # Nodes that are looked at, those of loops and functions each time: few graphs have 20,000.
 _MOST_NODES = 100_000
 
-_MISSING = Value(trouble=Trouble(unknown=("the graph uses a tensor that nothing makes",)), by_values=True)
+_MISSING = Value(
+    problems=RowProblems(unknown=("the graph uses a tensor that nothing makes",)), value_dependent=True
+)
 
 
 class GraphTooLarge(Exception):
@@ -54,26 +56,30 @@ class Attributes(Mapping[str, Any]):
         return len(self._found)
 
 
-class Walk:
+class GraphWalk:
     """One pass through a model. `unsteady` collects why its time may depend on values."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self.unsteady: list[str] = []
+        self.value_dependent_nodes: list[str] = []
         self._functions: _Functions = {(one.domain, one.name): one for one in model.functions}
         self._opsets = _opsets(model.opset_import)
         self._bound: _Attributes = {}
         self._depth = 0
         self._nodes_left = [_MOST_NODES]
 
-    def _within(self, function: onnx.FunctionProto, bound: _Attributes) -> Walk:
+    def _within(self, function: onnx.FunctionProto, bound: _Attributes) -> GraphWalk:
         """A walk through a function's body that collects into the same list."""
-        walk = Walk(onnx.ModelProto())
-        walk.unsteady, walk._functions, walk._bound = self.unsteady, self._functions, bound
+        walk = GraphWalk(onnx.ModelProto())
+        walk.value_dependent_nodes, walk._functions, walk._bound = (
+            self.value_dependent_nodes,
+            self._functions,
+            bound,
+        )
         walk._opsets = {**self._opsets, **_opsets(function.opset_import)}
         walk._depth, walk._nodes_left = self._depth + 1, self._nodes_left
         return walk
 
-    def through(self, graph: onnx.GraphProto, outer: Scope, inputs: Scope) -> dict[str, Value | None]:
+    def tensors_of(self, graph: onnx.GraphProto, outer: Scope, inputs: Scope) -> dict[str, Value | None]:
         """All tensors of the graph by name, given those of its inputs and of the graph around it."""
         scope: dict[str, Value | None] = dict(outer)
         for tensor in graph.initializer:
@@ -85,10 +91,12 @@ class Walk:
         return scope
 
     def _run(self, nodes: Iterable[onnx.NodeProto], scope: dict[str, Value | None]) -> None:
-        for node in in_order(nodes, control.captured):
+        for node in topological_order(nodes, control_flow.captured_names):
             self._nodes_left[0] -= 1
             if self._nodes_left[0] < 0:
-                raise GraphTooLarge(f"it has more than {_MOST_NODES} nodes, counted each time they run")
+                raise GraphTooLarge(
+                    f"it has more than {_MOST_NODES} nodes, depends_on_row_count each time they run"
+                )
             values = self._node(node, scope)
             scope.update((name, value) for name, value in zip(node.output, values, strict=False) if name)
 
@@ -100,14 +108,14 @@ class Walk:
         function = self._functions.get((node.domain, node.op_type))
         if function is not None:
             return self._call(function, node, inputs, {})
-        if domain == operators.DOMAIN and node.op_type in control.OPERATORS:
-            around = [*inputs, *(scope.get(name) for name in control.captured(node))]
+        if domain == operators.DOMAIN and node.op_type in control_flow.OPERATORS:
+            around = [*inputs, *(scope.get(name) for name in control_flow.captured_names(node))]
             return self._guarded(
                 label,
                 inputs,
                 around,
                 count,
-                lambda: control.OPERATORS[node.op_type](self, node, label, inputs, scope),
+                lambda: control_flow.OPERATORS[node.op_type](self, node, label, inputs, scope),
             )
         found = operators.find(domain, node.op_type)
         if found is None:
@@ -118,8 +126,8 @@ class Walk:
         # The shape of a tensor may be known even where its rows are not.
         counting = [] if found.shape_only and _have_shapes(inputs) else inputs
         values = self._guarded(label, counting, inputs, count, lambda: _apply(found, view))
-        valued = not found.shape_only and any(value is not None and value.by_values for value in inputs)
-        return [replace(value, by_values=valued or value.trouble is not None) for value in values]
+        valued = not found.shape_only and any(value is not None and value.value_dependent for value in inputs)
+        return [replace(value, value_dependent=valued or value.problems is not None) for value in values]
 
     def _guarded(
         self,
@@ -130,15 +138,15 @@ class Walk:
         rule: Callable[[], Sequence[Value]],
     ) -> Sequence[Value]:
         """What the rule makes, or why it makes nothing that keeps rows apart; `used` is all that goes into it."""
-        trouble = joined(value.trouble for value in inputs if value is not None)
-        if trouble.mixes or trouble.unknown:
-            return [Value(trouble=trouble, by_values=True)] * count
+        problems = merged_problems(value.problems for value in inputs if value is not None)
+        if problems.mixes or problems.unknown:
+            return [Value(problems=problems, value_dependent=True)] * count
         try:
-            values: Sequence[Value] = [_sealed(value) for value in rule()]
+            values: Sequence[Value] = [_checked(value) for value in rule()]
         except MixesRows as why:
-            return [Value(trouble=Trouble(mixes=(f"{label} {why}",)), by_values=True)] * count
-        except (NotKnown, ArithmeticError) as why:
-            return _not_known(f"{label} {why}", used, count)
+            return [Value(problems=RowProblems(mixes=(f"{label} {why}",)), value_dependent=True)] * count
+        except (UnknownEffect, ArithmeticError) as why:
+            return _unknown_effect(f"{label} {why}", used, count)
         return values
 
     def _by_schema(
@@ -156,11 +164,11 @@ class Walk:
                 name: one.default_value for name, one in schema.attributes.items() if one.default_value.type
             }
             return self._call(body, node, inputs, defaults)
-        self.unsteady.append(f"{label} is of an operator whose time is not known")
-        trouble = joined(value.trouble for value in inputs if value is not None)
-        if trouble.mixes or trouble.unknown:
-            return [Value(trouble=trouble, by_values=True)] * len(node.output)
-        return _not_known(f"{label} is of an operator that is not analysed", inputs, len(node.output))
+        self.value_dependent_nodes.append(f"{label} is of an operator whose time is not known")
+        problems = merged_problems(value.problems for value in inputs if value is not None)
+        if problems.mixes or problems.unknown:
+            return [Value(problems=problems, value_dependent=True)] * len(node.output)
+        return _unknown_effect(f"{label} is of an operator that is not analysed", inputs, len(node.output))
 
     def _call(
         self,
@@ -170,7 +178,7 @@ class Walk:
         defaults: _Attributes,
     ) -> Sequence[Value]:
         if self._depth > _DEEPEST:
-            return _not_known(f"{label_of(node)} calls itself", inputs, len(node.output))
+            return _unknown_effect(f"{label_of(node)} calls itself", inputs, len(node.output))
         bound = {**defaults, **{one.name: one for one in function.attribute_proto}}
         bound.update((one.name, one) for one in self.bound_attributes(node))
         given = itertools.chain(inputs, itertools.repeat(None))
@@ -196,11 +204,11 @@ class Walk:
         return Attributes({one.name: one for one in self.bound_attributes(node)})
 
     def _check_steady(self, label: str, found: Operator, inputs: Sequence[Value | None]) -> None:
-        deciding = range(len(inputs)) if found.by_values else found.sizes
+        deciding = range(len(inputs)) if found.shape_from_values else found.shape_inputs
         for index in deciding:
             value = inputs[index] if index < len(inputs) else None
-            if value is not None and value.by_values:
-                self.unsteady.append(f"{label} makes a shape from values")
+            if value is not None and value.value_dependent:
+                self.value_dependent_nodes.append(f"{label} makes a shape from values")
                 return
 
 
@@ -220,46 +228,53 @@ def _opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
 
 
 def _apply(found: Operator, node: Node) -> Sequence[Value]:
-    others = [value for at, value in enumerate(node.inputs) if value is not None and at not in found.sizes]
-    counted = [value for value in others if value.counted] if not found.shape_only else []
-    if counted and any(value.rows for value in others):
+    others = [
+        value for at, value in enumerate(node.inputs) if value is not None and at not in found.shape_inputs
+    ]
+    depends_on_row_count = (
+        [value for value in others if value.depends_on_row_count] if not found.shape_only else []
+    )
+    if depends_on_row_count and any(value.rows for value in others):
         raise MixesRows("makes the rows' values depend on how many rows a batch has")
-    for index in found.sizes:
+    for index in found.shape_inputs:
         if node.has(index) and node.input(index).rows is not None:
-            raise NotKnown("makes a shape that depends on the rows' values")
-    if not found.row_numbers and any(value.row_numbers for value in node.given):
-        raise NotKnown(NUMBERS)
+            raise UnknownEffect("makes a shape that depends on the rows' values")
+    if not found.row_indices and any(value.row_indices for value in node.given):
+        raise UnknownEffect(USES_ROW_INDICES)
     made = found.rule(node)
     values = [made] * node.outputs if isinstance(made, Value) else made
-    if counted:
-        values = [value if value.content is not None else replace(value, counted=True) for value in values]
+    if depends_on_row_count:
+        values = [
+            value if value.content is not None else replace(value, depends_on_row_count=True)
+            for value in values
+        ]
     return values
 
 
-def _sealed(value: Value) -> Value:
+def _checked(value: Value) -> Value:
     """The value if what it says of the rows holds: a size that counts them may only be that of their own axis."""
     content = value.content
     if content is not None:
-        counted = any(counts_rows(number) for number in content.flat)
+        depends_on_row_count = any(counts_rows(number) for number in content.flat)
         known = content if content.size <= _MOST_NUMBERS else None
-        return replace(value, content=known, counted=counted)
-    if value.trouble is not None:
+        return replace(value, content=known, depends_on_row_count=depends_on_row_count)
+    if value.problems is not None:
         return value
     for axis, size in enumerate(value.shape or ()):
         if counts_rows(size) and (value.rows is None or axis != value.rows.axis):
-            raise NotKnown(f"makes an axis of size {size}, which depends on how many rows a batch has")
+            raise UnknownEffect(f"makes an axis of size {size}, which depends on how many rows a batch has")
     if value.rows is not None:
         if value.shape is None or value.shape[value.rows.axis] != value.rows.size:
-            raise NotKnown("makes a batch axis of another size")
+            raise UnknownEffect("makes a batch axis of another size")
         if counts_rows(value.rows.outer) or counts_rows(value.rows.inner):
-            raise NotKnown("makes a size that depends on how many rows a batch has")
-        if value.counted:
+            raise UnknownEffect("makes a size that depends on how many rows a batch has")
+        if value.depends_on_row_count:
             raise MixesRows("makes the rows' values depend on how many rows a batch has")
     return value
 
 
-def _not_known(reason: str, inputs: Sequence[Value | None], count: int) -> list[Value]:
+def _unknown_effect(reason: str, inputs: Sequence[Value | None], count: int) -> list[Value]:
     """Outputs of a node that could not be analysed: that matters only if rows go into it."""
     if all(value is None or value.is_free for value in inputs):
-        return [Value(by_values=True)] * count
-    return [Value(trouble=Trouble(unknown=(reason,)), by_values=True)] * count
+        return [Value(value_dependent=True)] * count
+    return [Value(problems=RowProblems(unknown=(reason,)), value_dependent=True)] * count

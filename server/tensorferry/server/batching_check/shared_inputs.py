@@ -8,19 +8,25 @@ from functools import partial
 
 import numpy as np
 
-from tensorferry.server.batching_check.trial import Conditions, Outcome, try_rows
+from tensorferry.server.batching_check.row_comparison import (
+    ComparisonOutcome,
+    ComparisonSettings,
+    compare_rows,
+)
 from tensorferry.server.runtime.sampling import Array, Run, sample
 from tensorferry.server.signature import Signature
 
-# Of each trial with other values, beyond the least.
+# Of each comparison with other values, beyond the least.
 _SECONDS = 0.25
 _SEEDS = (1, 2)
 
 
-def mixing_by_shared(signature: Signature, run: Run, conditions: Conditions, size: int) -> str:
+def mixing_through_shared_inputs(
+    signature: Signature, run: Run, conditions: ComparisonSettings, size: int
+) -> str:
     """Why rows affect each other for some values of the inputs without rows; "" where no such value was found.
 
-    `try_rows` has one random value of each; here are zeros, ones and more random ones. Values that the model does
+    `compare_rows` has one random value of each; here are zeros, ones and more random ones. Values that the model does
     not accept say nothing.
     """
     names = [signature.inputs[at].name for at in sorted(signature.shared(batched=True))]
@@ -34,9 +40,9 @@ def mixing_by_shared(signature: Signature, run: Run, conditions: Conditions, siz
     shorter = replace(conditions, seconds=_SECONDS)
     for values in (*drawn, *filled):
         given = {name: values[name] for name in names}
-        trial = try_rows(signature, partial(_run_with, run, given), shorter)
-        if trial.outcome in (Outcome.MIXES, Outcome.UNSTABLE):
-            return trial.reason
+        comparison = compare_rows(signature, partial(_run_with, run, given), shorter)
+        if comparison.outcome in (ComparisonOutcome.MIXES, ComparisonOutcome.UNSTABLE):
+            return comparison.reason
     return ""
 
 

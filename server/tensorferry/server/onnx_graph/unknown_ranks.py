@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tensorferry.server.onnx_graph.reading import UnreadableModel, read_model
+from tensorferry.server.onnx_graph.model_file import UnreadableModel, read_model
 
 
-def without_shape(path: Path) -> frozenset[str]:
+def tensors_of_unknown_rank(path: Path) -> frozenset[str]:
     """The inputs and outputs whose type has no shape: they may have any rank. None of a file that cannot be read."""
     try:
         graph = read_model(path).graph

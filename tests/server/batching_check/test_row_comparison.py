@@ -12,7 +12,12 @@ from support.models import small
 from support.server.rig import Array, signature, spec
 
 from tensorferry.protos.tensors import DATATYPES
-from tensorferry.server.batching_check.trial import Conditions, Outcome, Trial, try_rows
+from tensorferry.server.batching_check.row_comparison import (
+    ComparisonOutcome,
+    ComparisonSettings,
+    RowComparison,
+    compare_rows,
+)
 from tensorferry.server.runtime.onnx_strings import words_of
 from tensorferry.server.runtime.sampling import sample
 from tensorferry.server.runtime.session import Session
@@ -25,9 +30,11 @@ def standing() -> float:
     return 0.0
 
 
-def tried(build: Build, directory: Path) -> Trial:
+def tried(build: Build, directory: Path) -> RowComparison:
     session = Session(build(directory / "m.onnx"))
-    return try_rows(session.signature, session.run, Conditions(words=words_of(session.path), clock=standing))
+    return compare_rows(
+        session.signature, session.run, ComparisonSettings(words=words_of(session.path), clock=standing)
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,12 +62,12 @@ def tried(build: Build, directory: Path) -> Trial:
 )
 def test_models_with_independent_rows_pass(build: Build, size: int, tmp_path: Path) -> None:
     found = tried(build, tmp_path)
-    assert (found.outcome, found.size) == (Outcome.APART, size), found.reason
+    assert (found.outcome, found.size) == (ComparisonOutcome.APART, size), found.reason
 
 
 @pytest.mark.parametrize("name", DATATYPES)
 def test_every_datatype_passes(name: str, tmp_path: Path) -> None:
-    assert tried(lambda path: small.echo(path, name), tmp_path).outcome is Outcome.APART
+    assert tried(lambda path: small.echo(path, name), tmp_path).outcome is ComparisonOutcome.APART
 
 
 @pytest.mark.parametrize(
@@ -77,7 +84,7 @@ def test_every_datatype_passes(name: str, tmp_path: Path) -> None:
 )
 def test_models_that_mix_rows_are_found_out(build: Build, reason: str, tmp_path: Path) -> None:
     found = tried(build, tmp_path)
-    assert found.outcome is not Outcome.APART
+    assert found.outcome is not ComparisonOutcome.APART
     assert found.reason.startswith(reason)
     assert found.size == 4
 
@@ -96,9 +103,9 @@ def test_rows_that_are_alike_by_chance_prove_nothing() -> None:
             raise ValueError("all axes must be the same")
         return {"y": inputs["x"]}
 
-    found = try_rows(made, run, Conditions(clock=standing))
+    found = compare_rows(made, run, ComparisonSettings(clock=standing))
     assert (found.outcome, found.reason) == (
-        Outcome.MIXES,
+        ComparisonOutcome.MIXES,
         "it runs one row, but not several together (all axes must be the same)",
     )
 
@@ -106,20 +113,20 @@ def test_rows_that_are_alike_by_chance_prove_nothing() -> None:
 def test_a_model_that_drops_words_is_found_out_by_its_own_words(tmp_path: Path) -> None:
     found = tried(small.without_stop_words, tmp_path)
     assert (found.outcome, found.reason) == (
-        Outcome.MIXES,
+        ComparisonOutcome.MIXES,
         "output 'y' has shape [2] for 5 rows: it does not follow the batch axis",
     )
-    assert tried(lambda path: small.without_stop_words(path, ()), tmp_path).outcome is Outcome.APART
+    assert tried(lambda path: small.without_stop_words(path, ()), tmp_path).outcome is ComparisonOutcome.APART
 
 
 def test_words_that_are_not_for_the_input_prove_nothing(tmp_path: Path) -> None:
     assert list(words_of(small.spelt(tmp_path / "spelt.onnx"))) == [("one", "two")]
-    assert tried(small.spelt, tmp_path).outcome is Outcome.APART
+    assert tried(small.spelt, tmp_path).outcome is ComparisonOutcome.APART
 
 
 def test_what_runs_on_no_random_input_is_not_proved(tmp_path: Path) -> None:
     found = tried(lambda path: small.multiples_only(path, 11), tmp_path)
-    assert (found.outcome, found.size) == (Outcome.DOES_NOT_RUN, None)
+    assert (found.outcome, found.size) == (ComparisonOutcome.DOES_NOT_RUN, None)
     assert found.reason.startswith("it does not run on random input (the model failed on this request")
     assert found.reason.endswith("so running it shows nothing")
 
@@ -128,13 +135,13 @@ def test_what_runs_on_no_random_input_is_not_proved(tmp_path: Path) -> None:
 Model = Callable[[Array], Array]
 
 
-def proved(model: Model, datatype: str = "FP32", precision: float = 0.0) -> Trial:
+def proved(model: Model, datatype: str = "FP32", precision: float = 0.0) -> RowComparison:
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         with np.errstate(all="ignore"):
             return {"y": model(inputs["x"])}
 
     made = signature(spec("x", datatype, "batch", 8), outputs=(spec("y", datatype, "batch", 8),))
-    return try_rows(made, run, Conditions(precision=precision, clock=standing))
+    return compare_rows(made, run, ComparisonSettings(precision=precision, clock=standing))
 
 
 def off(by: float) -> Model:
@@ -156,24 +163,24 @@ def bf16(model: Model) -> Model:
     [("FP16", 4e-3, 5e-2), ("FP32", 3e-5, 1e-3), ("FP64", 3e-10, 1e-8)],
 )
 def test_rounding_is_allowed_and_another_answer_is_not(datatype: str, allowed: float, refused: float) -> None:
-    assert proved(off(0), datatype).outcome is Outcome.APART
-    assert proved(off(allowed), datatype).outcome is Outcome.APART
+    assert proved(off(0), datatype).outcome is ComparisonOutcome.APART
+    assert proved(off(allowed), datatype).outcome is ComparisonOutcome.APART
     found = proved(off(refused), datatype)
-    assert found.outcome is not Outcome.APART
+    assert found.outcome is not ComparisonOutcome.APART
     assert "its values reach" in found.reason
 
 
 def test_a_device_may_compute_to_less_than_its_outputs_show() -> None:
-    assert proved(off(3e-3), precision=1e-3).outcome is not Outcome.APART
-    assert proved(off(3e-3), precision=1e-2).outcome is Outcome.APART
-    assert proved(off(5e-2), precision=1e-2).outcome is not Outcome.APART
+    assert proved(off(3e-3), precision=1e-3).outcome is not ComparisonOutcome.APART
+    assert proved(off(3e-3), precision=1e-2).outcome is ComparisonOutcome.APART
+    assert proved(off(5e-2), precision=1e-2).outcome is not ComparisonOutcome.APART
     # It makes nothing stricter.
-    assert proved(off(4e-3), "FP16", precision=1e-4).outcome is Outcome.APART
+    assert proved(off(4e-3), "FP16", precision=1e-4).outcome is ComparisonOutcome.APART
 
 
 def test_rounding_of_bf16() -> None:
-    assert proved(bf16(off(0.01)), "BF16").outcome is Outcome.APART
-    assert proved(bf16(off(0.2)), "BF16").outcome is not Outcome.APART
+    assert proved(bf16(off(0.01)), "BF16").outcome is ComparisonOutcome.APART
+    assert proved(bf16(off(0.2)), "BF16").outcome is not ComparisonOutcome.APART
 
 
 @pytest.mark.parametrize("datatype", ["INT64", "BOOL", "UINT8", "BYTES"])
@@ -183,7 +190,7 @@ def test_nothing_is_allowed_where_values_are_exact(datatype: str) -> None:
         y[0, 0] = {"BYTES": "other", "BOOL": not y[0, 0]}.get(datatype, 7)
         return y
 
-    assert proved(lambda x: x, datatype).outcome is Outcome.APART
+    assert proved(lambda x: x, datatype).outcome is ComparisonOutcome.APART
     found = proved(first_row_differs, datatype)
     assert found.reason.startswith(
         "output 'y' of a row changes with its neighbours: 1 of 8 values are others"
@@ -215,7 +222,7 @@ def test_nothing_is_allowed_where_values_are_exact(datatype: str) -> None:
 )
 def test_what_else_may_become_of_rows(model: Model, batchable: bool) -> None:
     found = proved(lambda x: np.asarray(model(x)))
-    assert (found.outcome is Outcome.APART) is batchable, found.reason
+    assert (found.outcome is ComparisonOutcome.APART) is batchable, found.reason
     assert batchable or "output 'y'" in found.reason or "not several together" in found.reason
 
 
@@ -227,7 +234,7 @@ def test_the_proof_never_raises(fails: Callable[[Array], bool]) -> None:
         return x
 
     found = proved(model)
-    assert found.outcome is not Outcome.APART
+    assert found.outcome is not ComparisonOutcome.APART
     assert "(why)" in found.reason
 
 
@@ -253,7 +260,7 @@ def test_the_proof_never_raises(fails: Callable[[Array], bool]) -> None:
 )
 def test_rows_that_interact_only_for_some_values_are_found_out(model: Model) -> None:
     found = proved(model)
-    assert found.outcome is Outcome.MIXES
+    assert found.outcome is ComparisonOutcome.MIXES
     assert "changes with its neighbours" in found.reason
 
 
@@ -267,10 +274,10 @@ def test_one_largest_batch_of_all_kinds_finds_them_where_time_is_short() -> None
         return {"y": x if len(x) < 6 else x / max(100, x.max())}
 
     seconds = iter(range(10**6))
-    slow = Conditions(most=32, seconds=5, thorough=False, clock=lambda: float(next(seconds)))
+    slow = ComparisonSettings(most=32, seconds=5, thorough=False, clock=lambda: float(next(seconds)))
     with np.errstate(all="ignore"):
-        found = try_rows(made, run, slow)
-    assert found.outcome is Outcome.MIXES
+        found = compare_rows(made, run, slow)
+    assert found.outcome is ComparisonOutcome.MIXES
     assert 8 <= max(sizes) < 32
 
 
@@ -283,7 +290,7 @@ def test_one_largest_batch_of_all_kinds_finds_them_where_time_is_short() -> None
     ids=["the number of rows", "the place"],
 )
 def test_what_only_happens_in_large_batches_is_found_out(model: Model) -> None:
-    assert proved(model).outcome is Outcome.MIXES
+    assert proved(model).outcome is ComparisonOutcome.MIXES
 
 
 def test_a_quiet_row_is_held_against_its_own_magnitude() -> None:
@@ -303,8 +310,8 @@ def test_the_largest_batch_is_tried_and_one_that_fails_is_halved() -> None:
             raise MemoryError
         return {"y": inputs["x"]}
 
-    found = try_rows(made, run, Conditions(most=64, clock=standing))
-    assert found.outcome is Outcome.APART
+    found = compare_rows(made, run, ComparisonSettings(most=64, clock=standing))
+    assert found.outcome is ComparisonOutcome.APART
     assert {64, 32, 16} <= set(sizes)
     assert 16 in found.batches
     assert 32 not in found.batches
@@ -321,9 +328,9 @@ def test_kinds_of_rows_on_which_the_model_fails_are_left_out_and_named() -> None
             raise ValueError("not finite")
         return x
 
-    assert proved(finite_only).outcome is Outcome.MIXES
+    assert proved(finite_only).outcome is ComparisonOutcome.MIXES
     found = proved(checked)
-    assert (found.outcome, found.left_out) == (Outcome.APART, ("NaN", "+inf", "-inf"))
+    assert (found.outcome, found.left_out) == (ComparisonOutcome.APART, ("NaN", "+inf", "-inf"))
     assert found.extent.endswith("; left out, as the model fails on them: rows of NaN, +inf, -inf")
 
 
@@ -337,11 +344,11 @@ def test_integers_are_tried_as_far_as_the_model_accepts_them(rows: int, batchabl
         return index * (2 if index.max() > 1 else 1)
 
     found = proved(model, "INT64")
-    assert (found.outcome is Outcome.APART) is batchable, found.reason
+    assert (found.outcome is ComparisonOutcome.APART) is batchable, found.reason
 
 
 def test_negative_integers_are_tried_where_the_model_accepts_them() -> None:
-    assert proved(lambda x: x - (x.min() < 0), "INT32").outcome is Outcome.MIXES
+    assert proved(lambda x: x - (x.min() < 0), "INT32").outcome is ComparisonOutcome.MIXES
 
 
 def test_integers_that_are_sizes_do_not_grow_without_end() -> None:
@@ -352,7 +359,7 @@ def test_integers_that_are_sizes_do_not_grow_without_end() -> None:
         seen.append(int(inputs["n"].max()))
         return {"y": np.zeros((len(inputs["n"]), max(1, seen[-1])), np.int64)}
 
-    try_rows(made, run, Conditions(clock=standing))
+    compare_rows(made, run, ComparisonSettings(clock=standing))
     assert max(seen) == 8
 
 
@@ -367,7 +374,7 @@ def test_integers_that_are_sizes_do_not_grow_without_end() -> None:
     ids=["empty", "long"],
 )
 def test_empty_and_long_strings_are_tried(model: Model) -> None:
-    assert proved(model, "BYTES").outcome is Outcome.MIXES
+    assert proved(model, "BYTES").outcome is ComparisonOutcome.MIXES
 
 
 def test_inputs_of_different_kinds_stand_side_by_side() -> None:
@@ -381,7 +388,7 @@ def test_inputs_of_different_kinds_stand_side_by_side() -> None:
         return {"y": a * (2 if loud_beside_zero else 1)}
 
     with np.errstate(all="ignore"):
-        assert try_rows(made, run, Conditions(clock=standing)).outcome is Outcome.MIXES
+        assert compare_rows(made, run, ComparisonSettings(clock=standing)).outcome is ComparisonOutcome.MIXES
 
 
 def test_numbers_that_vary_from_run_to_run_are_no_mixing() -> None:
@@ -391,7 +398,7 @@ def test_numbers_that_vary_from_run_to_run_are_no_mixing() -> None:
     def model(x: Array) -> Array:
         return np.asarray(x + generator.uniform(-1e-9, 1e-9, x.shape).astype(np.float32))
 
-    assert proved(model).outcome is Outcome.APART
+    assert proved(model).outcome is ComparisonOutcome.APART
 
 
 def test_usual_rows_on_which_the_model_fails_are_drawn_again() -> None:
@@ -401,7 +408,7 @@ def test_usual_rows_on_which_the_model_fails_are_drawn_again() -> None:
         return x
 
     found = proved(model)
-    assert found.outcome is Outcome.APART, found.reason
+    assert found.outcome is ComparisonOutcome.APART, found.reason
 
 
 def test_a_model_that_fails_on_most_rows_shows_nothing() -> None:
@@ -414,7 +421,7 @@ def test_a_model_that_fails_on_most_rows_shows_nothing() -> None:
         return x
 
     found = proved(model)
-    assert found.outcome is Outcome.DOES_NOT_RUN
+    assert found.outcome is ComparisonOutcome.DOES_NOT_RUN
     assert found.reason == "it runs on few random inputs (no more), so running it shows nothing"
 
 
@@ -431,5 +438,5 @@ def test_inputs_without_rows_are_the_same_in_all_rows() -> None:
         return {"y": x * inputs["scale"]}
 
     with np.errstate(all="ignore"):
-        found = try_rows(made, run, Conditions(clock=standing))
-    assert found.outcome is Outcome.APART, found.reason
+        found = compare_rows(made, run, ComparisonSettings(clock=standing))
+    assert found.outcome is ComparisonOutcome.APART, found.reason

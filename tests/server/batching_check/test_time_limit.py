@@ -10,8 +10,12 @@ import pytest
 from onnx import helper
 from support.models.small import node, save, value
 
-from tensorferry.server.batching_check.limited import limited
-from tensorferry.server.batching_check.trial import Conditions, Outcome, try_rows
+from tensorferry.server.batching_check.row_comparison import (
+    ComparisonOutcome,
+    ComparisonSettings,
+    compare_rows,
+)
+from tensorferry.server.batching_check.time_limit import with_time_limit
 from tensorferry.server.errors import ModelFailedError
 from tensorferry.server.runtime.session import Session
 
@@ -41,16 +45,18 @@ def halved_until_small(path: Path) -> Path:
 
 def test_a_run_that_does_not_end_is_ended_and_the_next_is_carried_out(tmp_path: Path) -> None:
     session = Session(halved_until_small(tmp_path / "m.onnx"))
-    run = limited(session.run, session, 0.1)
+    run = with_time_limit(session.run, session, 0.1)
     with pytest.raises(ModelFailedError):
         run({"x": np.full(1, np.nan, np.float32)})
-    assert limited(session.run, session, 60)({"x": np.full(1, 2, np.float32)})["y"] == 0.5
+    assert with_time_limit(session.run, session, 60)({"x": np.full(1, 2, np.float32)})["y"] == 0.5
     assert not [one for one in threading.enumerate() if one.name == "tensorferry-batching-check"]
 
 
 def test_rows_on_which_a_model_never_ends_are_left_out(tmp_path: Path) -> None:
     session = Session(halved_until_small(tmp_path / "m.onnx"))
-    found = try_rows(session.signature, session.run, Conditions(), limited(session.run, session, 0.3))
+    found = compare_rows(
+        session.signature, session.run, ComparisonSettings(), with_time_limit(session.run, session, 0.3)
+    )
     # The number of turns is that of the batch: that, too, is found out.
-    assert found.outcome is Outcome.MIXES
+    assert found.outcome is ComparisonOutcome.MIXES
     assert "changes with its neighbours" in found.reason

@@ -9,7 +9,7 @@ from tensorferry.server.runtime.sampling import Array, Run
 from tensorferry.server.runtime.session import Session
 
 
-def limited(run: Run, session: Session, seconds: float) -> Run:
+def with_time_limit(run: Run, session: Session, seconds: float) -> Run:
     """Runs as `run` does, by way of the session; a run that takes longer is ended and fails."""
 
     def limited_run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:

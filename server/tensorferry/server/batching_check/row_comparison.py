@@ -16,18 +16,18 @@ from itertools import cycle
 
 import numpy as np
 
-from tensorferry.server.batching_check.compare import dependence
-from tensorferry.server.batching_check.rows import (
-    KINDS,
-    Kind,
-    Range,
+from tensorferry.server.batching_check.random_rows import RANDOM_ROWS, distinct_rows, rows_of, with_vocabulary
+from tensorferry.server.batching_check.row_difference import row_difference
+from tensorferry.server.batching_check.row_kinds import (
+    ROW_KINDS,
+    IntegerRange,
     Row,
+    RowKind,
     accepted_integers,
-    batched,
-    candidates,
+    has_rows,
     join,
+    rows_of_kind,
 )
-from tensorferry.server.batching_check.usual import USUAL, differing, rows_of, spoken
 from tensorferry.server.runtime.sampling import Array, Run, difference_of, working_size
 from tensorferry.server.signature import Signature
 
@@ -41,7 +41,7 @@ _MOST_ROWS = 300
 _LEAST_SECONDS = 0.1
 
 
-class Outcome(enum.Enum):
+class ComparisonOutcome(enum.Enum):
     """What running showed."""
 
     APART = "rows run together equal rows run alone"
@@ -51,7 +51,7 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class RowComparison:
     """The outcome of running, and on what it rests.
 
     `size` is that of the dimensions that vary besides the batch axis, None where the model ran with none of those
@@ -59,7 +59,7 @@ class Trial:
     the model does not accept.
     """
 
-    outcome: Outcome
+    outcome: ComparisonOutcome
     reason: str
     size: int | None
     batches: Mapping[int, int] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class ComparisonSettings:
     """What a model is tried with, and for how long.
 
     `most` is the largest batch; `words` are lists of strings that the model knows; `precision` is that to which the
@@ -99,32 +99,34 @@ class _Mixes(Exception):
     """Running has shown that rows cannot share a batch."""
 
 
-def try_rows(signature: Signature, run: Run, conditions: Conditions, first_run: Run | None = None) -> Trial:
+def compare_rows(
+    signature: Signature, run: Run, conditions: ComparisonSettings, first_run: Run | None = None
+) -> RowComparison:
     """Tries a model whose signature has a batch axis; never raises.
 
     `first_run` runs a row of a new kind for the first time; it may end runs that take too long. By default `run`.
     """
     size, reason = working_size(signature, run)
     if size is None:
-        return Trial(
-            Outcome.DOES_NOT_RUN,
+        return RowComparison(
+            ComparisonOutcome.DOES_NOT_RUN,
             f"it does not run on random input ({reason}), so running it shows nothing",
             None,
         )
-    trying = _Trying(signature, run, first_run or run, conditions, size)
-    outcome, reason = Outcome.APART, "rows run together equal rows run alone"
+    comparer = _RowComparer(signature, run, first_run or run, conditions, size)
+    outcome, reason = ComparisonOutcome.APART, "rows run together equal rows run alone"
     try:
-        trying.usual_rows()
-        trying.extreme_rows()
+        comparer.usual_rows()
+        comparer.extreme_rows()
     except _Unstable as error:
-        outcome, reason = Outcome.UNSTABLE, str(error)
+        outcome, reason = ComparisonOutcome.UNSTABLE, str(error)
     except _RunsOnFew as error:
-        outcome, reason = Outcome.DOES_NOT_RUN, str(error)
+        outcome, reason = ComparisonOutcome.DOES_NOT_RUN, str(error)
     except _Mixes as error:
-        outcome, reason = Outcome.MIXES, str(error)
+        outcome, reason = ComparisonOutcome.MIXES, str(error)
     except Exception as error:
-        outcome, reason = Outcome.MIXES, f"it runs one row, but not several together ({error})"
-    return Trial(outcome, reason, size, trying.batches, tuple(dict.fromkeys(trying.left_out)))
+        outcome, reason = ComparisonOutcome.MIXES, f"it runs one row, but not several together ({error})"
+    return RowComparison(outcome, reason, size, comparer.batches, tuple(dict.fromkeys(comparer.left_out)))
 
 
 class _Unstable(Exception):
@@ -135,11 +137,11 @@ class _RunsOnFew(Exception):
     """The model fails on most random rows."""
 
 
-class _Trying:
-    """One trial while it goes on."""
+class _RowComparer:
+    """One comparison while it goes on."""
 
     def __init__(
-        self, signature: Signature, run: Run, first_run: Run, conditions: Conditions, size: int
+        self, signature: Signature, run: Run, first_run: Run, conditions: ComparisonSettings, size: int
     ) -> None:
         self._signature = signature
         self._run = run
@@ -164,7 +166,7 @@ class _Trying:
         self._compare(self._usual, alone)
         if any(spec.datatype.name == "BYTES" for spec in self._signature.inputs):
             for words in self._conditions.words:
-                inputs = spoken(self._signature, join(self._signature, self._usual), words)
+                inputs = with_vocabulary(self._signature, join(self._signature, self._usual), words)
                 rows = rows_of(self._signature, inputs)
                 try:
                     alone = self._alone(rows)
@@ -180,10 +182,10 @@ class _Trying:
         began = self._conditions.clock()
         shared: Row = {}
         for seed in range(_DRAWS):
-            for drawn in rows_of(self._signature, differing(self._signature, self._size, seed)):
+            for drawn in rows_of(self._signature, distinct_rows(self._signature, self._size, seed)):
                 # Inputs without a batch axis are the same in all rows.
                 shared = shared or {
-                    spec.name: drawn[spec.name] for spec in self._signature.inputs if not batched(spec)
+                    spec.name: drawn[spec.name] for spec in self._signature.inputs if not has_rows(spec)
                 }
                 row = {**drawn, **shared}
                 try:
@@ -192,8 +194,10 @@ class _Trying:
                     reason = str(error)
                     continue
                 self._usual.append(row)
-                if len(outputs) == USUAL:
-                    self._row_seconds = (self._conditions.clock() - began) / (seed * USUAL + USUAL)
+                if len(outputs) == RANDOM_ROWS:
+                    self._row_seconds = (self._conditions.clock() - began) / (
+                        seed * RANDOM_ROWS + RANDOM_ROWS
+                    )
                     self._row_bytes = max(
                         1, sum(array.nbytes for array in (*row.values(), *outputs[0].values()))
                     )
@@ -203,20 +207,20 @@ class _Trying:
     def extreme_rows(self) -> None:
         """Holds rows beside extreme ones against the same beside usual ones."""
         ranges = accepted_integers(self._signature, self._first_run, self._usual[0], self._conditions.clock)
-        kinds = self._accepted(KINDS, ranges)
+        kinds = self._accepted(ROW_KINDS, ranges)
         victims = [self._usual[0], *(kinds[name] for name in ("quiet", "zeros", "spread") if name in kinds)]
         self._large(victims, kinds)
         if self._conditions.thorough:
             self._beside(3, victims, kinds, at=(0, 2))
         self._all_beside_all([self._usual[0], *kinds.values()], kinds)
-        again = self._accepted([kind for kind in KINDS if kind.name in kinds], ranges)
-        several = sum(map(batched, self._signature.inputs)) > 1
+        again = self._accepted([kind for kind in ROW_KINDS if kind.name in kinds], ranges)
+        several = sum(map(has_rows, self._signature.inputs)) > 1
         for step in range(1, len(again) if several else 2):
             if self._late():
                 return
             kinds = self._mixed(again, step)
             self._large(list(kinds.values()), kinds)
-            victims = [self._usual[step % USUAL], *kinds.values()]
+            victims = [self._usual[step % RANDOM_ROWS], *kinds.values()]
             self._all_beside_all(victims if step == 1 else victims[:2], kinds)
 
     def _all_beside_all(self, victims: Sequence[Row], kinds: Mapping[str, Row]) -> None:
@@ -267,11 +271,11 @@ class _Trying:
         self.batches[len(rows)] = self.batches.get(len(rows), 0) + 1
         return outputs
 
-    def _accepted(self, kinds: Iterable[Kind], ranges: Mapping[str, Range]) -> dict[str, Row]:
+    def _accepted(self, kinds: Iterable[RowKind], ranges: Mapping[str, IntegerRange]) -> dict[str, Row]:
         """A row of each kind that changes something and that the model accepts; the kinds that it does not are noted."""
         found: dict[str, Row] = {}
         for kind in kinds:
-            rows = candidates(self._signature, kind, self._usual[0], ranges, self._generator)
+            rows = rows_of_kind(self._signature, kind, self._usual[0], ranges, self._generator)
             accepted = next((row for row in rows if self._accepts(row)), None)
             if accepted is not None:
                 found[kind.name] = accepted
@@ -319,7 +323,7 @@ class _Trying:
         There, too, usual rows are held against the same alone.
         """
         rows = self._largest()
-        while rows > USUAL:
+        while rows > RANDOM_ROWS:
             places = {place: victims[place // 2 % len(victims)] for place in range(0, rows, 2)}
             batch = _placed(rows, places, self._usual[1:])
             try:
@@ -375,7 +379,7 @@ def _differing_at(
     for spec in signature.outputs:
         one, same, beside = (outputs[spec.name] for outputs in (first, again, other))
         for at in places:
-            found = dependence(spec, one[at : at + 1], same[at : at + 1], beside[at : at + 1])
+            found = row_difference(spec, one[at : at + 1], same[at : at + 1], beside[at : at + 1])
             if found:
                 return f"output {spec.name!r} of a row changes with its neighbours: {found}"
     return ""

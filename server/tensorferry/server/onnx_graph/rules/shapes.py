@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 from onnx import numpy_helper
 
-from tensorferry.server.onnx_graph.operators import NUMBERS, MixesRows, Node, NotKnown, operator
-from tensorferry.server.onnx_graph.places import axis_of, moved, placed, shape_of
-from tensorferry.server.onnx_graph.reading import constant
+from tensorferry.server.onnx_graph.model_file import constant
+from tensorferry.server.onnx_graph.operators import USES_ROW_INDICES, MixesRows, Node, UnknownEffect, operator
+from tensorferry.server.onnx_graph.row_axis import axis_of, on_axis, shape_of, with_rows
 from tensorferry.server.onnx_graph.sizes import (
     NUMBER_OF_ROWS,
     Product,
@@ -23,7 +23,7 @@ from tensorferry.server.onnx_graph.sizes import (
     product,
     quotient,
 )
-from tensorferry.server.onnx_graph.values import ALL, Rows, Value, integers, of_content
+from tensorferry.server.onnx_graph.values import ALL, RowAxis, Value, integers, of_content
 
 # Numbers of a Range that are kept.
 _MOST = 256
@@ -41,10 +41,10 @@ def constant_of(node: Node) -> Value:
             return of_content(integers(value))
         if name in ("value_string", "value_strings"):
             return Value(() if name == "value_string" else (len(value),))
-    raise NotKnown("has no tensor of the usual kind")
+    raise UnknownEffect("has no tensor of the usual kind")
 
 
-@operator("Shape", shape_only=True, row_numbers=True)
+@operator("Shape", shape_only=True, row_indices=True)
 def shape(node: Node) -> Value:
     """The sizes of the axes, or of some of them."""
     sizes = shape_of(node.input(0))
@@ -66,20 +66,20 @@ def transpose(node: Node) -> Value:
     sizes = shape_of(value)
     order = node.attribute("perm") or list(reversed(range(len(sizes))))
     order = [axis_of(axis, len(sizes)) for axis in order]
-    rows = None if value.rows is None else moved(value.rows, order.index(value.rows.axis))
-    found = placed(tuple(sizes[axis] for axis in order), rows)
+    rows = None if value.rows is None else on_axis(value.rows, order.index(value.rows.axis))
+    found = with_rows(tuple(sizes[axis] for axis in order), rows)
     if value.content is not None:
         return of_content(value.content.transpose(order))
     return found
 
 
-@operator("Reshape", sizes=(1,), row_numbers=True)
+@operator("Reshape", shape_inputs=(1,), row_indices=True)
 def reshape(node: Node) -> Value:
     """The rows stay apart where they are a factor of an axis of the new shape."""
     value = node.input(0)
     target = node.sizes("shape", 1)
     if target is None:
-        raise NotKnown("has no shape")
+        raise UnknownEffect("has no shape")
     old = value.shape
     if value.rows is None and value.content is None and old is None:
         return Value(tuple(size if is_size(size) and size != 0 else node.fresh(size) for size in target))
@@ -96,11 +96,11 @@ def reshape(node: Node) -> Value:
 
 def _numbered(value: Value, made: Value) -> Value:
     """The tensor made of the value by giving it another shape, with the rows' numbers if the value has them."""
-    if not value.row_numbers:
+    if not value.row_indices:
         return made
-    if value.row_numbers != ALL or made.rows is None or (made.rows.outer, made.rows.inner) != (1, 1):
-        raise NotKnown(NUMBERS)
-    return replace(made, row_numbers=ALL)
+    if value.row_indices != ALL or made.rows is None or (made.rows.outer, made.rows.inner) != (1, 1):
+        raise UnknownEffect(USES_ROW_INDICES)
+    return replace(made, row_indices=ALL)
 
 
 @operator("Flatten")
@@ -113,7 +113,7 @@ def flatten(node: Node) -> Value:
     return _reshaped(value, (product(*sizes[:at]), product(*sizes[at:])))
 
 
-@operator("Squeeze", sizes=(1,), row_numbers=True)
+@operator("Squeeze", shape_inputs=(1,), row_indices=True)
 def squeeze(node: Node) -> Value:
     """Leaves out axes of size 1."""
     value = node.input(0)
@@ -121,9 +121,9 @@ def squeeze(node: Node) -> Value:
     axes = node.integers("axes", 1)
     if axes is None:
         if value.rows is not None:
-            raise NotKnown("leaves out the batch axis when there is one row")
+            raise UnknownEffect("leaves out the batch axis when there is one row")
         if any(isinstance(size, Product) for size in sizes):
-            raise NotKnown("leaves out axes by their sizes")
+            raise UnknownEffect("leaves out axes by their sizes")
         axes = [axis for axis, size in enumerate(sizes) if size == 1]
     left_out = {axis_of(axis, len(sizes)) for axis in axes}
     if value.rows is not None and value.rows.axis in left_out:
@@ -133,18 +133,19 @@ def squeeze(node: Node) -> Value:
     if value.content is not None:
         return of_content(value.content.reshape(fixed(new)))
     return _numbered(
-        value, placed(new, None if value.rows is None else moved(value.rows, kept.index(value.rows.axis)))
+        value,
+        with_rows(new, None if value.rows is None else on_axis(value.rows, kept.index(value.rows.axis))),
     )
 
 
-@operator("Unsqueeze", sizes=(1,), row_numbers=True)
+@operator("Unsqueeze", shape_inputs=(1,), row_indices=True)
 def unsqueeze(node: Node) -> Value:
     """Puts in axes of size 1."""
     value = node.input(0)
     sizes = shape_of(value)
     axes = node.integers("axes", 1)
     if axes is None:
-        raise NotKnown("has no axes")
+        raise UnknownEffect("has no axes")
     rank = len(sizes) + len(axes)
     new_axes = {axis_of(axis, rank) for axis in axes}
     old_axes = [axis for axis in range(rank) if axis not in new_axes]
@@ -155,51 +156,51 @@ def unsqueeze(node: Node) -> Value:
         return of_content(value.content.reshape(fixed(new)))
     return _numbered(
         value,
-        placed(tuple(new), None if value.rows is None else moved(value.rows, old_axes[value.rows.axis])),
+        with_rows(tuple(new), None if value.rows is None else on_axis(value.rows, old_axes[value.rows.axis])),
     )
 
 
-@operator("Expand", sizes=(1,), row_numbers=True)
+@operator("Expand", shape_inputs=(1,), row_indices=True)
 def expand(node: Node) -> Value:
     """Repeats along axes of size 1, up to the shape given."""
     value = node.input(0)
     old = shape_of(value)
     target = node.sizes("shape", 1)
     if target is None:
-        raise NotKnown("has no shape")
+        raise UnknownEffect("has no shape")
     rank = max(len(old), len(target))
     old = (1,) * (rank - len(old)) + old
     wanted = [1] * (rank - len(target)) + target
     new = tuple(_stretched(node, *pair) for pair in zip(old, wanted, strict=True))
     if value.rows is None:
-        return repeated(new)
-    rows = Rows(value.rows.axis + rank - len(shape_of(value)), value.rows.outer, value.rows.inner)
+        return constant_along_axes(new)
+    rows = RowAxis(value.rows.axis + rank - len(shape_of(value)), value.rows.outer, value.rows.inner)
     if wanted[rows.axis] not in (1, rows.size):
         fixed = wanted[rows.axis]
-        raise NotKnown(f"stretches the batch axis to the size {fixed}")
-    return _numbered(value, placed(new, rows))
+        raise UnknownEffect(f"stretches the batch axis to the size {fixed}")
+    return _numbered(value, with_rows(new, rows))
 
 
 def _stretched(node: Node, old: Size, wanted: Size) -> Size:
     if isinstance(wanted, int) and wanted < 0:
-        raise NotKnown(f"has the size {wanted} in its shape")
+        raise UnknownEffect(f"has the size {wanted} in its shape")
     if old == wanted or wanted == 1 or (isinstance(old, int) and old != 1):
         return old
     return wanted if old == 1 or isinstance(wanted, int) else node.fresh(old, wanted)
 
 
-def repeated(sizes: tuple[Size, ...]) -> Value:
+def constant_along_axes(sizes: tuple[Size, ...]) -> Value:
     """A tensor that is the same along its axes: one whose size counts rows has equal rows there."""
     counting = [axis for axis, size in enumerate(sizes) if counts_rows(size)]
     if not counting:
         return Value(sizes)
     inner = quotient(sizes[counting[0]], NUMBER_OF_ROWS)
     if len(counting) > 1 or inner is None or counts_rows(inner):
-        raise NotKnown("makes several axes, or a part of one, from how many rows a batch has")
-    return placed(sizes, Rows(counting[0], 1, inner))
+        raise UnknownEffect("makes several axes, or a part of one, from how many rows a batch has")
+    return with_rows(sizes, RowAxis(counting[0], 1, inner))
 
 
-@operator("ConstantOfShape", sizes=(0,))
+@operator("ConstantOfShape", shape_inputs=(0,))
 def constant_of_shape(node: Node) -> Value:
     """One number everywhere."""
     sizes = node.sizes("shape", 0) or []
@@ -208,7 +209,7 @@ def constant_of_shape(node: Node) -> Value:
         number = 0.0 if given is None else numpy_helper.to_array(given).reshape(-1)[0].item()
         content = np.full(tuple(sizes), number, object)
         return of_content(content)
-    return repeated(tuple(size if is_size(size) else node.fresh(size) for size in sizes))
+    return constant_along_axes(tuple(size if is_size(size) else node.fresh(size) for size in sizes))
 
 
 @operator("EyeLike", shape_only=True)
@@ -220,43 +221,43 @@ def eye_like(node: Node) -> Value:
     return Value(shape_of(value))
 
 
-@operator("Range", sizes=(0, 1, 2))
+@operator("Range", shape_inputs=(0, 1, 2))
 def numbers_in_a_range(node: Node) -> Value:
     """Numbers from the first to the last."""
     contents = [node.content(index) for index in range(3)]
     start, limit, delta = (None if content is None else content.reshape(-1)[0] for content in contents)
     if start == 0 and limit == NUMBER_OF_ROWS and delta == 1:
-        return Value((NUMBER_OF_ROWS,), Rows(0), row_numbers=ALL)
+        return Value((NUMBER_OF_ROWS,), RowAxis(0), row_indices=ALL)
     if counts_rows(start) or counts_rows(limit) or counts_rows(delta):
-        raise NotKnown("makes a range from how many rows a batch has")
+        raise UnknownEffect("makes a range from how many rows a batch has")
     if isinstance(start, Product) or isinstance(limit, Product) or isinstance(delta, Product):
         simple = start == 0 and delta == 1 and is_size(limit)
         return Value((product(limit or 0) if simple else node.fresh(),))
     if start is None or limit is None or not delta:
-        raise NotKnown("lacks a limit")
+        raise UnknownEffect("lacks a limit")
     count = max(math.ceil((limit - start) / delta), 0)
     if count > _MOST:
         return Value((count,))
     return of_content(integers(start + at * delta for at in range(count)))
 
 
-@operator("Tile", sizes=(1,))
+@operator("Tile", shape_inputs=(1,))
 def tile(node: Node) -> Value:
     """Repeats whole axes."""
     value = node.input(0)
     sizes = shape_of(value)
     repeats = node.sizes("repeats", 1)
     if repeats is None or len(repeats) != len(sizes):
-        raise NotKnown("has no number of repeats for each axis")
+        raise UnknownEffect("has no number of repeats for each axis")
     new = tuple(product(*pair) for pair in zip(sizes, repeats, strict=True))
     if value.rows is None:
         if all(size == 1 or times == 1 for size, times in zip(sizes, repeats, strict=True)):
-            return repeated(new)
+            return constant_along_axes(new)
         return Value(new)
     axis = value.rows.axis
     if counts_rows(repeats[axis]):
-        raise NotKnown("repeats the batch axis as often as a batch has rows")
-    return placed(new, Rows(axis, product(repeats[axis], value.rows.outer), value.rows.inner))
+        raise UnknownEffect("repeats the batch axis as often as a batch has rows")
+    return with_rows(new, RowAxis(axis, product(repeats[axis], value.rows.outer), value.rows.inner))
 
 
 def _inferred(node: Node, old: Sequence[Size], others: Sequence[Size]) -> Size:
@@ -276,10 +277,12 @@ def _reshaped(value: Value, sizes: tuple[Size, ...]) -> Value:
         known = fixed(sizes)
         if len(known) == len(sizes):
             return of_content(value.content.reshape(known))
-    return placed(sizes, None if value.rows is None else relocated(shape_of(value), value.rows, sizes))
+    return with_rows(
+        sizes, None if value.rows is None else row_axis_after_reshape(shape_of(value), value.rows, sizes)
+    )
 
 
-def relocated(old: Sequence[Size], rows: Rows, new: Sequence[Size]) -> Rows:
+def row_axis_after_reshape(old: Sequence[Size], rows: RowAxis, new: Sequence[Size]) -> RowAxis:
     """The rows' place once the elements have another shape: each row has the elements that it had, in order."""
     before = product(*old[: rows.axis], rows.outer)
     after = product(rows.inner, *old[rows.axis + 1 :])
@@ -294,11 +297,11 @@ def relocated(old: Sequence[Size], rows: Rows, new: Sequence[Size]) -> Rows:
         if outer is None or inner is None or product(outer, NUMBER_OF_ROWS, inner) != size:
             continue
         if not counts_rows(outer) and not counts_rows(inner):
-            return Rows(axis, outer, inner)
+            return RowAxis(axis, outer, inner)
     sizes = f"from shape {_written(old)} to {_written(new)}"
     if all(_simple(size) for size in (*old, *new)):
         raise MixesRows(f"cuts the batch axis into other pieces, {sizes}")
-    raise NotKnown(f"does not show where it puts the batch axis, {sizes}")
+    raise UnknownEffect(f"does not show where it puts the batch axis, {sizes}")
 
 
 def _simple(size: Size) -> bool:
