@@ -45,7 +45,6 @@ PYTHON: dict[tuple[str, str], str] = {
 
 # Indented blocks that are no commands: output, trees, and configuration.
 OTHERS: tuple[tuple[str, str], ...] = (
-    ("README.md", "protos/"),
     ("docs/guides/gpu.md", "optimization {"),
     ("docs/guides/gpu.md", "model minilm in FP16"),
     ("docs/guides/gpu.md", "the metrics have no figures"),

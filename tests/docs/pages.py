@@ -1,4 +1,4 @@
-"""The commands and the Python of README.md and docs/, as a reader would copy them."""
+"""The commands and the Python of README.md, the other pages of the root, and docs/, as a reader would copy them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def bare(text: str) -> str:
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks() -> Iterator[Block]:
