@@ -18,14 +18,14 @@ from tensorferry.server.config.limit_options import limits_of
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.methods.health import Health
-from tensorferry.server.methods.log_settings import LogSettings
-from tensorferry.server.methods.model_config import ModelConfiguration
-from tensorferry.server.methods.reflection import Reflection
+from tensorferry.server.methods.health import HealthService
+from tensorferry.server.methods.log_settings import LogSettingsMethods
+from tensorferry.server.methods.model_config import ModelConfigMethods
+from tensorferry.server.methods.reflection import ReflectionService
 from tensorferry.server.methods.repository import RepositoryMethods
-from tensorferry.server.methods.shared_memory import SharedMemory
-from tensorferry.server.methods.statistics import StatisticsExtension
-from tensorferry.server.methods.trace_settings import TraceSettings
+from tensorferry.server.methods.shared_memory import SharedMemoryMethods
+from tensorferry.server.methods.statistics import StatisticsMethods
+from tensorferry.server.methods.trace_settings import TraceSettingsMethods
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.models.repository import Repository
@@ -127,13 +127,13 @@ class App:
             max_streams=config.max_streams or MAX_STREAMS,
             max_in_flight=config.max_in_flight_per_stream,
             extensions=(
-                ModelConfiguration(self.registry),
-                StatisticsExtension(self.registry),
+                ModelConfigMethods(self.registry),
+                StatisticsMethods(self.registry),
                 RepositoryMethods(self.registry, self._control),
-                SharedMemory(self._regions),
-                TraceSettings(self.registry, triton_tracing),
+                SharedMemoryMethods(self._regions),
+                TraceSettingsMethods(self.registry, triton_tracing),
                 *(
-                    [LogSettings(log_output, allowed=config.allow_log_settings)]
+                    [LogSettingsMethods(log_output, allowed=config.allow_log_settings)]
                     if log_output is not None
                     else []
                 ),
@@ -145,7 +145,7 @@ class App:
         # Held while health is set from what the registry says, so that the last word is the latest. Nothing else
         # is done meanwhile.
         self._health_lock = threading.Lock()
-        self._health = Health()
+        self._health = HealthService()
         self._unpackers = HandlerThreads(_UNPACKERS, "unpack")
         self._threads = HandlerThreads(max(HANDLER_THREADS, 2 * (config.max_streams or 0)))
         self._server = grpc.server(
@@ -160,7 +160,7 @@ class App:
         self._server.add_generic_rpc_handlers((self._servicer.handler(), self._health.handler()))
         if config.reflection:
             services = (SERVICE_NAME, HEALTH_SERVICE, *REFLECTION_SERVICES)
-            self._server.add_generic_rpc_handlers(Reflection(services, POOL).handlers())
+            self._server.add_generic_rpc_handlers(ReflectionService(services, POOL).handlers())
         self._health.set("", serving=False)
         # Whether the process answers at all, for those who end one that does not; as the method ServerLive.
         self._health.set(HEALTH_SERVICE, serving=True)

@@ -22,7 +22,7 @@ from fuzz.attackers.raw import Connection, framed, headers_of
 from fuzz.attackers.wire import Wire
 from support.server.tokens import EVERY, STREAMS, bearer, line
 
-from tensorferry.server.wire.fields import encoded_varint
+from tensorferry.server.wire.fields import encode_varint
 
 TOKEN = "bombs-secret"
 _MESSAGE_BYTES = 60_000_000
@@ -41,7 +41,7 @@ class Bomb:
 
 def field(number: int, content: bytes) -> bytes:
     """A serialised field with bytes in it."""
-    return encoded_varint(number << 3 | 2) + encoded_varint(len(content)) + content
+    return encode_varint(number << 3 | 2) + encode_varint(len(content)) + content
 
 
 def _many(entry: bytes, size: int) -> bytes:

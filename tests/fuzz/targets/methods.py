@@ -13,11 +13,11 @@ from fuzz.world import HANDLE, WORDS, World, numbers, output_placed, placed
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.methods.log_settings import LogSettings
-from tensorferry.server.methods.model_config import ModelConfiguration
-from tensorferry.server.methods.shared_memory import SharedMemory
-from tensorferry.server.methods.statistics import StatisticsExtension
-from tensorferry.server.methods.trace_settings import TraceSettings
+from tensorferry.server.methods.log_settings import LogSettingsMethods
+from tensorferry.server.methods.model_config import ModelConfigMethods
+from tensorferry.server.methods.shared_memory import SharedMemoryMethods
+from tensorferry.server.methods.statistics import StatisticsMethods
+from tensorferry.server.methods.trace_settings import TraceSettingsMethods
 from tensorferry.server.telemetry.logs import LogOutput
 from tensorferry.server.tracing.trace import Tracing
 from tensorferry.server.tracing.triton import TritonTracing
@@ -167,10 +167,10 @@ class SettingsTarget(MethodsTarget):
 
     def extensions(self, directory: Path) -> Sequence[Extension]:
         return (
-            ModelConfiguration(self.world.registry),
-            StatisticsExtension(self.world.registry),
-            TraceSettings(self.world.registry, self.triton_tracing),
-            LogSettings(_Output(), allowed=True),
+            ModelConfigMethods(self.world.registry),
+            StatisticsMethods(self.world.registry),
+            TraceSettingsMethods(self.world.registry, self.triton_tracing),
+            LogSettingsMethods(_Output(), allowed=True),
         )
 
 
@@ -223,7 +223,7 @@ class MemoryTarget(MethodsTarget):
         self._count = 0
 
     def extensions(self, directory: Path) -> Sequence[Extension]:
-        return (SharedMemory(self.world.regions),)
+        return (SharedMemoryMethods(self.world.regions),)
 
     def _infer(self, data: bytes, context: Any) -> bytes:
         try:

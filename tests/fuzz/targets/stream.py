@@ -125,9 +125,9 @@ def _outcome(options: Any, messages: list[bytes], responses: list[Any], end: Sta
 
 def _id_of(message: bytes) -> str:
     try:
-        structure.check(message, pb.ModelInferRequest)
+        structure.check_message(message, pb.ModelInferRequest)
     except InvalidRequestError:
-        return structure.id_of(message)
+        return structure.peek_request_id(message)
     try:
         return str(pb.ModelInferRequest.FromString(message).id)
     except Exception:

@@ -33,7 +33,7 @@ from tensorferry.protos.tensors import DATATYPES, decode_raw
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import InvalidRequestError, StartError
 from tensorferry.server.inference.classification import Classifier
-from tensorferry.server.inference.codec import ResponseSpec, encode
+from tensorferry.server.inference.codec import ResponseSpec, encode_response
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.labels import read_labels
 from tensorferry.server.models.loader import load_model
@@ -139,7 +139,7 @@ def test_a_response_has_classes_beside_values(typed: bool) -> None:
         classes=(2, 0),
     )
     outcome = Outcome({"y": fp32(2, 3), "z": np.array([7, 8])})
-    response = encode("m", "1", wanted, outcome, ROWS)
+    response = encode_response("m", "1", wanted, outcome, ROWS)
     y, z = response.outputs
     assert (y.name, y.datatype, list(y.shape)) == ("y", "BYTES", [2, 2])
     assert (z.datatype, list(z.shape)) == ("INT64", [2])

@@ -12,10 +12,10 @@ from support.server.rig import fp32, request, signature, spec
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server.errors import InvalidRequestError
-from tensorferry.server.inference.codec import DecodedRequest, decode
+from tensorferry.server.inference.codec import DecodedRequest, decode_request
 from tensorferry.server.shared_memory.regions import RegionLease, Regions
 from tensorferry.server.signature import Signature
-from tensorferry.server.wire.receiving import parsed
+from tensorferry.server.wire.receiving import parse
 
 X, N, S = spec("x", "FP32", "batch", 3), spec("n", "INT64", "batch"), spec("s", "BYTES", "batch", "k")
 MODEL = signature(X, N, outputs=(spec("y", "FP32", "batch", 3), spec("z", "INT64", "batch")))
@@ -26,7 +26,7 @@ def good(rows: int = 2, *, typed: bool = False) -> pb.ModelInferRequest:
 
 
 def held(message: pb.ModelInferRequest, made: Any = MODEL, *, batched: bool = True) -> DecodedRequest:
-    return decode(message, "m", made, batched, RegionLease(Regions()))
+    return decode_request(message, "m", made, batched, RegionLease(Regions()))
 
 
 def refused(message: pb.ModelInferRequest, made: Any = MODEL, *, batched: bool = True) -> str:
@@ -356,10 +356,10 @@ def test_other_parameters_are_no_concern() -> None:
 @pytest.mark.parametrize("kind", [pb.ModelInferRequest, pb.ModelReadyRequest])
 def test_bytes_that_are_no_message(data: bytes, kind: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        parsed(data, kind)
+        parse(data, kind)
     assert str(caught.value) == f"the message of {len(data)} bytes is not a {kind.__name__}"
 
 
 def test_fields_of_a_newer_protocol_are_no_concern() -> None:
     unknown = b"\xfa\x7f\x03new"
-    assert parsed(good().SerializeToString() + unknown, pb.ModelInferRequest).model_name == "m"
+    assert parse(good().SerializeToString() + unknown, pb.ModelInferRequest).model_name == "m"

@@ -11,7 +11,7 @@ from support.server.rig import Array, fp32, request, signature, spec
 from tensorferry.batcher import BatchInfo, CloseReason, Outcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, decode_contents, decode_raw
-from tensorferry.server.inference.codec import decode, encode
+from tensorferry.server.inference.codec import decode_request, encode_response
 from tensorferry.server.inference.responses import ResponseTemplate, id_field_of
 from tensorferry.server.shared_memory.regions import RegionLease, Regions
 
@@ -44,13 +44,13 @@ def response(
     for name in wanted:
         message.outputs.add(name=name)
     made = signature(spec("x", "FP32", "batch", 3), outputs=tuple(SPECS[name] for name in outputs))
-    decoded = decode(message, "m", made, True, RegionLease(Regions()))
+    decoded = decode_request(message, "m", made, True, RegionLease(Regions()))
     made_of = Outcome(arrays, None, **(outcome or {"batch": BATCH}))
     form = ResponseTemplate(message.model_name, "4", decoded.wanted)
     answer = pb.ModelInferResponse()
     for _ in range(2):  # the second time from what is remembered
         answer = pb.ModelInferResponse.FromString(b"".join(form.pieces(id_field_of(message.id), made_of)))
-        plain = encode(message.model_name, "4", decoded.wanted, made_of)
+        plain = encode_response(message.model_name, "4", decoded.wanted, made_of)
         plain.id = message.id
         assert answer == plain
     return answer

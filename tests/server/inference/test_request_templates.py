@@ -1,4 +1,4 @@
-"""What is remembered of a request never reads another one otherwise than protobuf and `decode` would."""
+"""What is remembered of a request never reads another one otherwise than protobuf and `decode_request` would."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from support.server.rig import PATIENCE, fp32, reproducible, request, signature,
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference import request_templates
-from tensorferry.server.inference.codec import decode
+from tensorferry.server.inference.codec import decode_request
 from tensorferry.server.inference.request_templates import RequestTemplate, RequestTemplateCache
 from tensorferry.server.models.registry import Model
 from tensorferry.server.shared_memory.regions import RegionLease, Regions
-from tensorferry.server.wire.fields import encoded_varint
-from tensorferry.server.wire.receiving import parsed
+from tensorferry.server.wire.fields import encode_varint
+from tensorferry.server.wire.receiving import parse
 
 PRIORITIES = 2
 
@@ -58,7 +58,7 @@ def joined(parts: Sequence[Part]) -> bytes:
 
 def field(number: int, value: bytes, *, padded: bool = False) -> bytes:
     """The tag and the length of a field; `padded` as no library writes them, though all can read them."""
-    tag, length = encoded_varint(number << 3 | 2), encoded_varint(len(value))
+    tag, length = encode_varint(number << 3 | 2), encode_varint(len(value))
     if not padded:
         return tag + length
     return tag[:-1] + bytes([tag[-1] | 128, 0]) + length[:-1] + bytes([length[-1] | 128, 0])
@@ -151,9 +151,9 @@ def remember(
     cache: RequestTemplateCache, data: bytes, generation: int = 0, of: Model = MODEL
 ) -> RequestTemplate:
     """As the service does with a message of a form that is not known. Raises for what is none."""
-    message = parsed(data, pb.ModelInferRequest)
+    message = parse(data, pb.ModelInferRequest)
     assert (message.model_name, message.model_version) in ((of.name, ""), (of.name, "1"))
-    decoded = decode(message, of.name, of.signature, of.batched, RegionLease(Regions()))
+    decoded = decode_request(message, of.name, of.signature, of.batched, RegionLease(Regions()))
     return cache.add(data, message, of, decoded, generation)
 
 
@@ -179,8 +179,8 @@ def check(cache: RequestTemplateCache, data: bytes) -> bool:
     if found is None:
         return False
     form, request_id, id_field, tensors = found
-    message = parsed(data, pb.ModelInferRequest)
-    decoded = decode(message, "m", MODEL.signature, MODEL.batched, RegionLease(Regions()))
+    message = parse(data, pb.ModelInferRequest)
+    decoded = decode_request(message, "m", MODEL.signature, MODEL.batched, RegionLease(Regions()))
     assert told(form) == told(remember(RequestTemplateCache(), data))
     assert request_id == message.id
     # Its place in a response is the same as in a request.
@@ -201,7 +201,7 @@ def test_what_is_found_is_what_would_be_read(pair: tuple[bytes, bytes, bool]) ->
     found = check(cache, data)
     if same and not found and not _twice(known):
         with pytest.raises(Exception, match="is not a ModelInferRequest"):  # its id is no UTF-8
-            parsed(data, pb.ModelInferRequest)
+            parse(data, pb.ModelInferRequest)
 
 
 def _twice(data: bytes) -> bool:

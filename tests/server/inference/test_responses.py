@@ -12,9 +12,9 @@ from support.server.rig import Array, reproducible, spec
 from tensorferry.batcher import Outcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
-from tensorferry.server.inference.codec import ResponseSpec, encode
+from tensorferry.server.inference.codec import ResponseSpec, encode_response
 from tensorferry.server.inference.responses import ResponseTemplate, id_field_of, stream_response
-from tensorferry.server.wire.fields import encoded_varint
+from tensorferry.server.wire.fields import encode_varint
 
 RAW = [name for name, datatype in DATATYPES.items() if datatype.size]
 
@@ -60,7 +60,7 @@ def test_messages_are_protobufs_own(drawn: tuple[ResponseSpec, list[dict[str, Ar
     form = ResponseTemplate("model", "3", wanted)
     for arrays_of_run, request_id in [*zip(runs, ids, strict=True)] * 2:
         outcome = Outcome(arrays_of_run)
-        expected = encode("model", "3", wanted, outcome)
+        expected = encode_response("model", "3", wanted, outcome)
         expected.id = request_id
         pieces = form.pieces(id_field_of(request_id), outcome)
         assert pb.ModelInferResponse.FromString(b"".join(pieces)) == expected
@@ -84,7 +84,7 @@ def test_shapes_that_are_remembered_are_bounded() -> None:
 @reproducible
 def test_a_number_is_written_as_protobuf_writes_it(value: int) -> None:
     written = pb.InferParameter(uint64_param=value).SerializeToString()
-    assert written.endswith(encoded_varint(value))
+    assert written.endswith(encode_varint(value))
 
 
 @given(st.text(max_size=500))

@@ -15,7 +15,7 @@ from support.server.rig import PATIENCE
 
 from tensorferry.protos.standard import health_pb2
 from tensorferry.server.methods import health as module
-from tensorferry.server.methods.health import Health
+from tensorferry.server.methods.health import HealthService
 
 STATUS = health_pb2.HealthCheckResponse
 WATCH = "/grpc.health.v1.Health/Watch"
@@ -25,7 +25,9 @@ Stub = health_pb2_grpc.HealthStub
 class Caller:
     """A call of Watch as grpcio has it: what it was sent, once `reads` is set."""
 
-    def __init__(self, health: Health, service: str = "m", *, here: bool = True, peer: str = "a") -> None:
+    def __init__(
+        self, health: HealthService, service: str = "m", *, here: bool = True, peer: str = "a"
+    ) -> None:
         self.address = peer
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self.reads = threading.Event()
@@ -64,14 +66,14 @@ class Caller:
 
 
 @pytest.fixture
-def health() -> Iterator[Health]:
-    made = Health()
+def health() -> Iterator[HealthService]:
+    made = HealthService()
     made.set("m", serving=True)
     yield made
     made.close()
 
 
-def statuses_of(health: Health) -> Mapping[str, int]:
+def statuses_of(health: HealthService) -> Mapping[str, int]:
     return health._statuses
 
 
@@ -83,7 +85,7 @@ def statuses_of(health: Health) -> Mapping[str, int]:
     ],
 )
 def test_watchers_are_bounded(
-    health: Health, monkeypatch: pytest.MonkeyPatch, bound: str, peers: Sequence[str], words: str
+    health: HealthService, monkeypatch: pytest.MonkeyPatch, bound: str, peers: Sequence[str], words: str
 ) -> None:
     """In all and on a connection; one that leaves makes room for another."""
     monkeypatch.setattr(module, bound, 3)
@@ -107,7 +109,7 @@ def test_watchers_are_bounded(
     assert not health._open
 
 
-def test_who_watches_hears_each_change_in_order(health: Health) -> None:
+def test_who_watches_hears_each_change_in_order(health: HealthService) -> None:
     caller = Caller(health)
     caller.reads.set()
     caller.await_statuses(STATUS.SERVING)
@@ -117,7 +119,7 @@ def test_who_watches_hears_each_change_in_order(health: Health) -> None:
     caller.await_statuses(STATUS.SERVING, STATUS.NOT_SERVING, STATUS.SERVING)
 
 
-def test_who_watches_what_is_not_known_hears_when_it_is(health: Health) -> None:
+def test_who_watches_what_is_not_known_hears_when_it_is(health: HealthService) -> None:
     caller = Caller(health, "later")
     caller.reads.set()
     caller.await_statuses(STATUS.SERVICE_UNKNOWN)
@@ -125,7 +127,7 @@ def test_who_watches_what_is_not_known_hears_when_it_is(health: Health) -> None:
     caller.await_statuses(STATUS.SERVICE_UNKNOWN, STATUS.SERVING)
 
 
-def test_while_one_does_not_read_nobody_waits_for_it(health: Health) -> None:
+def test_while_one_does_not_read_nobody_waits_for_it(health: HealthService) -> None:
     """Not those who set, check and watch, and above all not the thread that says that a watcher has left."""
     deaf, hearing = Caller(health), Caller(health)
     hearing.reads.set()
@@ -150,7 +152,7 @@ def test_while_one_does_not_read_nobody_waits_for_it(health: Health) -> None:
     assert hearing.got == [STATUS.SERVING, STATUS.NOT_SERVING], "it had left"
 
 
-def test_who_reads_late_hears_of_the_last_changes(health: Health) -> None:
+def test_who_reads_late_hears_of_the_last_changes(health: HealthService) -> None:
     caller = Caller(health)
     assert caller.sending.wait(PATIENCE)
     for number in range(101):
@@ -163,7 +165,7 @@ def test_who_reads_late_hears_of_the_last_changes(health: Health) -> None:
 
 
 def test_one_that_is_stuck_is_ended_for_those_that_wait(
-    health: Health, monkeypatch: pytest.MonkeyPatch
+    health: HealthService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_STUCK_SECONDS", -1.0)
     stuck = [Caller(health) for _ in range(module._SENDERS)]
@@ -178,7 +180,7 @@ def test_one_that_is_stuck_is_ended_for_those_that_wait(
 
 
 @pytest.mark.parametrize("here", [True, False])
-def test_who_has_left_leaves_nothing(health: Health, here: bool) -> None:
+def test_who_has_left_leaves_nothing(health: HealthService, here: bool) -> None:
     callers = [Caller(health, f"any {number}", here=here) for number in range(3)]
     for caller in callers:
         caller.reads.set()
@@ -189,7 +191,7 @@ def test_who_has_left_leaves_nothing(health: Health, here: bool) -> None:
     assert health._watchers == {}
 
 
-def test_after_the_shutdown_nothing_serves_again(health: Health) -> None:
+def test_after_the_shutdown_nothing_serves_again(health: HealthService) -> None:
     caller = Caller(health)
     caller.reads.set()
     caller.await_statuses(STATUS.SERVING)
@@ -200,7 +202,7 @@ def test_after_the_shutdown_nothing_serves_again(health: Health) -> None:
     assert statuses_of(health) == {"m": STATUS.NOT_SERVING}
 
 
-def test_a_client_that_never_reads_does_not_stop_the_server(health: Health) -> None:
+def test_a_client_that_never_reads_does_not_stop_the_server(health: HealthService) -> None:
     """grpcio's own servicer is stopped for good by these two clients, and the server with it."""
     server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
     server.add_generic_rpc_handlers((health.handler(),))
@@ -229,7 +231,7 @@ def test_a_client_that_never_reads_does_not_stop_the_server(health: Health) -> N
         assert server.stop(0).wait(PATIENCE)
 
 
-def test_all_statuses_are_listed(health: Health) -> None:
+def test_all_statuses_are_listed(health: HealthService) -> None:
     health.set("", serving=False)
     server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
     server.add_generic_rpc_handlers((health.handler(),))

@@ -49,7 +49,7 @@ def test_a_path_of_many_parts_or_long_ones(
 
 
 def test_a_configuration_of_very_many_entries(start: Make) -> None:
-    text = '{"input": [' + "{}," * bounds.MOST_FIELDS + "{}]}"
+    text = '{"input": [' + "{}," * bounds.MAX_FIELDS + "{}]}"
     code, message = load(start, config=pb.ModelRepositoryParameter(string_param=text))
     assert code is INVALID
-    assert f"entries; this server takes at most {bounds.MOST_FIELDS}" in message
+    assert f"entries; this server takes at most {bounds.MAX_FIELDS}" in message

@@ -13,7 +13,7 @@ from support.server import log_lines
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, UnsupportedError
-from tensorferry.server.methods.log_settings import LogSettings
+from tensorferry.server.methods.log_settings import LogSettingsMethods
 from tensorferry.server.telemetry import logs
 
 DEFAULTS = {
@@ -37,8 +37,8 @@ def _root() -> Iterator[None]:
     root.setLevel(level)
 
 
-def made(log_format: str = "text", level: str = "info") -> LogSettings:
-    return LogSettings(logs.configure(log_format, level), allowed=True)
+def made(log_format: str = "text", level: str = "info") -> LogSettingsMethods:
+    return LogSettingsMethods(logs.configure(log_format, level), allowed=True)
 
 
 def request(**settings: Any) -> pb.LogSettingsRequest:
@@ -56,7 +56,7 @@ def values(response: pb.LogSettingsResponse) -> dict[str, Any]:
     }
 
 
-def asked(settings: LogSettings, **changes: Any) -> dict[str, Any]:
+def asked(settings: LogSettingsMethods, **changes: Any) -> dict[str, Any]:
     return values(settings.log_settings(request(**changes)))
 
 
@@ -194,7 +194,7 @@ def test_no_client_says_where_the_log_goes(path: str) -> None:
 
 def test_a_change_that_comes_between_is_kept() -> None:
     output = logs.configure("text", "info")
-    settings = LogSettings(output, allowed=True)
+    settings = LogSettingsMethods(output, allowed=True)
 
     class Between(logging.Handler):
         """As the first change is logged, another client makes one."""

@@ -14,7 +14,7 @@ from tensorferry.batcher import Batcher, DeadlineExceeded
 from tensorferry.batcher.testing import VirtualClock
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
-from tensorferry.server.methods.statistics import StatisticsExtension
+from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.models.registry import Model, ModelRegistry
 
 Ready = Callable[..., Model]
@@ -49,7 +49,7 @@ def told(registry: ModelRegistry, name: str = "", version: str = "") -> list[tup
 
 def statistics(registry: ModelRegistry, name: str = "", version: str = "") -> list[pb.ModelStatistics]:
     request = pb.ModelStatisticsRequest(name=name, version=version)
-    response = StatisticsExtension(registry).methods()["ModelStatistics"](request)
+    response = StatisticsMethods(registry).methods()["ModelStatistics"](request)
     return list(response.model_stats)
 
 
@@ -150,7 +150,7 @@ def test_the_time_of_the_last_inference(
     times = SimpleNamespace(monotonic=clock.now, time=lambda: wall[0])
     monkeypatch.setattr("tensorferry.server.methods.statistics.time", times)
     batcher = ready("m", clock=clock).batcher
-    extension = StatisticsExtension(registry)
+    extension = StatisticsMethods(registry)
 
     def last() -> int:
         (one,) = extension.model_statistics(pb.ModelStatisticsRequest()).model_stats

@@ -10,7 +10,7 @@ from support.server.rig import signature, spec
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, UnsupportedError
-from tensorferry.server.methods.trace_settings import TraceSettings
+from tensorferry.server.methods.trace_settings import TraceSettingsMethods
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.tracing.triton import TritonTracing
 from tensorferry.server.tracing.triton_file import TraceFile
@@ -26,14 +26,14 @@ AT_FIRST = {
 
 
 @pytest.fixture
-def settings() -> TraceSettings:
+def settings() -> TraceSettingsMethods:
     registry = ModelRegistry()
     registry.ready(Model("m", "1", signature(spec("x", "FP32", "batch")), 8, "batched", cast(Any, None)))
     registry.loading("early", "1")
-    return TraceSettings(registry, TritonTracing(TraceFile(Path("traces.json"))))
+    return TraceSettingsMethods(registry, TritonTracing(TraceFile(Path("traces.json"))))
 
 
-def asked(settings: TraceSettings, model: str = "", **changes: Any) -> dict[str, list[str]]:
+def asked(settings: TraceSettingsMethods, model: str = "", **changes: Any) -> dict[str, list[str]]:
     """All settings after these changes; None clears one."""
     request = pb.TraceSettingRequest(model_name=model)
     for name, values in changes.items():
@@ -42,12 +42,12 @@ def asked(settings: TraceSettings, model: str = "", **changes: Any) -> dict[str,
     return {name: list(value.value) for name, value in response.settings.items()}
 
 
-def test_read(settings: TraceSettings) -> None:
+def test_read(settings: TraceSettingsMethods) -> None:
     assert asked(settings) == asked(settings, "m") == AT_FIRST
     assert settings.names == ("trace",)
 
 
-def test_changed_and_cleared(settings: TraceSettings) -> None:
+def test_changed_and_cleared(settings: TraceSettingsMethods) -> None:
     changes: dict[str, Any] = {
         "trace_level": ["TIMESTAMPS"],
         "trace_rate": ["4294967295"],
@@ -65,7 +65,7 @@ def test_changed_and_cleared(settings: TraceSettings) -> None:
     assert asked(settings, **cleared) == AT_FIRST
 
 
-def test_the_mode_may_be_said_but_not_be_another(settings: TraceSettings) -> None:
+def test_the_mode_may_be_said_but_not_be_another(settings: TraceSettingsMethods) -> None:
     assert asked(settings, trace_mode="triton") == AT_FIRST
     with pytest.raises(UnsupportedError, match="trace_mode is opentelemetry; this server has triton only"):
         asked(settings, trace_mode="opentelemetry")
@@ -91,7 +91,7 @@ def test_the_mode_may_be_said_but_not_be_another(settings: TraceSettings) -> Non
         ("trace_speed", "1", "unknown trace setting 'trace_speed'; known are trace_file, trace_level"),
     ],
 )
-def test_wrong_values(settings: TraceSettings, name: str, values: Any, message: str) -> None:
+def test_wrong_values(settings: TraceSettingsMethods, name: str, values: Any, message: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         asked(settings, **{"log_frequency": "5", name: values})
     assert message in str(caught.value)
@@ -99,7 +99,7 @@ def test_wrong_values(settings: TraceSettings, name: str, values: Any, message: 
 
 
 @pytest.mark.parametrize("values", ["other.json", "", None])
-def test_no_client_says_where_traces_go(settings: TraceSettings, values: Any) -> None:
+def test_no_client_says_where_traces_go(settings: TraceSettingsMethods, values: Any) -> None:
     with pytest.raises(
         UnsupportedError, match="trace file location can not be updated through network protocol"
     ):
@@ -107,14 +107,14 @@ def test_no_client_says_where_traces_go(settings: TraceSettings, values: Any) ->
     assert asked(settings) == AT_FIRST
 
 
-def test_contents_are_not_traced(settings: TraceSettings) -> None:
+def test_contents_are_not_traced(settings: TraceSettingsMethods) -> None:
     with pytest.raises(UnsupportedError, match="this server writes no contents of requests to files"):
         asked(settings, trace_level=["TIMESTAMPS", "TENSORS"])
     assert asked(settings) == AT_FIRST
 
 
 @pytest.mark.parametrize("model", ["other", "early"])
-def test_a_model_that_is_not_there(settings: TraceSettings, model: str) -> None:
+def test_a_model_that_is_not_there(settings: TraceSettingsMethods, model: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"Request for unknown model : {model}; "):
         asked(settings, model)
     with pytest.raises(InvalidRequestError):

@@ -18,11 +18,11 @@ from tensorferry.server.errors import (
     ServerError,
     UnsupportedError,
 )
-from tensorferry.server.methods.shared_memory import SharedMemory
+from tensorferry.server.methods.shared_memory import SharedMemoryMethods
 from tensorferry.server.shared_memory import cuda_driver
-from tensorferry.server.shared_memory.cuda import CudaMemory
+from tensorferry.server.shared_memory.cuda import CudaSharedMemory
 from tensorferry.server.shared_memory.regions import RegionLease, Regions
-from tensorferry.server.shared_memory.system import SystemMemory
+from tensorferry.server.shared_memory.system import SystemSharedMemory
 
 HANDLE = bytes(64)
 
@@ -82,11 +82,11 @@ def test_device_memory_is_closed_with_its_last_use(both: Regions, driver: Script
     both.register_cuda("r", HANDLE, 0, 64)
     lease = RegionLease(both)
     lease.span(placed(nbytes=1))
-    both.unregister("r", SystemMemory)
+    both.unregister("r", SystemSharedMemory)
     lease.release()
     assert (driver.opened, names(both)) == (1, ["r"])
     lease.span(placed(nbytes=1))
-    both.unregister("r", CudaMemory)
+    both.unregister("r", CudaSharedMemory)
     assert (driver.opened, names(both)) == (1, ["r"])
     lease.release()
     assert (driver.opened, names(both)) == (0, [])
@@ -144,7 +144,7 @@ def test_the_methods_of_both_kinds(both: Regions) -> None:
         request = getattr(pb, f"{method}SharedMemoryStatusRequest")(name=name)
         with pytest.raises(NotFoundError, match=message):
             methods[f"{method}SharedMemoryStatus"](request)
-    assert SharedMemory(both).names == ("system_shared_memory", "cuda_shared_memory")
+    assert SharedMemoryMethods(both).names == ("system_shared_memory", "cuda_shared_memory")
     methods["CudaSharedMemoryUnregister"](pb.CudaSharedMemoryUnregisterRequest())
     assert names(both) == ["s"]
 
@@ -156,7 +156,7 @@ def test_where_there_is_no_cuda(regions: Regions, monkeypatch: pytest.MonkeyPatc
         match=r"CUDA shared memory region: 'c', GPUs not supported: .* libcuda-nowhere.so.1, is not here",
     ):
         regions.register_cuda("c", HANDLE, 0, 64)
-    assert SharedMemory(regions).names == ("system_shared_memory",)
+    assert SharedMemoryMethods(regions).names == ("system_shared_memory",)
     methods = extension(regions)
     assert not methods["CudaSharedMemoryStatus"](pb.CudaSharedMemoryStatusRequest()).regions
     methods["CudaSharedMemoryUnregister"](pb.CudaSharedMemoryUnregisterRequest())

@@ -19,9 +19,9 @@ from tensorferry.server.errors import (
     ServerError,
     UnsupportedError,
 )
-from tensorferry.server.methods.shared_memory import SharedMemory
+from tensorferry.server.methods.shared_memory import SharedMemoryMethods
 from tensorferry.server.shared_memory.regions import RegionLease, Regions
-from tensorferry.server.shared_memory.system import SystemMemory
+from tensorferry.server.shared_memory.system import SystemSharedMemory
 
 
 def open_files() -> set[str]:
@@ -122,9 +122,9 @@ def test_regions_leave_files_for_connections(regions: Regions, monkeypatch: pyte
 def test_unregistering_closes_the_file(regions: Regions, tmp_path: Path) -> None:
     regions.register_system("r", "key", 0, 8)
     assert str(tmp_path / "key") in open_files()
-    regions.unregister("other", SystemMemory)
+    regions.unregister("other", SystemSharedMemory)
     assert names(regions) == ["r"]
-    regions.unregister("r", SystemMemory)
+    regions.unregister("r", SystemSharedMemory)
     assert names(regions) == []
     assert str(tmp_path / "key") not in open_files()
 
@@ -132,7 +132,7 @@ def test_unregistering_closes_the_file(regions: Regions, tmp_path: Path) -> None
 def test_the_empty_name_unregisters_all(regions: Regions) -> None:
     for name in "abc":
         regions.register_system(name, "key", 0, 8)
-    regions.unregister("", SystemMemory)
+    regions.unregister("", SystemSharedMemory)
     assert names(regions) == []
 
 
@@ -142,7 +142,7 @@ def test_a_region_that_is_in_use_goes_with_the_last_use(regions: Regions, tmp_pa
     first, second = RegionLease(regions), RegionLease(regions)
     first.span(placed(nbytes=1))
     first.span(placed(nbytes=1))
-    regions.unregister("", SystemMemory)
+    regions.unregister("", SystemSharedMemory)
     assert names(regions) == ["r"]
     # As in Triton: until then it can be used further, and its name is taken.
     second.span(placed(nbytes=1))
@@ -173,7 +173,7 @@ def test_a_span_that_is_refused_is_released_with_its_lease(regions: Regions) -> 
     with pytest.raises(InvalidRequestError):
         lease.span(placed(nbytes=9))
     lease.release()
-    regions.unregister("r", SystemMemory)
+    regions.unregister("r", SystemSharedMemory)
     assert names(regions) == []
 
 
@@ -297,7 +297,7 @@ def test_the_methods(regions: Regions) -> None:
         methods["SystemSharedMemoryStatus"](pb.SystemSharedMemoryStatusRequest(name="other"))
     methods["SystemSharedMemoryUnregister"](pb.SystemSharedMemoryUnregisterRequest(name="r"))
     assert not methods["SystemSharedMemoryStatus"](pb.SystemSharedMemoryStatusRequest()).regions
-    assert SharedMemory(regions).names[0] == "system_shared_memory"
+    assert SharedMemoryMethods(regions).names[0] == "system_shared_memory"
 
 
 @pytest.mark.parametrize(
@@ -319,4 +319,4 @@ def test_where_it_is_not_allowed_the_flag_is_named(method: str) -> None:
     )
     assert isinstance(caught.value, ServerError)
     assert not extension(regions)["SystemSharedMemoryStatus"](pb.SystemSharedMemoryStatusRequest()).regions
-    assert SharedMemory(regions).names == ()
+    assert SharedMemoryMethods(regions).names == ()

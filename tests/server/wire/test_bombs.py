@@ -18,7 +18,7 @@ from tensorferry.server.wire import bounds, receiving, structure
 
 # More than the most fields of a message, and fewer integers than it may have.
 BOMBS = [bomb for bomb in bombs(200_000) if bomb.name != "packed int64_contents"]
-LARGE = b"\x68\x01" * bounds.MOST_BYTES
+LARGE = b"\x68\x01" * bounds.MAX_MESSAGE_BYTES
 INVALID = grpc.StatusCode.INVALID_ARGUMENT.value[0]
 
 
@@ -26,14 +26,14 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT.value[0]
 def parsed_kinds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kinds of the messages that were parsed."""
     kinds: list[str] = []
-    parse = receiving.parsed
+    parse = receiving.parse
 
     def counted(data: bytes, kind: Any) -> Any:
         kinds.append(kind.DESCRIPTOR.name)
         return parse(data, kind)
 
-    monkeypatch.setattr(receiving, "parsed", counted)
-    monkeypatch.setattr(service, "parsed", counted)
+    monkeypatch.setattr(receiving, "parse", counted)
+    monkeypatch.setattr(service, "parse", counted)
     return kinds
 
 
@@ -98,9 +98,9 @@ def test_nothing_is_looked_at_before_it_is_known_who_calls(
         raise AssertionError("it was looked at")
 
     app = start(auth_tokens=tokens, auth_exempt_health=False)
-    for module, name in ((receiving, "unpacked"), (receiving, "parsed"), (structure, "check")):
+    for module, name in ((receiving, "decompress"), (receiving, "parse"), (structure, "check_message")):
         monkeypatch.setattr(module, name, looked)
-    monkeypatch.setattr(service, "unpacked", looked)
+    monkeypatch.setattr(service, "decompress", looked)
     with grpc.insecure_channel(app.address) as channel:
         for method, path in EVERY.items():
             for metadata in ((), bearer("wrong")):

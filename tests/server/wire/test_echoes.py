@@ -15,7 +15,7 @@ from support.server.tokens import EVERY, outcome
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.wire import bounds
-from tensorferry.server.wire.bounds import BOUNDS
+from tensorferry.server.wire.bounds import FIELD_BOUNDS
 
 LETTER = "q"
 
@@ -26,8 +26,8 @@ def texts(message: Any, longest: int) -> Iterator[bytes]:
         if each.message_type is not None:
             for inside in texts(each.message_type, longest):
                 yield field(each.number, inside)
-        elif each.cpp_type == FieldDescriptor.CPPTYPE_STRING and message.full_name in BOUNDS:
-            most = min(BOUNDS[message.full_name][each.name].longest, longest)
+        elif each.cpp_type == FieldDescriptor.CPPTYPE_STRING and message.full_name in FIELD_BOUNDS:
+            most = min(FIELD_BOUNDS[message.full_name][each.name].max_bytes, longest)
             yield field(each.number, LETTER.encode() * most)
 
 
@@ -35,9 +35,9 @@ def texts(message: Any, longest: int) -> Iterator[bytes]:
 def test_texts_are_cut(start: Make, method: str) -> None:
     app = start(model_control="explicit", allow_shared_memory=True, allow_log_settings=True)
     with grpc.insecure_channel(app.address) as channel:
-        for longest in (bounds.PARAMETER_TEXT, 2 * bounds.CONFIG_TEXT):
+        for longest in (bounds.PARAMETER_TEXT_BYTES, 2 * bounds.CONFIG_TEXT_BYTES):
             for data in texts(BY_METHOD[method].DESCRIPTOR, longest):
-                if len(data) > bounds.MOST_BYTES and method != "RepositoryModelLoad":
+                if len(data) > bounds.MAX_MESSAGE_BYTES and method != "RepositoryModelLoad":
                     continue
                 code, message = outcome(channel, EVERY[method], data=data)
                 assert code is not grpc.StatusCode.INTERNAL, message

@@ -22,7 +22,7 @@ from tensorferry.server.wire.fields import (
     VARINT,
     Field,
     MalformedError,
-    encoded_varint,
+    encode_varint,
     fields,
     varint,
 )
@@ -61,14 +61,14 @@ def test_the_table_bounds_every_text_and_every_list_that_a_client_sends() -> Non
             if message.full_name == "inference.InferTensorContents":
                 # Counted by the walk itself.
                 continue
-            bounded = bounds.BOUNDS.get(message.full_name, {})
+            bounded = bounds.FIELD_BOUNDS.get(message.full_name, {})
             expected = {
                 each.name
                 for each in message.fields
                 if each.cpp_type == FieldDescriptor.CPPTYPE_STRING or _is_repeated(each)
             }
             assert set(bounded) == expected, message.full_name
-    assert set(bounds.BOUNDS) <= seen
+    assert set(bounds.FIELD_BOUNDS) <= seen
 
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: f"{bomb.method}, {bomb.name}")
@@ -85,27 +85,27 @@ def test_a_bomb_is_refused_within_a_bounded_number_of_steps(
 
     monkeypatch.setattr(structure, "fields", counted)
     with pytest.raises(InvalidRequestError) as caught:
-        structure.check(bomb.data, BY_METHOD[bomb.method], most_strings=10_000)
-    assert steps <= bounds.MOST_FIELDS + 10_000 + 1
+        structure.check_message(bomb.data, BY_METHOD[bomb.method], most_strings=10_000)
+    assert steps <= bounds.MAX_FIELDS + 10_000 + 1
     assert len(str(caught.value)) < 400
 
 
 def test_what_a_message_may_hold_at_most_is_taken() -> None:
-    message = request({"x": fp32(1, 3)}, id="i" * bounds.REQUEST_ID)
+    message = request({"x": fp32(1, 3)}, id="i" * bounds.REQUEST_ID_BYTES)
     tensor = message.inputs[0]
-    tensor.name = "n" * bounds.TENSOR_NAME
+    tensor.name = "n" * bounds.TENSOR_NAME_BYTES
     del tensor.shape[:]
-    tensor.shape.extend([1 << 62] * bounds.MOST_DIMENSIONS)
-    for number in range(bounds.MOST_PARAMETERS):
+    tensor.shape.extend([1 << 62] * bounds.MAX_DIMENSIONS)
+    for number in range(bounds.MAX_PARAMETERS):
         message.parameters[f"{number}"].bool_param = True
         tensor.parameters[f"{number}"].string_param = "v"
-    for number in range(bounds.MOST_TENSORS - 1):
+    for number in range(bounds.MAX_TENSORS - 1):
         message.inputs.add(name=f"{number}", datatype="FP32", shape=[1])
-    structure.check(message.SerializeToString(), pb.ModelInferRequest)
+    structure.check_message(message.SerializeToString(), pb.ModelInferRequest)
     strings = request({"s": np.array([b"text"] * 10_000, dtype=object)}, typed=True)
-    structure.check(strings.SerializeToString(), pb.ModelInferRequest, most_strings=10_000)
-    numbers = request({"n": np.full(bounds.MOST_INTEGERS, -1, np.int64)}, typed=True)
-    structure.check(numbers.SerializeToString(), pb.ModelInferRequest)
+    structure.check_message(strings.SerializeToString(), pb.ModelInferRequest, most_strings=10_000)
+    numbers = request({"n": np.full(bounds.MAX_INTEGERS, -1, np.int64)}, typed=True)
+    structure.check_message(numbers.SerializeToString(), pb.ModelInferRequest)
 
 
 @pytest.mark.parametrize(
@@ -137,15 +137,15 @@ def test_what_a_message_may_hold_at_most_is_taken() -> None:
 )
 def test_one_more_is_refused_with_the_bound_and_the_place(message: Any, words: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        structure.check(message.SerializeToString(), type(message))
+        structure.check_message(message.SerializeToString(), type(message))
     assert words in str(caught.value)
 
 
 def test_contents_of_many_inputs_count_together() -> None:
     one = field(5, field(5, field(8, b"") * 1000))
-    structure.check(one * 50, pb.ModelInferRequest, most_strings=50_000)
+    structure.check_message(one * 50, pb.ModelInferRequest, most_strings=50_000)
     with pytest.raises(InvalidRequestError, match="more than 20000 strings"):
-        structure.check(one * 50, pb.ModelInferRequest, most_strings=20_000)
+        structure.check_message(one * 50, pb.ModelInferRequest, most_strings=20_000)
 
 
 @reproducible
@@ -169,7 +169,7 @@ def test_fields_are_found_where_they_were_written(written: list[tuple[int, int |
         if isinstance(value, bytes):
             data += field(number, value)
         else:
-            data += encoded_varint(number << 3 | VARINT) + encoded_varint(value)
+            data += encode_varint(number << 3 | VARINT) + encode_varint(value)
     found: list[tuple[int, int | bytes]] = []
     for number, kind, start, stop in fields(data, 0, len(data)):
         found.append((number, data[start:stop] if kind == DELIMITED else varint(data, start)[0]))
@@ -188,12 +188,12 @@ def test_the_id_of_a_message_that_is_refused_is_found() -> None:
     """By which a stream's client knows which of its requests the error is about."""
     request = pb.ModelInferRequest(model_name="m" * 200, id="seven")
     with pytest.raises(InvalidRequestError):
-        structure.check(request.SerializeToString(), pb.ModelInferRequest)
-    assert structure.id_of(request.SerializeToString()) == "seven"
-    assert structure.id_of(request.SerializeToString() + b"\xff") == "seven"
-    assert structure.id_of(pb.ModelInferRequest(id="i" * 5000).SerializeToString()) == ""
+        structure.check_message(request.SerializeToString(), pb.ModelInferRequest)
+    assert structure.peek_request_id(request.SerializeToString()) == "seven"
+    assert structure.peek_request_id(request.SerializeToString() + b"\xff") == "seven"
+    assert structure.peek_request_id(pb.ModelInferRequest(id="i" * 5000).SerializeToString()) == ""
     # A text that is none.
-    assert structure.id_of(b"\x1a\x01\xff") == ""
+    assert structure.peek_request_id(b"\x1a\x01\xff") == ""
     many = pb.ModelInferRequest(inputs=[pb.ModelInferRequest.InferInputTensor()] * 100).SerializeToString()
     late = pb.ModelInferRequest(id="late").SerializeToString()
-    assert structure.id_of(many + late) == ""
+    assert structure.peek_request_id(many + late) == ""

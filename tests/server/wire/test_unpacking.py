@@ -21,7 +21,7 @@ from tensorferry.server.identity import ANYONE
 from tensorferry.server.inference import service
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.transport.lane.unpacking import Unpacker
-from tensorferry.server.wire.compression import unpacked
+from tensorferry.server.wire.compression import decompress
 
 
 class Later(Executor):
@@ -144,9 +144,9 @@ def test_others_are_answered_while_one_is_unpacked(
     def slowly(data: bytes, most: int) -> bytes:
         begun.set()
         assert go_on.wait(PATIENCE)
-        return unpacked(data, most)
+        return decompress(data, most)
 
-    monkeypatch.setattr(service, "unpacked", slowly)
+    monkeypatch.setattr(service, "decompress", slowly)
     app = start()
     message = request({"x": np.ones((1, 3), np.float32)}).SerializeToString()
     with Connection(app.address, PATIENCE) as connection, grpc.insecure_channel(app.address) as channel:

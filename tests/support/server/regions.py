@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.methods.shared_memory import SharedMemory
+from tensorferry.server.methods.shared_memory import SharedMemoryMethods
 from tensorferry.server.shared_memory.regions import Regions
 
 
@@ -28,4 +28,4 @@ def placed(region: Any = "r", nbytes: Any = 16, offset: Any = None) -> Any:
 
 
 def extension(regions: Regions) -> Any:
-    return SharedMemory(regions).methods()
+    return SharedMemoryMethods(regions).methods()

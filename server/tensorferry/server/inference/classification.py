@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, Datatype
 from tensorferry.server.errors import InvalidRequestError
-from tensorferry.server.wire.parameters import value_of
+from tensorferry.server.wire.parameters import parameter_value
 
 # The parameter of a requested output that asks for classes, and how many.
 CLASSIFICATION = "classification"
@@ -29,7 +29,7 @@ def class_count(output: pb.ModelInferRequest.InferRequestedOutputTensor, kind: D
     """How many classes are wanted of an output of this datatype; 0 where its values are."""
     if CLASSIFICATION not in output.parameters:
         return 0
-    count: int = value_of(output.parameters[CLASSIFICATION], CLASSIFICATION, "int64_param")
+    count: int = parameter_value(output.parameters[CLASSIFICATION], CLASSIFICATION, "int64_param")
     if count <= 0:
         raise InvalidRequestError(
             f"invalid value for {CLASSIFICATION!r} parameter of output {output.name!r}, expected the number of "

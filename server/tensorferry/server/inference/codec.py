@@ -69,7 +69,7 @@ class DecodedRequest:
     wanted: ResponseSpec
 
 
-def decode(
+def decode_request(
     request: pb.ModelInferRequest,
     model: str,
     signature: Signature,
@@ -339,7 +339,7 @@ def write_outputs(wanted: ResponseSpec, outcome: Outcome) -> None:
         span.write(data)
 
 
-def encode(
+def encode_response(
     model: str, version: str, wanted: ResponseSpec, outcome: Outcome, classifier: Classifier = PLAIN
 ) -> pb.ModelInferResponse:
     """The response, without its id, to a request whose outcome is an answer.

@@ -13,7 +13,7 @@ from tensorferry.server.inference.codec import ResponseSpec, write_outputs
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.request_templates import RequestTemplate
 from tensorferry.server.inference.responses import Piece
-from tensorferry.server.shapes.shared_axes import explained
+from tensorferry.server.shapes.shared_axes import explain_axis_mismatch
 from tensorferry.server.shared_memory.regions import RegionLease
 from tensorferry.server.telemetry import logs
 from tensorferry.server.telemetry.trace_context import TRACEPARENT
@@ -88,7 +88,7 @@ class PendingInference(InferenceCall, InferenceReply):
         """What the batcher calls, once."""
         if isinstance(outcome.error, (ModelFailedError, ModelRowsError)):
             form = self._form
-            error = explained(outcome.error, form.signature, form.shapes)
+            error = explain_axis_mismatch(outcome.error, form.signature, form.shapes)
             outcome = outcome._replace(error=error)
         self.outcome = outcome
         if isinstance(outcome.error, (ModelFailedError, ModelRowsError)):

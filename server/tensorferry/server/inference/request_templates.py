@@ -4,7 +4,7 @@ Most callers send the same request again and again: the bytes around the tensors
 the id, are the same each time. A protobuf message with other bytes in a length-delimited field of the
 same length parses to the same message but for that field, so nothing else need be parsed or checked
 again, and values need not be copied out of the message. Whatever does not match byte for byte goes
-the long way, through `codec.decode`.
+the long way, through `codec.decode_request`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class RequestTemplate:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MessageLayout:
     """Where in a message the id and the raw contents are, and the bytes around them.
 
     Spans are (start, stop) in bytes. `id_field` includes the field's tag and length; it and `id`
@@ -115,7 +115,7 @@ class _Entry:
     """A form with its layout; `tensors` says for each of the model's inputs what it is and where."""
 
     form: RequestTemplate
-    layout: Layout
+    layout: MessageLayout
     tensors: tuple[tuple[np.dtype[Any], tuple[int, ...], int, int], ...]
 
     def read(self, data: bytes) -> Match | None:
@@ -277,7 +277,7 @@ def _known(
     # Typed contents and strings are values that would be among the fixed bytes.
     if decoded.wanted.typed or not all(spec.datatype.size for spec in inputs) or _runs_alone(model, decoded):
         return None
-    layout = layout_of(data)
+    layout = message_layout(data)
     if layout is None:
         return None
     raws = dict(zip([tensor.name for tensor in request.inputs], layout.raws, strict=True))
@@ -293,7 +293,7 @@ def _known(
     return _Entry(form, layout, tuple(tensors))
 
 
-def layout_of(data: bytes) -> Layout | None:
+def message_layout(data: bytes) -> MessageLayout | None:
     """The layout of a serialised ModelInferRequest; None where it is not as every library writes it."""
     identity = id_field = (0, 0)
     raws: list[tuple[int, int]] = []
@@ -321,4 +321,4 @@ def layout_of(data: bytes) -> Layout | None:
     if position < len(data):
         return None
     fixed.append((since, data[since:]))
-    return Layout(tuple(fixed), id_field, identity, tuple(raws))
+    return MessageLayout(tuple(fixed), id_field, identity, tuple(raws))

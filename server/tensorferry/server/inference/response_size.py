@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from tensorferry.server.errors import InvalidRequestError, LimitError
 from tensorferry.server.inference.codec import DecodedRequest
-from tensorferry.server.shapes.no_rows import named_sizes
+from tensorferry.server.shapes.no_rows import named_dimensions
 from tensorferry.server.signature import Signature, TensorSpec
 
 _CURE = (
@@ -22,7 +22,7 @@ def check_response_size(signature: Signature, batched: bool, decoded: DecodedReq
     if wanted.typed:
         # Its size depends on the values.
         return
-    lengths = named_sizes(signature, decoded.tensors)
+    lengths = named_dimensions(signature, decoded.tensors)
     total = 0
     for index, spec in enumerate(wanted.outputs):
         in_message = not (wanted.places and wanted.places[index]) and not (

@@ -12,10 +12,10 @@ import numpy as np
 from tensorferry.batcher import Outcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.classification import PLAIN, Classifier
-from tensorferry.server.inference.codec import ResponseSpec, encode
+from tensorferry.server.inference.codec import ResponseSpec, encode_response
 from tensorferry.server.inference.response_size import too_large
 from tensorferry.server.status import Status
-from tensorferry.server.wire.fields import encoded_varint
+from tensorferry.server.wire.fields import encode_varint
 
 # A piece of a serialised message: bytes, or an array in row-major order whose bytes are meant.
 Piece = Any
@@ -73,7 +73,7 @@ class ResponseTemplate:
     def pieces(self, id_field: bytes, outcome: Outcome) -> Sequence[Piece]:
         """The serialised response in pieces; `id_field` is the serialised field of the id, b"" for none."""
         if self._through_protobuf:
-            message = encode(self._model, self._version, self._wanted, outcome, self._classifier)
+            message = encode_response(self._model, self._version, self._wanted, outcome, self._classifier)
             if (size := message.ByteSize()) > self._most_bytes:
                 raise too_large(size, self._most_bytes)
             # In whatever order: a reader of protobuf takes the fields as they come.
@@ -104,7 +104,7 @@ class ResponseTemplate:
         described = pb.ModelInferResponse()
         for spec, shape in zip(self._wanted.outputs, shapes, strict=True):
             described.outputs.add(name=spec.name, datatype=spec.datatype.name, shape=shape)
-        starts = [bytes([_RAW_TAG]) + encoded_varint(array.nbytes) for array in arrays]
+        starts = [bytes([_RAW_TAG]) + encode_varint(array.nbytes) for array in arrays]
         fixed = (described.SerializeToString() + starts[0], *starts[1:]) if starts else ()
         if len(self._fixed) >= _MOST_SHAPES:
             self._fixed.clear()
@@ -122,7 +122,7 @@ def stream_response(pieces: Sequence[Piece]) -> Sequence[Piece]:
 # A model's responses have few sizes, mostly one.
 @lru_cache(maxsize=256)
 def _stream_head(size: int) -> bytes:
-    return bytes([_RESPONSE_TAG]) + encoded_varint(size + len(_FINAL)) + _FINAL
+    return bytes([_RESPONSE_TAG]) + encode_varint(size + len(_FINAL)) + _FINAL
 
 
 def stream_error(request_id: str, addressed: tuple[str, str], status: Status) -> bytes:
@@ -141,4 +141,4 @@ def stream_error(request_id: str, addressed: tuple[str, str], status: Status) ->
 def id_field_of(request_id: str) -> bytes:
     """The serialised field of an id; b"" for none."""
     text = request_id.encode()
-    return bytes([_ID_TAG]) + encoded_varint(len(text)) + text if text else b""
+    return bytes([_ID_TAG]) + encode_varint(len(text)) + text if text else b""

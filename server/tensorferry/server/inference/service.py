@@ -27,7 +27,7 @@ from tensorferry.server.errors import (
     UnauthenticatedError,
 )
 from tensorferry.server.identity import ANYONE, Caller, Metadata
-from tensorferry.server.inference.codec import decode
+from tensorferry.server.inference.codec import decode_request
 from tensorferry.server.inference.early_rejection import EarlyRejection
 from tensorferry.server.inference.pending_inference import (
     PendingInference,
@@ -45,14 +45,14 @@ from tensorferry.server.inference.request_templates import (
 from tensorferry.server.inference.response_size import check_response_size
 from tensorferry.server.inference.responses import id_field_of
 from tensorferry.server.models.registry import ModelRegistry
-from tensorferry.server.shapes.no_rows import outputs_without_rows
+from tensorferry.server.shapes.no_rows import empty_outputs
 from tensorferry.server.shared_memory.regions import RegionLease, Regions
 from tensorferry.server.status import INTERNAL, Status, code_of, known_status_of, status_of
 from tensorferry.server.telemetry.trace_context import TRACEPARENT
 from tensorferry.server.tracing.trace import Trace, Tracing
 from tensorferry.server.wire import structure
-from tensorferry.server.wire.compression import is_packed, unpacked
-from tensorferry.server.wire.receiving import parsed
+from tensorferry.server.wire.compression import decompress, is_compressed
+from tensorferry.server.wire.receiving import parse
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -167,18 +167,18 @@ class InferenceService:
             found = empty = None
             try:
                 found = self._forms.find(data, generation)
-                if found is None and is_packed(data):
-                    data = unpacked(data, self.limits.message_bytes)
+                if found is None and is_compressed(data):
+                    data = decompress(data, self.limits.message_bytes)
                     found = self._forms.find(data, generation)
                 if found is not None:
                     form, request_id, id_field, tensors = found
                 else:
                     try:
-                        structure.check(data, pb.ModelInferRequest, most_strings=self.limits.strings)
+                        structure.check_message(data, pb.ModelInferRequest, most_strings=self.limits.strings)
                     except InvalidRequestError:
-                        request_id = structure.id_of(data)
+                        request_id = structure.peek_request_id(data)
                         raise
-                    request = parsed(data, pb.ModelInferRequest)
+                    request = parse(data, pb.ModelInferRequest)
                     request_id, id_field = request.id, id_field_of(request.id)
                     addressed = request.model_name, request.model_version
                 if self._draining:
@@ -187,13 +187,13 @@ class InferenceService:
                     model = self._registry.get(*addressed)
                     addressed = model.name, model.version
                     lease = RegionLease(self._regions)
-                    decoded = decode(request, model.name, model.signature, model.batched, lease, self.limits)
+                    decoded = decode_request(
+                        request, model.name, model.signature, model.batched, lease, self.limits
+                    )
                     tensors = decoded.tensors
                     check_response_size(decoded.signature, model.batched, decoded, self.limits.message_bytes)
                     if model.batched and not decoded.rows:
-                        empty = outputs_without_rows(
-                            model.name, decoded.signature, decoded.wanted.outputs, tensors
-                        )
+                        empty = empty_outputs(model.name, decoded.signature, decoded.wanted.outputs, tensors)
                     else:
                         model.empty_axes.check(model.name, decoded.signature, tensors)
                     if lease or empty is not None:

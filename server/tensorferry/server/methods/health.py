@@ -22,7 +22,7 @@ from tensorferry.server.names import HEALTH_SERVICE
 from tensorferry.server.status import status_of
 from tensorferry.server.telemetry.logs import quoted
 from tensorferry.server.threads import HandlerThreads
-from tensorferry.server.wire.receiving import received
+from tensorferry.server.wire.receiving import receive
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -44,7 +44,7 @@ _MOST_OF_A_CONNECTION = 100
 _MOST_UNSENT = 16
 
 
-class Health:
+class HealthService:
     """The status of every service. Thread-safe; `close` ends its threads once the calls have ended."""
 
     def __init__(self) -> None:
@@ -239,7 +239,7 @@ def _on_threads(
     @functools.wraps(behaviour)
     def called(data: bytes, context: grpc.ServicerContext, *more: Any) -> Any:
         try:
-            request = received(data, kind)
+            request = receive(data, kind)
         except Exception as error:
             status = status_of(error)
             context.abort(status.code, status.message)

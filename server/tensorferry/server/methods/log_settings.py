@@ -30,7 +30,7 @@ _CLOSED = (
 )
 
 
-class LogSettings:
+class LogSettingsMethods:
     """The extension `logging` of the protocol, over what the command line set up. Thread-safe.
 
     Changes are refused unless they are `allowed`. One is checked as a whole before any of it is made, and is

@@ -9,7 +9,7 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.models.registry import ModelRegistry
 
 
-class ModelConfiguration:
+class ModelConfigMethods:
     """ModelConfig. Implements the servicer's `Extension`; thread-safe."""
 
     names: Sequence[str] = ("model_configuration",)

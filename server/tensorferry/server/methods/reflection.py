@@ -12,7 +12,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from tensorferry.protos.standard import reflection_pb2 as pb
 from tensorferry.server.names import REFLECTION_SERVICES
 from tensorferry.server.status import status_of
-from tensorferry.server.wire.receiving import received
+from tensorferry.server.wire.receiving import receive
 
 # Each keeps a thread of those that all methods share.
 _MOST_CALLS = 64
@@ -21,7 +21,7 @@ _Request = pb.ServerReflectionRequest
 _Response = pb.ServerReflectionResponse
 
 
-class Reflection:
+class ReflectionService:
     """Answers about the services named and everything in one descriptor pool. Thread-safe.
 
     A call keeps its thread until the client ends it.
@@ -63,7 +63,7 @@ class Reflection:
         try:
             for data in messages:
                 try:
-                    request = received(data, _Request)
+                    request = receive(data, _Request)
                 except Exception as error:
                     status = status_of(error)
                     context.abort(status.code, status.message)

@@ -155,9 +155,9 @@ def _check_name(name: str) -> None:
 def _config(text: str, name: str) -> ModelConfig:
     # Each entry of an object or a list begins with one of these; to make messages of them takes 5 us each.
     entries = sum(map(text.count, ",{["))
-    if entries > bounds.MOST_FIELDS:
+    if entries > bounds.MAX_FIELDS:
         raise InvalidRequestError(
-            f"parameter 'config' has {entries} entries; this server takes at most {bounds.MOST_FIELDS}: send what the model needs"
+            f"parameter 'config' has {entries} entries; this server takes at most {bounds.MAX_FIELDS}: send what the model needs"
         )
     try:
         config = json_format.Parse(text, ModelConfig())

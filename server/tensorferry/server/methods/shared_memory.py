@@ -7,17 +7,17 @@ from typing import Any, TypeVar
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import NotFoundError, cut
-from tensorferry.server.shared_memory.cuda import CudaMemory
-from tensorferry.server.shared_memory.regions import Memory, Regions
-from tensorferry.server.shared_memory.system import SystemMemory
+from tensorferry.server.shared_memory.cuda import CudaSharedMemory
+from tensorferry.server.shared_memory.regions import RegionMemory, Regions
+from tensorferry.server.shared_memory.system import SystemSharedMemory
 
-_Kind = TypeVar("_Kind", SystemMemory, CudaMemory)
+_Kind = TypeVar("_Kind", SystemSharedMemory, CudaSharedMemory)
 
 # As Triton's messages call each kind, where it is the one that is meant.
-_CALLED = {SystemMemory: "system shared memory", CudaMemory: "CUDA shared memory"}
+_CALLED = {SystemSharedMemory: "system shared memory", CudaSharedMemory: "CUDA shared memory"}
 
 
-class SharedMemory:
+class SharedMemoryMethods:
     """Registers regions of both kinds, tells of them and unregisters them. Thread-safe."""
 
     def __init__(self, regions: Regions) -> None:
@@ -48,7 +48,7 @@ class SharedMemory:
 
     def _status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
         response = pb.SystemSharedMemoryStatusResponse()
-        for memory in self._found(request.name, SystemMemory):
+        for memory in self._found(request.name, SystemSharedMemory):
             told = response.regions[memory.name]
             told.name, told.key = memory.name, memory.key
             told.offset, told.byte_size = memory.offset, memory.nbytes
@@ -57,7 +57,7 @@ class SharedMemory:
     def _unregister(
         self, request: pb.SystemSharedMemoryUnregisterRequest
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        self._regions.unregister(request.name, SystemMemory)
+        self._regions.unregister(request.name, SystemSharedMemory)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     def _register_cuda(
@@ -68,7 +68,7 @@ class SharedMemory:
 
     def _cuda_status(self, request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
         response = pb.CudaSharedMemoryStatusResponse()
-        for memory in self._found(request.name, CudaMemory):
+        for memory in self._found(request.name, CudaSharedMemory):
             told = response.regions[memory.name]
             told.name, told.device_id, told.byte_size = memory.name, memory.device, memory.nbytes
         return response
@@ -76,12 +76,12 @@ class SharedMemory:
     def _unregister_cuda(
         self, request: pb.CudaSharedMemoryUnregisterRequest
     ) -> pb.CudaSharedMemoryUnregisterResponse:
-        self._regions.unregister(request.name, CudaMemory)
+        self._regions.unregister(request.name, CudaSharedMemory)
         return pb.CudaSharedMemoryUnregisterResponse()
 
     def _found(self, name: str, kind: type[_Kind]) -> Sequence[_Kind]:
         """All of the kind, or the one of this name, which must be there."""
-        memories: Sequence[Memory] = [region.memory for region in self._regions.regions()]
+        memories: Sequence[RegionMemory] = [region.memory for region in self._regions.regions()]
         found = [memory for memory in memories if isinstance(memory, kind) and name in ("", memory.name)]
         if found or not name:
             return found

@@ -14,7 +14,7 @@ from tensorferry.server.models.failure_counts import failures_by_reason
 from tensorferry.server.models.registry import Model, ModelRegistry, ModelState
 
 
-class StatisticsExtension:
+class StatisticsMethods:
     """The method ModelStatistics over a registry. Thread-safe."""
 
     names: Sequence[str] = ("statistics",)

@@ -21,7 +21,7 @@ _KNOWN = ("trace_file", _LEVEL, *_NUMBERS, "trace_mode")
 _MODE = "triton"
 
 
-class TraceSettings:
+class TraceSettingsMethods:
     """The extension `trace` of the protocol. Thread-safe."""
 
     names = ("trace",)

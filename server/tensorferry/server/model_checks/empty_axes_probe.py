@@ -28,7 +28,7 @@ from tensorferry.server.model_checks.probe_cache import ProbeCache, digest_of
 from tensorferry.server.model_config.io_mapping import Contract
 from tensorferry.server.runtime.ort import onnxruntime
 from tensorferry.server.runtime.ort_options import SessionOptions
-from tensorferry.server.shapes.empty_axes import Axes, EmptyAxes, candidates
+from tensorferry.server.shapes.empty_axes import AxisSet, EmptyAxes, axis_sets_to_test
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -81,7 +81,7 @@ class EmptyAxesProbe:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> EmptyAxesProbe:
-        axes = candidates(self._subject.contract.signature, batched=self._subject.max_batch_size > 0)
+        axes = axis_sets_to_test(self._subject.contract.signature, batched=self._subject.max_batch_size > 0)
         if axes and self._subject.size is not None:
             self._thread = threading.Thread(
                 target=self._run, args=(axes,), name=f"tensorferry-empty-axes-{self._subject.name}"
@@ -114,7 +114,7 @@ class EmptyAxesProbe:
                 )
         return self._result
 
-    def _run(self, axes: Sequence[Axes]) -> None:
+    def _run(self, axes: Sequence[AxisSet]) -> None:
         try:
             self._result = self._found(axes)
         except Exception as error:
@@ -124,7 +124,7 @@ class EmptyAxesProbe:
                 error,
             )
 
-    def _found(self, axes: Sequence[Axes]) -> EmptyAxes:
+    def _found(self, axes: Sequence[AxisSet]) -> EmptyAxes:
         subject, cache = self._subject, ProbeCache("empty-axes")
         attempts = {each: _attempts(subject, each) for each in axes}
         about = repr((_VERSION, onnxruntime.__version__, subject.settings, list(attempts.values())))
@@ -137,7 +137,7 @@ class EmptyAxesProbe:
             cache.keep(digest, [[sorted(each), reason] for each, reason in verdicts.items()])
         return EmptyAxes(verdicts)
 
-    def _tried(self, attempts: Mapping[Axes, Sequence[Attempt]]) -> tuple[dict[Axes, str], bool]:
+    def _tried(self, attempts: Mapping[AxisSet, Sequence[Attempt]]) -> tuple[dict[AxisSet, str], bool]:
         """The verdicts, and whether another load would find the same."""
         verdicts = dict.fromkeys(attempts, _UNKNOWN)
         left = [(axes, attempt) for axes, some in attempts.items() for attempt in some]
@@ -202,7 +202,7 @@ class EmptyAxesProbe:
         return said, max(0, -child.returncode)
 
 
-def _attempts(subject: Subject, axes: Axes) -> list[Attempt]:
+def _attempts(subject: Subject, axes: AxisSet) -> list[Attempt]:
     """Runs with no element along these axes: of one row, of some and of a full batch, with other values."""
     most = subject.max_batch_size
     found = []
@@ -230,7 +230,7 @@ def _attempts(subject: Subject, axes: Axes) -> list[Attempt]:
     return found
 
 
-def _read(kept: Any, axes: Sequence[Axes]) -> EmptyAxes | None:
+def _read(kept: Any, axes: Sequence[AxisSet]) -> EmptyAxes | None:
     """A finding as it was kept; None where it is not one of these axes."""
     try:
         verdicts = {
@@ -241,5 +241,5 @@ def _read(kept: Any, axes: Sequence[Axes]) -> EmptyAxes | None:
     return EmptyAxes(verdicts) if verdicts.keys() == set(axes) else None
 
 
-def _words(axes: Axes) -> str:
+def _words(axes: AxisSet) -> str:
     return " and ".join(f"axis {axis} of {name!r}" for name, axis in sorted(axes))

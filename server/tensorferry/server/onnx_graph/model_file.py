@@ -12,7 +12,7 @@ import onnx
 from onnx import external_data_helper, numpy_helper
 
 from tensorferry.server.onnx_graph.values import Content, Value, of_content
-from tensorferry.server.wire.fields import DELIMITED, encoded_varint, fields
+from tensorferry.server.wire.fields import DELIMITED, encode_varint, fields
 
 # Numbers that a constant may have to be kept: axes, shapes, pads and the like have few.
 _SMALL = 256
@@ -80,7 +80,7 @@ def _without_weights(data: mmap.mmap, start: int, end: int, message: str) -> byt
         inside = _INSIDE[message].get(number) if large else None
         if inside is not None:
             content = _without_weights(data, at, stop, inside)
-            parts += [encoded_varint(number << 3 | DELIMITED), encoded_varint(len(content)), content]
+            parts += [encode_varint(number << 3 | DELIMITED), encode_varint(len(content)), content]
         elif not (large and message == "tensor"):
             parts.append(data[began:stop])
         began = stop

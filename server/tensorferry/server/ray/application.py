@@ -23,12 +23,12 @@ from tensorferry.server.config.load import load_config
 from tensorferry.server.config.options import OPTIONS
 from tensorferry.server.config.server_config import ConfigError, ServerConfig
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
-from tensorferry.server.methods.model_config import ModelConfiguration
+from tensorferry.server.methods.model_config import ModelConfigMethods
 from tensorferry.server.ray.deadline import deadline_of
 from tensorferry.server.ray.stream import RayStream
 from tensorferry.server.status import Status, status_of, trailing_metadata
 from tensorferry.server.telemetry import logs
-from tensorferry.server.wire.receiving import received
+from tensorferry.server.wire.receiving import receive
 
 # Options of what a replica has not: a door of its own, and thus limits at it; clients that it could tell apart, since
 # each would have as much again in every other replica; what leaves by other ways than a response.
@@ -196,7 +196,7 @@ class Replica:
 
     async def ModelConfig(self, request: bytes, grpc_context: RayServegRPCContext) -> Answer:  # noqa: N802
         """The model's configuration."""
-        methods = ModelConfiguration(self._app.registry).methods()
+        methods = ModelConfigMethods(self._app.registry).methods()
         return self._answer(methods["ModelConfig"], pb.ModelConfigRequest, request, grpc_context)
 
     async def check_health(self) -> None:
@@ -241,7 +241,7 @@ class Replica:
         context: RayServegRPCContext,
     ) -> Answer:
         try:
-            return Answer(method(received(request, kind)).SerializeToString())
+            return Answer(method(receive(request, kind)).SerializeToString())
         except Exception as error:
             return self._refuse(status_of(error), context)
 

@@ -12,7 +12,7 @@ from tensorferry.server.signature import Signature
 
 # An input's name and the number of its axis.
 Axis = tuple[str, int]
-Axes = frozenset[Axis]
+AxisSet = frozenset[Axis]
 
 # Every combination of at most this number of symbols is tried; of more symbols, each alone and all together.
 _MOST_COMBINED = 3
@@ -25,7 +25,7 @@ class EmptyAxes:
     A combination that was not tried is not known to be safe.
     """
 
-    verdicts: Mapping[Axes, str] = field(default_factory=dict)
+    verdicts: Mapping[AxisSet, str] = field(default_factory=dict)
 
     def check(self, model: str, signature: Signature, tensors: Sequence[Tensor]) -> None:
         """InvalidRequestError names the inputs and axes of length zero, unless the model bears them.
@@ -53,7 +53,7 @@ class EmptyAxes:
         )
 
 
-def candidates(signature: Signature, *, batched: bool) -> list[Axes]:
+def axis_sets_to_test(signature: Signature, *, batched: bool) -> list[AxisSet]:
     """What may have length zero at once: the axes that share a name, and combinations of such sets.
 
     Without axis 0 of a model that is batched: a request of no rows is not run.

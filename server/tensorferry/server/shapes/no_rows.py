@@ -13,7 +13,7 @@ from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.signature import Signature, TensorSpec
 
 
-def outputs_without_rows(
+def empty_outputs(
     model: str, signature: Signature, outputs: Sequence[TensorSpec], tensors: Sequence[Tensor]
 ) -> dict[str, npt.NDArray[Any]]:
     """The outputs that a batched model gives for no rows; `tensors` are the request's, in the signature's order.
@@ -21,11 +21,11 @@ def outputs_without_rows(
     A dimension of an output is known if it is fixed, or has the name of an input's dimension. InvalidRequestError
     names the output whose shape is not known.
     """
-    sizes = named_sizes(signature, tensors)
+    sizes = named_dimensions(signature, tensors)
     return {spec.name: np.empty((0, *_known(model, spec, sizes)), spec.datatype.storage) for spec in outputs}
 
 
-def named_sizes(signature: Signature, tensors: Sequence[Tensor]) -> Mapping[str, int | None]:
+def named_dimensions(signature: Signature, tensors: Sequence[Tensor]) -> Mapping[str, int | None]:
     """The sizes of the inputs' dimensions by name; None for a name that stands for two sizes."""
     sizes: dict[str, int | None] = {}
     for spec, tensor in zip(signature.inputs, tensors, strict=True):

@@ -13,7 +13,9 @@ from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.signature import Signature
 
 
-def explained(error: Exception, signature: Signature, shapes: Sequence[tuple[int, ...]]) -> Exception:
+def explain_axis_mismatch(
+    error: Exception, signature: Signature, shapes: Sequence[tuple[int, ...]]
+) -> Exception:
     """The error with which a model failed; InvalidRequestError instead if axes of one name differ in length.
 
     `shapes` are those of the request's inputs, in the signature's order.

@@ -46,7 +46,7 @@ _NOT_HERE = {OPERATING_SYSTEM, NOT_SUPPORTED}
 
 
 @dataclass(frozen=True, slots=True)
-class CudaMemory:
+class CudaSharedMemory:
     """Memory on a device that a client exported. Its owner closes it when nobody uses it any more."""
 
     name: str
@@ -84,7 +84,9 @@ class CudaMemory:
         )
 
 
-def open_cuda_memory(driver: CudaDriver, name: str, handle: bytes, device: int, nbytes: int) -> CudaMemory:
+def open_cuda_memory(
+    driver: CudaDriver, name: str, handle: bytes, device: int, nbytes: int
+) -> CudaSharedMemory:
     """The memory that a client exported by a cudaIpcMemHandle_t. A ServerError says why it cannot be had."""
     failed = f"failed to register CUDA shared memory region {cut(name)!r}"
     try:
@@ -113,7 +115,7 @@ def open_cuda_memory(driver: CudaDriver, name: str, handle: bytes, device: int, 
             error,
             "raw_handle must be of memory that another process of this machine has allocated on this device, and not freed",
         ) from error
-    memory = CudaMemory(name, device, nbytes, address, driver)
+    memory = CudaSharedMemory(name, device, nbytes, address, driver)
     if not 0 < nbytes <= size:
         memory.close()
         raise InvalidRequestError(f"{failed}: invalid args: {nbytes} bytes, of an allocation of {size} bytes")

@@ -21,12 +21,12 @@ from tensorferry.server.errors import (
     UnsupportedError,
     cut,
 )
-from tensorferry.server.shared_memory.cuda import CudaMemory, open_cuda_memory
+from tensorferry.server.shared_memory.cuda import CudaSharedMemory, open_cuda_memory
 from tensorferry.server.shared_memory.cuda_driver import CudaDriver
-from tensorferry.server.shared_memory.system import DIRECTORY, SystemMemory, open_system_memory
-from tensorferry.server.wire.parameters import value_of
+from tensorferry.server.shared_memory.system import DIRECTORY, SystemSharedMemory, open_system_memory
+from tensorferry.server.wire.parameters import parameter_value
 
-Memory: TypeAlias = SystemMemory | CudaMemory
+RegionMemory: TypeAlias = SystemSharedMemory | CudaSharedMemory
 
 _REGION = "shared_memory_region"
 _BYTE_SIZE = "shared_memory_byte_size"
@@ -48,12 +48,12 @@ _DISABLED = (
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """A registered memory. Its owner's lock guards `users` and `leaving`."""
+    """A registered memory. Its owner's lock guards `users` and `unregistered`."""
 
-    memory: Memory
+    memory: RegionMemory
     users: int = 0
     # Unregistered while requests use it: it goes with the last of them.
-    leaving: bool = False
+    unregistered: bool = False
 
     @property
     def name(self) -> str:
@@ -113,7 +113,7 @@ class Regions:
         """Makes the first `nbytes` of the device memory that a CUDA IPC handle stands for a region."""
         self._register(name, lambda: open_cuda_memory(self._cuda, name, handle, device, nbytes))
 
-    def _register(self, name: str, open_memory: Callable[[], Memory]) -> None:
+    def _register(self, name: str, open_memory: Callable[[], RegionMemory]) -> None:
         self.check_allowed()
         if not 0 < len(name) <= _LONGEST_NAME:
             raise InvalidRequestError(
@@ -131,7 +131,7 @@ class Regions:
             memory.close()
             raise
 
-    def unregister(self, name: str, kind: type[Memory]) -> None:
+    def unregister(self, name: str, kind: type[RegionMemory]) -> None:
         """The region goes if it is of this kind, at once or with the last request that uses it.
 
         "" stands for all of the kind; that there is no such one is no error.
@@ -141,7 +141,7 @@ class Regions:
 
     def close(self) -> None:
         """All regions go."""
-        self._remove("", Memory)
+        self._remove("", RegionMemory)
 
     def _remove(self, name: str, kind: Any) -> None:
         gone = []
@@ -149,7 +149,7 @@ class Regions:
             for region in list(self._regions.values()):
                 if name in ("", region.name) and isinstance(region.memory, kind):
                     if region.users:
-                        region.leaving = True
+                        region.unregistered = True
                     else:
                         gone.append(self._regions.pop(region.name))
         for region in gone:
@@ -174,7 +174,7 @@ class Regions:
         """Gives back what was acquired."""
         with self._lock:
             region.users -= 1
-            gone = region.leaving and not region.users
+            gone = region.unregistered and not region.users
             if gone:
                 del self._regions[region.name]
         if gone:
@@ -221,13 +221,13 @@ class RegionLease:
                         f"{key!r} can not be specified without {_REGION!r} parameter{of}"
                     )
             return None
-        name: str = value_of(given[_REGION], _REGION, "string_param", of=of)
-        offset = value_of(given[_OFFSET], _OFFSET, "int64_param", of=of) if _OFFSET in given else 0
+        name: str = parameter_value(given[_REGION], _REGION, "string_param", of=of)
+        offset = parameter_value(given[_OFFSET], _OFFSET, "int64_param", of=of) if _OFFSET in given else 0
         if _BYTE_SIZE not in given:
             raise InvalidRequestError(
                 f"{_BYTE_SIZE!r} must be specified along with {_REGION!r} parameter{of}"
             )
-        nbytes = value_of(given[_BYTE_SIZE], _BYTE_SIZE, "int64_param", of=of)
+        nbytes = parameter_value(given[_BYTE_SIZE], _BYTE_SIZE, "int64_param", of=of)
         region = self.regions.acquire(name)
         self._held.append(region)
         _check_bounds(region, offset & _UNSIGNED, nbytes & _UNSIGNED)

@@ -22,7 +22,7 @@ _LONGEST_KEY = 255
 
 
 @dataclass(frozen=True, slots=True)
-class SystemMemory:
+class SystemSharedMemory:
     """A part of a file, open while this is kept. Its owner closes it when nobody uses it any more."""
 
     name: str
@@ -69,7 +69,7 @@ class SystemMemory:
         )
 
 
-def open_system_memory(directory: Path, name: str, key: str, offset: int, nbytes: int) -> SystemMemory:
+def open_system_memory(directory: Path, name: str, key: str, offset: int, nbytes: int) -> SystemSharedMemory:
     """`nbytes` from `offset` on of the file that the key names. A ServerError says why it cannot be had."""
     file = _opened(_path_of(directory, name, key), key)
     size = os.fstat(file).st_size
@@ -79,7 +79,7 @@ def open_system_memory(directory: Path, name: str, key: str, offset: int, nbytes
             f"failed to register shared memory region {cut(name)!r}: invalid args: {nbytes} bytes from offset {offset}, "
             f"of a file of {size} bytes"
         )
-    return SystemMemory(name, key, offset, nbytes, file)
+    return SystemSharedMemory(name, key, offset, nbytes, file)
 
 
 def _path_of(directory: Path, name: str, key: str) -> Path:

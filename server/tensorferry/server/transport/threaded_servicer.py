@@ -29,7 +29,7 @@ from tensorferry.server.transport.calls_in_progress import Underway
 from tensorferry.server.transport.threaded_stream import ResponseStream
 from tensorferry.server.transport.unread_responses import SMALL_BYTES, Account, Unsent
 from tensorferry.server.wire import bounds
-from tensorferry.server.wire.receiving import received
+from tensorferry.server.wire.receiving import receive
 
 # A deadline that is farther away than a year is none.
 _LONGEST_SECONDS = 365 * 86400.0
@@ -103,7 +103,7 @@ class Servicer:
             answer = answered.get(method.name, _not_implemented(method.name))
             # Files of a model are in the message that has it loaded.
             uploads = method.name == "RepositoryModelLoad"
-            most = self._service.limits.message_bytes if uploads else bounds.MOST_BYTES
+            most = self._service.limits.message_bytes if uploads else bounds.MAX_MESSAGE_BYTES
             methods[method.name] = grpc.unary_unary_rpc_method_handler(
                 _guarded(answer, getattr(pb, method.input_type.name), most),
                 response_serializer=getattr(pb, method.output_type.name).SerializeToString,
@@ -313,7 +313,7 @@ def _guarded(
 ) -> Callable[[bytes, grpc.ServicerContext], _Message]:
     def method(data: bytes, context: grpc.ServicerContext) -> _Message:
         try:
-            return answer(received(data, kind, most))
+            return answer(receive(data, kind, most))
         except Exception as error:
             _abort(context, status_of(error))
 

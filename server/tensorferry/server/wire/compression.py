@@ -11,16 +11,16 @@ import zlib
 from tensorferry.server.errors import InvalidRequestError, LimitError
 
 # Every message may unpack to this number of bytes, because a small tensor of zeros shrinks to a thousandth of its size.
-FREE_BYTES = 4 << 20
+ALWAYS_ALLOWED_BYTES = 4 << 20
 # A larger message may be at most this multiple of what was received. Tensors of measured values seldom shrink to a tenth.
-MOST_RATIO = 100
+MAX_RATIO = 100
 
 _GZIP = b"\x1f\x8b"
 _ZLIB = 0x78
 _GZIP_BITS, _ZLIB_BITS = 31, 15
 
 
-def is_packed(data: bytes) -> bool:
+def is_compressed(data: bytes) -> bool:
     """Whether a message may be compressed, by its first bytes.
 
     None of a protobuf message are those of gzip. Those of zlib (gRPC's "deflate") stand for a field of number 15, which
@@ -29,18 +29,18 @@ def is_packed(data: bytes) -> bool:
     return data[:2] == _GZIP or (data[:1] == b"x" and int.from_bytes(data[:2], "big") % 31 == 0)
 
 
-def unpacked(data: bytes, most: int) -> bytes:
+def decompress(data: bytes, most: int) -> bytes:
     """The message, of at most `most` bytes, unpacked where it is compressed.
 
-    LimitError for one that is larger. InvalidRequestError for one that unpacks to more than `FREE_BYTES` and more than
-    `MOST_RATIO` times its size, or that is cut off or damaged.
+    LimitError for one that is larger. InvalidRequestError for one that unpacks to more than `ALWAYS_ALLOWED_BYTES` and more than
+    `MAX_RATIO` times its size, or that is cut off or damaged.
     """
-    if not is_packed(data):
+    if not is_compressed(data):
         if len(data) > most:
             raise _too_large(f"has {len(data)} bytes", most)
         return data
     is_gzip = data[:2] == _GZIP
-    allowed = min(most, max(FREE_BYTES, MOST_RATIO * len(data)))
+    allowed = min(most, max(ALWAYS_ALLOWED_BYTES, MAX_RATIO * len(data)))
     unpacking = zlib.decompressobj(_GZIP_BITS if is_gzip else _ZLIB_BITS)
     damage = ""
     try:
@@ -53,7 +53,7 @@ def unpacked(data: bytes, most: int) -> bytes:
     if len(message) > allowed:
         raise InvalidRequestError(
             f"the compressed message of {len(data)} bytes unpacks to more than {allowed} bytes; this server takes "
-            f"{FREE_BYTES} bytes, or {MOST_RATIO} times what is sent: send it without compression"
+            f"{ALWAYS_ALLOWED_BYTES} bytes, or {MAX_RATIO} times what is sent: send it without compression"
         )
     if unpacking.eof:
         return message

@@ -65,7 +65,7 @@ def varint(data: Data, at: int) -> tuple[int, int]:
     raise MalformedError("a number of more than 10 bytes")
 
 
-def encoded_varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """A number of at least 0 as protobuf writes it."""
     out = bytearray()
     while value > 127:

@@ -65,7 +65,7 @@ def read_parameters(request: pb.ModelInferRequest) -> RequestParameters:
         return _NONE
     for key in given:
         if key in _KINDS:
-            value_of(given[key], key, *_KINDS[key])
+            parameter_value(given[key], key, *_KINDS[key])
         elif key.startswith(_RESERVED):
             raise InvalidRequestError(
                 f"parameter keys starting with {_RESERVED!r} are reserved for Triton usage, got {cut(key)!r}. Only the "
@@ -78,7 +78,7 @@ def read_parameters(request: pb.ModelInferRequest) -> RequestParameters:
     )
 
 
-def value_of(parameter: pb.InferParameter, key: str, *kinds: str, of: str = "") -> Any:
+def parameter_value(parameter: pb.InferParameter, key: str, *kinds: str, of: str = "") -> Any:
     """The value of a parameter that must be of one of these kinds; `of` says whose it is, in a message."""
     kind = parameter.WhichOneof("parameter_choice")
     if kind not in kinds:
@@ -93,7 +93,7 @@ def _natural(given: Any, key: str) -> int:
     """A parameter that is an integer of at least 0; 0 when the request has none."""
     if key not in given:
         return 0
-    value: int = value_of(given[key], key, *_KINDS[key])
+    value: int = parameter_value(given[key], key, *_KINDS[key])
     if value < 0:
         raise InvalidRequestError(
             f"invalid value for {key!r}, expected value >= 0{_MEANINGS[key]}, got {value}"

@@ -8,23 +8,23 @@ from google.protobuf.message import Message
 
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.wire import bounds, structure
-from tensorferry.server.wire.compression import unpacked
+from tensorferry.server.wire.compression import decompress
 
 _Message = TypeVar("_Message", bound=Message)
 
 
-def received(data: bytes, kind: type[_Message], most: int = bounds.MOST_BYTES) -> _Message:
+def receive(data: bytes, kind: type[_Message], most: int = bounds.MAX_MESSAGE_BYTES) -> _Message:
     """The message of this kind in these bytes, of at most `most` when it is unpacked.
 
     LimitError for one that is larger, InvalidRequestError for one that is not of the kind, or that exceeds a bound; none of
     these is parsed. The caller must have checked before that the client may call.
     """
-    data = unpacked(data, most)
-    structure.check(data, kind)
-    return parsed(data, kind)
+    data = decompress(data, most)
+    structure.check_message(data, kind)
+    return parse(data, kind)
 
 
-def parsed(data: bytes, kind: type[_Message]) -> _Message:
+def parse(data: bytes, kind: type[_Message]) -> _Message:
     """The message of this kind in bytes that were checked; InvalidRequestError when they are none."""
     try:
         return kind.FromString(data)

@@ -19,7 +19,7 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.telemetry.logs import quoted
 from tensorferry.server.wire import bounds
-from tensorferry.server.wire.bounds import BOUNDS, Bound
+from tensorferry.server.wire.bounds import FIELD_BOUNDS, FieldBound
 from tensorferry.server.wire.fields import DELIMITED, Data, MalformedError, fields
 
 # Contents with at most this number of elements in a message are not checked, because they cost little.
@@ -39,7 +39,7 @@ class _Rule(NamedTuple):
     """What a field may be: a text, a list of numbers, typed contents, or a message with the rules `inside`."""
 
     name: str
-    bound: Bound
+    bound: FieldBound
     is_list: bool = False
     inside: Mapping[int, _Rule] | None = None
     is_contents: bool = False
@@ -48,7 +48,7 @@ class _Rule(NamedTuple):
 @cache
 def _rules_of(message: Any) -> Mapping[int, _Rule]:
     """By the numbers of fields. KeyError for a text or bytes that the table of bounds lacks."""
-    known = BOUNDS.get(message.full_name, {})
+    known = FIELD_BOUNDS.get(message.full_name, {})
     rules = {}
     for field in message.fields:
         inside = field.message_type
@@ -58,7 +58,7 @@ def _rules_of(message: Any) -> Mapping[int, _Rule]:
         is_contents = inside is _CONTENTS
         rules[field.number] = _Rule(
             field.name,
-            known[field.name] if inside is None else known.get(field.name, Bound()),
+            known[field.name] if inside is None else known.get(field.name, FieldBound()),
             is_number,
             None if inside is None or is_contents else _rules_of(inside),
             is_contents,
@@ -66,7 +66,7 @@ def _rules_of(message: Any) -> Mapping[int, _Rule]:
     return rules
 
 
-def check(data: Data, kind: type[Message], *, most_strings: int = bounds.ANY_LENGTH) -> None:
+def check_message(data: Data, kind: type[Message], *, most_strings: int = bounds.ANY_LENGTH) -> None:
     """InvalidRequestError for a serialised message of this kind with more, or longer, entries than it may have.
 
     `most_strings` bounds the strings in typed contents.
@@ -79,11 +79,11 @@ def check(data: Data, kind: type[Message], *, most_strings: int = bounds.ANY_LEN
         ) from None
 
 
-def id_of(data: Data) -> str:
-    """The id of a ModelInferRequest that `check` refuses; empty where it is not among the first fields, or is no id."""
+def peek_request_id(data: Data) -> str:
+    """The id of a ModelInferRequest that `check_message` refuses; empty where it is not among the first fields, or is no id."""
     try:
         for number, kind, begin, end in islice(fields(data, 0, len(data)), _FIRST_FIELDS):
-            if (number, kind) == (_ID, DELIMITED) and end - begin <= bounds.REQUEST_ID:
+            if (number, kind) == (_ID, DELIMITED) and end - begin <= bounds.REQUEST_ID_BYTES:
                 return bytes(data[begin:end]).decode()
     except (MalformedError, UnicodeDecodeError):
         pass
@@ -97,8 +97,8 @@ class _Walk:
 
     def __init__(self, data: Data, most_strings: int) -> None:
         self._data = data
-        self._fields = bounds.MOST_FIELDS
-        self._integers = bounds.MOST_INTEGERS
+        self._fields = bounds.MAX_FIELDS
+        self._integers = bounds.MAX_INTEGERS
         self._most_strings = self._strings = most_strings
         self._few = _FEW_ELEMENTS
 
@@ -109,7 +109,7 @@ class _Walk:
             self._fields -= 1
             if self._fields < 0:
                 raise InvalidRequestError(
-                    f"the message has more than {bounds.MOST_FIELDS} fields, those within its fields included, which is the "
+                    f"the message has more than {bounds.MAX_FIELDS} fields, those within its fields included, which is the "
                     "most this server takes: send numbers packed or in raw_input_contents, and what the model takes"
                 )
             rule = rules.get(number)
@@ -165,6 +165,6 @@ class _Walk:
                 self._integers -= int(np.count_nonzero(packed < 128))
             if self._fields < 0 or self._integers < 0:
                 raise InvalidRequestError(
-                    f"{path}contents has more than {bounds.MOST_INTEGERS} packed integers, or {bounds.MOST_FIELDS} numbers that "
+                    f"{path}contents has more than {bounds.MAX_INTEGERS} packed integers, or {bounds.MAX_FIELDS} numbers that "
                     "are not packed, which is the most this server takes: send them in raw_input_contents"
                 )

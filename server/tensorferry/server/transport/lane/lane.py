@@ -42,7 +42,7 @@ from tensorferry.server.transport.lane.stream import StreamCall
 from tensorferry.server.transport.lane.unpacking import Unpacker
 from tensorferry.server.transport.lane.unread_responses import hold
 from tensorferry.server.transport.unread_responses import SMALL_BYTES, Account, Unsent
-from tensorferry.server.wire.compression import is_packed
+from tensorferry.server.wire.compression import is_compressed
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -233,7 +233,7 @@ class Lane:
         caller: Caller,
     ) -> InferenceCall:
         """As the service's. On the polling thread, which attends to the batcher when nothing else is there."""
-        if self._unpacker is not None and is_packed(data):
+        if self._unpacker is not None and is_compressed(data):
             return self._unpacker.submit(data, deadline, complete, metadata, caller)
         call = self._service.submit(data, deadline, complete, metadata, self._unattended, caller)
         if self._unattended:
