@@ -56,9 +56,6 @@ class Scheduler(Protocol):
     def anchor(self, key: int, rows: int, seconds: float) -> None:
         """A warm-up run of a bucket on the first device."""
 
-    def expect_pace(self, device: int, ratio: float) -> None:
-        """Another device's warm-up runs took so many times as long."""
-
     def put(self, index: int, now: float) -> bool:
         """A request arrives; whether it is accepted."""
 
@@ -121,7 +118,7 @@ class _Devices:
         self._scenario = scenario
         self._scheduler = scheduler
         self._noise = noise
-        self._devices = [_Device(scheduler.in_flight) for _ in scenario.slowness]
+        self._devices = [_Device(scheduler.in_flight) for _ in range(scenario.devices)]
         # The next event of each batch in flight, numbered so that none are compared.
         self._events: list[tuple[float, int, _Flight]] = []
         self._number = 0
@@ -145,8 +142,7 @@ class _Devices:
     def send(self, device: int, batch: Sequence[int], now: float) -> None:
         """A batch leaves for a device."""
         scenario, rows, key = self._scenario, len(batch), self._trace.keys[batch[0]]
-        slowness = scenario.slowness[device]
-        stages = (scenario.before(rows), scenario.cost(rows, key) * slowness, scenario.after(rows))
+        stages = (scenario.before(rows), scenario.cost(rows, key), scenario.after(rows))
         times = Times(*(seconds * self._noise() if seconds else 0.0 for seconds in stages))
         self._devices[device].workers -= 1
         flight = _Flight(device, batch, times, now + times.before)
@@ -271,11 +267,7 @@ def _warm_up(scenario: Scenario, scheduler: Scheduler, noise: Noise) -> None:
     for key in range(len(scenario.cost.scales)):
 
         def timed(rows: int, key: int = key) -> float:
-            return min(scenario.cost(rows, key) * scenario.slowness[0] * noise() for _ in range(WARMUP_RUNS))
+            return min(scenario.cost(rows, key) * noise() for _ in range(WARMUP_RUNS))
 
         for rows, seconds in sorted(calibrate(timed, most)):
             scheduler.anchor(key, rows, seconds)
-    first, *others = scenario.slowness
-    for device, slowness in enumerate(others, 1):
-        if slowness != first:
-            scheduler.expect_pace(device, slowness / first)

@@ -37,9 +37,6 @@ class Peer:
         """A warm-up run of a bucket."""
         self.lines[key].anchor(rows, seconds)
 
-    def expect_pace(self, device: int, ratio: float) -> None:
-        """Nobody else knows of devices that differ."""
-
     def put(self, index: int, now: float) -> bool:
         """Queues a request; all are accepted."""
         queue = self._queues[self.trace.keys[index]]

@@ -20,7 +20,7 @@ from measure import Results
 from scenarios import STUDY
 from tables import LOADS, Beyond, Goodput, Loads, Overload, Rough, Size, Table
 from tables_classes import Classes, Shares
-from tables_devices import Pipelines, Unequal, UnequalPipelines
+from tables_devices import Pipelines
 
 FULL = Size(seeds=(1, 2, 3, 4), poisson=12_000, mmpp=24_000, searches=9)
 QUICK = Size(seeds=(1,), poisson=4_000, mmpp=8_000, searches=7, loads=(0.5, 0.95))
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"Seeds {', '.join(map(str, size.seeds))}; {size.poisson} Poisson and {size.mmpp} MMPP arrivals a trace."
     )
     pipelines = Pipelines(size)
-    about: list[Table] = [pipelines, Classes(size), Shares(size), Unequal(size), UnequalPipelines(size)]
+    about: list[Table] = [pipelines, Classes(size), Shares(size)]
     tables: list[Table] = [Goodput(size), overload, Rough(size), Beyond(size), *about, *loads]
     for table in tables:
         results.run(table.jobs())

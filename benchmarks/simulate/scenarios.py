@@ -20,8 +20,8 @@ class Scenario:
 
     `window` and `preferred` are what the peers that need tuning are tuned to. Every request
     has one of the `timeouts`, each as often, one of the buckets and one of the priority classes,
-    the highest first, by their shares. A batch takes `slowness` times its cost on each of the
-    devices; the host prepares it `before` and completes it `after`.
+    the highest first, by their shares. Each of the `devices` takes the same
+    time for a batch; the host prepares it `before` and completes it `after`.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Scenario:
     window: float
     preferred: tuple[int, ...]
     kind: Kind = "Poisson"
-    slowness: tuple[float, ...] = (1.0,)
+    devices: int = 1
     buckets: tuple[float, ...] = (1.0,)
     classes: tuple[float, ...] = (1.0,)
     before: Cost = NOTHING
@@ -45,12 +45,7 @@ class Scenario:
             share * self.cost(self.max_batch_size, key) / self.max_batch_size
             for key, share in enumerate(self.buckets)
         )
-        return sum(1 / slowness for slowness in self.slowness) * sum(self.buckets) / seconds
-
-    @property
-    def devices(self) -> int:
-        """How many devices take from the queue."""
-        return len(self.slowness)
+        return self.devices * sum(self.buckets) / seconds
 
     @property
     def pipelined(self) -> bool:
@@ -106,8 +101,8 @@ BEYOND = (
     ),
     replace(GPU, name="GPU, staircase of 32 rows", cost=Cost(0.004, 0.0001, step=32)),
     replace(CPU, name="CPU, staircase of 4 rows", cost=Cost(0.001, 0.004, step=4)),
-    replace(GPU, name="4 GPUs", slowness=(1.0,) * 4),
-    replace(CPU, name="4 CPUs", slowness=(1.0,) * 4),
+    replace(GPU, name="4 GPUs", devices=4),
+    replace(CPU, name="4 CPUs", devices=4),
 )
 
 # The host's part beside the device's: before alone, and before and after, which grows with the rows.
@@ -134,6 +129,3 @@ def two_classes(device: Scenario, high: float, *, deadlines: bool, own_buckets: 
         buckets=shares if own_buckets else (1.0,),
         classes=shares,
     )
-
-
-UNEQUAL = (1.0, 1.0, 3.0)

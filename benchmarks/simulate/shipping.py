@@ -97,10 +97,6 @@ class Shipping:
         if key == 0:
             self._queue.anchor(rows, seconds)
 
-    def expect_pace(self, device: int, ratio: float) -> None:
-        """As the server tells it, where devices are not of one kind."""
-        self._queue.lessons.expect_pace(device, ratio)
-
     def put(self, index: int, now: float) -> bool:
         """Submits a request as the batcher does."""
         self._clock.time = now

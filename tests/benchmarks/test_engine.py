@@ -23,7 +23,7 @@ from policies import (
     WindowFromArrival,
     WindowFromPop,
 )
-from scenarios import BEYOND, COMPLETING, CPU, GPU, PIPELINE, STUDY, UNEQUAL, Scenario, two_classes
+from scenarios import BEYOND, COMPLETING, CPU, GPU, PIPELINE, STUDY, Scenario, two_classes
 from shipping import Shipping
 from summary import Summary, summarize
 from traces import Trace
@@ -33,7 +33,7 @@ SMALL = replace(CPU, cost=Cost(2.0, 1.0), max_batch_size=4, timeouts=(100.0,), w
 
 
 def play(policy: type[Peer], arrivals: list[float], *, timeout: float = 100.0, devices: int = 1) -> Run:
-    scenario = replace(SMALL, timeouts=(timeout,), slowness=(1.0,) * devices)
+    scenario = replace(SMALL, timeouts=(timeout,), devices=devices)
     trace = Trace(arrivals, [arrival + timeout for arrival in arrivals], [0] * len(arrivals))
     return run(trace, scenario, policy(scenario, trace), costs.silent)
 
@@ -55,10 +55,9 @@ def stages(
     arrivals: list[float],
     before: float,
     after: float,
-    slowness: tuple[float, ...] = (1.0,),
 ) -> Run:
     """Greedy policies on devices whose host part takes `before` and `after`."""
-    scenario = replace(SMALL, before=Cost(before, 0.0), after=Cost(after, 0.0), slowness=slowness)
+    scenario = replace(SMALL, before=Cost(before, 0.0), after=Cost(after, 0.0))
     trace = Trace(arrivals, [math.inf] * len(arrivals), [0] * len(arrivals))
     return run(trace, scenario, policy(scenario, trace), costs.silent)
 
@@ -83,13 +82,6 @@ def test_more_in_flight_only_wait_for_the_device_and_split_the_batches() -> None
     assert stages(FourEager, arrivals, 1.0, 0.0).answered == [4.0, 7.0, 10.0, 13.0]
     assert stages(TwoEager, arrivals, 1.0, 0.0).answered == [4.0, 7.0, 11.0, 11.0]
     assert stages(Peer, arrivals, 1.0, 0.0).answered == [4.0, 10.0, 10.0, 10.0]
-
-
-def test_devices_differ() -> None:
-    """Of two that are idle the last is asked first, as the product wakes its workers: here the slow one."""
-    got = stages(Peer, [0.0, 1.0, 2.0], 0.0, 0.0, (1.0, 2.0))
-    assert got.answered == [6.0, 4.0, 7.0]
-    assert replace(SMALL, slowness=(1.0, 2.0)).capacity == pytest.approx(1.5 * SMALL.capacity)
 
 
 def test_the_shipping_queue_prepares_the_next_batch_just_in_time() -> None:
@@ -142,8 +134,8 @@ def test_nexus_style_slides_past_heads_without_time_for_the_target() -> None:
 NEW = [
     PIPELINE,
     COMPLETING,
-    replace(COMPLETING, slowness=(1.0, 1.0)),
-    replace(GPU, slowness=UNEQUAL),
+    replace(COMPLETING, devices=2),
+    replace(GPU, devices=3),
     two_classes(GPU, 0.5, deadlines=True),
     two_classes(CPU, 0.2, deadlines=True, own_buckets=True),
     two_classes(CPU, 0.5, deadlines=False),
@@ -215,7 +207,7 @@ def test_traces_repeat_and_have_the_rate_that_was_asked_for(scenario: Scenario) 
 
 def test_offline_rate_is_that_of_full_batches() -> None:
     assert GPU.capacity == pytest.approx(128 / 0.0168)
-    assert replace(GPU, slowness=(1.0,) * 4).capacity == pytest.approx(4 * 128 / 0.0168)
+    assert replace(GPU, devices=4).capacity == pytest.approx(4 * 128 / 0.0168)
     halves = replace(GPU, cost=Cost(0.004, 0.0001, scales=(1.0, 3.0)), buckets=(1.0, 1.0))
     assert halves.capacity == pytest.approx(128 / 0.0168 / 2)
 

@@ -207,15 +207,6 @@ class Batcher:
         """
         self._queue.anchor(rows, seconds, key)
 
-    def expect_pace(self, instance: int, ratio: float) -> None:
-        """Tells that warm-up runs of a function, by its number from 1, took so many times as long as those of the first.
-
-        `anchor` has the first one's. Without it two batches may leave for a slow device before that is seen. Thread-safe.
-        """
-        if not 0 < ratio < math.inf:
-            raise ValueError(f"the ratio of two times is {ratio!r}; it must be positive and finite")
-        self._queue.lessons.expect_pace(instance, ratio)
-
     def submit(
         self,
         x: npt.ArrayLike | Mapping[str, npt.ArrayLike],

@@ -66,7 +66,7 @@ class FailingWorld(World):
         free = [
             device
             for device in queue._devices.each
-            if device.outage is None and device.idle and device.waiting and not device.passes
+            if device.outage is None and device.idle and device.waiting
         ]
         if self.patience is None and not self.window and not self.attending:
             assert not (free and queue._backlog.rows), "a device that works is idle, and requests wait"

@@ -190,15 +190,13 @@ class Unknown:
 )
 def test_is_infeasible_when_even_alone_it_would_be_late(deadline: float, gone: bool) -> None:
     passenger = Passenger(6, deadline=deadline)
-    assert infeasible([passenger], lambda rows: 100.0 + Affine().upper(rows)) == ([passenger] if gone else [])
+    assert infeasible([passenger], 100.0, Affine().upper) == ([passenger] if gone else [])
 
 
 @pytest.mark.parametrize(("deadline", "gone"), [(99.9, True), (100, True), (100.1, False)])
 def test_nothing_known_of_times_only_the_passed_are_infeasible(deadline: float, gone: bool) -> None:
     passenger = Passenger(deadline=deadline)
-    assert infeasible([passenger], lambda rows: 100.0 + Unknown().upper(rows)) == (
-        [passenger] if gone else []
-    )
+    assert infeasible([passenger], 100.0, Unknown().upper) == ([passenger] if gone else [])
 
 
 BUSY = Demand(rate=1.0, patience=40.0)
@@ -319,7 +317,7 @@ def test_whatever_waits_a_batch_is_sound(
     queue = sorted(
         (Passenger(rows_counted, 0.0, deadline) for rows_counted, deadline in dates), key=lambda p: p.deadline
     )
-    queue = [p for p in queue if p not in infeasible([p], Affine().upper)]
+    queue = [p for p in queue if p not in infeasible([p], 0.0, Affine().upper)]
     without_deadline = [Passenger(rows_counted, -age) for rows_counted in others]
     ride, shed = form(queue, without_deadline, demand=Demand(rate, 40.0), max_wait_before_priority=25.0)
     rows = sum(passenger.rows_counted for passenger in ride)

@@ -15,7 +15,7 @@ from tensorferry.batcher import Batcher, Request
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.learning.cost_model import Profile
 from tensorferry.batcher.queue.backlog import Backlog
-from tensorferry.batcher.queue.devices import Device, Devices
+from tensorferry.batcher.queue.devices import Device
 from tensorferry.batcher.settings import Limits, unreachable
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -57,21 +57,6 @@ def test_who_rides_behind_another_batch_allows_for_its_error_too(device: Device)
     assert device.turn(0.0) == 10.0 - GUARD, "it leaves when it should be its turn"
     device.released(10.0)
     assert device.starts(10.0) == 10.0
-
-
-def test_what_is_in_flight_takes_as_long_as_the_device_is_found_to_take() -> None:
-    devices = Devices(threading.Lock(), 2)
-    slow = devices.each[1]
-    devices.left(slow, 0.0, 1.0)
-    devices.left(slow, 0.5, 1.0)
-    assert slow.free_at(0.5) == 2.0
-    devices.released(slow, 3.0)
-    assert slow.free_at(3.0) == 4.0
-    devices.paced(slow, 3.0, 1.0, 3.0)
-    assert slow.free_at(3.0) == pytest.approx(6.0)
-    devices.left(slow, 5.5, 3.0)
-    devices.released(slow, 6.0)
-    assert slow.free_at(6.0) == pytest.approx(9.0), "what left since was expected to take that"
 
 
 @pytest.mark.parametrize("when", [8.0, 12.0], ids=["early", "late"])
@@ -144,9 +129,9 @@ def test_the_next_to_become_infeasible_is_the_earliest_deadline_less_what_one_ro
     profile = backlog.profile(early.key)
     profile.observe(0.0, 4, 1.0)
     assert backlog.next_infeasible(0.5) == 5.0 - profile.upper(1)
-    assert backlog.infeasible([(4.5, 1.0)], 0.5) == [early]
-    assert backlog.infeasible([(8.9, 1.0)], 0.5) == [late, early]
-    assert backlog.infeasible([(0.0, 1.0)], 0.5) == []
+    assert backlog.infeasible(4.5, 0.5) == [early]
+    assert backlog.infeasible(8.9, 0.5) == [late, early]
+    assert backlog.infeasible(0.0, 0.5) == []
 
 
 def test_limits_that_no_full_batch_passes_are_warned_of(make: Make, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,10 +1,10 @@
-"""What rides counts once: not again when its device failed, and on a slower device as on any other."""
+"""What rides counts once: not again when its device failed."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 from batcher.conftest import Make
@@ -17,10 +17,9 @@ from tensorferry.batcher import ClientPolicy, InstanceFailed, Request
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.policy.batch_forming import Formed
 from tensorferry.batcher.queue.fair_backlog import FairBacklog
-from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import BatchAssignment, Outcome
+from tensorferry.batcher.request import Outcome
 from tensorferry.batcher.settings import Limits
-from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+from tensorferry.batcher.testing import ScriptedRunner
 
 FAIR = ClientPolicy(fair=True)
 MOST = 4
@@ -64,59 +63,6 @@ def test_who_went_back_is_not_charged_again(make: Make) -> None:
     assert again == failed
     assert sorted(others[0] + others[1]) == [5.0, 6.0, 7.0, 8.0, 11.0, 12.0, 13.0, 14.0]
     assert len(others) == 3
-
-
-FAST, SLOW = 0, 1
-SECONDS = {FAST: 0.1, SLOW: 0.3}
-
-
-class TwoDevices:
-    """A queue of two clients whose devices are of different speed, each run in its own time."""
-
-    def __init__(self) -> None:
-        self.clock = VirtualClock()
-        self.queue = RequestQueue(
-            Limits(MOST, 0.0), 100_000, 1 << 30, self.clock, devices=len(SECONDS), clients=FAIR
-        )
-        for count in (1, MOST):
-            self.queue.anchor(count, SECONDS[FAST])
-        # So that the paces are known.
-        for _ in range(5):
-            for device in SECONDS:
-                self.put("a", 1)
-                self.end(device, self.start(device))
-
-    def put(self, client: str, count: int) -> None:
-        for _ in range(count):
-            self.queue.put([Request((), ignore, names=None, rows=1, nbytes=0, client=client)])
-
-    def start(self, device: int) -> Sequence[Request]:
-        step = self.queue.poll(device)
-        assert isinstance(step, BatchAssignment)
-        assert step.batch
-        return step.batch
-
-    def end(self, device: int, batch: Sequence[Request]) -> Mapping[str, int]:
-        self.clock.advance(SECONDS[device])
-        self.queue.finish(batch)
-        self.queue.ran(batch, SECONDS[device], device=device)
-        return Counter(request.client for request in batch)
-
-
-def test_what_a_slower_device_takes_counts_too() -> None:
-    """It takes them in their order, all of one client's; the fast one makes up for it."""
-    devices = TwoDevices()
-    devices.put("a", 1000)
-    devices.put("b", 1000)
-    got: Counter[str] = Counter()
-    on_slow: Counter[str] = Counter()
-    for _ in range(20):
-        for _ in range(3):
-            got.update(devices.end(FAST, devices.start(FAST)))
-        on_slow.update(devices.end(SLOW, devices.start(SLOW)))
-    assert on_slow == {"a": 20 * MOST}, "what this is about"
-    got += on_slow
-    assert got["a"] == pytest.approx(got["b"], abs=2 * MOST)
 
 
 WEIGHTS = {"a": 1, "b": 2, "c": 5}
@@ -170,9 +116,9 @@ class FairModel(RuleBasedStateMachine):
         self.enter(request)
 
     @precondition(lambda self: self.queued)
-    @rule(kind=st.integers(0, 1), rank=st.integers(0, 1), count=st.integers(1, 4), slower=st.booleans())
-    def leave(self, kind: int, rank: int, count: int, slower: bool) -> None:
-        """A batch of the first of a class leaves, be it for a slower device."""
+    @rule(kind=st.integers(0, 1), rank=st.integers(0, 1), count=st.integers(1, 4))
+    def leave(self, kind: int, rank: int, count: int) -> None:
+        """A batch of the first of a class leaves."""
         rank = min(rank, self.classes - 1)
         bucket = self.backlog.bucket(kind)
         batch = list(bucket.class_queues[rank])[:count]
@@ -180,10 +126,7 @@ class FairModel(RuleBasedStateMachine):
             return
         taken = [0] * self.classes
         taken[rank] = sum(request.rows_counted for request in batch)
-        if slower:
-            self.backlog.charge(batch)
-        else:
-            batch, _, taken = self.backlog.share(Formed(batch, [], taken), bucket, 0.0, bucket.profile, MOST)
+        batch, _, taken = self.backlog.share(Formed(batch, [], taken), bucket, 0.0, bucket.profile, MOST)
         self.backlog.remove_all(kind, batch, taken)
         for request in batch:
             where = request.rank, request.client

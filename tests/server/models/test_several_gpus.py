@@ -12,7 +12,6 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,11 @@ from support.models import small
 from support.server.nvml import FakeGpu, FakeNvml
 from support.server.rig import PATIENCE, Array, Load, made_apps
 
-from tensorferry.batcher import Batcher
 from tensorferry.server import app as app_module
 from tensorferry.server.app import App
 from tensorferry.server.config.server_config import PadLengths
 from tensorferry.server.errors import StartError
-from tensorferry.server.models import loader, session_factory
+from tensorferry.server.models import loader
 from tensorferry.server.models.padding_check import prove_padding
 from tensorferry.server.models.registry import Model
 from tensorferry.server.monitoring.gpu_metrics import Gpus
@@ -132,35 +130,6 @@ def test_the_slow_one_keeps_what_it_took_and_the_fast_one_does_the_rest(
         assert future.result(PATIENCE)["y"].tolist() == (2 * row).tolist()
     assert scripted.runs["cuda:0"] >= 1
     assert sum(scripted.runs.values()) == 40
-
-
-@pytest.mark.parametrize(("device", "first", "ratio"), [("cuda:0,1", 3.0, 1 / 6), ("cuda:1,0", 0.5, 6.0)])
-def test_the_batcher_knows_from_the_start_how_much_slower_a_device_is(
-    load: Load,
-    scripted: Devices,
-    monkeypatch: pytest.MonkeyPatch,
-    device: str,
-    first: float,
-    ratio: float,
-) -> None:
-    scripted.seconds.update({"cuda:0": 3.0, "cuda:1": 0.5})
-    clock = SimpleNamespace(monotonic=lambda: scripted.now, perf_counter=lambda: scripted.now)
-    monkeypatch.setattr(loader, "time", clock)
-    monkeypatch.setattr(session_factory, "time", clock)
-    anchors: dict[int, float] = {}
-    paces: dict[int, float] = {}
-
-    def anchor(self: Batcher, rows: int, seconds: float, key: object = None) -> None:
-        anchors[rows] = seconds
-
-    def expect_pace(self: Batcher, instance: int, ratio: float) -> None:
-        paces[instance] = ratio
-
-    monkeypatch.setattr(Batcher, "anchor", anchor)
-    monkeypatch.setattr(Batcher, "expect_pace", expect_pace)
-    load(device, max_batch_size=4)
-    assert anchors == dict.fromkeys((1, 2, 4), first)
-    assert paces == {1: pytest.approx(ratio)}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -232,16 +231,9 @@ class Profile:
         """
         return now - self.observed < _FRESH_SECONDS
 
-    def needs(self, rows: int, now: float, pace: float = 1.0) -> float:
-        """How long so many rows take at most on a device of this pace; 0 when that is not known, or not `fresh`."""
-        if not self.fresh(now):
-            return 0.0
-        seconds = self.upper(rows)
-        return seconds if pace == 1.0 else seconds + (pace - 1.0) * self.device.upper(rows)
-
-    def ends(self, rows: int, now: float, chances: Sequence[tuple[float, float]]) -> float:
-        """When so many rows have run at the latest; each device starts at a time, and has a pace."""
-        return min([start + self.needs(rows, now, pace) for start, pace in chances])
+    def needs(self, rows: int, now: float) -> float:
+        """How long so many rows take at most; 0 when that is not known, or not `fresh`."""
+        return self.upper(rows) if self.fresh(now) else 0.0
 
     def statistics(self, queued: int, queued_rows: int) -> BucketStatistics:
         """What was learned so far, beside the bucket's queue."""

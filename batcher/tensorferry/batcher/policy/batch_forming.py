@@ -28,12 +28,12 @@ _SHARED = 0.4
 class Demand(NamedTuple):
     """What arrives for a device: `rate` in rows a second, `patience` the usual time from arrival to deadline.
 
-    `devices` is how many, of its pace, share what arrives.
+    `devices` is how many share what arrives.
     """
 
     rate: float
     patience: float
-    devices: float = 1.0
+    devices: int = 1
 
 
 class Formed(NamedTuple, Generic[R]):
@@ -44,15 +44,15 @@ class Formed(NamedTuple, Generic[R]):
     rows: list[int]
 
 
-def infeasible(requests: Iterable[R], ends: Callable[[int], float]) -> list[R]:
-    """The requests that cannot make their deadline even if they run alone now; a passed one is one.
+def infeasible(requests: Iterable[R], start: float, needs: Callable[[int], float]) -> list[R]:
+    """The requests that cannot make their deadline even if they run alone from `start` on; a passed one is one.
 
-    `ends` tells when so many rows, alone, have run at the latest.
+    `needs` tells how long so many rows, alone, take at most.
     """
     return [
         request
         for request in requests
-        if request.deadline < math.inf and ends(request.rows_counted) >= request.deadline
+        if request.deadline < math.inf and start + needs(request.rows_counted) >= request.deadline
     ]
 
 

@@ -128,19 +128,19 @@ class Admission:
 
     def drain_time(self) -> float:
         """How long the queue as it is takes to drain, in seconds; at least a millisecond."""
-        return max(0.001, self._backlog.drain_time() / self._devices.worth())
+        return max(0.001, self._backlog.drain_time() / len(self._devices.work))
 
     def check_feasible(
         self,
         requests: Sequence[Request],
         profile: Profile,
-        chances: Sequence[tuple[float, float]],
+        start: float,
         now: float,
     ) -> None:
-        """DeadlineExceeded when one could not make its deadline even alone, with the devices' `chances`."""
+        """DeadlineExceeded when one could not make its deadline even if it ran alone from `start` on."""
         for request in requests:
             _check_deadline(request, now)
-            ends = profile.ends(request.rows_counted, now, chances)
+            ends = start + profile.needs(request.rows_counted, now)
             if request.deadline <= ends:
                 left = request.deadline - now
                 raise DeadlineExceeded(

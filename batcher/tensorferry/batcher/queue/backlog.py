@@ -149,35 +149,28 @@ class Backlog:
         self.rows -= rows
         self.class_rows[rank] -= rows
 
-    def infeasible(self, chances: Sequence[tuple[float, float]], now: float) -> list[Request]:
-        """Those who cannot make their deadlines any more, even if they ran alone.
-
-        `chances` are from when on devices can start on them, and the devices' paces.
-        """
+    def infeasible(self, start: float, now: float) -> list[Request]:
+        """Those who cannot make their deadlines any more, even if they ran alone from `start` on."""
         dead: list[Request] = []
-        start, pace = chances[0]
-        usual = pace == 1.0
         for bucket in self.buckets.values():
             profile, earliest = bucket.profile, bucket.earliest_deadline
             if earliest == math.inf:
                 continue
             # The usual case: the earliest has time for a full batch, so all have for their own.
-            if usual and start + profile.longest < earliest:
+            if start + profile.longest < earliest:
                 continue
-            if profile.ends(self._limits.max_batch_size, now, chances) < earliest:
-                continue
-            ends = partial(profile.ends, now=now, chances=chances)
+            needs = partial(profile.needs, now=now)
             for lane in bucket.class_queues:
-                dead += infeasible(lane.with_deadline, ends)
+                dead += infeasible(lane.with_deadline, start, needs)
         return dead
 
-    def next_infeasible(self, now: float, pace: float = 1.0) -> float:
-        """When the first of those queued will not make its deadline any more on a device of this pace; inf for never."""
+    def next_infeasible(self, now: float) -> float:
+        """When the first of those queued will not make its deadline any more; inf for never."""
         first = math.inf
         for bucket in self.buckets.values():
             earliest = bucket.earliest_deadline
             if earliest < math.inf:
-                first = min(first, earliest - bucket.profile.needs(1, now, pace))
+                first = min(first, earliest - bucket.profile.needs(1, now))
         return first
 
     def move(self, request: Request, rank: int) -> None:

@@ -12,12 +12,10 @@ from tensorferry.batcher.learning.memory_limit import RowLimits
 from tensorferry.batcher.policy.batch_forming import Demand, Formed, form_batch
 from tensorferry.batcher.policy.close_rule import Close
 from tensorferry.batcher.policy.priority_sharing import Ranks, Shares
-from tensorferry.batcher.policy.protocols import BatchTimes, ClassQueueView
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.queue.fair_backlog import FairBacklog
 from tensorferry.batcher.queue.overload import OverloadControl
-from tensorferry.batcher.queue.slow_devices import Paced, SlowDeviceBucketView
 from tensorferry.batcher.request import Request
 
 # Batches are kept short for the impatient where that costs at most this part of what full ones get done ...
@@ -68,47 +66,30 @@ class BatchSelector:
         self._shares.renew(self._backlog.class_rows)
         return self._shares.credits
 
-    def take(
-        self, close: Close, device: Device, now: float, left: SlowDeviceBucketView | None = None
-    ) -> Formed[Request]:
-        """The batch of a bucket that closes, and who is dropped for it; both are queued no more.
-
-        A slower device takes it of what is `left` to it, and drops nobody: faster ones might have time for them.
-        """
+    def take(self, close: Close, device: Device, now: float) -> Formed[Request]:
+        """The batch of a bucket that closes, and who is dropped for it; both are queued no more."""
         backlog = self._backlog
         bucket = backlog.buckets[close.key]
         lead, most, limits = close.lead, close.rows, self.row_limits
         if limits.needed:
             index = self._devices.each.index(device)
             most = limits.allowed(index, close.key, most, now)
-        if len(backlog.buckets) == 1 and not self._devices.unequal:
+        if len(backlog.buckets) == 1:
             most = self._short(bucket.profile, most, lead, now)
         allotted = [most]
-        class_queues: Sequence[ClassQueueView[Request]] = bucket.class_queues
-        times: BatchTimes = bucket.profile
-        if left is not None:
-            class_queues, times = left.class_queues, left.times
-        elif device.pace.value != 1.0:
-            times = Paced(bucket.profile, device.pace.value)
+        class_queues, times = bucket.class_queues, bucket.profile
         if len(class_queues) > 1:
             allotted = self._shares.allot([lane.rows for lane in class_queues], backlog.class_rows, most)
             # Whoever's turn it was for a batch: who has a share in it and ranks highest must not be
             # one who rides along only if its deadline allows.
             lead = next((rank for rank, share in enumerate(allotted) if share), lead)
-        demand = partial(self._demanded, lead, now, device)
+        demand = partial(self._demanded, lead, now)
         formed = form_batch(class_queues, lead, allotted, device.starts(now), most, times, demand)
         if self._fair is not None:
-            if left is None:
-                formed = self._fair.share(formed, bucket, device.starts(now), times, most)
-            else:
-                # Whose turn it is may not be whom it can answer in time. What they get they have, all the same.
-                self._fair.charge(formed.batch)
+            formed = self._fair.share(formed, bucket, device.starts(now), times, most)
         batch, shed, riding = formed
         dropped = 0
-        if left is not None:
-            formed = Formed(batch, [], riding)
-            backlog.remove_all(close.key, batch, riding)
-        elif shed:
+        if shed:
             gone = list(riding)
             dropped = sum([request.rows_counted for request in shed])
             gone[lead] += dropped
@@ -143,12 +124,12 @@ class BatchSelector:
         demanded = sum([meter.demand(now, devices).rate for meter in meters])
         return short if demanded <= _SURELY * rate else most
 
-    def _demanded(self, lead: int, now: float, device: Device) -> Demand:
+    def _demanded(self, lead: int, now: float) -> Demand:
         """A device's share of what a class and those above it ask for.
 
         That is what arrives; and after a burst what is left of it, in the time that it has.
         """
-        devices = self._devices.worth(device.pace.value)
+        devices = len(self._devices.work)
         demands = [meter.demand(now, devices) for meter in self.demand[: lead + 1]]
         rate, patience = sum([demand.rate for demand in demands]), demands[lead].patience
         if patience:

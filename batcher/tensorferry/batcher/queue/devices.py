@@ -5,11 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-
-from tensorferry.batcher.learning.device_speed import Pace
-from tensorferry.batcher.queue.bucket import Bucket
-from tensorferry.batcher.queue.slow_devices import Paced
+from collections.abc import Callable
 
 # A timed wait wakes up late by a little: better that the next batch is ready too early.
 _GUARD = 300e-6
@@ -48,10 +44,7 @@ class Device:
         "borrowed",
         "doubt",
         "outage",
-        "pace",
-        "passes",
         "preparation",
-        "ran_at",
         "ready",
         "unanswered",
         "waiting",
@@ -65,11 +58,6 @@ class Device:
         self.borrowed = False
         # Why and until when it takes no batches; None while it does.
         self.outage: Outage | None = None
-        self.pace = Pace()
-        # Its workers wait though something is queued, for they leave that to faster devices.
-        self.passes = False
-        # When it last ran a batch that told how fast it is.
-        self.ran_at = -math.inf
         # Batches that left and whose requests are not all completed.
         self.unanswered = 0
         # How long the last batch was expected to be prepared by the host, in seconds.
@@ -112,12 +100,6 @@ class Device:
         in_flight.popleft()
         self._free_at = now + sum(in_flight) if in_flight else now
 
-    def paced(self, factor: float) -> None:
-        """It takes so many times as long as was expected when what is in flight left."""
-        in_flight = self._in_flight
-        self._free_at += (factor - 1) * sum(in_flight)
-        self._in_flight = deque([seconds * factor for seconds in in_flight])
-
     def unsay(self) -> None:
         """The batch that was said to have left last has not."""
         self._in_flight.pop()
@@ -131,11 +113,11 @@ class Device:
 class Devices:
     """The devices that pull from one queue. Guarded by the queue's lock.
 
-    What is said of what they can do, of their speed and of who is waited for, is of those that `work`: nothing is
-    left to one that is out, nor promised in its name.
+    What is said of what they can do, and of who is waited for, is of those that `work`: nothing is promised in
+    the name of one that is out.
     """
 
-    __slots__ = ("_next_start", "back_or_done", "each", "unequal", "work")
+    __slots__ = ("_next_start", "back_or_done", "each", "work")
 
     def __init__(self, lock: threading.Lock, number: int) -> None:
         # A device is back, or the queue may have ended. Waited for by the workers of devices that are out.
@@ -143,8 +125,6 @@ class Devices:
         self.each = [Device(lock) for _ in range(number)]
         # Those that are not out; all when none is left, as they are expected back.
         self.work = self.each
-        # Whether some are known to be slower than others.
-        self.unequal = False
         # When the first can start on what it is given, long ago while one is idle; None until it
         # is asked for again: only deadlines need it.
         self._next_start: float | None = None
@@ -155,44 +135,11 @@ class Devices:
             self._next_start = min([device.starts(now) for device in self.work])
         return self._next_start if self._next_start > now else now
 
-    def chances(self, now: float) -> Sequence[tuple[float, float]]:
-        """From when on each can start on what it is given, and its pace; of equal ones the first alone."""
-        if not self.unequal:
-            return [(self.next_start(now), 1.0)]
-        return [(device.starts(now), device.pace.value) for device in self.work]
-
-    def paced(self, device: Device, seconds: float, expected: float, now: float) -> float | None:
-        """A batch took one of them so many seconds, and should have taken the first so many (0: nobody knows).
-
-        Returns how long it would have taken the first; None when that is not known.
-        """
-        device.ran_at = now
-        if device is self.each[0] or not expected:
-            return seconds
-        pace = device.pace
-        before = pace.value
-        pace.observe(seconds / expected)
-        if pace.value != before:
-            device.paced(pace.value / before)
-            self._next_start = None
-        self._compare()
-        return seconds / pace.value if pace.known or pace.value == 1.0 else None
-
-    def expect(self, device: Device, ratio: float, now: float) -> None:
-        """The warm-up runs of one of them took so many times as long as those of the first."""
-        device.ran_at = now
-        device.pace.observe(ratio)
-        self._compare()
-
     def out(self, device: Device, now: float, try_at: float) -> Outage:
-        """One of them takes no batches any more; the others take what they left to it. Its outage, which it may have had."""
+        """One of them takes no batches any more. Its outage, which it may have had."""
         if device.outage is None:
             device.outage = Outage(now, try_at)
             self._count()
-            for other in self.each:
-                if other.passes:
-                    other.passes = False
-                    other.ready.notify_all()
         return device.outage
 
     def back(self, device: Device) -> None:
@@ -203,31 +150,6 @@ class Devices:
     def _count(self) -> None:
         self.work = [device for device in self.each if device.outage is None] or self.each
         self._next_start = None
-        self._compare()
-
-    def _compare(self) -> None:
-        self.unequal = any(device.pace.value != 1.0 for device in self.work)
-
-    @property
-    def fastest(self) -> float:
-        """The pace of the fastest."""
-        return min([device.pace.value for device in self.work]) if self.unequal else 1.0
-
-    def slower(self, device: Device) -> bool:
-        """Whether there are faster ones."""
-        return self.unequal and device.pace.value > self.fastest
-
-    def passed(self, bucket: Bucket, rows: int, deadline: float, now: float) -> bool:
-        """Whether one that leaves what is queued to faster ones could take a new request of a bucket."""
-        for device in self.each:
-            if device.passes and deadline > now + Paced(bucket.profile, device.pace.value).upper(rows):
-                device.passes = False
-                return True
-        return False
-
-    def worth(self, pace: float = 1.0) -> float:
-        """How many devices of a pace do as much as all together."""
-        return sum([pace / device.pace.value for device in self.work]) if self.unequal else len(self.work)
 
     def left(self, device: Device, now: float, seconds: float) -> None:
         """A batch left for one of them that keeps it for so many seconds."""
@@ -240,17 +162,17 @@ class Devices:
         self._next_start = None
 
     def wake(self, soonest: Callable[[Device], float]) -> None:
-        """Wakes a worker of the one that may take a batch the soonest, of equals the idle, of these the fastest."""
-        waiting = [device for device in self.each if device.waiting and not device.passes]
+        """Wakes a worker of the one that may take a batch the soonest, of equals the idle."""
+        waiting = [device for device in self.each if device.waiting]
         if len(waiting) > 1:
-            waiting.sort(key=lambda device: (soonest(device), not device.idle, device.pace.value))
+            waiting.sort(key=lambda device: (soonest(device), not device.idle))
         if waiting:
             waiting[0].ready.notify()
 
     def wake_idle(self) -> None:
         """Wakes a worker of one that could start at once, if one waits there."""
         for device in self.each:
-            if device.idle and device.waiting and not device.passes:
+            if device.idle and device.waiting:
                 device.ready.notify()
                 return
 
@@ -262,7 +184,7 @@ class Devices:
 
     def idle_waits(self) -> bool:
         """Whether a worker waits of one that could start at once."""
-        return any(device.idle and device.waiting and not device.passes for device in self.each)
+        return any(device.idle and device.waiting for device in self.each)
 
     def attended(self) -> bool:
         """Whether a worker waits that is free to look after the queue: it wakes before a deadline is missed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.policy.close_rule import Close, Wait, decide
@@ -13,7 +13,6 @@ from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.queue.endings import Ends
 from tensorferry.batcher.queue.expiry import Expiry
 from tensorferry.batcher.queue.reply_wait import ReplyWait
-from tensorferry.batcher.queue.slow_devices import Paced, SlowDeviceBucketView, left_to
 from tensorferry.batcher.queue.wakeup import WorkerWakeup
 from tensorferry.batcher.request import QUEUED, RUNNING, BatchAssignment, CloseReason, Request
 from tensorferry.batcher.settings import Limits
@@ -24,10 +23,6 @@ _INF = math.inf
 _IDLE = CloseReason.IDLE
 
 _new = tuple.__new__
-
-# After so many seconds a slower device to which nothing was left runs one request all the same: perhaps it
-# is no longer slow, and nobody else would see that.
-_RETRY_SECONDS = 10.0
 
 
 class Dispatch:
@@ -91,15 +86,8 @@ class Dispatch:
                 return Wait(turn if backlog.rows else _INF)
             start = device.starts(now)
         dead = self._dying = self._expiry.take(start, now) if self._expiry.needed else ()
-        left: Mapping[Hashable, SlowDeviceBucketView] = {}
-        if self._devices.unequal and backlog.rows:
-            device.passes = False
-            if self._devices.slower(device):
-                left = left_to(backlog.buckets, device.pace.value, start)
-                if not left:
-                    return self._pass_on(device, now, dead)
         credits, closing = self._departure.credits(now), self._ends.closing
-        decision = decide(left or backlog.buckets, now, self._limits, closing, credits)
+        decision = decide(backlog.buckets, now, self._limits, closing, credits)
         if isinstance(decision, Close):
             if decision.reason is _IDLE and not closing and len(backlog.buckets) == 1:
                 bucket = backlog.buckets[decision.key]
@@ -109,37 +97,16 @@ class Dispatch:
                 until = self._company.wait_until(bucket, now, most - bucket.rows)
                 if until > now and not dead:
                     return self._waking.wait_for_company(device, until)
-            return self._close(device, decision, now, dead, left.get(decision.key))
+            return self._close(device, decision, now, dead)
         if dead:
             return self._hand_out(BatchAssignment((), None, tuple(dead)), now)
         if closing and not backlog.rows:
             return None
         return decision
 
-    def _pass_on(self, device: Device, now: float, dead: Sequence[Request]) -> BatchAssignment | Wait:
-        """A slower device leaves what is queued to faster ones, but for one request now and then."""
-        again = device.ran_at + _RETRY_SECONDS
-        if now >= again and not self._ends.closing:
-            device.ran_at = now
-            key = next(iter(self._backlog.buckets))
-            return self._close(device, Close(key, _IDLE, 1), now, dead)
-        if dead:
-            return self._hand_out(BatchAssignment((), None, tuple(dead)), now)
-        # A rounding error must not make this a busy loop.
-        until = max(self._expiry.next(now), now + 1e-4)
-        return self._waking.pass_on(device, min(until, again) if again > now else until, now)
-
-    def _close(
-        self,
-        device: Device,
-        close: Close,
-        now: float,
-        dead: Sequence[Request],
-        left: SlowDeviceBucketView | None = None,
-    ) -> BatchAssignment:
+    def _close(self, device: Device, close: Close, now: float, dead: Sequence[Request]) -> BatchAssignment:
         profile, ends = self._backlog.buckets[close.key].profile, self._ends
-        times = profile if device.pace.value == 1.0 else Paced(profile, device.pace.value)
-        batch, shed, riding = self._departure.take(close, device, now, left)
+        batch, shed, riding = self._departure.take(close, device, now)
         before = device.unanswered, ends.running, ends.busy
         try:
             for request in batch:
@@ -147,12 +114,12 @@ class Dispatch:
                 request.started = now
             ends.running += len(batch)
             rows = sum(riding)
-            keeps = whole = times.whole(rows)
+            keeps = whole = profile.whole(rows)
             if self._pipelined:
-                device.preparation, keeps = profile.preparation(rows), times.mean(rows)
+                device.preparation, keeps = profile.preparation(rows), profile.mean(rows)
                 if len(self._devices.each) > 1:
                     # A single device would lose more by the smaller batches than is late: nobody else takes the rest.
-                    device.doubt = times.upper(rows) - whole
+                    device.doubt = profile.upper(rows) - whole
             self._devices.left(device, now, keeps)
             # As `Work(...)`, in half the time.
             work = _new(BatchAssignment, (tuple(batch), close.reason, tuple(dead), tuple(shed), whole))

@@ -119,9 +119,6 @@ class Ends:
         if self.closing:
             self._expiry_due.notify()
             self._devices.back_or_done.notify_all()
-            for device in self._devices.each:
-                if device.passes:
-                    device.ready.notify_all()
 
     def close(self) -> None:
         """Nothing is accepted from now on."""

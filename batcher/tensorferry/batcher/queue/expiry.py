@@ -58,7 +58,7 @@ class Expiry:
 
     def next(self, now: float) -> float:
         """When the first of those queued times out, or cannot make its deadline any more; inf for never."""
-        due = self._backlog.next_infeasible(now, self._devices.fastest)
+        due = self._backlog.next_infeasible(now)
         return due if self.timeouts is None else min(due, self.timeouts.next())
 
     def next_timeout(self) -> float:
@@ -68,14 +68,10 @@ class Expiry:
     def take(self, start: float, now: float) -> Sequence[Request]:
         """Ends the requests that cannot make their deadlines any more, were they run from `start` on.
 
-        Where devices differ in speed, that is whether any of them can.
-
         And those whose time in the queue is over, but for those that are only delayed. The caller completes
         them.
         """
-        devices = self._devices
-        chances = devices.chances(now) if devices.unequal else [(start, 1.0)]
-        dead = self._backlog.infeasible(chances, now)
+        dead = self._backlog.infeasible(start, now)
         for request in dead:
             self._end(request)
         if self.timeouts is not None:

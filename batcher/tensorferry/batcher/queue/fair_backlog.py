@@ -225,11 +225,6 @@ class FairBacklog(Backlog):
             batch += riding
         return Formed(batch, formed.shed, rows)
 
-    def charge(self, batch: Sequence[Request]) -> None:
-        """A batch is about to leave whose riders were not chosen by turns: it counts for these all the same."""
-        for rank, turns in enumerate(self._turns):
-            _charge(turns, [request for request in batch if request.rank == rank])
-
     def _shared(
         self, riding: list[Request], lane: FairClassQueue, now: float, times: BatchTimes, most: int
     ) -> list[Request]:

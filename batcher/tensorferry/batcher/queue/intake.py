@@ -96,8 +96,8 @@ class Intake:
             expiry.needed = True
             devices = self._devices
             # Who has time for the longest batch has time for its own.
-            if devices.unequal or not deadline > devices.next_start(now) + bucket.profile.longest:
-                admission.check_feasible(requests, bucket.profile, devices.chances(now), now)
+            if not deadline > (start := devices.next_start(now)) + bucket.profile.longest:
+                admission.check_feasible(requests, bucket.profile, start, now)
             if backlog.rows > self._standing.enough:
                 refusal = self._standing.refusal(first, bucket, now)
                 if refusal is not None:

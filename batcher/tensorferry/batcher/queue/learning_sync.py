@@ -11,7 +11,6 @@ from tensorferry.batcher.learning.cost_model import BucketStatistics, Lesson, Pr
 from tensorferry.batcher.learning.memory_limit import RowLimits
 from tensorferry.batcher.learning.return_model import Answers, Returners, ReturnersStatistics
 from tensorferry.batcher.queue.backlog import Backlog
-from tensorferry.batcher.queue.devices import Devices
 from tensorferry.batcher.request import Request
 
 
@@ -49,7 +48,6 @@ class LearningSync:
         lock: threading.Lock,
         clock: Clock,
         backlog: Backlog,
-        devices: Devices,
         row_limits: RowLimits,
         returners: Returners,
     ) -> None:
@@ -58,7 +56,6 @@ class LearningSync:
         self.learning = threading.Lock()
         self._clock = clock
         self._backlog = backlog
-        self._devices = devices
         self._row_limits = row_limits
         self._returners = returners
 
@@ -69,11 +66,6 @@ class LearningSync:
         """
         with self.learning, self._lock:
             self._backlog.anchor(rows, seconds, key)
-
-    def expect_pace(self, device: int, ratio: float) -> None:
-        """The warm-up runs on a device took so many times as long as on the first."""
-        with self._lock:
-            self._devices.expect(self._devices.each[device], ratio, self._clock.now())
 
     def due_locked(
         self,
@@ -92,21 +84,11 @@ class LearningSync:
                 self._row_limits.fitted(device, batch[0].key, rows)
             profile = self._backlog.profile(batch[0].key)
             if profile.teaches(now, rows, seconds + before + after):
-                seconds = self._paced_locked(device, seconds, profile, rows, now)
-                taught = profile if seconds is not None else None
+                taught = profile
         answers = self._returners.lesson
         if taught is None and answers is None:
             return None
         return Due(taught, rows, seconds or 0.0, before, after, answers, now)
-
-    def _paced_locked(
-        self, device: int, seconds: float, profile: Profile, rows: int, now: float
-    ) -> float | None:
-        """How long a batch would have taken the first device; None when that is not known."""
-        devices = self._devices
-        if len(devices.each) == 1:
-            return seconds
-        return devices.paced(devices.each[device], seconds, profile.device.mean(rows), now)
 
     def learn(self, due: Due) -> Learned:
         """Works it out. With `learning` held, and without the lock."""
@@ -134,10 +116,7 @@ class LearningSync:
         with self.learning, self._lock:
             now = self._clock.now()
             self._row_limits.fitted(device, batch[0].key, rows)
-            profile = self._backlog.profile(batch[0].key)
-            alike = self._paced_locked(device, seconds, profile, rows, now)
-            if alike is not None:
-                profile.observe(now, rows, alike)
+            self._backlog.profile(batch[0].key).observe(now, rows, seconds)
 
     @property
     def limits_rows(self) -> bool:

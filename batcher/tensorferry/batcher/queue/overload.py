@@ -106,7 +106,7 @@ class OverloadControl:
         if ahead <= self.enough or patience < _PATIENT * full:
             return None
         last = profile.mean(min(most, int(ahead) % most + 1))
-        row = full / most / devices.worth()
+        row = full / most / len(devices.work)
         wait = devices.next_start(now) - now + ahead * row + last
         behind = ahead > _BATCHES * self.enough
         allowed = self._allowed(patience, behind, now)

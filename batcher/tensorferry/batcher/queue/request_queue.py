@@ -115,7 +115,7 @@ class RequestQueue:
             and limits.merges
             and not (limits.preferred or policies or isinstance(backlog, FairBacklog)),
         )
-        self.lessons = LearningSync(lock, clock, backlog, each, departure.row_limits, company.returners)
+        self.lessons = LearningSync(lock, clock, backlog, departure.row_limits, company.returners)
         self.outages = DeviceFailures(
             lock, clock, backlog, each, admission, expiry, waking, lending, dispatch, ends
         )

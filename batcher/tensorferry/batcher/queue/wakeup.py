@@ -85,8 +85,6 @@ class WorkerWakeup:
 
     def concerns(self, bucket: Bucket, rows: int, deadline: float, now: float) -> bool:
         """Whether a waiting worker must hear of a request of so many rows that was put into the bucket."""
-        if self._devices.unequal and self._devices.passed(bucket, rows, deadline, now):
-            return True
         room = self._limits.max_batch_size - bucket.rows
         if bucket.rows == rows or room <= 0 or self._company.awaits:
             return True
@@ -111,14 +109,6 @@ class WorkerWakeup:
             each[0].ready.notify()
         else:
             self._devices.wake(lambda device: max(now, self.turn(device, now)))
-
-    def pass_on(self, device: Device, until: float, now: float) -> Wait:
-        """A slower device leaves what is queued to faster ones, at most to `until`."""
-        device.passes = True
-        # It may have been woken instead of one of these.
-        self.asked = not self.waiting
-        self.wake(now)
-        return Wait(until)
 
     def turn(self, device: Device, now: float) -> float:
         """When the next batch may leave for a device whose last is unanswered.

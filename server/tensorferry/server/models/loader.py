@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 import time
 import weakref
 from collections import Counter
@@ -239,13 +238,9 @@ def _health(condition: Condition) -> Callable[[int, str | None, bool], None]:
 
 
 def _anchor(batcher: Batcher, loaded: _Loaded, prepared: Prepared) -> None:
-    """Tells the batcher what the warm-up took: on the first device, and how much longer on others."""
+    """Tells the batcher what the warm-up took on the first instance."""
     signature, size = prepared.contract.signature, prepared.size
     first = loaded.each[0]
-    if len(set(prepared.settings.devices)) > 1:
-        for instance, runs in enumerate(loaded.each[1:], 1):
-            if ratio := _ratio(runs, first):
-                batcher.expect_pace(instance, ratio)
     if loaded.padding is not None and size is not None:
         for sizes, run in zip(loaded.blueprint.lengths, first, strict=True):
             inputs = sample(signature, 1, size, sizes=sizes)
@@ -255,17 +250,6 @@ def _anchor(batcher: Batcher, loaded: _Loaded, prepared: Prepared) -> None:
     elif not varies(signature):
         for rows, seconds in first[-1].items():
             batcher.anchor(rows, seconds)
-
-
-def _ratio(runs: Sequence[Mapping[int, float]], first: Sequence[Mapping[int, float]]) -> float:
-    """How many times as long the same runs took as on the first instance, in the median; 0 when that is not known."""
-    ratios = [
-        seconds / others[rows]
-        for own, others in zip(runs, first, strict=True)
-        for rows, seconds in own.items()
-        if seconds and others.get(rows)
-    ]
-    return statistics.median(ratios) if ratios else 0.0
 
 
 def _giving_up(batcher: weakref.ref[Batcher], instance: int) -> Callable[[RunTimedOut], None]:
