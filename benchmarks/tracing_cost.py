@@ -2,7 +2,7 @@
 
     python benchmarks/tracing_cost.py
 
-Measured by itself, without the request, of which it is a few per cent: what the service asks of `Tracing`, and what
+Measured by itself, without the request, of which it is a few per cent: what the service asks of `Tracer`, and what
 a trace then does until its response is sent, with all five spans of a request and a batch's for every eighth. It is
 the processor's time of the thread that serves, and the least of many short runs, since the machine may have other
 work. The encoding, at last, is what the SDK's thread does with these spans before it sends them.
@@ -24,9 +24,9 @@ from tensorferry.batcher import BatchInfo
 from tensorferry.server.models.registry import Model
 from tensorferry.server.signature import Signature
 from tensorferry.server.tracing.access_log import AccessLog
-from tensorferry.server.tracing.otel import OpenTelemetry
+from tensorferry.server.tracing.otel import OpenTelemetrySource
 from tensorferry.server.tracing.otel_sampling import sampler_of
-from tensorferry.server.tracing.trace import Tracing
+from tensorferry.server.tracing.trace import Tracer
 from tensorferry.server.transport.lane.batched_sends import Outbox
 
 BATCH = 8
@@ -49,7 +49,7 @@ class Kept(SpanProcessor):
         self.spans.append(span)
 
 
-def requests(tracing: Tracing, *metadata: tuple[str, str]) -> Callable[[], None]:
+def requests(tracing: Tracer, *metadata: tuple[str, str]) -> Callable[[], None]:
     """What the service and the transport do for many requests, as far as they are traced."""
 
     def run() -> None:
@@ -74,12 +74,12 @@ def microseconds(run: Callable[[], object]) -> float:
     return min(timeit.repeat(run, number=1, repeat=RUNS, timer=time.thread_time)) / REQUESTS * 1e6
 
 
-def with_spans(ratio: float, processor: SpanProcessor) -> Tracing:
+def with_spans(ratio: float, processor: SpanProcessor) -> Tracer:
     """Of that share of the requests which have no caller's trace."""
     sampler = sampler_of(
         {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": str(ratio)}
     )
-    return Tracing([OpenTelemetry(processor, sampler, Resource({}), SpanLimits(), "0", Outbox())])
+    return Tracer([OpenTelemetrySource(processor, sampler, Resource({}), SpanLimits(), "0", Outbox())])
 
 
 def main() -> None:
@@ -91,7 +91,7 @@ def main() -> None:
     logging.getLogger("tensorferry.access").addHandler(logging.NullHandler())
     log = AccessLog(100)
     log.start()
-    loop = microseconds(requests(Tracing()))
+    loop = microseconds(requests(Tracer()))
     rows = {
         "on, no caller's trace, none sampled": requests(with_spans(0.0, kept), USER_AGENT),
         "on, the caller's trace is not sampled": requests(
@@ -99,7 +99,7 @@ def main() -> None:
         ),
         "on, 1 % sampled": requests(with_spans(0.01, kept), USER_AGENT),
         "on, all sampled": requests(with_spans(1.0, kept), USER_AGENT, ("traceparent", PARENT + "1")),
-        "access log, 100 lines a second": requests(Tracing([log]), USER_AGENT),
+        "access log, 100 lines a second": requests(Tracer([log]), USER_AGENT),
     }
     print("microseconds that a request costs more")
     for name, run in rows.items():

@@ -49,10 +49,10 @@ from tensorferry.batcher.execution.collate import request_of  # noqa: E402
 from tensorferry.protos.tensors import DATATYPES  # noqa: E402
 from tensorferry.server.errors import StartError  # noqa: E402
 from tensorferry.server.gpu.cuda_graphs import GraphOptions  # noqa: E402
-from tensorferry.server.gpu.pinned_memory import Memory  # noqa: E402
+from tensorferry.server.gpu.pinned_memory import DeviceMemory  # noqa: E402
 from tensorferry.server.runtime.devices import choose_device  # noqa: E402
-from tensorferry.server.runtime.ort_options import SessionOptions  # noqa: E402
-from tensorferry.server.runtime.sampling import sample  # noqa: E402
+from tensorferry.server.runtime.ort_options import OrtOptions  # noqa: E402
+from tensorferry.server.runtime.sampling import random_inputs  # noqa: E402
 from tensorferry.server.runtime.session import Session  # noqa: E402
 
 Array = npt.NDArray[Any]
@@ -127,7 +127,7 @@ def alone(case: Case, on_cpu: Session, session: Session) -> float:
     """The session at several sizes, up and down, so that memory is used again."""
     worst = 0.0
     for seed, rows in enumerate((*ROWS, *reversed(ROWS))):
-        inputs = sample(on_cpu.signature, rows, case.size, seed)
+        inputs = random_inputs(on_cpu.signature, rows, case.size, seed)
         worst = max(worst, difference(on_cpu.run(inputs), session.run(inputs)))
     return worst
 
@@ -143,7 +143,7 @@ def under_load(case: Case, on_cpu: Session, session: Session) -> float:
             kept: list[tuple[Mapping[str, Array], SimpleQueue[Outcome]]] = []
             for index in range(REQUESTS):
                 rows = int(generator.integers(1, 4))
-                inputs = sample(on_cpu.signature, rows, case.size, thread * REQUESTS + index)
+                inputs = random_inputs(on_cpu.signature, rows, case.size, thread * REQUESTS + index)
                 kept.append((inputs, SimpleQueue()))
                 # Not by a future, which has a copy: views are kept while others run, and the memory that they
                 # look at must not be used again meanwhile.
@@ -161,16 +161,19 @@ def under_load(case: Case, on_cpu: Session, session: Session) -> float:
     return max(worst)
 
 
-def check(case: Case, device: str, memory: Memory | None = None) -> list[str]:
+def check(case: Case, device: str, memory: DeviceMemory | None = None) -> list[str]:
     """What differs too much, or could not be had; prints the figures."""
     on_cpu = Session(case.path, "cpu")
     wrong = []
     for graphs in (False, True):
-        options = SessionOptions(graphs=GraphOptions()) if graphs else SessionOptions()
+        options = OrtOptions(graphs=GraphOptions()) if graphs else OrtOptions()
         session = Session(case.path, device, options, memory)
         if graphs:
             rungs = [
-                {name: array.shape for name, array in sample(on_cpu.signature, rows, case.size).items()}
+                {
+                    name: array.shape
+                    for name, array in random_inputs(on_cpu.signature, rows, case.size).items()
+                }
                 for rows in RUNGS
             ]
             # Rows of a model that mixes them are what they are with their neighbours.

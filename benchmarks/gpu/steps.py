@@ -43,11 +43,11 @@ from tensorferry.batcher import Outcome, Request
 from tensorferry.batcher.execution.collate import join, request_of
 from tensorferry.server.errors import StartError
 from tensorferry.server.gpu.cuda_graphs import GraphOptions
-from tensorferry.server.gpu.pinned_memory import CpuMemory
+from tensorferry.server.gpu.pinned_memory import CpuDeviceMemory
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.runtime.ort import onnxruntime
-from tensorferry.server.runtime.ort_options import SessionOptions
-from tensorferry.server.runtime.sampling import sample, working_size
+from tensorferry.server.runtime.ort_options import OrtOptions
+from tensorferry.server.runtime.sampling import random_inputs, working_size
 from tensorferry.server.runtime.session import Session
 
 # From requests to answers, the turn held only where the device computes.
@@ -100,7 +100,7 @@ def ways(
     path: Path, device: str, rows: Sequence[int], size: int | None
 ) -> tuple[dict[str, Way], list[Request], str]:
     """The ways that the device and the model have, requests for the largest batch, and what is missing and why."""
-    memory = CpuMemory() if device == "cpu" else None
+    memory = CpuDeviceMemory() if device == "cpu" else None
     session = Session(path, device, memory=memory)
     if "BYTES" in {spec.datatype.name for spec in session.signature.inputs + session.signature.outputs}:
         raise StartError(f"{path} has strings, which are never copied to a device: choose another model")
@@ -109,7 +109,7 @@ def ways(
         raise StartError(
             f"{path} does not run on random input; give a --size that its varying dimensions can have"
         )
-    inputs = sample(session.signature, max(rows), size)
+    inputs = random_inputs(session.signature, max(rows), size)
     requests = [
         request_of({name: array[row : row + 1] for name, array in inputs.items()}, _ignore, one_row=False)
         for row in range(max(rows))
@@ -122,7 +122,7 @@ def ways(
     found["staged"] = staged(session)
     if device == "cpu":
         return found, requests, "graphs: nothing to capture on the CPU"
-    captured = Session(path, device, SessionOptions(graphs=GraphOptions()))
+    captured = Session(path, device, OrtOptions(graphs=GraphOptions()))
     rungs = [{name: (count, *array.shape[1:]) for name, array in inputs.items()} for count in rows]
     if not captured.capture(rungs, pads=False):
         return found, requests, "graphs: the model cannot be captured; the log says why"

@@ -404,7 +404,7 @@ def test_a_replica_none_of_whose_models_works_says_that_it_is_ill(digits_model: 
         f"replica = Replica({{'models': ['digits={digits_model}']}})\n"
         "asyncio.run(replica.check_health())\n"
         "(model,) = replica._app.registry.models()\n"
-        "model.condition.out(0, 'the device is gone')\n"
+        "model.health.mark_down(0, 'the device is gone')\n"
         "asyncio.run(replica.check_health())\n"
     )
     assert ended.returncode == 1

@@ -105,7 +105,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked at for each call, not at most once a second."""
-    monkeypatch.setattr(access_control, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(access_control, "_RELOAD_SECONDS", 0.0)
 
 
 @pytest.fixture

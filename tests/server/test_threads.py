@@ -25,7 +25,7 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.monitoring import http_server
 from tensorferry.server.monitoring.http_server import MetricsServer
 from tensorferry.server.recovery import watchdog
-from tensorferry.server.recovery.watchdog import Watchdog, Watched
+from tensorferry.server.recovery.watchdog import Watchdog, WatchedRun
 from tensorferry.server.threads import HandlerThreads, watch_threads
 from tensorferry.server.transport import tcp_cork
 from tensorferry.server.transport.tcp_cork import Corks
@@ -154,8 +154,8 @@ def test_health_may_turn_on_the_thread_that_polls(
         turned = threading.Event()
 
         def turn() -> None:
-            model.condition.out(0, "broken")
-            model.condition.back(0)
+            model.health.mark_down(0, "broken")
+            model.health.mark_up(0)
             turned.set()
 
         with grpc.insecure_channel(app.address, (("grpc.use_local_subchannel_pool", 1),)) as channel:
@@ -224,20 +224,20 @@ def test_metrics_wait_for_a_file_and_are_there_again(monkeypatch: pytest.MonkeyP
 
 def test_the_watchdog_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(watchdog, "_AGAIN_SECONDS", 0.01)
-    looks, fell = Watched.look, threading.Event()
+    original, crashed = WatchedRun.check, threading.Event()
 
-    def look(watched: Watched, now: float) -> Any:
-        if not fell.is_set():
-            fell.set()
+    def check(watched: WatchedRun, now: float) -> Any:
+        if not crashed.is_set():
+            crashed.set()
             raise SystemExit
-        return looks(watched, now)
+        return original(watched, now)
 
-    monkeypatch.setattr(Watched, "look", look)
+    monkeypatch.setattr(WatchedRun, "check", check)
     dog = Watchdog(0.01)
     hung = threading.Event()
-    watched = Watched(hung.set)
+    watched = WatchedRun(hung.set)
     watched.begin(0.01)
     dog.watch(watched)
     assert hung.wait(PATIENCE)
-    assert fell.is_set()
+    assert crashed.is_set()
     dog.close()

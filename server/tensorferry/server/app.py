@@ -30,15 +30,15 @@ from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.models.repository import Repository
 from tensorferry.server.models.repository_control import ModelControl
-from tensorferry.server.monitoring.gpu_metrics import Gpus, open_gpus
+from tensorferry.server.monitoring.gpu_metrics import GpuReader, open_nvml
 from tensorferry.server.monitoring.server_statistics import ServerStatistics
 from tensorferry.server.names import HEALTH_SERVICE, REFLECTION_SERVICES
-from tensorferry.server.recovery.instance_health import Condition
+from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.recovery.recovering_instance import REBUILD_SECONDS
 from tensorferry.server.recovery.watchdog import Watchdog
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.runtime.scratch_directory import remove_abandoned
-from tensorferry.server.security.access_control import access_of
+from tensorferry.server.security.access_control import access_control_for
 from tensorferry.server.security.interceptor import AccessInterceptor
 from tensorferry.server.security.tls import TlsFiles
 from tensorferry.server.shared_memory.regions import Regions
@@ -46,7 +46,7 @@ from tensorferry.server.telemetry.logs import LogOutput
 from tensorferry.server.threads import HandlerThreads
 from tensorferry.server.tracing.triton import TritonTracing
 from tensorferry.server.tracing.triton_file import TraceFile
-from tensorferry.server.tracing.wiring import Telemetry
+from tensorferry.server.tracing.wiring import RequestTelemetry
 from tensorferry.server.transport.channel_args import core_options
 from tensorferry.server.transport.core_leaks import warning_of as leak_warning
 from tensorferry.server.transport.core_sockets import close_connections, close_port
@@ -95,7 +95,7 @@ class App:
         self.registry = ModelRegistry(may_be_empty=config.model_control == "explicit")
         self._trace_file = TraceFile(config.trace_file) if config.trace_file is not None else None
         self._outbox = Outbox()
-        self._telemetry = Telemetry(config, self._outbox)
+        self._telemetry = RequestTelemetry(config, self._outbox)
         tracing = self._telemetry.tracing
         triton_tracing = TritonTracing(self._trace_file, tracing)
         self._regions = Regions(allowed=config.allow_shared_memory, max_bytes=config.max_queue_bytes)
@@ -109,7 +109,7 @@ class App:
         # Read from a file, of which there may be none left later.
         self._release = version("tensorferry")
         self._device = "cpu"
-        self._access = access_of(config)
+        self._access = access_control_for(config)
         self._control = ModelControl(
             self.registry,
             Repository(config.model_repositories),
@@ -169,7 +169,7 @@ class App:
         self._stopping = threading.Event()
         self._lane: Lane | None = None
         self._metrics: MetricsServer | None = None
-        self._gpus: Gpus | None = None
+        self._gpus: GpuReader | None = None
 
     @property
     def service(self) -> InferenceService:
@@ -294,7 +294,7 @@ class App:
             for given in cuda_flags(config):
                 _log.warning("--%s, which changes nothing: no model runs on a GPU", given)
         elif self._metrics is not None:
-            self._gpus = open_gpus()
+            self._gpus = open_nvml()
         names = config.load_models if config.model_control == "explicit" else ("*",)
         self._control.start(config.models, names, strict=config.exit_on_error)
         self.registry.complete = True
@@ -374,13 +374,13 @@ class App:
             self._device,
             self._telemetry.together,
             self._watchdog,
-            changed=self._condition_changed,
+            changed=self._health_changed,
             lost=self._lost,
         )
 
-    def _condition_changed(self, condition: Condition) -> None:
-        self.registry.condition_changed(condition)
-        self._model_changed(condition.name)
+    def _health_changed(self, health: InstanceHealth) -> None:
+        self.registry.health_changed(health)
+        self._model_changed(health.name)
 
     def _model_changed(self, name: str) -> None:
         self._service.models_changed()

@@ -34,7 +34,7 @@ from tensorferry.server.models.registry import Model, ModelState
 from tensorferry.server.models.repository import Repository
 from tensorferry.server.models.repository_control import ModelControl
 from tensorferry.server.models.warmup_samples import warm_up_samples
-from tensorferry.server.runtime.onnx_strings import words_of
+from tensorferry.server.runtime.onnx_strings import string_lists
 from tensorferry.server.runtime.steady import is_steady
 from tensorferry.server.signature import Signature
 from tensorferry.server.transport.threaded_servicer import Extension
@@ -112,7 +112,9 @@ class _WithoutRuntime:
     """Prepares models over sessions that copy."""
 
     def __init__(self) -> None:
-        self._patch = mock.patch.object(preparation, "file_of", lambda source, fp16, scratch: _File(source))
+        self._patch = mock.patch.object(
+            preparation, "model_file", lambda source, fp16, scratch: _File(source)
+        )
         self._patch.start()
 
     def prepare(self, source: ModelSource, options: ServerConfig = _OPTIONS) -> Model:
@@ -279,7 +281,7 @@ class FilesTarget:
     def run(self, data: bytes) -> str:
         self._path.write_bytes(data)
         with timed():
-            lists = words_of(self._path)
+            lists = string_lists(self._path)
             if len(lists) > 16 or any(len(words) > 64 for words in lists):
                 raise FindingError("more words than it may remember")
             return "steady" if is_steady(self._path) else "not steady"

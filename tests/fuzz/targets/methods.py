@@ -19,7 +19,7 @@ from tensorferry.server.methods.shared_memory import SharedMemoryMethods
 from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.methods.trace_settings import TraceSettingsMethods
 from tensorferry.server.telemetry.logs import LogOutput
-from tensorferry.server.tracing.trace import Tracing
+from tensorferry.server.tracing.trace import Tracer
 from tensorferry.server.tracing.triton import TritonTracing
 from tensorferry.server.tracing.triton_file import TraceFile
 from tensorferry.server.transport.threaded_servicer import Extension, Servicer
@@ -62,7 +62,7 @@ class MethodsTarget:
 
     def __init__(self, directory: Path) -> None:
         self.world = World(directory)
-        self.tracing = Tracing()
+        self.tracing = Tracer()
         self.triton_tracing = TritonTracing(TraceFile(directory / "trace.json"), self.tracing)
         self.service = InferenceService(self.world.registry, regions=self.world.regions, tracing=self.tracing)
         self.counted = Counted()

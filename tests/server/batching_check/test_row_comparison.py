@@ -18,8 +18,8 @@ from tensorferry.server.batching_check.row_comparison import (
     RowComparison,
     compare_rows,
 )
-from tensorferry.server.runtime.onnx_strings import words_of
-from tensorferry.server.runtime.sampling import sample
+from tensorferry.server.runtime.onnx_strings import string_lists
+from tensorferry.server.runtime.sampling import random_inputs
 from tensorferry.server.runtime.session import Session
 
 Build = Callable[[Path], Path]
@@ -33,7 +33,7 @@ def standing() -> float:
 def tried(build: Build, directory: Path) -> RowComparison:
     session = Session(build(directory / "m.onnx"))
     return compare_rows(
-        session.signature, session.run, ComparisonSettings(words=words_of(session.path), clock=standing)
+        session.signature, session.run, ComparisonSettings(words=string_lists(session.path), clock=standing)
     )
 
 
@@ -96,7 +96,7 @@ def test_rows_that_are_alike_by_chance_prove_nothing() -> None:
         outputs=(spec("y", "BOOL", "batch", 2),),
     )
     # The first draw is such a chance.
-    assert set(sample(made, 5, 4)["axes"]) == {1}
+    assert set(random_inputs(made, 5, 4)["axes"]) == {1}
 
     def run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         if len(set(inputs["axes"])) > 1:
@@ -120,7 +120,7 @@ def test_a_model_that_drops_words_is_found_out_by_its_own_words(tmp_path: Path) 
 
 
 def test_words_that_are_not_for_the_input_prove_nothing(tmp_path: Path) -> None:
-    assert list(words_of(small.spelt(tmp_path / "spelt.onnx"))) == [("one", "two")]
+    assert list(string_lists(small.spelt(tmp_path / "spelt.onnx"))) == [("one", "two")]
     assert tried(small.spelt, tmp_path).outcome is ComparisonOutcome.APART
 
 

@@ -13,10 +13,10 @@ from polling import until
 from support.models import small
 
 from tensorferry.server.gpu import capture_lock
-from tensorferry.server.gpu.capture_lock import Gate
+from tensorferry.server.gpu.capture_lock import CaptureLock
 from tensorferry.server.gpu.cuda_graphs import GraphOptions
-from tensorferry.server.gpu.pinned_memory import CpuMemory
-from tensorferry.server.runtime.ort_options import SessionOptions
+from tensorferry.server.gpu.pinned_memory import CpuDeviceMemory
+from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
 
 PATIENCE = 30.0
@@ -47,7 +47,7 @@ class Inside(threading.Thread):
 
 
 def test_many_use_it_at_a_time() -> None:
-    door = Gate()
+    door = CaptureLock()
     threads = [Inside(door.using()) for _ in range(3)]
     assert all(thread.entered.wait(PATIENCE) for thread in threads)
     for thread in threads:
@@ -55,7 +55,7 @@ def test_many_use_it_at_a_time() -> None:
 
 
 def test_a_capture_waits_for_those_inside_and_keeps_newcomers_out() -> None:
-    door = Gate(PATIENCE)
+    door = CaptureLock(PATIENCE)
     first = Inside(door.using())
     assert first.entered.wait(PATIENCE)
     capture = Inside(door.capturing())
@@ -71,7 +71,7 @@ def test_a_capture_waits_for_those_inside_and_keeps_newcomers_out() -> None:
 
 
 def test_captures_come_one_after_another() -> None:
-    door = Gate(PATIENCE)
+    door = CaptureLock(PATIENCE)
     first = Inside(door.capturing())
     assert first.entered.wait(PATIENCE)
     second = Inside(door.capturing())
@@ -83,7 +83,7 @@ def test_captures_come_one_after_another() -> None:
 
 @pytest.mark.parametrize("inside", ["using", "capturing"])
 def test_a_capture_gives_up_and_leaves_the_gate_as_it_was(inside: str) -> None:
-    door = Gate(patience=0.01)
+    door = CaptureLock(patience=0.01)
     hung = Inside(getattr(door, inside)())
     assert hung.entered.wait(PATIENCE)
     with pytest.raises(TimeoutError), door.capturing():
@@ -98,7 +98,7 @@ def test_a_capture_gives_up_and_leaves_the_gate_as_it_was(inside: str) -> None:
 
 
 def test_what_raises_inside_leaves_it_open() -> None:
-    door = Gate()
+    door = CaptureLock()
     for enter in (door.using, door.capturing):
         with pytest.raises(ValueError, match="x"), enter():
             raise ValueError("x")
@@ -107,11 +107,11 @@ def test_what_raises_inside_leaves_it_open() -> None:
 
 
 def test_the_first_run_of_a_graph_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = SessionOptions(graphs=GraphOptions())
-    session = Session(small.twice(tmp_path / "m.onnx"), "cpu", settings, CpuMemory())
+    settings = OrtOptions(graphs=GraphOptions())
+    session = Session(small.twice(tmp_path / "m.onnx"), "cpu", settings, CpuDeviceMemory())
     entered: list[str] = []
 
-    class Recorded(Gate):
+    class Recorded(CaptureLock):
         def capturing(self) -> Any:
             entered.append("capturing")
             return super().capturing()
@@ -134,9 +134,9 @@ def test_a_capture_that_cannot_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = Session(
-        small.twice(tmp_path / "m.onnx"), "cpu", SessionOptions(graphs=GraphOptions()), CpuMemory()
+        small.twice(tmp_path / "m.onnx"), "cpu", OrtOptions(graphs=GraphOptions()), CpuDeviceMemory()
     )
-    busy = Gate(patience=0.01)
+    busy = CaptureLock(patience=0.01)
     monkeypatch.setattr(capture_lock, "CUDA", busy)
     with busy.using():
         assert not session.capture([{"x": (2, 3)}], pads=True)

@@ -12,10 +12,10 @@ from support.server.rig import Load, fp32
 
 from tensorferry.server.config.server_config import PadLengths, ServerConfig
 from tensorferry.server.errors import ModelConfigError, StartError
-from tensorferry.server.gpu.captured_shapes import rungs_of
+from tensorferry.server.gpu.captured_shapes import shapes_to_capture
 from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.runtime.ort_options import Provider, SessionOptions, session_options_of
+from tensorferry.server.runtime.ort_options import ExecutionProvider, OrtOptions, parse_ort_options
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.runtime.tuning import tuned
 
@@ -130,10 +130,11 @@ def test_requests_of_a_model_that_mixes_its_rows_are_not_padded(
 
 
 def rungs(text: str, path: Path, most: int, lengths: Any = ({},)) -> list[Any]:
-    options = session_options_of(parse_config('name: "m" ' + text, "test")).graphs
+    options = parse_ort_options(parse_config('name: "m" ' + text, "test")).graphs
     assert options is not None
     return [
-        tuple(shapes.values()) for shapes in rungs_of(options, Session(path).signature, most, list(lengths))
+        tuple(shapes.values())
+        for shapes in shapes_to_capture(options, Session(path).signature, most, list(lengths))
     ]
 
 
@@ -170,14 +171,14 @@ def test_rungs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", ["batch_size: -1", 'batch_size: 1 input { key: "x" value { dim: -1 } }'])
 def test_sizes_that_no_graph_has(spec: str) -> None:
     with pytest.raises(ModelConfigError, match="sizes must be at least 1"):
-        session_options_of(
+        parse_ort_options(
             parse_config(f"optimization {{ cuda {{ graphs: true graph_spec {{ {spec} }} }} }}", "test")
         )
 
 
 def test_graph_specs_alone_switch_nothing_on() -> None:
     config = parse_config("optimization { cuda { graph_spec { batch_size: 1 } } }", "test")
-    assert session_options_of(config).graphs is None
+    assert parse_ort_options(config).graphs is None
 
 
 # The server's own options.
@@ -189,16 +190,19 @@ def config(**options: Any) -> ServerConfig:
 
 def test_what_a_models_configuration_says_counts_first() -> None:
     asked = GraphOptions((GraphSpec(3),), required=True)
-    assert tuned(SessionOptions(graphs=asked), config(cuda_graphs=()), "m").graphs == asked
-    assert tuned(SessionOptions(), config(cuda_graphs=(8, 1, 8)), "m").graphs == GraphOptions(
+    assert tuned(OrtOptions(graphs=asked), config(cuda_graphs=()), "m").graphs == asked
+    assert tuned(OrtOptions(), config(cuda_graphs=(8, 1, 8)), "m").graphs == GraphOptions(
         (GraphSpec(1), GraphSpec(8))
     )
-    assert tuned(SessionOptions(), config(), "m").graphs is None
+    assert tuned(OrtOptions(), config(), "m").graphs is None
 
 
 def test_tensorrt_keeps_its_engines(tmp_path: Path) -> None:
-    given = SessionOptions(
-        gpu=(Provider("TensorrtExecutionProvider", (("trt_timing_cache_path", "own"),)), Provider("Another")),
+    given = OrtOptions(
+        gpu=(
+            ExecutionProvider("TensorrtExecutionProvider", (("trt_timing_cache_path", "own"),)),
+            ExecutionProvider("Another"),
+        ),
     )
     assert tuned(given, config(), "m") == given
     tensorrt, other = tuned(given, config(tensorrt_cache=tmp_path), "m").gpu
@@ -208,7 +212,7 @@ def test_tensorrt_keeps_its_engines(tmp_path: Path) -> None:
         "trt_timing_cache_enable": "1",
         "trt_timing_cache_path": "own",
     }
-    assert other == Provider("Another")
+    assert other == ExecutionProvider("Another")
 
 
 def test_tensorrt_is_not_captured(
@@ -219,7 +223,7 @@ def test_tensorrt_is_not_captured(
         "onnxruntime.get_available_providers",
         lambda: ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"],
     )
-    settings = SessionOptions(gpu=(Provider("TensorrtExecutionProvider"),), graphs=GraphOptions())
+    settings = OrtOptions(gpu=(ExecutionProvider("TensorrtExecutionProvider"),), graphs=GraphOptions())
     with pytest.raises(StartError):
         Session(small.twice(tmp_path / "m.onnx"), "cuda:0", settings)
     assert "is served without CUDA graphs: TensorRT captures one graph alone" in caplog.text

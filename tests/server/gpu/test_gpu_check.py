@@ -13,29 +13,29 @@ from support.models import small
 
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.errors import StartError
-from tensorferry.server.gpu.pinned_memory import Block, CpuMemory
-from tensorferry.server.runtime.sampling import sample
+from tensorferry.server.gpu.pinned_memory import CpuDeviceMemory, MemoryBlock
+from tensorferry.server.runtime.sampling import random_inputs
 from tensorferry.server.runtime.session import Session
 
 
 @pytest.mark.parametrize("name", ["mlp in FP32", "echo of BF16", "mixing"])
 def test_what_is_right(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (case,) = [case for case in gpu_check.cases(tmp_path) if case.name == name]
-    assert gpu_check.check(case, "cpu", CpuMemory()) == []
+    assert gpu_check.check(case, "cpu", CpuDeviceMemory()) == []
     assert f"gpu-check: {name}, alone, with CUDA graphs: differs by 0" in capsys.readouterr().out
 
 
-class Shared(CpuMemory):
+class Shared(CpuDeviceMemory):
     """Gives the same host memory out again and again, as if nobody had answers there."""
 
     def __init__(self) -> None:
         self.all = super().host(1 << 20)
 
-    def host(self, nbytes: int) -> Block:
-        return Block(self.all.address, nbytes, lambda: self.all)
+    def host(self, nbytes: int) -> MemoryBlock:
+        return MemoryBlock(self.all.address, nbytes, lambda: self.all)
 
 
-class Deaf(CpuMemory):
+class Deaf(CpuDeviceMemory):
     """Copies the first bytes alone to the device."""
 
     def load(self, target: int, source: int, nbytes: int) -> None:
@@ -43,7 +43,7 @@ class Deaf(CpuMemory):
 
 
 @pytest.mark.parametrize("memory", [Shared, Deaf])
-def test_what_is_wrong(memory: type[CpuMemory], tmp_path: Path) -> None:
+def test_what_is_wrong(memory: type[CpuDeviceMemory], tmp_path: Path) -> None:
     case = gpu_check.Case("mlp", small.mlp(tmp_path / "m.onnx"), "FP32")
     assert any("without CUDA graphs: " in line for line in gpu_check.check(case, "cpu", memory()))
 
@@ -60,12 +60,12 @@ def test_differences(value: float) -> None:
 def test_every_datatype_is_computed_with(name: str, tmp_path: Path) -> None:
     (case,) = [case for case in gpu_check.cases(tmp_path) if case.name == f"half of {name}"]
     session = Session(case.path, "cpu")
-    inputs = sample(session.signature, 64, case.size)
+    inputs = random_inputs(session.signature, 64, case.size)
     halves = session.run(inputs)["y"]
     assert halves.shape == inputs["x"].shape
     # Nothing is as it was: an output that is never written, or the input's memory, would show.
     assert name == "BOOL" or np.count_nonzero(halves != inputs["x"]) > halves.size / 4
-    assert gpu_check.check(case, "cpu", CpuMemory()) == []
+    assert gpu_check.check(case, "cpu", CpuDeviceMemory()) == []
 
 
 def test_without_a_gpu_it_says_that_nothing_was_checked(

@@ -11,7 +11,7 @@ import pytest
 from support.server.cuda_runtime import Runtime, cudaError_t, cudaMemcpyKind, installed
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.gpu.pinned_memory import CudaMemory
+from tensorferry.server.gpu.pinned_memory import CudaDeviceMemory
 
 
 @pytest.fixture
@@ -20,10 +20,10 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
 
 def test_there_and_back_on_a_stream_of_each_thread(runtime: Runtime) -> None:
-    memory = CudaMemory(3)
+    memory = CudaDeviceMemory(3)
     failed: list[BaseException] = []
 
-    def use(memory: CudaMemory) -> None:
+    def use(memory: CudaDeviceMemory) -> None:
         try:
             host, there, back = memory.host(64), memory.device(64), memory.host(64)
             ctypes.memset(host.address, 7, 64)
@@ -50,7 +50,7 @@ def test_there_and_back_on_a_stream_of_each_thread(runtime: Runtime) -> None:
 
 
 def test_an_error_is_raised_by_its_name(runtime: Runtime) -> None:
-    memory = CudaMemory(3)
+    memory = CudaDeviceMemory(3)
     runtime.error = cudaError_t.cudaErrorMemoryAllocation
     with pytest.raises(RuntimeError, match=r"^CUDA failure 2: cudaErrorMemoryAllocation$"):
         memory.device(64)
@@ -59,10 +59,10 @@ def test_an_error_is_raised_by_its_name(runtime: Runtime) -> None:
 def test_a_driver_that_is_too_old(runtime: Runtime) -> None:
     runtime.error = cudaError_t.cudaErrorInsufficientDriver
     with pytest.raises(StartError, match="does not work here: CUDA failure 35: cudaErrorInsufficientDriver"):
-        CudaMemory(3)
+        CudaDeviceMemory(3)
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(StartError, match="the package cuda-bindings is not installed"):
-        CudaMemory(0)
+        CudaDeviceMemory(0)

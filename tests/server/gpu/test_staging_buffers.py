@@ -19,11 +19,11 @@ from support.server.rig import fp32
 
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.errors import ModelFailedError, StartError
-from tensorferry.server.gpu.cuda_graphs import GraphOptions, Ladder
-from tensorferry.server.gpu.pinned_memory import Block
-from tensorferry.server.gpu.staging_buffers import Batch, Pool, Staging
-from tensorferry.server.gpu.tensor_layout import Shape, layout_of
-from tensorferry.server.runtime.ort_options import SessionOptions
+from tensorferry.server.gpu.cuda_graphs import CapturedShapes, GraphOptions
+from tensorferry.server.gpu.pinned_memory import MemoryBlock
+from tensorferry.server.gpu.staging_buffers import BufferPool, StagedBatch, StagingBuffers
+from tensorferry.server.gpu.tensor_layout import Shape, tensor_layout_for
+from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
 
 STRINGLESS = [name for name in DATATYPES if name != "BYTES"]
@@ -57,7 +57,7 @@ def test_strings_go_as_before(tmp_path: Path, device: Device) -> None:
 
 def test_where_tensors_lie(tmp_path: Path) -> None:
     signature = Session(small.masked_mean(tmp_path / "m.onnx")).signature
-    layout = layout_of(signature, {"ids": (3, 50), "mask": (3, 50)})
+    layout = tensor_layout_for(signature, {"ids": (3, 50), "mask": (3, 50)})
     places = [*layout.inputs, *layout.outputs]
     assert [(place.spec.name, place.shape, place.offset) for place in places] == [
         ("ids", (3, 50), 0),
@@ -66,10 +66,11 @@ def test_where_tensors_lie(tmp_path: Path) -> None:
         ("mean", (3, 4), 5120),
     ]
     assert (layout.input_bytes, layout.nbytes, layout.unknown) == (2560, 5376, ())
-    disagreeing = layout_of(signature, {"ids": (3, 50), "mask": (3, 49)})
+    disagreeing = tensor_layout_for(signature, {"ids": (3, 50), "mask": (3, 49)})
     assert [spec.name for spec in disagreeing.unknown] == ["tokens"]
     assert [
-        spec.name for spec in layout_of(signature, {"ids": (1, 1), "mask": (1, 1)}, outputs=False).unknown
+        spec.name
+        for spec in tensor_layout_for(signature, {"ids": (1, 1), "mask": (1, 1)}, outputs=False).unknown
     ] == [
         "tokens",
         "mean",
@@ -118,11 +119,11 @@ def test_a_batch_that_is_dropped_at_any_step_gives_its_memory_back(tmp_path: Pat
 def test_the_pool_has_an_end_and_makes_room_for_other_sizes() -> None:
     allocated: list[int] = []
 
-    def allocate(nbytes: int) -> Block:
+    def allocate(nbytes: int) -> MemoryBlock:
         allocated.append(nbytes)
-        return Block(0, nbytes, lambda: None)
+        return MemoryBlock(0, nbytes, lambda: None)
 
-    pool = Pool(allocate, 3 * 4096)
+    pool = BufferPool(allocate, 3 * 4096)
     one, two = pool.take(4096), pool.take(1)
     assert one is not None
     assert two is not None
@@ -218,10 +219,10 @@ def test_a_request_that_fails_for_its_shape_does_not_make_outputs_unknown(
     ],
 )
 def test_the_next_rung(rows: int, pads: bool, expected: int | None) -> None:
-    ladder = Ladder([{"a": (n, 3), "b": (n,)} for n in (4, 1, 2)], pads=pads)
-    rung = ladder.rung({"a": (rows, 3), "b": (rows,)})
+    ladder = CapturedShapes([{"a": (n, 3), "b": (n,)} for n in (4, 1, 2)], pads=pads)
+    rung = ladder.captured_shape({"a": (rows, 3), "b": (rows,)})
     assert rung == (None if expected is None else {"a": (expected, 3), "b": (expected,)})
-    assert ladder.rung({"a": (rows, 4), "b": (rows,)}) is None, "another bucket"
+    assert ladder.captured_shape({"a": (rows, 4), "b": (rows,)}) is None, "another bucket"
 
 
 class Graphs:
@@ -249,7 +250,7 @@ def capture(tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> 
     def make(
         build: Callable[[Path], Path], *, required: bool = False, stale: bool = False
     ) -> tuple[Session, Graphs]:
-        settings = SessionOptions(graphs=GraphOptions(required=required))
+        settings = OrtOptions(graphs=GraphOptions(required=required))
         session = Session(build(tmp_path / "m.onnx"), "cpu", settings, device)
         graphs = Graphs(session)
         graphs.stale = stale
@@ -288,7 +289,7 @@ def test_rows_that_are_added_are_like_the_last(capture: Capture) -> None:
     steps = session.staged
     assert steps is not None
     batch = steps.place({"index": (np.dtype("<i8"), (2,))})
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, StagedBatch)
     batch["index"][:] = [7, 5]
     steps.load(batch)
     assert batch.slot is not None
@@ -334,7 +335,7 @@ def test_more_batches_at_a_time_than_slots_run_without_a_graph(capture: Capture)
     batches = []
     for number in range(3):
         batch = steps.place({"x": (np.dtype("<f4"), (2, 3))})
-        assert isinstance(batch, Batch)
+        assert isinstance(batch, StagedBatch)
         batch["x"][:] = number
         batches.append(steps.load(batch))
     for number, batch in enumerate(batches):
@@ -384,15 +385,13 @@ def test_what_cannot_be_captured(
 
 
 def test_a_session_on_the_cpu_has_no_graphs(tmp_path: Path) -> None:
-    session = Session(
-        small.twice(tmp_path / "m.onnx"), "cpu", SessionOptions(graphs=GraphOptions(required=True))
-    )
+    session = Session(small.twice(tmp_path / "m.onnx"), "cpu", OrtOptions(graphs=GraphOptions(required=True)))
     assert session.graphs is None
     assert not session.capture(shapes(2), pads=True)
 
 
 def test_runs_of_graphs_are_all_on_one_thread(tmp_path: Path, device: Device) -> None:
-    session = Session(small.twice(tmp_path / "m.onnx"), "cpu", SessionOptions(graphs=GraphOptions()), device)
+    session = Session(small.twice(tmp_path / "m.onnx"), "cpu", OrtOptions(graphs=GraphOptions()), device)
     threads = set()
 
     class Spy:
@@ -407,7 +406,7 @@ def test_runs_of_graphs_are_all_on_one_thread(tmp_path: Path, device: Device) ->
 def test_staging_needs_every_input(tmp_path: Path, device: Device) -> None:
     session = Session(small.added(tmp_path / "m.onnx"), memory=device)
     staging = session._staging
-    assert isinstance(staging, Staging)
+    assert isinstance(staging, StagingBuffers)
     assert staging.place({"a": (1, 2)}) is None
     assert staging.place({"a": (1, 2), "b": (1,)}) is None
     assert staging.place({"a": (1, 2), "b": (1, 2)}) is not None

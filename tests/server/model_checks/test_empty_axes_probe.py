@@ -20,7 +20,7 @@ from tensorferry.server.model_checks import empty_axes_probe
 from tensorferry.server.model_checks.empty_axes_probe import EmptyAxesProbe, Subject
 from tensorferry.server.model_checks.probe_cache import digest_of
 from tensorferry.server.model_config.io_mapping import Contract
-from tensorferry.server.runtime.ort_options import SessionOptions
+from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
 
 CRASHES = "with it ONNX Runtime ends its process"
@@ -39,7 +39,7 @@ def no_child(*_: Any, **__: Any) -> None:
 
 def subject(path: Path, max_batch_size: int = 4, **fields: Any) -> Subject:
     contract = Contract(Session(path).signature)
-    made = Subject("m", path, path, SessionOptions(), contract, max_batch_size, 2)
+    made = Subject("m", path, path, OrtOptions(), contract, max_batch_size, 2)
     return replace(made, **fields)
 
 

@@ -7,15 +7,15 @@ import pytest
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_config.instance_groups import instance_groups
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.runtime.devices import Machine
+from tensorferry.server.runtime.devices import AvailableDevices
 
-CPU = Machine("cpu", (), "there is no CUDA device 0 (the driver reports 0)")
-GPU = Machine("cuda:0", (0, 1))
-ONE = Machine("cuda:1", (1,))
-SEVERAL = Machine("cuda:2,0", (2, 0))
+CPU = AvailableDevices("cpu", (), "there is no CUDA device 0 (the driver reports 0)")
+GPU = AvailableDevices("cuda:0", (0, 1))
+ONE = AvailableDevices("cuda:1", (1,))
+SEVERAL = AvailableDevices("cuda:2,0", (2, 0))
 
 
-def devices(text: str | None, machine: Machine) -> list[str]:
+def devices(text: str | None, machine: AvailableDevices) -> list[str]:
     config = parse_config(text, "test") if text is not None else None
     return [device for group in instance_groups(config, "m", machine) for device in group.devices]
 
@@ -101,7 +101,7 @@ def test_one_on_each_of_several() -> None:
         ),
     ],
 )
-def test_what_cannot_be(groups: str, machine: Machine, said: str) -> None:
+def test_what_cannot_be(groups: str, machine: AvailableDevices, said: str) -> None:
     with pytest.raises(StartError) as caught:
         devices(groups, machine)
     assert said in str(caught.value)
@@ -122,7 +122,9 @@ def test_what_cannot_be(groups: str, machine: Machine, said: str) -> None:
         ),
     ],
 )
-def test_the_completed_groups_say_what_is_used(given: str | None, machine: Machine, completed: str) -> None:
+def test_the_completed_groups_say_what_is_used(
+    given: str | None, machine: AvailableDevices, completed: str
+) -> None:
     config = parse_config(f"instance_group {given}", "test") if given else None
     (group,) = instance_groups(config, "m", machine)
     assert group.message == parse_config(f"instance_group {{ {completed} }}", "").instance_group[0]

@@ -14,7 +14,7 @@ from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.instance_groups import instance_groups
 from tensorferry.server.model_config.io_mapping import contract_of
 from tensorferry.server.model_config.pbtxt import Batching, complete, config_text, parse_config, read_config
-from tensorferry.server.runtime.devices import Machine
+from tensorferry.server.runtime.devices import AvailableDevices
 from tensorferry.server.signature import Signature
 
 ONNX = signature(
@@ -38,7 +38,7 @@ def completed(
         given,
         onnx,
         Batching(most, merges, ""),
-        instance_groups(given, "m", Machine()),
+        instance_groups(given, "m", AvailableDevices()),
         ServerConfig((), **options),
         name="m",
         filename="model.onnx",
@@ -184,7 +184,7 @@ def test_the_given_configuration_is_not_changed() -> None:
         given,
         ONNX,
         Batching(8, True, ""),
-        instance_groups(given, "m", Machine()),
+        instance_groups(given, "m", AvailableDevices()),
         ServerConfig(()),
         name="m",
         filename="model.onnx",

@@ -13,8 +13,8 @@ from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.instance_groups import instance_groups
 from tensorferry.server.model_config.pbtxt import Batching, parse_config
 from tensorferry.server.model_config.settings import ModelSettings, settings_of
-from tensorferry.server.runtime.devices import Machine
-from tensorferry.server.runtime.ort_options import SessionOptions
+from tensorferry.server.runtime.devices import AvailableDevices
+from tensorferry.server.runtime.ort_options import OrtOptions
 
 
 def settings(
@@ -22,7 +22,7 @@ def settings(
 ) -> ModelSettings:
     config = parse_config(text, "test")
     config.name, config.max_batch_size = "m", most
-    groups = instance_groups(config, "m", Machine())
+    groups = instance_groups(config, "m", AvailableDevices())
     return settings_of(config, Batching(most, merges, ""), groups, ServerConfig((), **options), own=own)
 
 
@@ -36,7 +36,7 @@ PLAIN = ModelSettings(
     default_priority=0,
     policies=(),
     devices=("cpu",),
-    session=SessionOptions(),
+    session=OrtOptions(),
 )
 
 
@@ -109,7 +109,7 @@ def test_instances_and_the_session_s_options() -> None:
         'parameters { key: "intra_op_thread_count" value { string_value: "2" } }'
     )
     assert found.devices == ("cpu", "cpu")
-    assert found.session == SessionOptions(graph="extended", intra_op_threads=2)
+    assert found.session == OrtOptions(graph="extended", intra_op_threads=2)
 
 
 DELAYING = "timeout_action: DELAY default_timeout_microseconds: 5"

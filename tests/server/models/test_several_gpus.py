@@ -28,9 +28,9 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.models import loader
 from tensorferry.server.models.padding_check import prove_padding
 from tensorferry.server.models.registry import Model
-from tensorferry.server.monitoring.gpu_metrics import Gpus
+from tensorferry.server.monitoring.gpu_metrics import GpuReader
 from tensorferry.server.runtime import devices, fp16
-from tensorferry.server.runtime.ort_options import SessionOptions
+from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
 
 
@@ -48,7 +48,7 @@ class Devices:
         self.now = 0.0
         # What batches of several rows are off by, relative to their outputs.
         self.rounding = 0.0
-        self.made: list[tuple[str, SessionOptions]] = []
+        self.made: list[tuple[str, OrtOptions]] = []
         self.let_go()
 
     def hold(self) -> None:
@@ -67,7 +67,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
     rig = Devices()
 
     class OnDevice(Session):
-        def __init__(self, path: Path, device: str, settings: SessionOptions) -> None:
+        def __init__(self, path: Path, device: str, settings: OrtOptions) -> None:
             super().__init__(path, "cpu")
             self.device = device
             rig.made.append((device, settings))
@@ -214,7 +214,7 @@ def test_a_server_tells_of_the_gpus_that_serve(
 ) -> None:
     nvml = FakeNvml(FakeGpu("b", "GPU-b", busy=25), FakeGpu("a", "GPU-a", busy=50))
     nvml.nvmlInit()
-    monkeypatch.setattr(app_module, "open_gpus", lambda: Gpus(nvml, "ab".__getitem__))
+    monkeypatch.setattr(app_module, "open_nvml", lambda: GpuReader(nvml, "ab".__getitem__))
     app = serve(device="cuda:1")
     text = page(app)
     assert 'nv_gpu_utilization{gpu_uuid="GPU-b"} 0.25\n' in text

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from support.server.nvml import FakeGpu, FakeNvml
 
-from tensorferry.server.monitoring.gpu_metrics import Gpus, GpuStatistics, open_gpus
+from tensorferry.server.monitoring.gpu_metrics import GpuReader, GpuStatistics, open_nvml
 
 FIRST = "0000:17:00.0"
 SECOND = "0000:b3:00.0"
 
 
-def rig(*gpus: FakeGpu, places: tuple[str | None, ...] = (FIRST, SECOND)) -> tuple[FakeNvml, Gpus]:
+def rig(*gpus: FakeGpu, places: tuple[str | None, ...] = (FIRST, SECOND)) -> tuple[FakeNvml, GpuReader]:
     """NVML with these GPUs, and what asks it where CUDA's devices are at these places."""
     nvml = FakeNvml(*gpus)
     nvml.nvmlInit()
-    return nvml, Gpus(nvml, lambda index: places[index])
+    return nvml, GpuReader(nvml, lambda index: places[index])
 
 
 def test_a_gpus_figures() -> None:
@@ -100,7 +100,7 @@ def test_nothing_is_told_after_the_end() -> None:
 def test_nvml_is_opened(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert isinstance(open_gpus(), Gpus)
+    assert isinstance(open_nvml(), GpuReader)
     assert nvml.ready == 1
     assert not caplog.text
 
@@ -116,7 +116,7 @@ def test_without_nvml_one_line_says_so(
     module: FakeNvml | None, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    assert open_gpus() is None
+    assert open_nvml() is None
     assert [(record.levelno, record.message) for record in caplog.records] == [
         (logging.WARNING, f"the metrics have no figures of the GPUs: {said}")
     ]

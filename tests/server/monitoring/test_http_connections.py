@@ -13,7 +13,7 @@ from support.server.rig import PATIENCE
 
 from tensorferry.batcher.testing import VirtualClock
 from tensorferry.server.monitoring import http_server
-from tensorferry.server.monitoring.http_connections import Connections, TimedReader
+from tensorferry.server.monitoring.http_connections import HttpConnections, TimedReader
 from tensorferry.server.monitoring.http_server import MetricsServer
 
 
@@ -36,7 +36,7 @@ def is_open(end: socket.socket) -> bool:
 
 
 def test_the_oldest_of_an_address_makes_room(pairs: list[tuple[socket.socket, socket.socket]]) -> None:
-    connections = Connections(most=6, most_per_address=2)
+    connections = HttpConnections(most=6, most_per_address=2)
     for ours, _ in pairs[:3]:
         connections.admit(ours, "10.0.0.1")
     connections.admit(pairs[3][0], "10.0.0.2")
@@ -47,14 +47,14 @@ def test_the_oldest_of_an_address_makes_room(pairs: list[tuple[socket.socket, so
 def test_where_all_are_taken_the_address_that_has_most_makes_room(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:
-    connections = Connections(most=4, most_per_address=3)
+    connections = HttpConnections(most=4, most_per_address=3)
     for (ours, _), address in zip(pairs, ["a", "b", "b", "b", "c"], strict=False):
         connections.admit(ours, address)
     assert [is_open(theirs) for _, theirs in pairs[:5]] == [True, False, True, True, True]
 
 
 def test_one_that_has_ended_counts_no_more(pairs: list[tuple[socket.socket, socket.socket]]) -> None:
-    connections = Connections(most=2, most_per_address=2)
+    connections = HttpConnections(most=2, most_per_address=2)
     for ours, _ in pairs:
         connections.admit(ours, "a")
         connections.ended(ours)

@@ -22,8 +22,8 @@ from tensorferry.batcher import BOUNDS, Batcher, QueueFull
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.errors import StartError
 from tensorferry.server.models.registry import Model, ModelRegistry
-from tensorferry.server.monitoring.gpu_metrics import Gpus
-from tensorferry.server.monitoring.http_server import MetricsServer, Page, _Handler, _Server
+from tensorferry.server.monitoring.gpu_metrics import GpuReader
+from tensorferry.server.monitoring.http_server import MetricsServer, PageRenderer, _Handler, _Server
 from tensorferry.server.monitoring.metric_names import PROCESS_METRICS, GpuMetric, ModelMetric, ServerMetric
 from tensorferry.server.monitoring.metrics import CONTENT_TYPE, Metrics
 from tensorferry.server.monitoring.server_statistics import ServerStatistics
@@ -71,7 +71,7 @@ def page(registry: ModelRegistry, *gpus: FakeGpu, accept: str = "") -> str:
     if gpus:
         nvml = FakeNvml(*gpus)
         nvml.nvmlInit()
-        reader = Gpus(nvml, lambda index: gpus[index].place)
+        reader = GpuReader(nvml, lambda index: gpus[index].place)
     text, _ = Metrics(registry, lambda: SERVER, lambda: reader).page(accept)
     return text.decode()
 
@@ -246,10 +246,10 @@ def test_which_models_are_ready_and_which_are_not_meant(registry: ModelRegistry)
 
 def test_instances_that_are_out(registry: ModelRegistry) -> None:
     (model,) = registry.models()
-    model.condition.out(0, "the device failed")
+    model.health.mark_down(0, "the device failed")
     found = samples(page(registry))
     assert (found["tensorferry_instances", ()], found["tensorferry_instances_out", ()]) == (1, 1)
-    model.condition.back(0)
+    model.health.mark_up(0)
     assert samples(page(registry))["tensorferry_instances_out", ()] == 0
 
 
@@ -257,7 +257,7 @@ def test_what_befell_instances(registry: ModelRegistry) -> None:
     (model,) = registry.models()
     for count, event in enumerate(InstanceEvent):
         for _ in range(count):
-            model.condition.befell(event)
+            model.health.record(event)
     found = samples(page(registry))
     assert {
         dict(labels)["event"]: value
@@ -320,7 +320,7 @@ def serve() -> Iterator[Serve]:
     servers: list[MetricsServer] = []
 
     def start(
-        page: Page = lambda accept: (b"page\n", CONTENT_TYPE), host: str = "127.0.0.1", port: int = 0
+        page: PageRenderer = lambda accept: (b"page\n", CONTENT_TYPE), host: str = "127.0.0.1", port: int = 0
     ) -> Any:
         servers.append(MetricsServer(host, port, page))
         return servers[-1]

@@ -20,10 +20,10 @@ from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model, ModelRegistry
-from tensorferry.server.monitoring.http_server import Answer, MetricsServer, Route
+from tensorferry.server.monitoring.http_server import HttpResponse, MetricsServer, Route
 from tensorferry.server.monitoring.status_page import policy_of, routes_of
 from tensorferry.server.monitoring.status_report import StatusReport
-from tensorferry.server.recovery.instance_health import Condition
+from tensorferry.server.recovery.instance_health import InstanceHealth
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "reference" / "status.md"
 
@@ -118,16 +118,14 @@ def test_ready_as_health_and_server_ready_are(
     assert readiness() == (503, ["not ready", "what is to be served is still being loaded"])
     registry.loading("m", "1")
     assert readiness()[1][2:] == ["model m version 1 is LOADING"]
-    condition = Condition("m", "1", changed=registry.condition_changed)
+    health = InstanceHealth("m", "1", changed=registry.health_changed)
     with Batcher(runner, 4) as batcher:
-        registry.ready(
-            Model("m", "1", signature(spec("x", "FP32", "b")), 4, "", batcher, condition=condition)
-        )
+        registry.ready(Model("m", "1", signature(spec("x", "FP32", "b")), 4, "", batcher, health=health))
         registry.complete = True
         assert readiness() == (200, ["ready"])
         registry.failed("other", "2", "its file\nis gone")
         assert readiness() == (200, ["ready", "model other version 2 is UNAVAILABLE: its file is gone"])
-        condition.out(0, "the device is lost")
+        health.mark_down(0, "the device is lost")
         assert readiness() == (
             503,
             [
@@ -136,7 +134,7 @@ def test_ready_as_health_and_server_ready_are(
                 "model other version 2 is UNAVAILABLE: its file is gone",
             ],
         )
-        condition.back(0)
+        health.mark_up(0)
         assert readiness()[0] == 200
         door.service.begin_drain()
         assert readiness()[:2] == (
@@ -354,7 +352,7 @@ def test_who_serves_others_is_asked_by_any_name(door: Door) -> None:
 
 
 def test_a_report_that_fails_says_nothing_of_why(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(accept: str) -> Answer:
+    def broken(accept: str) -> HttpResponse:
         raise RuntimeError("a secret")
 
     server = MetricsServer("127.0.0.1", 0, lambda accept: (b"", ""), {"/broken": Route(broken)})

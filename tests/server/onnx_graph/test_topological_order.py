@@ -10,7 +10,7 @@ from server.onnx_graph.build import model
 from support.models import small
 
 from tensorferry.server.onnx_graph import RowMixing, analyse_batching
-from tensorferry.server.runtime.fp16 import convert
+from tensorferry.server.runtime.fp16 import convert_to_fp16
 from tensorferry.server.runtime.ort_options import Fp16
 
 CAPTURING = """
@@ -45,5 +45,5 @@ def test_nodes_that_need_each_other_are_unknown(tmp_path: Path) -> None:
 
 
 def test_a_model_converted_to_fp16_is_analysed(tmp_path: Path) -> None:
-    converted = convert(small.conv(tmp_path / "m.onnx"), Fp16(0.02), tmp_path)
+    converted = convert_to_fp16(small.conv(tmp_path / "m.onnx"), Fp16(0.02), tmp_path)
     assert analyse_batching(converted.path, ["image"]).finding is RowMixing.SEPARATE

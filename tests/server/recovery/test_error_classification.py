@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tensorferry.server.recovery.error_classification import Trouble, code_of, trouble_of
+from tensorferry.server.recovery.error_classification import (
+    DeviceErrorKind,
+    classify_device_error,
+    cuda_error_suffix,
+)
 
 ARENA = (
     "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running Mul node. Name:'' "
@@ -19,34 +23,34 @@ def cuda(number: int, words: str, kind: str = "CUDA") -> str:
 @pytest.mark.parametrize(
     ("message", "trouble"),
     [
-        (ARENA + "Failed to allocate memory for requested buffer of size 939524096", Trouble.MEMORY),
-        (ARENA + "Available memory of 1024 is smaller than requested bytes of 4096", Trouble.MEMORY),
-        (cuda(2, "out of memory"), Trouble.MEMORY),
-        (cuda(3, "CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS"), Trouble.MEMORY),
-        ("std::bad_alloc", Trouble.MEMORY),
-        (cuda(700, "an illegal memory access was encountered"), Trouble.PROCESS),
-        (cuda(710, "device-side assert triggered"), Trouble.PROCESS),
-        (cuda(719, "unspecified launch failure"), Trouble.PROCESS),
-        ("CUDA error executing cudaMemcpy: unspecified launch failure", Trouble.PROCESS),
-        (cuda(999, "unknown error"), Trouble.SESSION),
-        (cuda(214, "uncorrectable ECC error encountered"), Trouble.SESSION),
-        (cuda(8, "CUDNN_STATUS_EXECUTION_FAILED", "CUDNN"), Trouble.SESSION),
-        (cuda(13, "CUBLAS_STATUS_EXECUTION_FAILED", "CUBLAS"), Trouble.SESSION),
+        (ARENA + "Failed to allocate memory for requested buffer of size 939524096", DeviceErrorKind.MEMORY),
+        (ARENA + "Available memory of 1024 is smaller than requested bytes of 4096", DeviceErrorKind.MEMORY),
+        (cuda(2, "out of memory"), DeviceErrorKind.MEMORY),
+        (cuda(3, "CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS"), DeviceErrorKind.MEMORY),
+        ("std::bad_alloc", DeviceErrorKind.MEMORY),
+        (cuda(700, "an illegal memory access was encountered"), DeviceErrorKind.PROCESS),
+        (cuda(710, "device-side assert triggered"), DeviceErrorKind.PROCESS),
+        (cuda(719, "unspecified launch failure"), DeviceErrorKind.PROCESS),
+        ("CUDA error executing cudaMemcpy: unspecified launch failure", DeviceErrorKind.PROCESS),
+        (cuda(999, "unknown error"), DeviceErrorKind.SESSION),
+        (cuda(214, "uncorrectable ECC error encountered"), DeviceErrorKind.SESSION),
+        (cuda(8, "CUDNN_STATUS_EXECUTION_FAILED", "CUDNN"), DeviceErrorKind.SESSION),
+        (cuda(13, "CUBLAS_STATUS_EXECUTION_FAILED", "CUBLAS"), DeviceErrorKind.SESSION),
         (cuda(9, "invalid configuration argument"), None),
         (cuda(3, "CUDNN_STATUS_BAD_PARAM", "CUDNN"), None),
         ("Gather node: indices element out of data bounds, idx=700 must be within the inclusive range", None),
         ("Exiting due to terminate flag being set to true.", None),
     ],
 )
-def test_messages(message: str, trouble: Trouble | None) -> None:
-    assert trouble_of(RuntimeError(message)) is trouble
+def test_messages(message: str, trouble: DeviceErrorKind | None) -> None:
+    assert classify_device_error(RuntimeError(message)) is trouble
 
 
 def test_other_errors() -> None:
-    assert trouble_of(None) is None
-    assert trouble_of(MemoryError()) is Trouble.MEMORY
+    assert classify_device_error(None) is None
+    assert classify_device_error(MemoryError()) is DeviceErrorKind.MEMORY
 
 
 def test_the_number_is_all_that_clients_read() -> None:
-    assert code_of(RuntimeError(cuda(700, "an illegal memory access"))) == " (CUDA error 700)"
-    assert code_of(RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")) == ""
+    assert cuda_error_suffix(RuntimeError(cuda(700, "an illegal memory access"))) == " (CUDA error 700)"
+    assert cuda_error_suffix(RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")) == ""

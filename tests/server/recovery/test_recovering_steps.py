@@ -24,9 +24,9 @@ from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.models.repository import Repository
 from tensorferry.server.models.repository_control import ModelControl
 from tensorferry.server.recovery import recovering_instance
-from tensorferry.server.recovery.instance_health import Condition
-from tensorferry.server.recovery.recovering_instance import Survivor
-from tensorferry.server.recovery.recovering_steps import SurvivingSteps
+from tensorferry.server.recovery.instance_health import InstanceHealth
+from tensorferry.server.recovery.recovering_instance import RecoveringInstance
+from tensorferry.server.recovery.recovering_steps import RecoveringStagedModel
 from tensorferry.server.recovery.watchdog import Watchdog
 from tensorferry.server.runtime.session import Session
 
@@ -112,7 +112,7 @@ def test_a_broken_session_is_built_anew_as_it_was(
     assert (graph is not None) == ("cuda_graphs" in KINDS[kind])
     assert (faults.sessions[number].path.parent.parent == scratch) == ("fp16" in KINDS[kind])
     assert not list(scratch.iterdir()), "what was converted is gone again"
-    assert model.condition.reason is None
+    assert model.health.reason is None
     assert model.batcher.statistics().retried == 1
 
 
@@ -128,7 +128,7 @@ def test_a_long_run_is_ended_for_real_and_the_next_is_not(
         model.batcher.submit_rows({**inputs, "work": np.full(2, 100_000_000)}).result(PATIENCE)
     answer = model.batcher.submit_rows({**inputs, "work": np.zeros(2, np.int64)}).result(PATIENCE)
     assert answer["y"].tolist() == [[2.0] * 4] * 2
-    assert model.condition.reason is None
+    assert model.health.reason is None
 
 
 @pytest.mark.parametrize("step", ["load", "fetch"])
@@ -149,7 +149,7 @@ def test_copies_tell_of_a_broken_device_too(
     x = fp32(2, 3)
     assert model.batcher.submit_rows({"x": x}).result(PATIENCE)["y"].tolist() == (x * 2).tolist()
     assert len(faults.sessions) == old + 1
-    assert model.condition.reason is None
+    assert model.health.reason is None
 
 
 def test_too_little_memory_for_a_copy_breaks_nothing(
@@ -205,31 +205,31 @@ class TestBatchesOfABrokenSession:
     """They lie in its memory when another takes its place."""
 
     @pytest.fixture
-    def survivor(self, tmp_path: Path, faults: Faults) -> Survivor:
+    def survivor(self, tmp_path: Path, faults: Faults) -> RecoveringInstance:
         path, device = small.twice(tmp_path / "m.onnx"), Device()
 
         def session() -> Session:
             return Session(path, memory=device)
 
-        return Survivor(session(), session, Condition("m", "1"), 0)
+        return RecoveringInstance(session(), session, InstanceHealth("m", "1"), 0)
 
     @staticmethod
-    def placed(steps: SurvivingSteps, x: Any) -> Any:
+    def placed(steps: RecoveringStagedModel, x: Any) -> Any:
         batch = steps.place({"x": (x.dtype, x.shape)})
         assert batch is not None
         batch["x"][...] = x
         return batch
 
     @staticmethod
-    def broken(survivor: Survivor, faults: Faults) -> Callable[[], None]:
+    def broken(survivor: RecoveringInstance, faults: Faults) -> Callable[[], None]:
         faults.armed = 1
         with pytest.raises(InstanceFailed) as caught:
             survivor.run({"x": fp32(1, 3)})
         assert caught.value.recover is not None
         return caught.value.recover
 
-    def test_loaded_ones_run_in_the_new_one(self, survivor: Survivor, faults: Faults) -> None:
-        steps, x = SurvivingSteps(survivor), fp32(2, 3)
+    def test_loaded_ones_run_in_the_new_one(self, survivor: RecoveringInstance, faults: Faults) -> None:
+        steps, x = RecoveringStagedModel(survivor), fp32(2, 3)
         placed, loaded = self.placed(steps, x), steps.load(self.placed(steps, x))
         recover = self.broken(survivor, faults)
         with pytest.raises(InstanceFailed, match="being built anew"):
@@ -241,9 +241,9 @@ class TestBatchesOfABrokenSession:
             assert faults.runs[-1][0] == len(faults.sessions) - 1
 
     def test_a_copy_that_fails_late_leaves_the_new_one_alone(
-        self, survivor: Survivor, faults: Faults, monkeypatch: pytest.MonkeyPatch
+        self, survivor: RecoveringInstance, faults: Faults, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        steps, x = SurvivingSteps(survivor), fp32(2, 3)
+        steps, x = RecoveringStagedModel(survivor), fp32(2, 3)
         computed = steps(steps.load(self.placed(steps, x)))
         self.broken(survivor, faults)()
 

@@ -13,10 +13,10 @@ import pytest
 from support.models import small
 from support.server.cuda_runtime import Runtime, cudaError_t, installed
 
-from tensorferry.server.gpu.pinned_memory import CudaMemory
+from tensorferry.server.gpu.pinned_memory import CudaDeviceMemory
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.runtime.cuda_stream import on_stream
-from tensorferry.server.runtime.ort_options import Priority, SessionOptions, session_options_of
+from tensorferry.server.runtime.cuda_stream import with_stream
+from tensorferry.server.runtime.ort_options import KernelPriority, OrtOptions, parse_ort_options
 from tensorferry.server.runtime.session import Session
 
 PROVIDERS = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -55,7 +55,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, dict[str, Any
     )
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: PROVIDERS)
     # The scripted runtime's memory is the host's, and of no device to ONNX Runtime.
-    monkeypatch.setattr(CudaMemory, "device_type", "cpu")
+    monkeypatch.setattr(CudaDeviceMemory, "device_type", "cpu")
     return OnTheCpu.given
 
 
@@ -64,20 +64,20 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, dict[str, Any
     [
         ("", None),
         ("PRIORITY_DEFAULT", None),
-        ("PRIORITY_MAX", Priority.FIRST),
-        ("PRIORITY_MIN", Priority.LAST),
+        ("PRIORITY_MAX", KernelPriority.FIRST),
+        ("PRIORITY_MIN", KernelPriority.LAST),
     ],
 )
-def test_a_configuration_asks_for_it_as_for_triton(text: str, priority: Priority | None) -> None:
+def test_a_configuration_asks_for_it_as_for_triton(text: str, priority: KernelPriority | None) -> None:
     config = parse_config(f"optimization {{ priority: {text} }}" if text else "", "test")
-    assert session_options_of(config) == SessionOptions(priority=priority)
+    assert parse_ort_options(config) == OrtOptions(priority=priority)
 
 
-@pytest.mark.parametrize(("priority", "number"), [(Priority.FIRST, -5), (Priority.LAST, 0)])
+@pytest.mark.parametrize(("priority", "number"), [(KernelPriority.FIRST, -5), (KernelPriority.LAST, 0)])
 def test_the_stream_has_the_priority_and_lasts_as_long_as_the_session(
-    priority: Priority, number: int, runtime: Runtime, given: Any, tmp_path: Path
+    priority: KernelPriority, number: int, runtime: Runtime, given: Any, tmp_path: Path
 ) -> None:
-    session = Session(small.mlp(tmp_path / "m.onnx"), "cuda:3", SessionOptions(priority=priority))
+    session = Session(small.mlp(tmp_path / "m.onnx"), "cuda:3", OrtOptions(priority=priority))
     (stream,) = runtime.priorities
     assert runtime.priorities[stream] == number
     ((name, options), (_, none)) = given[0]
@@ -100,8 +100,8 @@ def test_without_a_priority_onnx_runtime_makes_its_own(runtime: Runtime, given: 
 
 
 def test_tensorrt_and_cuda_share_it(runtime: Runtime) -> None:
-    stream = CudaMemory(3).stream(first=True)
-    names = [name for name, options in on_stream([(name, {}) for name in PROVIDERS], stream) if options]
+    stream = CudaDeviceMemory(3).stream(first=True)
+    names = [name for name, options in with_stream([(name, {}) for name in PROVIDERS], stream) if options]
     assert names == PROVIDERS[:2]
 
 
@@ -109,7 +109,7 @@ def test_a_model_without_its_stream_is_served_all_the_same(
     runtime: Runtime, given: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime.error = cudaError_t.cudaErrorInsufficientDriver
-    session = Session(small.mlp(tmp_path / "m.onnx"), "cuda:3", SessionOptions(priority=Priority.FIRST))
+    session = Session(small.mlp(tmp_path / "m.onnx"), "cuda:3", OrtOptions(priority=KernelPriority.FIRST))
     assert session.run({"x": np.zeros((2, 8), np.float32)})["p"].shape == (2, 4)
     assert "user_compute_stream" not in given[0][0][1]
     (record, *_) = [record for record in caplog.records if "goes neither before" in record.message]
@@ -118,5 +118,5 @@ def test_a_model_without_its_stream_is_served_all_the_same(
 
 
 def test_on_the_cpu_there_is_no_stream(tmp_path: Path) -> None:
-    session = Session(small.mlp(tmp_path / "m.onnx"), "cpu", SessionOptions(priority=Priority.FIRST))
+    session = Session(small.mlp(tmp_path / "m.onnx"), "cpu", OrtOptions(priority=KernelPriority.FIRST))
     assert session.run({"x": np.zeros((2, 8), np.float32)})["p"].shape == (2, 4)

@@ -11,10 +11,10 @@ import pytest
 
 from tensorferry.server.errors import StartError
 from tensorferry.server.runtime.devices import (
-    Machine,
+    AvailableDevices,
+    available_devices,
     choose_device,
     cuda_device_count,
-    machine_of,
     pci_bus_id,
 )
 
@@ -110,7 +110,7 @@ def test_what_is_used_of_two(
 ) -> None:
     use(monkeypatch, TWO)
     assert choose_device(wanted) == chosen
-    assert machine_of(wanted, chosen) == Machine(chosen, gpus)
+    assert available_devices(wanted, chosen) == AvailableDevices(chosen, gpus)
 
 
 @pytest.mark.parametrize("wanted", ["cuda:2", "cuda:0,2", "cuda:2,0"])
@@ -131,7 +131,7 @@ def test_no_configuration_puts_a_model_on_a_gpu_that_may_not_be_used(
     wanted: str, driver: Driver | None, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, driver)
-    assert machine_of(wanted, "cpu") == Machine("cpu", (), why)
+    assert available_devices(wanted, "cpu") == AvailableDevices("cpu", (), why)
 
 
 def test_what_onnx_runtime_says_of_its_libraries_is_not_on_stdout(

@@ -22,9 +22,9 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_config.pbtxt import parse_config
 from tensorferry.server.models.loader import load_model
-from tensorferry.server.runtime.fp16 import ModelFile, convert
-from tensorferry.server.runtime.ort_options import Fp16, SessionOptions
-from tensorferry.server.runtime.sampling import sample
+from tensorferry.server.runtime.fp16 import ModelFile, convert_to_fp16
+from tensorferry.server.runtime.ort_options import Fp16, OrtOptions
+from tensorferry.server.runtime.sampling import random_inputs
 from tensorferry.server.runtime.session import Session
 
 
@@ -36,7 +36,7 @@ def load(load: Load) -> Load:
 
 def converted(path: Path, folder: Path, *excepted: str) -> onnx.ModelProto:
     folder.mkdir()
-    file = convert(path, Fp16(1.0, excepted), folder)
+    file = convert_to_fp16(path, Fp16(1.0, excepted), folder)
     assert file == ModelFile(path, folder / "model.onnx")
     return onnx.load(str(file.path))
 
@@ -59,7 +59,7 @@ def test_weights_are_halved_and_the_wire_is_not(
     assert model.signature == Session(path).signature
     assert model.batching == "batches of up to 8 rows (proved)"
     assert "model m in FP16: outputs differ from FP32 by at most 0.000" in caplog.text
-    inputs = sample(model.signature, 3, 7, seed=5)
+    inputs = random_inputs(model.signature, 3, 7, seed=5)
     got, expected = model.batcher.submit_rows(inputs).result(PATIENCE), run(path, inputs)
     for spec in model.signature.outputs:
         assert got[spec.name].dtype == spec.datatype.storage == expected[spec.name].dtype
@@ -84,7 +84,7 @@ def test_weights_in_files_of_their_own(tmp_path: Path, scratch: Path) -> None:
     try:
         # All that the conversion wrote is gone; the sessions do without.
         assert not list(scratch.iterdir())
-        inputs = sample(served.signature, 2, 1)
+        inputs = random_inputs(served.signature, 2, 1)
         answer = served.batcher.submit_rows(inputs).result(PATIENCE)
         np.testing.assert_allclose(answer["p"], run(path, inputs)["p"], atol=5e-3)
     finally:
@@ -124,7 +124,7 @@ def test_weights_that_are_also_inputs(tmp_path: Path) -> None:
         "w": TensorProto.FLOAT16,
         "v": TensorProto.FLOAT16,
     }
-    inputs = sample(Session(tmp_path / "old.onnx").signature, 2, 1)
+    inputs = random_inputs(Session(tmp_path / "old.onnx").signature, 2, 1)
     np.testing.assert_allclose(
         run(tmp_path / "out" / "model.onnx", inputs)["p"], run(tmp_path / "m.onnx", inputs)["p"], atol=5e-3
     )
@@ -194,7 +194,7 @@ def test_what_is_to_stay_in_fp32(excepted: tuple[str, ...], tmp_path: Path) -> N
     in_fp32 = {name for name, kind in kinds.items() if kind == TensorProto.FLOAT}
     # A weight that is used in FP32 alone stays in it.
     assert in_fp32 == {("Softmax",): set(), ("MatMul", "Relu"): {"w", "v"}, ("second",): {"v"}}[excepted]
-    inputs = sample(Session(path).signature, 2, 1)
+    inputs = random_inputs(Session(path).signature, 2, 1)
     np.testing.assert_allclose(
         run(tmp_path / "out" / "model.onnx", inputs)["p"], run(path, inputs)["p"], atol=5e-3
     )
@@ -383,7 +383,7 @@ def test_the_path_of_modules_stays_as_it_was(load: Load) -> None:
 def test_files_that_are_no_models(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"no model")
     with pytest.raises(StartError, match=r"m\.onnx: it cannot be converted to FP16: "):
-        convert(tmp_path / "m.onnx", Fp16(0.1), tmp_path)
+        convert_to_fp16(tmp_path / "m.onnx", Fp16(0.1), tmp_path)
     source = ModelSource("m", tmp_path / "absent.onnx")
     with pytest.raises(StartError, match=r"absent\.onnx: no such file"):
         load_model(source, ServerConfig((source,), fp16=True), "cpu")
@@ -393,7 +393,7 @@ def test_a_conversion_that_does_not_load_names_the_models_own_file(tmp_path: Pat
     (scratch / "model.onnx").write_bytes(b"no model")
     file = ModelFile(tmp_path / "own.onnx", scratch / "model.onnx")
     with pytest.raises(StartError) as caught:
-        file.session("cpu", SessionOptions())
+        file.session("cpu", OrtOptions())
     said = str(caught.value)
     assert said.startswith(
         f"{tmp_path / 'own.onnx'}: converted to FP16, ONNX Runtime cannot load it: Load model from {tmp_path / 'own.onnx'}"

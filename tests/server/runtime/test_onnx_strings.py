@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from support.models import small
 
-from tensorferry.server.runtime.onnx_strings import words_of
+from tensorferry.server.runtime.onnx_strings import string_lists
 
 
 def strings(name: str, *words: str) -> onnx.TensorProto:
@@ -34,7 +34,7 @@ def test_of_attributes_tensors_and_graphs_within(tmp_path: Path) -> None:
             strings("table", "first", "second"),
         ),
     )
-    assert set(words_of(path)) == {
+    assert set(string_lists(path)) == {
         ("a", "", "zwölf"),
         ("one",),
         ("constant",),
@@ -49,36 +49,36 @@ def test_of_functions(tmp_path: Path) -> None:
     )
     graph = helper.make_graph([], "g", [], [])
     onnx.save(helper.make_model(graph, functions=[function]), str(tmp_path / "m.onnx"))
-    assert list(words_of(tmp_path / "m.onnx")) == [("hidden",)]
+    assert list(string_lists(tmp_path / "m.onnx")) == [("hidden",)]
 
 
 def test_there_are_bounds(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Some", [], ["y"], words=[f"{at} {word}" for word in range(100)]) for at in range(20)
     ]
-    found = words_of(saved(tmp_path / "m.onnx", *nodes))
+    found = string_lists(saved(tmp_path / "m.onnx", *nodes))
     assert [len(words) for words in found] == [64] * 16
     long = saved(tmp_path / "long.onnx", helper.make_node("Some", [], ["y"], words=["x" * 257, "y" * 256]))
-    assert list(words_of(long)) == [("y" * 256,)]
+    assert list(string_lists(long)) == [("y" * 256,)]
 
 
 def test_a_file_that_is_cut_off_or_none(tmp_path: Path) -> None:
     path = small.without_stop_words(tmp_path / "m.onnx")
     data = path.read_bytes()
-    whole = set(words_of(path))
+    whole = set(string_lists(path))
     assert ("the", "a") in whole
     for content in (*(data[:cut] for cut in range(len(data))), b"\xff" * 100, b"\x0b" + data):
         (tmp_path / "cut.onnx").write_bytes(content)
-        assert set(words_of(tmp_path / "cut.onnx")) <= whole
+        assert set(string_lists(tmp_path / "cut.onnx")) <= whole
 
 
 def test_another_form_has_none(tmp_path: Path) -> None:
     path = small.without_stop_words(tmp_path / "m.onnx").rename(tmp_path / "m.ort")
-    assert words_of(path) == ()
+    assert string_lists(path) == ()
 
 
 def test_no_words(tmp_path: Path) -> None:
     model = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch"])
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [model], [])
     onnx.save(helper.make_model(graph), str(tmp_path / "m.onnx"))
-    assert list(words_of(tmp_path / "m.onnx")) == []
+    assert list(string_lists(tmp_path / "m.onnx")) == []

@@ -14,12 +14,12 @@ from tensorferry.server.errors import ModelConfigError, ModelFailedError, StartE
 from tensorferry.server.model_config.pbtxt import parse_config
 from tensorferry.server.runtime.ort_options import (
     _MOST_THREADS,
+    ExecutionProvider,
     Fp16,
-    Provider,
-    SessionOptions,
-    session_options_of,
+    OrtOptions,
+    parse_ort_options,
     unknown_parameters,
-    with_flags,
+    with_server_defaults,
 )
 from tensorferry.server.runtime.session import Session
 
@@ -33,70 +33,70 @@ def accelerator(kind: str, name: str, **parameters: str) -> str:
     return f'optimization {{ execution_accelerators {{ {kind}_execution_accelerator {{ name: "{name}" {pairs} }} }} }}'
 
 
-def read(text: str) -> SessionOptions:
-    return session_options_of(parse_config('name: "m" ' + text, "test"))
+def read(text: str) -> OrtOptions:
+    return parse_ort_options(parse_config('name: "m" ' + text, "test"))
 
 
 @pytest.mark.parametrize(
     ("text", "options"),
     [
-        ("", SessionOptions()),
-        ("optimization { graph { level: -1 } }", SessionOptions(graph="basic")),
-        ("optimization { graph { level: 1 } }", SessionOptions(graph="extended")),
-        ("optimization { graph { level: 2 } }", SessionOptions(graph="none")),
-        ("optimization { graph { } }", SessionOptions(graph="all")),
-        (parameter("intra_op_thread_count", "3"), SessionOptions(intra_op_threads=3)),
-        (parameter("inter_op_thread_count", "2"), SessionOptions(inter_op_threads=2)),
-        (parameter("intra_op_thread_count", "0"), SessionOptions()),
-        (parameter("execution_mode", "1"), SessionOptions(parallel=True)),
-        (parameter("execution_mode", "0"), SessionOptions()),
-        (parameter("enable_mem_arena", "0"), SessionOptions(memory_arena=False)),
-        (parameter("enable_mem_arena", "true"), SessionOptions()),
-        (parameter("enable_mem_pattern", "False"), SessionOptions(memory_pattern=False)),
+        ("", OrtOptions()),
+        ("optimization { graph { level: -1 } }", OrtOptions(graph="basic")),
+        ("optimization { graph { level: 1 } }", OrtOptions(graph="extended")),
+        ("optimization { graph { level: 2 } }", OrtOptions(graph="none")),
+        ("optimization { graph { } }", OrtOptions(graph="all")),
+        (parameter("intra_op_thread_count", "3"), OrtOptions(intra_op_threads=3)),
+        (parameter("inter_op_thread_count", "2"), OrtOptions(inter_op_threads=2)),
+        (parameter("intra_op_thread_count", "0"), OrtOptions()),
+        (parameter("execution_mode", "1"), OrtOptions(parallel=True)),
+        (parameter("execution_mode", "0"), OrtOptions()),
+        (parameter("enable_mem_arena", "0"), OrtOptions(memory_arena=False)),
+        (parameter("enable_mem_arena", "true"), OrtOptions()),
+        (parameter("enable_mem_pattern", "False"), OrtOptions(memory_pattern=False)),
         (
             parameter("memory.enable_memory_arena_shrinkage", "cpu:0"),
-            SessionOptions(arena_shrinkage="cpu:0"),
+            OrtOptions(arena_shrinkage="cpu:0"),
         ),
         (
             parameter("session.use_device_allocator_for_initializers", "1"),
-            SessionOptions(device_allocator="1"),
+            OrtOptions(device_allocator="1"),
         ),
         (
             parameter("cudnn_conv_algo_search", "1") + parameter("gpu_mem_limit", "1000"),
-            SessionOptions(cuda=(("cudnn_conv_algo_search", "HEURISTIC"), ("gpu_mem_limit", "1000"))),
+            OrtOptions(cuda=(("cudnn_conv_algo_search", "HEURISTIC"), ("gpu_mem_limit", "1000"))),
         ),
         (
             parameter("arena_extend_strategy", "1") + parameter("do_copy_in_default_stream", "0"),
-            SessionOptions(
+            OrtOptions(
                 cuda=(("arena_extend_strategy", "kSameAsRequested"), ("do_copy_in_default_stream", "0"))
             ),
         ),
         (
             parameter("use_tf32", "0") + parameter("fp16", "0"),
-            SessionOptions(cuda=(("use_tf32", "0"),)),
+            OrtOptions(cuda=(("use_tf32", "0"),)),
         ),
-        (parameter("fp16", "1"), SessionOptions(fp16=Fp16(0.02))),
+        (parameter("fp16", "1"), OrtOptions(fp16=Fp16(0.02))),
         (
             parameter("fp16", "true")
             + parameter("fp16_tolerance", "0.5")
             + parameter("fp16_except", "Pow, /a/b"),
-            SessionOptions(fp16=Fp16(0.5, ("Pow", "/a/b"))),
+            OrtOptions(fp16=Fp16(0.5, ("Pow", "/a/b"))),
         ),
         (
             parameter("gpu_mem_limit", "1") + accelerator("gpu", "cuda", gpu_mem_limit="2"),
-            SessionOptions(cuda=(("gpu_mem_limit", "2"),)),
+            OrtOptions(cuda=(("gpu_mem_limit", "2"),)),
         ),
         (
             accelerator("gpu", "cuda", enable_cuda_graph="0"),
-            SessionOptions(cuda=(("enable_cuda_graph", "0"),)),
+            OrtOptions(cuda=(("enable_cuda_graph", "0"),)),
         ),
         (
             accelerator(
                 "gpu", "tensorrt", precision_mode="FP16", max_workspace_size_bytes="9", trt_dla_core="1"
             ),
-            SessionOptions(
+            OrtOptions(
                 gpu=(
-                    Provider(
+                    ExecutionProvider(
                         "TensorrtExecutionProvider",
                         (("trt_dla_core", "1"), ("trt_fp16_enable", "1"), ("trt_max_workspace_size", "9")),
                     ),
@@ -105,15 +105,15 @@ def read(text: str) -> SessionOptions:
         ),
         (
             accelerator("gpu", "tensorrt", precision_mode="FP32"),
-            SessionOptions(gpu=(Provider("TensorrtExecutionProvider"),)),
+            OrtOptions(gpu=(ExecutionProvider("TensorrtExecutionProvider"),)),
         ),
         (
             accelerator("cpu", "openvino"),
-            SessionOptions(cpu=(Provider("OpenVINOExecutionProvider", (("device_type", "CPU"),)),)),
+            OrtOptions(cpu=(ExecutionProvider("OpenVINOExecutionProvider", (("device_type", "CPU"),)),)),
         ),
     ],
 )
-def test_what_is_asked_for(text: str, options: SessionOptions) -> None:
+def test_what_is_asked_for(text: str, options: OrtOptions) -> None:
     assert read(text) == options
 
 
@@ -233,14 +233,14 @@ def test_flags_are_for_what_a_configuration_leaves_open(
 ) -> None:
     given = parse_config('name: "m" ' + text, "test")
     before = given.SerializeToString(deterministic=True)
-    completed = with_flags(given, options, devices)
+    completed = with_server_defaults(given, options, devices)
     assert {name: value.string_value for name, value in completed.parameters.items()} == parameters
     assert given.SerializeToString(deterministic=True) == before
-    assert with_flags(completed, ServerConfig(()), devices) == completed
+    assert with_server_defaults(completed, ServerConfig(()), devices) == completed
 
 
 def test_what_the_flags_come_to() -> None:
-    assert session_options_of(with_flags(parse_config("", "test"), FLAGS, ["cuda:0"])) == SessionOptions(
+    assert parse_ort_options(with_server_defaults(parse_config("", "test"), FLAGS, ["cuda:0"])) == OrtOptions(
         cuda=(
             ("arena_extend_strategy", "kSameAsRequested"),
             ("cudnn_conv_algo_search", "DEFAULT"),
@@ -283,7 +283,7 @@ def test_they_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return real(path, options, **others)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", seen)
-    wanted = SessionOptions(
+    wanted = OrtOptions(
         graph="basic",
         intra_op_threads=3,
         inter_op_threads=2,
@@ -293,7 +293,7 @@ def test_they_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         device_allocator="1",
     )
     path = small.twice(tmp_path / "m.onnx")
-    for settings, memory in ((wanted, False), (SessionOptions(), True)):
+    for settings, memory in ((wanted, False), (OrtOptions(), True)):
         session = Session(path, "cpu", settings)
         assert session.run({"x": fp32(2, 3)})["y"].tolist() == (2 * fp32(2, 3)).tolist()
         assert (made[-1].enable_cpu_mem_arena, made[-1].enable_mem_pattern) == (memory, memory)
@@ -310,17 +310,17 @@ def test_they_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_arena_shrinks_after_each_run(tmp_path: Path) -> None:
     """Shown by a device that there is not: it is looked for at the end of the run."""
     path = small.twice(tmp_path / "m.onnx")
-    session = Session(path, "cpu", SessionOptions(arena_shrinkage="cpu:0"))
+    session = Session(path, "cpu", OrtOptions(arena_shrinkage="cpu:0"))
     assert session.run({"x": fp32(2, 3)})["y"].tolist() == (2 * fp32(2, 3)).tolist()
     with pytest.raises(ModelFailedError, match="arena shrink list: cpu:7"):
-        Session(path, "cpu", SessionOptions(arena_shrinkage="cpu:7")).run({"x": fp32(2, 3)})
+        Session(path, "cpu", OrtOptions(arena_shrinkage="cpu:7")).run({"x": fp32(2, 3)})
 
 
 @pytest.mark.skipif(
     "OpenVINOExecutionProvider" in onnxruntime.get_available_providers(), reason="this ONNX Runtime has it"
 )
 def test_a_provider_that_is_not_there_is_named(tmp_path: Path) -> None:
-    settings = SessionOptions(cpu=(Provider("OpenVINOExecutionProvider"),))
+    settings = OrtOptions(cpu=(ExecutionProvider("OpenVINOExecutionProvider"),))
     with pytest.raises(
         StartError,
         match="asks for OpenVINOExecutionProvider, which the installed onnxruntime does not have; it has",

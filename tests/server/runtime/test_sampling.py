@@ -10,25 +10,25 @@ import pytest
 from support.server.rig import Array, signature, spec
 
 from tensorferry.protos.tensors import DATATYPES
-from tensorferry.server.runtime.sampling import sample, working_size
+from tensorferry.server.runtime.sampling import random_inputs, working_size
 
 
 def test_samples_are_values_that_indices_masks_and_categories_admit() -> None:
     specs = [spec(name, name, "batch", 50, "n") for name in DATATYPES]
-    made = sample(signature(*specs), 3, 7)
+    made = random_inputs(signature(*specs), 3, 7)
     for name, array in made.items():
         assert (array.shape, array.dtype) == ((3, 50, 7), DATATYPES[name].storage)
         if DATATYPES[name].storage.kind == "i":
             assert set(array.flat) == {0, 1}
     assert set(made["BYTES"].flat) == {"0", "1"}
     assert np.isfinite(made["FP16"]).all()
-    again = sample(signature(*specs), 3, 7)
+    again = random_inputs(signature(*specs), 3, 7)
     assert all((made[name] == again[name]).all() for name in made)
 
 
 def test_samples_of_scalars_and_fixed_shapes() -> None:
     specs = [spec(f"{name}{len(dims)}", name, *dims) for name in DATATYPES for dims in ((), (2, 3))]
-    made = sample(signature(*specs), 5, 7)
+    made = random_inputs(signature(*specs), 5, 7)
     assert {array.shape for name, array in made.items()} == {(), (2, 3)}
     assert [name for name, array in made.items() if not isinstance(array, np.ndarray)] == []
 

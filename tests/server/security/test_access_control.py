@@ -33,8 +33,8 @@ from support.server.tokens import (
 
 from tensorferry.server.app import App
 from tensorferry.server.errors import StartError
-from tensorferry.server.security.access_control import Access, Certificate
-from tensorferry.server.security.method_roles import ROLE_OF_METHOD, role_of
+from tensorferry.server.security.access_control import AccessControl, ClientCertificate
+from tensorferry.server.security.method_roles import REQUIRED_ROLES, required_role
 
 pytestmark = pytest.mark.usefixtures("looked_at_each_time")
 
@@ -55,10 +55,10 @@ def channel(app: App) -> Iterator[grpc.Channel]:
 class TestEveryMethod:
     def test_each_has_a_role(self) -> None:
         """A method that is added to the protocol must be given one."""
-        assert set(ROLE_OF_METHOD) == set(METHODS)
+        assert set(REQUIRED_ROLES) == set(METHODS)
 
     def test_one_that_nobody_knows_of_is_for_those_who_may_do_everything(self) -> None:
-        assert role_of("/another.Service/Method") == "control"
+        assert required_role("/another.Service/Method") == "control"
 
     @pytest.mark.parametrize("name", EVERY)
     def test_without_a_token(self, channel: grpc.Channel, name: str) -> None:
@@ -74,7 +74,7 @@ class TestEveryMethod:
     @pytest.mark.parametrize("name", EVERY)
     @pytest.mark.parametrize("roles", TOKENS)
     def test_with_each_role(self, channel: grpc.Channel, name: str, roles: str) -> None:
-        wanted = ROLE_OF_METHOD.get(name, "infer")
+        wanted = REQUIRED_ROLES.get(name, "infer")
         code, message = outcome(channel, EVERY[name], bearer(TOKENS[roles]))
         if wanted in roles.split(",") or name in EXEMPT:
             assert code not in (UNAUTHENTICATED, DENIED), message
@@ -266,7 +266,7 @@ class TestTokens:
 
 def test_who_is_refused_leaves_nothing_behind(open_door: Callable[..., Door], tokens: Path) -> None:
     """However much is sent: it is not read, and the door proves that no call is left."""
-    access = Access(tokens=tokens)
+    access = AccessControl(tokens=tokens)
     access.open()
     door = open_door(access=access, options=[("grpc.max_receive_message_length", -1)])
     large = bytes(8 << 20)
@@ -297,7 +297,7 @@ class TestStreams:
     def test_it_outlives_its_token_by_what_it_has_sent(
         self, open_door: Callable[..., Door], tokens: Path
     ) -> None:
-        access = Access(tokens=tokens)
+        access = AccessControl(tokens=tokens)
         access.open()
         door = open_door(access=access)
         stream = door.stream(metadata=bearer(TOKENS["infer"]))
@@ -314,7 +314,7 @@ class TestStreams:
     def test_one_that_has_nothing_in_flight_ends_with_its_next_request(
         self, open_door: Callable[..., Door], tokens: Path
     ) -> None:
-        access = Access(tokens=tokens)
+        access = AccessControl(tokens=tokens)
         access.open()
         door = open_door(access=access)
         stream = door.stream(metadata=bearer(TOKENS["infer"]))
@@ -332,7 +332,7 @@ class TestStreams:
     def test_it_goes_on_with_what_the_file_says_now(
         self, open_door: Callable[..., Door], tokens: Path
     ) -> None:
-        access = Access(tokens=tokens)
+        access = AccessControl(tokens=tokens)
         access.open()
         door = open_door(access=access)
         stream = door.stream(metadata=bearer(TOKENS["infer"]))
@@ -369,27 +369,29 @@ class TestTheFile:
         path = tmp_path / "tokens"
         path.write_text(text)
         with pytest.raises(StartError, match=wrong) as caught:
-            Access(tokens=path).open()
+            AccessControl(tokens=path).open()
         assert str(path) in str(caught.value)
         for secret in ("secret-of-alice", "0" * 64, "g" * 64):
             assert secret not in str(caught.value)
 
     def test_one_that_is_missing(self, tmp_path: Path) -> None:
         with pytest.raises(StartError, match="cannot be read: No such file or directory"):
-            Access(tokens=tmp_path / "tokens").open()
+            AccessControl(tokens=tmp_path / "tokens").open()
 
     def test_one_that_names_nobody_is_told_of(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         path = tmp_path / "tokens"
         path.write_text("\n# NAME ROLES TOKEN\n\n")
-        Access(tokens=path).open()
+        AccessControl(tokens=path).open()
         assert f"{path} names nobody" in caplog.text
 
     def test_blanks_around_a_token_take_no_memory(self, tmp_path: Path) -> None:
         path = tmp_path / "tokens"
         path.write_text(line("alice", "infer", "a"))
-        access = Access(tokens=path)
+        access = AccessControl(tokens=path)
         access.open()
         for header in ("Bearer a", f"Bearer {' ' * 1000}a"):
-            caller = access.admit("infer", (("authorization", header),), str, lambda: Certificate(None, ()))
+            caller = access.admit(
+                "infer", (("authorization", header),), str, lambda: ClientCertificate(None, ())
+            )
             assert caller.name == "alice"
         assert list(access._known.headers) == ["Bearer a"]

@@ -14,7 +14,7 @@ from support.server.tokens import DENIED, METHODS, OK, TOKENS, UNAUTHENTICATED, 
 
 from tensorferry.server.app import App
 from tensorferry.server.errors import UnauthenticatedError
-from tensorferry.server.security.access_control import Access, Certificate
+from tensorferry.server.security.access_control import AccessControl, ClientCertificate
 
 pytestmark = pytest.mark.usefixtures("looked_at_each_time")
 
@@ -111,17 +111,17 @@ class TestCertificates:
 def test_over_a_plain_connection_nobody_has_a_certificate(tmp_path: Path) -> None:
     known = tmp_path / "known"
     known.write_text("a infer cn:a\n")
-    access = Access(certificates=known)
+    access = AccessControl(certificates=known)
     access.open()
     with pytest.raises(Exception, match="this call needs a client certificate"):
-        access.admit("infer", bearer("x"), lambda: "ipv4:1.2.3.4:5", lambda: Certificate(None, ()))
+        access.admit("infer", bearer("x"), lambda: "ipv4:1.2.3.4:5", lambda: ClientCertificate(None, ()))
 
 
 def test_a_certificate_names_its_caller_where_nobody_is_asked() -> None:
-    access = Access()
+    access = AccessControl()
     signer = authority()
-    certificate = Certificate("x509_common_name", (b"a",), issue(signer, "a").pem)
+    certificate = ClientCertificate("x509_common_name", (b"a",), issue(signer, "a").pem)
     assert access.admit("infer", (), lambda: "ipv4:1.2.3.4:5", lambda: certificate).name == "a"
-    cut_off = Certificate("x509_common_name", (b"a",), issue(signer, "a\0b").pem)
+    cut_off = ClientCertificate("x509_common_name", (b"a",), issue(signer, "a\0b").pem)
     with pytest.raises(UnauthenticatedError, match="has a NUL character"):
         access.admit("infer", (), lambda: "ipv4:1.2.3.4:5", lambda: cut_off)

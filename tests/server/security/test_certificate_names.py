@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.server.certificates import authority, issue
 from support.server.rig import reproducible
 
-from tensorferry.server.security.certificate_names import has_nul
+from tensorferry.server.security.certificate_names import has_nul_in_name
 
 SIGNER = authority()
 
@@ -28,7 +28,7 @@ SIGNER = authority()
     ],
 )
 def test_names_without_one(name: str, alternative: Sequence[x509.GeneralName]) -> None:
-    assert not has_nul(issue(SIGNER, name, alternative).pem)
+    assert not has_nul_in_name(issue(SIGNER, name, alternative).pem)
 
 
 @pytest.mark.parametrize(
@@ -41,18 +41,18 @@ def test_names_without_one(name: str, alternative: Sequence[x509.GeneralName]) -
     ],
 )
 def test_names_with_one(name: str, alternative: Sequence[x509.GeneralName]) -> None:
-    assert has_nul(issue(SIGNER, name, alternative).pem)
+    assert has_nul_in_name(issue(SIGNER, name, alternative).pem)
 
 
 @reproducible
 @given(st.integers(0, 400), st.binary(min_size=1, max_size=4))
 def test_a_certificate_that_is_damaged_is_read_or_refused(at: int, other: bytes) -> None:
     pem = SIGNER.pem
-    assert has_nul(pem[:at] + other + pem[at + len(other) :]) in (True, False)
+    assert has_nul_in_name(pem[:at] + other + pem[at + len(other) :]) in (True, False)
 
 
 @pytest.mark.parametrize(
     "pem", [b"", b"no PEM", SIGNER.pem[:100], SIGNER.key_pem], ids=["empty", "text", "cut", "key"]
 )
 def test_what_is_no_certificate_is_refused(pem: bytes) -> None:
-    assert has_nul(pem)
+    assert has_nul_in_name(pem)

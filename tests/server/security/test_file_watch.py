@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorferry.server.security.file_watch import Watched
+from tensorferry.server.security.file_watch import FileWatch
 
 LONG_AGO = 1_700_000_000
 
@@ -20,7 +20,7 @@ def settle(path: Path) -> None:
 def an_old_clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the clock is ahead of the files, in nanoseconds: long enough that all are settled."""
     ahead = [3_600 * 10**9]
-    real = Watched.changed.__globals__["time"].time_ns
+    real = FileWatch.changed.__globals__["time"].time_ns
     monkeypatch.setattr("tensorferry.server.security.file_watch.time.time_ns", lambda: real() + ahead[0])
     return ahead
 
@@ -28,7 +28,7 @@ def an_old_clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_the_first_look_reads_and_the_next_does_not(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("1")
-    watched = Watched([path])
+    watched = FileWatch([path])
     assert watched.changed()
     assert not watched.changed()
 
@@ -38,7 +38,7 @@ def test_a_file_that_is_replaced_has_changed_though_its_size_and_times_have_not(
     path.write_text("1")
     other.write_text("2")
     settle(path)
-    watched = Watched([path])
+    watched = FileWatch([path])
     watched.changed()
     settle(other)
     os.replace(other, path)
@@ -53,7 +53,7 @@ def test_a_link_two_links_away_may_change(tmp_path: Path) -> None:
         (tmp_path / version / "tls.crt").write_text(version)
     (tmp_path / "..data").symlink_to("1")
     (tmp_path / "tls.crt").symlink_to("..data/tls.crt")
-    watched = Watched([tmp_path / "tls.crt"])
+    watched = FileWatch([tmp_path / "tls.crt"])
     assert watched.changed()
     (tmp_path / "..new").symlink_to("2")
     os.replace(tmp_path / "..new", tmp_path / "..data")
@@ -65,7 +65,7 @@ def test_one_of_several_is_enough_and_so_is_its_end(tmp_path: Path) -> None:
     paths = [tmp_path / "a", tmp_path / "b"]
     for path in paths:
         path.write_text("1")
-    watched = Watched(paths)
+    watched = FileWatch(paths)
     watched.changed()
     paths[1].unlink()
     assert watched.changed()
@@ -79,7 +79,7 @@ def test_what_was_just_written_is_read_again(tmp_path: Path, an_old_clock: list[
     an_old_clock[0] = 0
     path = tmp_path / "a"
     path.write_text("1")
-    watched = Watched([path])
+    watched = FileWatch([path])
     assert watched.changed()
     assert watched.changed()
     an_old_clock[0] = 10**9

@@ -8,7 +8,7 @@ import pytest
 
 from tensorferry.batcher.testing import VirtualClock
 from tensorferry.server.telemetry import load_progress
-from tensorferry.server.telemetry.load_progress import LoadProgress, doing
+from tensorferry.server.telemetry.load_progress import LoadProgress, set_load_stage
 
 
 def test_a_line_after_two_seconds_then_less_and_less_often(caplog: pytest.LogCaptureFixture) -> None:
@@ -18,7 +18,7 @@ def test_a_line_after_two_seconds_then_less_and_less_often(caplog: pytest.LogCap
         clock.await_sleepers(until=2)
         stages = ("making its session", "warming up with a batch of 8 rows", "more")
         for stage, at, following in zip(stages, (2, 6, 14), (6, 14, 30), strict=True):
-            doing(stage)
+            set_load_stage(stage)
             clock.advance(at - clock.now())
             clock.await_sleepers(until=following)
     assert [record.getMessage() for record in caplog.records] == [
@@ -44,5 +44,5 @@ def test_nothing_is_said_of_a_quick_one_nor_of_one_that_fails(caplog: pytest.Log
 
 
 def test_outside_of_a_load_nothing_is_kept() -> None:
-    doing("nothing")
+    set_load_stage("nothing")
     assert load_progress._current.get() is None

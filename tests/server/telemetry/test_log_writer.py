@@ -10,7 +10,7 @@ from support.server.rig import PATIENCE
 
 from tensorferry.batcher.supervision import Pauses
 from tensorferry.batcher.testing import VirtualClock
-from tensorferry.server.telemetry.log_writer import Writer
+from tensorferry.server.telemetry.log_writer import BackgroundWriter
 
 
 class Disk:
@@ -38,15 +38,15 @@ def disk() -> Iterator[Disk]:
     made.free.set()
 
 
-Open = Callable[..., Writer[str]]
+Open = Callable[..., BackgroundWriter[str]]
 
 
 @pytest.fixture
 def open_writer(disk: Disk) -> Iterator[Open]:
-    made: list[Writer[str]] = []
+    made: list[BackgroundWriter[str]] = []
 
-    def opened(**options: object) -> Writer[str]:
-        writer = Writer("test-writer", disk.write, lambda fault: None, **{"most": 3, **options})  # type: ignore[arg-type]
+    def opened(**options: object) -> BackgroundWriter[str]:
+        writer = BackgroundWriter("test-writer", disk.write, lambda fault: None, **{"most": 3, **options})  # type: ignore[arg-type]
         made.append(writer)
         writer.start()
         return writer
@@ -57,7 +57,7 @@ def open_writer(disk: Disk) -> Iterator[Open]:
         assert writer.stop(PATIENCE)
 
 
-def stuck(disk: Disk, writer: Writer[str]) -> None:
+def stuck(disk: Disk, writer: BackgroundWriter[str]) -> None:
     """The writer is writing one item, and does not come back."""
     disk.free.clear()
     disk.reached.clear()

@@ -94,9 +94,9 @@ def test_a_message_in_text_is_one_line_whatever_is_in_it(
 
 
 def test_a_clients_own_words_are_quoted_and_short() -> None:
-    assert logs.quoted("a'b\n") == '"a\'b\\n"'
-    assert logs.quoted("ü" * 1000) == ascii("ü" * 128 + "...")
-    assert logs.about("", ("m", ""), None) == {"model": "m"}
+    assert logs.quote("a'b\n") == '"a\'b\\n"'
+    assert logs.quote("ü" * 1000) == ascii("ü" * 128 + "...")
+    assert logs.request_fields("", ("m", ""), None) == {"model": "m"}
 
 
 def test_configuring_again_does_not_double_the_lines(

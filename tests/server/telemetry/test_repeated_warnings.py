@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tensorferry.server.telemetry import logs, repeated_warnings
-from tensorferry.server.telemetry.repeated_warnings import MOST_REPEATS, PERIOD_SECONDS, Repeats
+from tensorferry.server.telemetry.repeated_warnings import MOST_REPEATS, PERIOD_SECONDS, RepeatLimit
 
 
 class Clock:
@@ -23,8 +23,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def limit(clock: Clock) -> Repeats:
-    return Repeats(clock)
+def limit(clock: Clock) -> RepeatLimit:
+    return RepeatLimit(clock)
 
 
 def record(
@@ -33,11 +33,11 @@ def record(
     return logging.LogRecord("tensorferry.server", level, "", 1, words, (model, "why"), None)
 
 
-def shown(limit: Repeats, count: int, model: str = "m", **more: int) -> int:
+def shown(limit: RepeatLimit, count: int, model: str = "m", **more: int) -> int:
     return sum(limit.filter(record(model, **more)) for _ in range(count))  # type: ignore[arg-type]
 
 
-def test_ten_a_minute_and_then_the_count_of_the_others(limit: Repeats, clock: Clock) -> None:
+def test_ten_a_minute_and_then_the_count_of_the_others(limit: RepeatLimit, clock: Clock) -> None:
     assert shown(limit, 2000) == MOST_REPEATS
     clock.now += PERIOD_SECONDS - 1
     assert shown(limit, 1) == 0
@@ -49,21 +49,23 @@ def test_ten_a_minute_and_then_the_count_of_the_others(limit: Repeats, clock: Cl
     assert not hasattr(second, "repeats_left_out")
 
 
-def test_another_model_another_kind_of_line_and_what_is_no_warning_are_not_limited(limit: Repeats) -> None:
+def test_another_model_another_kind_of_line_and_what_is_no_warning_are_not_limited(
+    limit: RepeatLimit,
+) -> None:
     assert shown(limit, 50) == MOST_REPEATS
     assert shown(limit, 50, "n") == MOST_REPEATS
     assert limit.filter(record(words="model %s is slow: %s"))
     assert shown(limit, 400, level=logging.INFO) == 400
 
 
-def test_what_was_left_out_is_told_once(limit: Repeats, clock: Clock) -> None:
+def test_what_was_left_out_is_told_once(limit: RepeatLimit, clock: Clock) -> None:
     shown(limit, MOST_REPEATS + 5)
     shown(limit, MOST_REPEATS + 2, "n")
     assert [limit.take_left_out(), limit.take_left_out()] == [7, 0]
 
 
 def test_subjects_that_clients_choose_take_bounded_memory(
-    limit: Repeats, monkeypatch: pytest.MonkeyPatch
+    limit: RepeatLimit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repeated_warnings, "_MOST_KEYS", 100)
     for number in range(1000):
@@ -72,7 +74,7 @@ def test_subjects_that_clients_choose_take_bounded_memory(
 
 
 @pytest.mark.parametrize("arguments", [(), (3,), ({"a": 1},)])
-def test_any_arguments(limit: Repeats, arguments: tuple[object, ...]) -> None:
+def test_any_arguments(limit: RepeatLimit, arguments: tuple[object, ...]) -> None:
     words = "%s" if arguments else "words"
     made = logging.LogRecord("any", logging.ERROR, "", 1, words, arguments, None)
     assert limit.filter(made)

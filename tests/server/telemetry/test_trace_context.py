@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.server.rig import reproducible
 
-from tensorferry.server.telemetry.trace_context import TraceContext, context_of
+from tensorferry.server.telemetry.trace_context import TraceContext, parse_trace_context
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 GOOD = f"00-{TRACE}-{SPAN}-01"
@@ -19,7 +19,7 @@ def test_a_callers_span() -> None:
         ("traceparent", GOOD),
         ("blob-bin", b"\0"),
     ]
-    context = context_of(metadata)
+    context = parse_trace_context(metadata)
     assert context == TraceContext(TRACE, SPAN, True)
     assert context is not None
     assert context.traceparent == GOOD
@@ -37,7 +37,7 @@ def test_a_callers_span() -> None:
     ],
 )
 def test_flags_and_later_versions(text: str, sampled: bool) -> None:
-    assert context_of([("traceparent", text)]) == TraceContext(TRACE, SPAN, sampled)
+    assert parse_trace_context([("traceparent", text)]) == TraceContext(TRACE, SPAN, sampled)
 
 
 @pytest.mark.parametrize(
@@ -60,25 +60,25 @@ def test_flags_and_later_versions(text: str, sampled: bool) -> None:
     ],
 )
 def test_what_is_malformed_is_nothing(text: str) -> None:
-    assert context_of([("traceparent", text)]) is None
+    assert parse_trace_context([("traceparent", text)]) is None
 
 
 def test_two_parents_are_none() -> None:
-    assert context_of([("traceparent", GOOD), ("traceparent", GOOD)]) is None
+    assert parse_trace_context([("traceparent", GOOD), ("traceparent", GOOD)]) is None
 
 
 def test_state_of_several_headers_is_joined_and_what_is_too_long_dropped() -> None:
     parent = ("traceparent", GOOD)
     both = [("tracestate", "a=1"), parent, ("tracestate", "b=2,c=3")]
-    assert context_of(both) == TraceContext(TRACE, SPAN, True, "a=1,b=2,c=3")
-    assert context_of([parent, ("tracestate", "a=" + "x" * 511)]) == TraceContext(TRACE, SPAN, True)
-    assert context_of([("tracestate", "a=1")]) is None
+    assert parse_trace_context(both) == TraceContext(TRACE, SPAN, True, "a=1,b=2,c=3")
+    assert parse_trace_context([parent, ("tracestate", "a=" + "x" * 511)]) == TraceContext(TRACE, SPAN, True)
+    assert parse_trace_context([("tracestate", "a=1")]) is None
 
 
 @reproducible
 @given(st.one_of(st.text(), st.binary(), st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-.*")))
 def test_nothing_that_a_client_sends_raises_or_gets_into_the_log(value: str | bytes) -> None:
     metadata: list[tuple[str, str | bytes]] = [("traceparent", value), ("tracestate", str(value))]
-    context = context_of(metadata)
+    context = parse_trace_context(metadata)
     if context is not None:
         assert set(context.trace_id + context.span_id) <= set("0123456789abcdef")

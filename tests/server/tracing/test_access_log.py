@@ -17,8 +17,8 @@ from tensorferry.server.identity import Caller
 from tensorferry.server.status import known_status_of
 from tensorferry.server.telemetry import logs
 from tensorferry.server.telemetry.trace_context import TraceContext
-from tensorferry.server.tracing.access_log import AccessLog, fields_of
-from tensorferry.server.tracing.trace import Trace
+from tensorferry.server.tracing.access_log import AccessLog, access_log_fields
+from tensorferry.server.tracing.trace import RequestTrace
 
 INFO = BatchInfo(7, 3, 5, compute_time=0.5)
 
@@ -54,8 +54,8 @@ def ended(
     accepted: bool = True,
     request_id: str = "r",
     **more: Any,
-) -> Trace:
-    trace = Trace([] if log is None else [log], request_id, 1.0, **more)
+) -> RequestTrace:
+    trace = RequestTrace([] if log is None else [log], request_id, 1.0, **more)
     trace.accepted = accepted
     trace.addressed = ("m", "2")
     status = None if error is None else known_status_of(error)
@@ -79,7 +79,7 @@ def ended(
 def test_what_became_of_a_request(
     error: BaseException | None, accepted: bool, outcome: str, code: str
 ) -> None:
-    fields = fields_of(ended(error=error, accepted=accepted))
+    fields = access_log_fields(ended(error=error, accepted=accepted))
     assert (fields["outcome"], fields["code"]) == (outcome, code)
 
 
@@ -87,7 +87,7 @@ def test_a_line_says_whose_request_it_was_and_where_it_rode() -> None:
     context = TraceContext("a" * 32, "b" * 16, True)
     trace = ended(context=context, caller=Caller("team", frozenset()))
     trace.rows, trace.sent_at = 2, 3.5
-    assert fields_of(trace) == {
+    assert access_log_fields(trace) == {
         "method": "ModelInfer",
         "request_id": "r",
         "model": "m",

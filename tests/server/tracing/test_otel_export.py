@@ -18,10 +18,10 @@ from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.telemetry.trace_context import TraceContext
 from tensorferry.server.tracing import otel_export
-from tensorferry.server.tracing.otel import OpenTelemetry
+from tensorferry.server.tracing.otel import OpenTelemetrySource
 from tensorferry.server.tracing.otel_export import SpanExport
 from tensorferry.server.tracing.otel_sampling import sampler_of
-from tensorferry.server.tracing.wiring import Telemetry
+from tensorferry.server.tracing.wiring import RequestTelemetry
 from tensorferry.server.transport.lane.batched_sends import Outbox
 
 
@@ -46,7 +46,7 @@ def export() -> SpanExport:
     return SpanExport(os.environ, "1.2.3", Outbox())
 
 
-def span_of(source: OpenTelemetry | None) -> None:
+def span_of(source: OpenTelemetrySource | None) -> None:
     """Tells a span."""
     assert source is not None
     sink = source.sample(None, None)
@@ -155,7 +155,7 @@ def test_without_the_extra_the_start_says_what_to_install(variables: pytest.Monk
         if name.startswith(("opentelemetry", "tensorferry.server.tracing.otel")):
             variables.delitem(sys.modules, name)
     variables.setitem(sys.modules, "opentelemetry", None)
-    telemetry = Telemetry(ServerConfig((), otel=True), Outbox())
+    telemetry = RequestTelemetry(ServerConfig((), otel=True), Outbox())
     with pytest.raises(
         StartError, match=r"--otel is given, but opentelemetry.* is not installed: pip install"
     ):
@@ -164,7 +164,7 @@ def test_without_the_extra_the_start_says_what_to_install(variables: pytest.Monk
 
 def test_nothing_of_opentelemetry_is_there_when_it_is_off(variables: pytest.MonkeyPatch) -> None:
     outbox = Outbox()
-    telemetry = Telemetry(ServerConfig(()), outbox)
+    telemetry = RequestTelemetry(ServerConfig(()), outbox)
     telemetry.start()
     assert telemetry.together is outbox
     assert not telemetry.tracing.sources

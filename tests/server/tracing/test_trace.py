@@ -12,7 +12,7 @@ from support.server.rig import Replies, fp32, request, response_of, signature, s
 from tensorferry.batcher import Batcher
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model, ModelRegistry
-from tensorferry.server.tracing.trace import Tracing
+from tensorferry.server.tracing.trace import Tracer
 from tensorferry.server.tracing.triton import TritonTracing
 from tensorferry.server.tracing.triton_file import TraceFile
 
@@ -35,7 +35,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.file = Kept()
-        tracing = Tracing()
+        tracing = Tracer()
         self.tracing = TritonTracing(self.file, tracing)
         self.tracing.change("", {"timestamps": True, "rate": 1})
         self.registry = ModelRegistry()
@@ -121,7 +121,7 @@ def test_a_sink_that_raises_costs_no_answer(caplog: pytest.LogCaptureFixture) ->
     registry = ModelRegistry()
     batcher = Batcher(lambda inputs: {"y": inputs["x"]}, 4)
     registry.ready(Model("m", "1", SIGNATURE, 4, "", batcher))
-    service = InferenceService(registry, tracing=Tracing([Broken()]))
+    service = InferenceService(registry, tracing=Tracer([Broken()]))
     replies = Replies()
     service.submit(request({"x": fp32(1, 2)}, id="1").SerializeToString(), math.inf, replies)
     reply = replies.first()

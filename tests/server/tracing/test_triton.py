@@ -12,8 +12,8 @@ from support.server.rig import signature, spec
 from tensorferry.batcher import BatchInfo
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.models.registry import Model
-from tensorferry.server.tracing.trace import Trace, Tracing
-from tensorferry.server.tracing.triton import Record, TraceOptions, TritonTracing
+from tensorferry.server.tracing.trace import RequestTrace, Tracer
+from tensorferry.server.tracing.triton import TraceOptions, TritonTraceRecord, TritonTracing
 from tensorferry.server.tracing.triton_file import TraceFile
 
 
@@ -37,9 +37,9 @@ def sampled(tracing: TritonTracing, count: int, name: str = "m") -> list[int]:
     return [at for at in range(1, count + 1) if tracing.sample(model(name)) is not None]
 
 
-def traced(record: Record, of: Model, request_id: str) -> Trace:
+def traced(record: TritonTraceRecord, of: Model, request_id: str) -> RequestTrace:
     """A request that arrived at 1 and was queued at 1.5."""
-    trace = Trace([record], request_id, 1.0)
+    trace = RequestTrace([record], request_id, 1.0)
     trace.enqueued(of)
     trace.queued = 1.5
     return trace
@@ -194,7 +194,7 @@ def test_no_trace_is_lost_or_doubled_by_threads(tracing: TritonTracing) -> None:
 
 
 def test_requests_are_asked_about_only_while_one_may_be_traced() -> None:
-    desk = Tracing()
+    desk = Tracer()
     tracing = TritonTracing(Kept(), desk)
     assert not desk.sources
     tracing.change("", {"timestamps": True, "rate": 1, "count": 1})

@@ -18,7 +18,7 @@ from tensorferry.batcher.supervision import Pauses
 from tensorferry.batcher.testing import VirtualClock
 from tensorferry.server.errors import StartError
 from tensorferry.server.tracing import triton_file
-from tensorferry.server.tracing.triton_file import Sheet, TraceFile
+from tensorferry.server.tracing.triton_file import TraceFile, TraceFileSeries
 
 
 @pytest.fixture
@@ -32,13 +32,13 @@ def ids(path: Path) -> list[int]:
     return [trace["id"] for trace in json.loads(path.read_text())]
 
 
-def written(file: TraceFile, *items: tuple[Sheet, int]) -> None:
+def written(file: TraceFile, *items: tuple[TraceFileSeries, int]) -> None:
     """Has these written at once, by the writer's own steps."""
     file._write([(sheet, {"id": number}) for sheet, number in items])
 
 
 def test_all_in_one_file_which_is_whole_after_each(file: TraceFile) -> None:
-    sheet, other = Sheet(None), Sheet(None)
+    sheet, other = TraceFileSeries(None), TraceFileSeries(None)
     file.path.write_text("from another time")
     written(file, (sheet, 1))
     assert ids(file.path) == [1]
@@ -47,7 +47,7 @@ def test_all_in_one_file_which_is_whole_after_each(file: TraceFile) -> None:
 
 
 def test_so_many_to_a_numbered_file(file: TraceFile) -> None:
-    pairs, rest = Sheet(2), Sheet(0)
+    pairs, rest = TraceFileSeries(2), TraceFileSeries(0)
     written(file, (pairs, 1), (pairs, 2), (pairs, 3))
     written(file, (rest, 4), (pairs, 5), (pairs, 6), (rest, 7))
     assert {path.name: ids(path) for path in file.path.parent.iterdir()} == {
@@ -59,7 +59,7 @@ def test_so_many_to_a_numbered_file(file: TraceFile) -> None:
 
 
 def test_a_file_that_was_taken_away_is_begun_anew(file: TraceFile) -> None:
-    sheet = Sheet(None)
+    sheet = TraceFileSeries(None)
     written(file, (sheet, 1))
     file.path.rename(file.path.with_name("away.json"))
     written(file, (sheet, 2))
@@ -69,7 +69,7 @@ def test_a_file_that_was_taken_away_is_begun_anew(file: TraceFile) -> None:
 
 def test_the_writer_writes_all_before_it_stops(file: TraceFile) -> None:
     file.start()
-    sheet = Sheet(None)
+    sheet = TraceFileSeries(None)
     for number in range(500):
         file.write(sheet, {"id": number})
     assert file.stop(PATIENCE)
@@ -81,7 +81,7 @@ def test_what_waits_is_bounded_and_what_is_lost_is_said(
 ) -> None:
     monkeypatch.setattr(triton_file, "_MOST_WAITING", 3)
     bounded = TraceFile(file.path)
-    sheet = Sheet(None)
+    sheet = TraceFileSeries(None)
     for number in range(5):
         bounded.write(sheet, {"id": number})
     bounded.start()
@@ -95,7 +95,7 @@ def test_what_waits_is_bounded_and_what_is_lost_is_said(
 def test_a_disk_that_fails_is_logged_once_and_tried_again(
     file: TraceFile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sheet = Sheet(None)
+    sheet = TraceFileSeries(None)
     file.path.mkdir()
     for number in range(3):
         written(file, (sheet, number))
@@ -109,7 +109,7 @@ def test_a_disk_that_fails_is_logged_once_and_tried_again(
 
 @pytest.mark.parametrize("already", [0, 2])
 def test_traces_are_written_again_once_the_disk_has_room(file: TraceFile, already: int) -> None:
-    sheet = Sheet(None)
+    sheet = TraceFileSeries(None)
     for number in range(already):
         written(file, (sheet, number))
     full = (file.path.stat().st_size if already else 0) + 8
@@ -128,7 +128,7 @@ def test_traces_are_written_again_once_the_disk_has_room(file: TraceFile, alread
 
 
 def test_a_file_that_was_truncated_is_begun_again(file: TraceFile) -> None:
-    sheet = Sheet(None)
+    sheet = TraceFileSeries(None)
     written(file, (sheet, 1))
     file.path.write_bytes(b"")
     written(file, (sheet, 2))
@@ -143,9 +143,9 @@ def test_a_fault_that_stays_does_not_keep_the_writer_busy(
     file = TraceFile(file.path, Pauses(clock))
     file.start()
     for count, seconds in enumerate((0.01, 0.02), 1):
-        file.write(Sheet(None), {})
+        file.write(TraceFileSeries(None), {})
         clock.await_sleepers(until=clock.now() + seconds)
-        file.write(Sheet(None), {})
+        file.write(TraceFileSeries(None), {})
         assert fails.call_count == count
         assert caplog.text.count("some are lost") == count
         clock.advance(seconds)

@@ -10,7 +10,7 @@ from support.server.rig import PATIENCE
 from support.server.scripted_service import Door
 
 from tensorferry.server.identity import ANYONE
-from tensorferry.server.security.access_control import Access, address_of
+from tensorferry.server.security.access_control import AccessControl, address_of
 
 
 def test_without_access_every_call_is_anyones(door: Door) -> None:
@@ -25,7 +25,7 @@ def test_without_access_every_call_is_anyones(door: Door) -> None:
 
 
 def test_a_caller_is_known_by_its_address(open_door: Callable[..., Door]) -> None:
-    door = open_door(access=Access())
+    door = open_door(access=AccessControl())
     call = door.infer("1")
     stream = door.stream()
     stream.send("2", "3")
@@ -45,7 +45,7 @@ def test_over_a_socket_of_the_file_system_too(
         server.add_insecure_port(address)
         return address
 
-    door = open_door(access=Access(), listen=listen)
+    door = open_door(access=AccessControl(), listen=listen)
     call = door.infer("1")
     door.service.await_received(1)
     door.service.answer("1")

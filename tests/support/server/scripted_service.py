@@ -22,7 +22,7 @@ from tensorferry.server.identity import ANYONE, Caller, Metadata
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
-from tensorferry.server.security.access_control import Access
+from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.transport.lane.lane import Lane, UnaryCall
 from tensorferry.server.transport.lane.stream import StreamCall
 from tensorferry.server.transport.threaded_servicer import Servicer
@@ -254,7 +254,7 @@ def opened(
     listen: Callable[[grpc.Server], str] = _listen,
     dial: Callable[[str], grpc.Channel] = grpc.insecure_channel,
     stopped_by_test: bool = False,
-    access: Access | None = None,
+    access: AccessControl | None = None,
 ) -> Iterator[Door]:
     """A door, and afterwards the proof that no thread and nothing of the lane is left.
 

@@ -18,9 +18,9 @@ from tensorferry.batcher import Batcher
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model
-from tensorferry.server.tracing.otel import OpenTelemetry
+from tensorferry.server.tracing.otel import OpenTelemetrySource
 from tensorferry.server.tracing.otel_sampling import sampler_of
-from tensorferry.server.tracing.trace import Tracing
+from tensorferry.server.tracing.trace import Tracer
 from tensorferry.server.transport.lane.batched_sends import Outbox
 
 SIGNATURE = signature(spec("x", "FP32", "batch", "n"), outputs=(spec("y", "FP32", "batch", "n"),))
@@ -56,7 +56,7 @@ class Desk:
         self.door = door
         self.exporter = Exported()
         outbox = door.lane.outbox if door.lane is not None else Outbox()
-        self.source = OpenTelemetry(
+        self.source = OpenTelemetrySource(
             SimpleSpanProcessor(self.exporter),
             sampler_of(environment or {}),
             Resource({}),
@@ -67,7 +67,7 @@ class Desk:
         self.runner = ScriptedRunner(fn or (lambda inputs: {"y": inputs["x"] * 2}), gated=True)
         self.batcher = Batcher(self.runner, 4, together=self.source, **options)
         door.registry.ready(Model("m", "1", SIGNATURE, 4, "", self.batcher))
-        door.serve_by(InferenceService(door.registry, tracing=Tracing([self.source])))
+        door.serve_by(InferenceService(door.registry, tracing=Tracer([self.source])))
 
     def infer(self, request_id: str, parent: str = SAMPLED, *, rows: int = 1, **options: Any) -> Any:
         """A ModelInfer in flight."""

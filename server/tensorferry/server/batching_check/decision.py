@@ -18,7 +18,7 @@ from tensorferry.server.batching_check.verdict import BatchingFinding, BatchingV
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.pbtxt import Batching, is_complete
-from tensorferry.server.runtime.onnx_strings import words_of
+from tensorferry.server.runtime.onnx_strings import string_lists
 from tensorferry.server.runtime.ort_options import BATCHING
 from tensorferry.server.runtime.sampling import Array, working_size
 from tensorferry.server.runtime.session import Session
@@ -58,7 +58,7 @@ class Candidate:
 
     def judged(self, most: int) -> BatchingFinding:
         """The verdict of running and of the graph, as far as the policy takes it."""
-        conditions = ComparisonSettings(most, words_of(self.session.path), self.precision)
+        conditions = ComparisonSettings(most, string_lists(self.session.path), self.precision)
         first_run = with_time_limit(self.run, self.session, _LIMIT_SECONDS)
         found = check_batching(self.name, self.session.path, self.signature, self.run, conditions, first_run)
         if found.verdict is BatchingVerdict.TESTED and found.size is not None:

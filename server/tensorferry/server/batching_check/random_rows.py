@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tensorferry.server.batching_check.row_kinds import Row, has_rows
-from tensorferry.server.runtime.sampling import Array, sample
+from tensorferry.server.runtime.sampling import Array, random_inputs
 from tensorferry.server.signature import Signature
 
 RANDOM_ROWS = 5
@@ -48,12 +48,12 @@ def distinct_rows(signature: Signature, size: int, seed: int = 0) -> dict[str, A
     would then look as if its rows were independent.
     """
     first = seed * _DRAWS
-    inputs = sample(signature, RANDOM_ROWS, size, first)
+    inputs = random_inputs(signature, RANDOM_ROWS, size, first)
     for other in range(first + 1, first + _DRAWS):
         rows = {spec.name: inputs[spec.name] for spec in signature.inputs if has_rows(spec)}
         alike = [name for name, array in rows.items() if np.array_equal(array[1:], array[:-1])]
         if not alike:
             break
-        drawn = sample(signature, RANDOM_ROWS, size, other)
+        drawn = random_inputs(signature, RANDOM_ROWS, size, other)
         inputs.update({name: drawn[name] for name in alike})
     return inputs

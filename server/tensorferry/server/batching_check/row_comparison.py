@@ -28,7 +28,7 @@ from tensorferry.server.batching_check.row_kinds import (
     join,
     rows_of_kind,
 )
-from tensorferry.server.runtime.sampling import Array, Run, difference_of, working_size
+from tensorferry.server.runtime.sampling import Array, Run, describe_difference, working_size
 from tensorferry.server.signature import Signature
 
 # Draws of usual rows, until the model runs on enough of them.
@@ -241,7 +241,9 @@ class _RowComparer:
     def _check_again(self, alone: Mapping[str, Array]) -> None:
         again = self._run(self._usual[0])
         for spec in self._signature.outputs:
-            difference = difference_of(spec, alone[spec.name], again[spec.name], self._conditions.precision)
+            difference = describe_difference(
+                spec, alone[spec.name], again[spec.name], self._conditions.precision
+            )
             if difference:
                 raise _Unstable(f"output {spec.name!r} of one row differs from run to run: {difference}")
 
@@ -255,7 +257,7 @@ class _RowComparer:
         for spec in self._signature.outputs:
             for at, outputs in alone.items():
                 got = together[spec.name][at : at + 1]
-                difference = difference_of(spec, outputs[spec.name], got, self._conditions.precision)
+                difference = describe_difference(spec, outputs[spec.name], got, self._conditions.precision)
                 if difference:
                     raise _Mixes(f"output {spec.name!r} of a row changes with its neighbours: {difference}")
 

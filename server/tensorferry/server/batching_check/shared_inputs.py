@@ -13,7 +13,7 @@ from tensorferry.server.batching_check.row_comparison import (
     ComparisonSettings,
     compare_rows,
 )
-from tensorferry.server.runtime.sampling import Array, Run, sample
+from tensorferry.server.runtime.sampling import Array, Run, random_inputs
 from tensorferry.server.signature import Signature
 
 # Of each comparison with other values, beyond the least.
@@ -32,7 +32,7 @@ def mixing_through_shared_inputs(
     names = [signature.inputs[at].name for at in sorted(signature.shared(batched=True))]
     if not names:
         return ""
-    drawn = [sample(signature, 1, size, seed) for seed in _SEEDS]
+    drawn = [random_inputs(signature, 1, size, seed) for seed in _SEEDS]
     usual = drawn[0]
     kinds = {spec.name: spec.datatype for spec in signature.inputs}
     numbers = [name for name in names if kinds[name].size]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 
-class Gate:
+class CaptureLock:
     """Many may use the device at a time, or one capture alone. Thread-safe.
 
     A capture that waits keeps newcomers out, for at most `patience` seconds: if what runs has not ended by then, it
@@ -65,4 +65,4 @@ class Gate:
 
 
 # CUDA counts by process, whatever the device.
-CUDA = Gate()
+CUDA = CaptureLock()

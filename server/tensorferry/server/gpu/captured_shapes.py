@@ -11,7 +11,7 @@ from tensorferry.server.gpu.tensor_layout import Shape
 from tensorferry.server.signature import Signature
 
 
-def rungs_of(
+def shapes_to_capture(
     graphs: GraphOptions, signature: Signature, max_batch_size: int, lengths: Sequence[Mapping[str, int]]
 ) -> list[Mapping[str, Shape]]:
     """The shapes of the inputs of each rung, ascending by rows.

@@ -31,7 +31,7 @@ class GraphOptions:
     required: bool = False
 
 
-class Ladder:
+class CapturedShapes:
     """Rungs by the inputs' shapes. With `pads`, a batch goes up to the next one that has enough rows."""
 
     def __init__(self, rungs: Iterable[Mapping[str, Shape]], *, pads: bool) -> None:
@@ -46,7 +46,7 @@ class Ladder:
             for rows in self._rows.values():
                 rows.sort()
 
-    def rung(self, shapes: Mapping[str, Shape]) -> Mapping[str, Shape] | None:
+    def captured_shape(self, shapes: Mapping[str, Shape]) -> Mapping[str, Shape] | None:
         """The shapes of the rung for a batch of these, in the same order of inputs; None if there is none."""
         key = tuple(shapes.values())
         if key in self._exact:

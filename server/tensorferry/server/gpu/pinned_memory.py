@@ -17,7 +17,7 @@ from tensorferry.server.gpu import capture_lock
 Array = npt.NDArray[Any]
 
 
-class Block:
+class MemoryBlock:
     """A piece of memory by its address. Freed when the last reference to it is gone."""
 
     __slots__ = ("__weakref__", "address", "nbytes")
@@ -29,7 +29,7 @@ class Block:
         weakref.finalize(self, free).atexit = False
 
 
-class Memory(Protocol):
+class DeviceMemory(Protocol):
     """Allocates for one device and copies to and from it. Every method is thread-safe.
 
     Copies are done when the call returns, and other threads may run Python meanwhile.
@@ -39,10 +39,10 @@ class Memory(Protocol):
     device_type: str
     device_id: int
 
-    def host(self, nbytes: int) -> Block:
+    def host(self, nbytes: int) -> MemoryBlock:
         """Host memory that the device copies from and to without a detour."""
 
-    def device(self, nbytes: int) -> Block:
+    def device(self, nbytes: int) -> MemoryBlock:
         """The device's memory."""
 
     def load(self, target: int, source: int, nbytes: int) -> None:
@@ -52,16 +52,16 @@ class Memory(Protocol):
         """Copies from the device's address `source` to the host's `target`."""
 
 
-class CpuMemory:
+class CpuDeviceMemory:
     """The CPU as a device beside the host: what is copied to it is copied within the host's memory."""
 
     device_type = "cpu"
     device_id = 0
 
-    def host(self, nbytes: int) -> Block:
+    def host(self, nbytes: int) -> MemoryBlock:
         """Ordinary memory."""
         array = np.zeros(nbytes, np.uint8)
-        return Block(array.ctypes.data, nbytes, array.view)  # the finalizer keeps the array
+        return MemoryBlock(array.ctypes.data, nbytes, array.view)  # the finalizer keeps the array
 
     device = host
 
@@ -72,7 +72,7 @@ class CpuMemory:
     fetch = load
 
 
-class CudaMemory:
+class CudaDeviceMemory:
     """A CUDA device. StartError, which says what is missing, where it cannot be used."""
 
     device_type = "cuda"
@@ -93,23 +93,23 @@ class CudaMemory:
         except RuntimeError as error:
             raise StartError(f"the CUDA runtime of cuda-bindings does not work here: {error}") from None
 
-    def host(self, nbytes: int) -> Block:
+    def host(self, nbytes: int) -> MemoryBlock:
         """Page-locked memory."""
         self._stream()
         with capture_lock.CUDA.using():
             address = int(self._done(self._cuda.cudaHostAlloc(nbytes, self._cuda.cudaHostAllocPortable)))
         cuda = self._cuda
-        return Block(address, nbytes, lambda: cuda.cudaFreeHost(address))
+        return MemoryBlock(address, nbytes, lambda: cuda.cudaFreeHost(address))
 
-    def device(self, nbytes: int) -> Block:
+    def device(self, nbytes: int) -> MemoryBlock:
         """The device's memory."""
         self._stream()
         with capture_lock.CUDA.using():
             address = int(self._done(self._cuda.cudaMalloc(nbytes)))
         cuda = self._cuda
-        return Block(address, nbytes, lambda: cuda.cudaFree(address))
+        return MemoryBlock(address, nbytes, lambda: cuda.cudaFree(address))
 
-    def stream(self, *, first: bool) -> Block:
+    def stream(self, *, first: bool) -> MemoryBlock:
         """A stream of no bytes whose kernels the device starts before those of others, or else after them."""
         self._done(self._cuda.cudaSetDevice(self.device_id))
         # The lower the number the sooner; a device without priorities has 0 for both.
@@ -117,7 +117,7 @@ class CudaMemory:
         flags, priority = self._cuda.cudaStreamNonBlocking, soonest if first else last
         handle = int(self._done(self._cuda.cudaStreamCreateWithPriority(flags, priority)))
         cuda = self._cuda
-        return Block(handle, 0, lambda: cuda.cudaStreamDestroy(handle))
+        return MemoryBlock(handle, 0, lambda: cuda.cudaStreamDestroy(handle))
 
     def load(self, target: int, source: int, nbytes: int) -> None:
         """Copies on the thread's stream."""
@@ -142,7 +142,7 @@ class CudaMemory:
             stream = self._threads.stream = self._done(self._cuda.cudaStreamCreateWithFlags(flags))
             cuda, handle = self._cuda, int(stream)
             # Goes with the thread.
-            self._threads.end = Block(handle, 0, lambda: cuda.cudaStreamDestroy(handle))
+            self._threads.end = MemoryBlock(handle, 0, lambda: cuda.cudaStreamDestroy(handle))
         return stream
 
     def _done(self, result: tuple[Any, ...]) -> Any:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensorferry.server.gpu.staging_buffers import Batch, Staging
+from tensorferry.server.gpu.staging_buffers import StagedBatch, StagingBuffers
 from tensorferry.server.gpu.tensor_layout import Shape
 from tensorferry.server.signature import Signature
 
 Array = npt.NDArray[Any]
 
 
-class Steps:
+class StagedSession:
     """`StagedModel`: batches that lie in the session's memory go step by step, others are run at once, by `run`.
 
     `compute` runs one that is loaded; `failed` makes of what a step raised what the batcher gets.
@@ -24,8 +24,8 @@ class Steps:
     def __init__(
         self,
         signature: Signature,
-        staging: Staging,
-        compute: Callable[[Staging, Batch], Batch],
+        staging: StagingBuffers,
+        compute: Callable[[StagingBuffers, StagedBatch], StagedBatch],
         run: Callable[[Mapping[str, Array]], dict[str, Array]],
         failed: Callable[[Exception], Exception],
     ) -> None:
@@ -35,7 +35,7 @@ class Steps:
         self._run = run
         self._failed = failed
 
-    def place(self, tensors: Mapping[str, tuple[np.dtype[Any], Shape]]) -> Batch | None:
+    def place(self, tensors: Mapping[str, tuple[np.dtype[Any], Shape]]) -> StagedBatch | None:
         """Arrays in memory that the device copies from."""
         for name, (dtype, _) in tensors.items():
             if self._dtypes.get(name) != dtype:
@@ -44,7 +44,7 @@ class Steps:
 
     def load(self, batch: Any) -> Any:
         """Copies to the device."""
-        if isinstance(batch, Batch):
+        if isinstance(batch, StagedBatch):
             try:
                 self._staging.load(batch)
             except Exception as error:
@@ -53,7 +53,7 @@ class Steps:
 
     def __call__(self, batch: Any) -> Any:
         """Runs on the device."""
-        if not isinstance(batch, Batch) or batch.slot is None:
+        if not isinstance(batch, StagedBatch) or batch.slot is None:
             return self._run(batch)
         try:
             return self._compute(self._staging, batch)
@@ -62,7 +62,7 @@ class Steps:
 
     def fetch(self, outputs: Any) -> Any:
         """Copies from the device."""
-        if not isinstance(outputs, Batch):
+        if not isinstance(outputs, StagedBatch):
             return outputs
         try:
             return self._staging.fetch(outputs)

@@ -26,9 +26,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tensorferry.server.gpu.cuda_graphs import Ladder
-from tensorferry.server.gpu.pinned_memory import Block, Memory
-from tensorferry.server.gpu.tensor_layout import Layout, Place, Shape, layout_of
+from tensorferry.server.gpu.cuda_graphs import CapturedShapes
+from tensorferry.server.gpu.pinned_memory import DeviceMemory, MemoryBlock
+from tensorferry.server.gpu.tensor_layout import Shape, TensorLayout, TensorPlacement, tensor_layout_for
 from tensorferry.server.signature import Signature, TensorSpec
 
 _log = logging.getLogger("tensorferry.server")
@@ -36,16 +36,16 @@ _log = logging.getLogger("tensorferry.server")
 Array = npt.NDArray[Any]
 
 # Of one session, on the host and on the device each.
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 # Shapes whose layouts, and whose bindings in a slot, are kept.
-_MOST_SHAPES = 256
+_MAX_CACHED_SHAPES = 256
 
 
 class CaptureError(Exception):
     """A model cannot be captured as a CUDA graph; the message says why."""
 
 
-class Sized(Protocol):
+class _Sized(Protocol):
     """What a pool keeps."""
 
     @property
@@ -53,22 +53,22 @@ class Sized(Protocol):
         """Its size."""
 
 
-_Kept = TypeVar("_Kept", bound=Sized)
+_T = TypeVar("_T", bound=_Sized)
 
 
-class Pool(Generic[_Kept]):
+class BufferPool(Generic[_T]):
     """Memory for use again, in pieces of some sizes, all together at most `most_bytes`. Thread-safe."""
 
-    def __init__(self, allocate: Callable[[int], _Kept], most_bytes: int) -> None:
+    def __init__(self, allocate: Callable[[int], _T], most_bytes: int) -> None:
         self._allocate = allocate
         self._most_bytes = most_bytes
         # Guards _bytes and the keys of _free; pieces are allocated under it. `give` does not hold it: weak
         # references call that, which may interrupt any line, also those here.
         self._lock = threading.Lock()
         self._bytes = 0
-        self._free: dict[int, deque[_Kept]] = {}
+        self._free: dict[int, deque[_T]] = {}
 
-    def take(self, nbytes: int) -> _Kept | None:
+    def take(self, nbytes: int) -> _T | None:
         """A piece of at least so many bytes, with anything in it; None when there is none to be had."""
         size = _size_class(nbytes)
         kept = _popped(self._free.get(size))
@@ -90,12 +90,12 @@ class Pool(Generic[_Kept]):
             self._bytes += size
             return kept
 
-    def give(self, piece: _Kept) -> None:
+    def give(self, piece: _T) -> None:
         """The piece is not used any more."""
         self._free[piece.nbytes].append(piece)
 
 
-def _popped(pieces: deque[_Kept] | None) -> _Kept | None:
+def _popped(pieces: deque[_T] | None) -> _T | None:
     # Not looked at first: another thread may take the last.
     try:
         return pieces.popleft() if pieces is not None else None
@@ -109,7 +109,7 @@ def _size_class(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-class Slot:
+class DeviceSlot:
     """A block of the device's memory with the bindings to it, by the inputs' shapes and whether outputs are known.
 
     One of a captured graph has its number, and is for one shape alone.
@@ -117,7 +117,7 @@ class Slot:
 
     __slots__ = ("bindings", "block", "graph")
 
-    def __init__(self, block: Block, graph: int | None = None) -> None:
+    def __init__(self, block: MemoryBlock, graph: int | None = None) -> None:
         self.block = block
         self.graph = graph
         self.bindings: dict[tuple[tuple[Shape, ...], bool], Any] = {}
@@ -129,39 +129,39 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BatchLayout:
     """How batches of some shapes lie. `key` are those of the layout; `rows` their own where it has room for more."""
 
-    layout: Layout
+    layout: TensorLayout
     key: tuple[Shape, ...]
     rows: int | None
 
 
-_NOT_PLANNED = Plan(Layout((), (), (), 0, 0), (), None)
+_NOT_PLANNED = BatchLayout(TensorLayout((), (), (), 0, 0), (), None)
 
 
-class Batch(dict[str, Array]):
-    """The inputs of a batch, to be filled; see `Plan` for `layout`, `key` and `rows`."""
+class StagedBatch(dict[str, Array]):
+    """The inputs of a batch, to be filled; see `BatchLayout` for `layout`, `key` and `rows`."""
 
     __slots__ = ("address", "key", "layout", "root", "rows", "slot")
 
-    def __init__(self, plan: Plan, root: Any, address: int) -> None:
+    def __init__(self, plan: BatchLayout, root: Any, address: int) -> None:
         self.layout = plan.layout
         self.key = plan.key
         self.rows = plan.rows
         # The arrays keep it, and it keeps the block.
         self.root = root
         self.address = address
-        self.slot: Slot | None = None
+        self.slot: DeviceSlot | None = None
         super().__init__([(place.spec.name, self.array(place)) for place in plan.layout.inputs])
 
-    def array(self, place: Place) -> Array:
+    def array(self, place: TensorPlacement) -> Array:
         """A tensor, without the rows that it has room for beyond the batch's."""
         whole: Array = np.ndarray(place.shape, place.spec.datatype.storage, self.root, place.offset)
         return whole if self.rows is None else whole[: self.rows]
 
 
-class Staging:
+class StagingBuffers:
     """The memory of one session's batches, and the steps. Thread-safe; each batch is in one thread's hands.
 
     `run` runs a binding: as it is, or (`graph`, its number) as a captured graph.
@@ -170,24 +170,24 @@ class Staging:
     def __init__(
         self,
         signature: Signature,
-        memory: Memory,
+        memory: DeviceMemory,
         binding: Callable[[], Any],
         run: Callable[[Any, int | None], None],
-        most_bytes: int = MOST_BYTES,
+        most_bytes: int = MAX_BYTES,
     ) -> None:
         self._signature = signature
         self._memory = memory
         self._binding = binding
         self._run = run
-        self._host = Pool(memory.host, most_bytes)
-        self._device = Pool(lambda nbytes: Slot(memory.device(nbytes)), most_bytes)
-        self._plans: dict[tuple[Any, ...], Plan | None] = {}
+        self._host = BufferPool(memory.host, most_bytes)
+        self._device = BufferPool(lambda nbytes: DeviceSlot(memory.device(nbytes)), most_bytes)
+        self._plans: dict[tuple[Any, ...], BatchLayout | None] = {}
         self._known = True
-        self._ladder: Ladder | None = None
+        self._ladder: CapturedShapes | None = None
         # Free slots of each rung, of two: one computes while the other is loaded or fetched.
-        self._captured: dict[tuple[Shape, ...], deque[Slot]] = {}
+        self._captured: dict[tuple[Shape, ...], deque[DeviceSlot]] = {}
 
-    def place(self, shapes: Mapping[str, Shape], *, outputs: bool = True) -> Batch | None:
+    def place(self, shapes: Mapping[str, Shape], *, outputs: bool = True) -> StagedBatch | None:
         """Memory for a batch whose inputs have these shapes; None when there is none to be had.
 
         Without `outputs`, their shapes are taken for unknown.
@@ -195,7 +195,7 @@ class Staging:
         asked = (*shapes.items(), outputs)
         plan = self._plans.get(asked, _NOT_PLANNED)
         if plan is _NOT_PLANNED:
-            if len(self._plans) >= _MOST_SHAPES:
+            if len(self._plans) >= _MAX_CACHED_SHAPES:
                 self._plans.clear()
             plan = self._plans[asked] = self._plan(shapes, outputs and self._known)
         if plan is None:
@@ -206,23 +206,25 @@ class Staging:
         # Of the block's size, not the layout's: ctypes keeps each type for ever.
         root = (ctypes.c_ubyte * block.nbytes).from_address(block.address)
         weakref.finalize(root, self._host.give, block).atexit = False
-        return Batch(plan, root, block.address)
+        return StagedBatch(plan, root, block.address)
 
-    def _plan(self, given: Mapping[str, Shape], outputs: bool) -> Plan | None:
+    def _plan(self, given: Mapping[str, Shape], outputs: bool) -> BatchLayout | None:
         """How batches of these shapes lie; None when they cannot be the model's."""
         if given.keys() != {spec.name for spec in self._signature.inputs}:
             return None
         shapes = {spec.name: given[spec.name] for spec in self._signature.inputs}
         if any(len(shapes[spec.name]) != len(spec.dims) for spec in self._signature.inputs):
             return None
-        rung = self._ladder.rung(shapes) if self._ladder is not None else None
+        rung = self._ladder.captured_shape(shapes) if self._ladder is not None else None
         rows = None
         if rung is not None and rung != shapes:
             rows = next(iter(shapes.values()))[0]
             shapes = dict(rung)
-        return Plan(layout_of(self._signature, shapes, outputs=outputs), tuple(shapes.values()), rows)
+        return BatchLayout(
+            tensor_layout_for(self._signature, shapes, outputs=outputs), tuple(shapes.values()), rows
+        )
 
-    def load(self, batch: Batch) -> bool:
+    def load(self, batch: StagedBatch) -> bool:
         """Copies the inputs to a slot; whether there was one to be had."""
         slot = None if batch.layout.unknown else _popped(self._captured.get(batch.key))
         slot = slot or self._device.take(batch.layout.nbytes)
@@ -237,7 +239,7 @@ class Staging:
             raise
         return True
 
-    def compute(self, batch: Batch) -> None:
+    def compute(self, batch: StagedBatch) -> None:
         """Runs the model on a batch that is loaded."""
         assert batch.slot is not None
         try:
@@ -250,12 +252,12 @@ class Staging:
             self._release(batch)
             raise
 
-    def _bound(self, slot: Slot, batch: Batch) -> Any:
+    def _bound(self, slot: DeviceSlot, batch: StagedBatch) -> Any:
         key = batch.key, bool(batch.layout.outputs)
         binding = slot.bindings.get(key)
         if binding is not None:
             return binding
-        if len(slot.bindings) >= _MOST_SHAPES:
+        if len(slot.bindings) >= _MAX_CACHED_SHAPES:
             slot.bindings.clear()
         binding, layout, at = self._binding(), batch.layout, slot.block.address
         device = self._memory.device_type, self._memory.device_id
@@ -265,7 +267,7 @@ class Staging:
         slot.bindings[key] = binding
         return binding
 
-    def fetch(self, batch: Batch) -> dict[str, Array]:
+    def fetch(self, batch: StagedBatch) -> dict[str, Array]:
         """The outputs of a batch that is computed, in the model's order."""
         slot, layout = batch.slot, batch.layout
         assert slot is not None
@@ -279,7 +281,7 @@ class Staging:
                 values = self._bound(slot, batch).get_outputs()
                 for spec, value in zip(bound, values, strict=True):
                     if isinstance(spec, TensorSpec):
-                        whole = array_of(value, spec)
+                        whole = array_of_ortvalue(value, spec)
                         outputs[spec.name] = whole if batch.rows is None else whole[: batch.rows]
         finally:
             self._release(batch)
@@ -290,7 +292,7 @@ class Staging:
         self._known = False
         self._plans.clear()
 
-    def placed(self, inputs: Mapping[str, Array], *, outputs: bool = True) -> Batch | None:
+    def placed(self, inputs: Mapping[str, Array], *, outputs: bool = True) -> StagedBatch | None:
         """Memory for a batch, with these inputs copied into it."""
         batch = self.place({name: array.shape for name, array in inputs.items()}, outputs=outputs)
         if batch is not None:
@@ -298,7 +300,7 @@ class Staging:
                 array[...] = inputs[name]
         return batch
 
-    def climb(self, ladder: Ladder | None) -> None:
+    def use_captured(self, ladder: CapturedShapes | None) -> None:
         """Batches are padded up to the ladder's rungs from now on; without one, captured graphs are forgotten."""
         self._ladder = ladder
         self._plans.clear()
@@ -312,21 +314,21 @@ class Staging:
         batches may run meanwhile.
         """
         key = tuple(shapes[spec.name] for spec in self._signature.inputs)
-        layout = layout_of(self._signature, dict(shapes), outputs=self._known)
+        layout = tensor_layout_for(self._signature, dict(shapes), outputs=self._known)
         if layout.unknown:
             names = ", ".join(repr(spec.name) for spec in layout.unknown)
             raise CaptureError(f"the shape of output {names} is only known once the model has run")
-        slots: deque[Slot] = deque()
+        slots: deque[DeviceSlot] = deque()
         try:
             for number in numbers:
-                slot = Slot(self._memory.device(_size_class(layout.nbytes)), number)
+                slot = DeviceSlot(self._memory.device(_size_class(layout.nbytes)), number)
                 self._captured[key] = deque([slot])
                 prove()
                 slots.append(slot)
         finally:
             self._captured[key] = slots
 
-    def _release(self, batch: Batch) -> None:
+    def _release(self, batch: StagedBatch) -> None:
         slot, batch.slot = batch.slot, None
         if slot is None:
             return
@@ -336,7 +338,7 @@ class Staging:
             captured.append(slot)
 
 
-def _pad(batch: Batch) -> None:
+def _pad(batch: StagedBatch) -> None:
     """Fills the rows that a batch lacks with its last one: whatever a model takes, it takes twice."""
     if batch.rows is None:
         return
@@ -345,7 +347,7 @@ def _pad(batch: Batch) -> None:
         whole[batch.rows :] = whole[batch.rows - 1]
 
 
-def array_of(value: Any, spec: TensorSpec) -> Array:
+def array_of_ortvalue(value: Any, spec: TensorSpec) -> Array:
     """The array in a value of ONNX Runtime's, in `storage` form."""
     if spec.datatype.name != "BF16":
         return np.asarray(value.numpy())

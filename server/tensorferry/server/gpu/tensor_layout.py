@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlacement:
     """Where one tensor lies, from the block's start."""
 
     spec: TensorSpec
@@ -36,20 +36,22 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorLayout:
     """The places of a batch's tensors. `unknown` are the outputs whose shapes only a run tells.
 
     The first `input_bytes` hold the inputs, all `nbytes` the outputs as well.
     """
 
-    inputs: tuple[Place, ...]
-    outputs: tuple[Place, ...]
+    inputs: tuple[TensorPlacement, ...]
+    outputs: tuple[TensorPlacement, ...]
     unknown: tuple[TensorSpec, ...]
     input_bytes: int
     nbytes: int
 
 
-def layout_of(signature: Signature, shapes: Mapping[str, Shape], *, outputs: bool = True) -> Layout:
+def tensor_layout_for(
+    signature: Signature, shapes: Mapping[str, Shape], *, outputs: bool = True
+) -> TensorLayout:
     """The layout of a batch whose inputs have these shapes; without `outputs`, none of them is known.
 
     An output is known if each of its dimensions is fixed, or varies under a name that an input has too.
@@ -59,7 +61,7 @@ def layout_of(signature: Signature, shapes: Mapping[str, Shape], *, outputs: boo
     sizes: dict[str, int] = {}
     for spec in signature.inputs:
         shape = shapes[spec.name]
-        inputs.append(Place(spec, shape, at))
+        inputs.append(TensorPlacement(spec, shape, at))
         at += _aligned(inputs[-1].nbytes)
         for dim, size in zip(spec.dims, shape, strict=True):
             if isinstance(dim, str) and dim:
@@ -72,9 +74,9 @@ def layout_of(signature: Signature, shapes: Mapping[str, Shape], *, outputs: boo
         if -1 in shape or not outputs:
             unknown.append(spec)
             continue
-        known.append(Place(spec, shape, at))
+        known.append(TensorPlacement(spec, shape, at))
         at += _aligned(known[-1].nbytes)
-    return Layout(tuple(inputs), tuple(known), tuple(unknown), input_bytes, at)
+    return TensorLayout(tuple(inputs), tuple(known), tuple(unknown), input_bytes, at)
 
 
 def _aligned(nbytes: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensorferry.batcher import Batcher, QueueFull
 from tensorferry.server.models.registry import ModelRegistry
-from tensorferry.server.tracing.trace import Tracing
+from tensorferry.server.tracing.trace import Tracer
 
 
 class EarlyRejection:
@@ -13,7 +13,7 @@ class EarlyRejection:
     To be asked on one thread.
     """
 
-    def __init__(self, registry: ModelRegistry, tracing: Tracing) -> None:
+    def __init__(self, registry: ModelRegistry, tracing: Tracer) -> None:
         self._registry = registry
         self._tracing = tracing
         self._generation = -1

@@ -17,7 +17,7 @@ from tensorferry.server.shapes.shared_axes import explain_axis_mismatch
 from tensorferry.server.shared_memory.regions import RegionLease
 from tensorferry.server.telemetry import logs
 from tensorferry.server.telemetry.trace_context import TRACEPARENT
-from tensorferry.server.tracing.trace import Trace
+from tensorferry.server.tracing.trace import RequestTrace
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -96,7 +96,7 @@ class PendingInference(InferenceCall, InferenceReply):
             _log.warning(
                 "model %s failed on request %s%s: %s",
                 self._form.model.name,
-                logs.quoted(self.request_id),
+                logs.quote(self.request_id),
                 f" (trace {about['trace_id']})" if "trace_id" in about else "",
                 outcome.error.__cause__ or outcome.error,
                 extra=about,
@@ -175,9 +175,9 @@ class TracedReply(InferenceReply):
 
     __slots__ = ("_reply", "trace")
 
-    trace: Trace
+    trace: RequestTrace
 
-    def __init__(self, reply: InferenceReply, trace: Trace) -> None:
+    def __init__(self, reply: InferenceReply, trace: RequestTrace) -> None:
         self.request_id = reply.request_id
         self._metadata = reply._metadata
         self._reply = reply
@@ -217,7 +217,7 @@ class TracedCall(InferenceCall):
 
     __slots__ = ("_call", "_trace")
 
-    def __init__(self, call: InferenceCall, trace: Trace) -> None:
+    def __init__(self, call: InferenceCall, trace: RequestTrace) -> None:
         self._call = call
         self._trace = trace
 

@@ -8,8 +8,8 @@ from tensorferry.batcher import Batcher
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.responses import Piece, stream_response
 from tensorferry.server.telemetry import logs
-from tensorferry.server.telemetry.trace_context import context_of
-from tensorferry.server.tracing.trace import Trace
+from tensorferry.server.telemetry.trace_context import parse_trace_context
+from tensorferry.server.tracing.trace import RequestTrace
 
 
 class InferenceReply:
@@ -18,7 +18,7 @@ class InferenceReply:
     __slots__ = ("_addressed", "_build", "_metadata", "request_id")
 
     # Of a request that is traced: whoever sends the response says when.
-    trace: Trace | None = None
+    trace: RequestTrace | None = None
 
     @property
     def addressed(self) -> tuple[str, str]:
@@ -57,7 +57,7 @@ class InferenceReply:
 
     def about(self) -> Mapping[str, str]:
         """Which request it is the reply to, for a line in the log."""
-        return logs.about(self.request_id, self.addressed, context_of(self._metadata))
+        return logs.request_fields(self.request_id, self.addressed, parse_trace_context(self._metadata))
 
     def pieces(self) -> Sequence[Piece]:
         """The serialised ModelInferResponse, in pieces; or what went wrong, raised."""

@@ -49,7 +49,7 @@ from tensorferry.server.shapes.no_rows import empty_outputs
 from tensorferry.server.shared_memory.regions import RegionLease, Regions
 from tensorferry.server.status import INTERNAL, Status, code_of, known_status_of, status_of
 from tensorferry.server.telemetry.trace_context import TRACEPARENT
-from tensorferry.server.tracing.trace import Trace, Tracing
+from tensorferry.server.tracing.trace import RequestTrace, Tracer
 from tensorferry.server.wire import structure
 from tensorferry.server.wire.compression import decompress, is_compressed
 from tensorferry.server.wire.receiving import parse
@@ -70,14 +70,14 @@ class InferenceService:
         registry: ModelRegistry,
         *,
         regions: Regions | None = None,
-        tracing: Tracing | None = None,
+        tracing: Tracer | None = None,
         triton_status_codes: bool = False,
         limits: RequestLimits = DEFAULT,
     ) -> None:
         self.limits = limits
         self._registry = registry
         self._regions = regions or Regions()
-        self._tracing = tracing or Tracing()
+        self._tracing = tracing or Tracer()
         self.early_rejection = EarlyRejection(registry, self._tracing)
         self._triton_status_codes = triton_status_codes
         self._forms = RequestTemplateCache(limits.message_bytes)
@@ -156,7 +156,7 @@ class InferenceService:
         Never blocks, never raises for what the client sent: errors arrive in the reply.
         """
         now = time.monotonic()
-        trace: Trace | None = None
+        trace: RequestTrace | None = None
         answer: Callable[[InferenceReply], None] | None = None
         while True:
             # Before the look-ups: what they find may be stale by the time that it is remembered.
@@ -245,7 +245,7 @@ class InferenceService:
             return queued if trace is None else TracedCall(queued, trace)
 
     def _traced(
-        self, trace: Trace, complete: Callable[[InferenceReply], None], form: RequestTemplate
+        self, trace: RequestTrace, complete: Callable[[InferenceReply], None], form: RequestTemplate
     ) -> Callable[[Any], None]:
         """A completion for a request that is to be enqueued now: its trace has the outcome before the other hears of it."""
         trace.enqueued(form.model)
@@ -267,6 +267,6 @@ class InferenceService:
         return known_status_of(error, triton=self._triton_status_codes) or INTERNAL
 
 
-def _metadata_of(trace: Trace) -> Metadata:
+def _metadata_of(trace: RequestTrace) -> Metadata:
     """What is left of a traced request's metadata: the span that lines of the log are to name."""
     return () if trace.context is None else ((TRACEPARENT, trace.context.traceparent),)

@@ -20,7 +20,7 @@ import grpc
 from tensorferry.protos.standard import health_pb2
 from tensorferry.server.names import HEALTH_SERVICE
 from tensorferry.server.status import status_of
-from tensorferry.server.telemetry.logs import quoted
+from tensorferry.server.telemetry.logs import quote
 from tensorferry.server.threads import HandlerThreads
 from tensorferry.server.wire.receiving import receive
 
@@ -121,7 +121,7 @@ class HealthService:
         if status is None:
             context.abort(
                 grpc.StatusCode.NOT_FOUND,
-                f"no health is known of {quoted(request.service)}; a model has its own once the server knows of it, "
+                f"no health is known of {quote(request.service)}; a model has its own once the server knows of it, "
                 "'' stands for the server",
             )
         return health_pb2.HealthCheckResponse(status=status)

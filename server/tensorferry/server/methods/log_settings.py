@@ -9,7 +9,7 @@ from typing import Any
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, UnsupportedError, cut
-from tensorferry.server.telemetry.logs import LogOutput, Shown
+from tensorferry.server.telemetry.logs import LogLevels, LogOutput
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -65,7 +65,7 @@ class LogSettingsMethods:
             setattr(response.settings[name], _KINDS[name][0], value)
         return response
 
-    def _changed(self, shown: Shown, settings: Mapping[str, Any]) -> Shown:
+    def _changed(self, shown: LogLevels, settings: Mapping[str, Any]) -> LogLevels:
         if "log_file" in settings:
             raise UnsupportedError(
                 "log file location can not be updated through network protocol: the server logs to stderr, "
@@ -102,7 +102,7 @@ class LogSettingsMethods:
         return value == _ISO
 
 
-def _values(shown: Shown) -> dict[str, bool | int | str]:
+def _values(shown: LogLevels) -> dict[str, bool | int | str]:
     return {
         "log_file": "",
         "log_info": shown.info,
@@ -113,7 +113,7 @@ def _values(shown: Shown) -> dict[str, bool | int | str]:
     }
 
 
-def _difference(old: Shown, new: Shown) -> str:
+def _difference(old: LogLevels, new: LogLevels) -> str:
     before, after = _values(old), _values(new)
     return ", ".join(
         f"{name} from {before[name]} to {after[name]}" for name in before if before[name] != after[name]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tensorferry.server.runtime.ort_options import SessionOptions
+from tensorferry.server.runtime.ort_options import OrtOptions
 
 # For the load of the model.
 LOAD_SECONDS = 120
@@ -31,7 +31,7 @@ class Attempts:
     """What the process reads from its standard input; one run may take `run_seconds`."""
 
     path: Path
-    settings: SessionOptions
+    settings: OrtOptions
     run_seconds: int
     attempts: tuple[Attempt, ...]
 

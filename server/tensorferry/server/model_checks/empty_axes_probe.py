@@ -27,7 +27,7 @@ from tensorferry.server.model_checks.empty_axes_child import (
 from tensorferry.server.model_checks.probe_cache import ProbeCache, digest_of
 from tensorferry.server.model_config.io_mapping import Contract
 from tensorferry.server.runtime.ort import onnxruntime
-from tensorferry.server.runtime.ort_options import SessionOptions
+from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.shapes.empty_axes import AxisSet, EmptyAxes, axis_sets_to_test
 
 _log = logging.getLogger("tensorferry.server")
@@ -58,7 +58,7 @@ class Subject:
     name: str
     source: Path
     path: Path
-    settings: SessionOptions
+    settings: OrtOptions
     contract: Contract
     max_batch_size: int
     size: int | None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from tensorferry.server.errors import StartError
-from tensorferry.server.runtime.devices import Machine, gpus_of
+from tensorferry.server.runtime.devices import AvailableDevices, gpu_indices
 
 # Each holds the model's weights of its own.
 _MOST = 64
@@ -21,7 +21,9 @@ class InstanceGroup:
     message: ModelInstanceGroup
 
 
-def instance_groups(given: ModelConfig | None, name: str, machine: Machine) -> Sequence[InstanceGroup]:
+def instance_groups(
+    given: ModelConfig | None, name: str, machine: AvailableDevices
+) -> Sequence[InstanceGroup]:
     """The groups that a configuration asks for; without any, one instance on each of the server's devices.
 
     StartError when a group cannot run on this machine.
@@ -49,13 +51,15 @@ def _too_many(model: str, number: int) -> StartError:
     )
 
 
-def _default(machine: Machine) -> ModelInstanceGroup:
+def _default(machine: AvailableDevices) -> ModelInstanceGroup:
     if machine.device == "cpu":
         return ModelInstanceGroup(kind=ModelInstanceGroup.KIND_CPU)
-    return ModelInstanceGroup(kind=ModelInstanceGroup.KIND_GPU, gpus=gpus_of(machine.device))
+    return ModelInstanceGroup(kind=ModelInstanceGroup.KIND_GPU, gpus=gpu_indices(machine.device))
 
 
-def _group(given: ModelInstanceGroup, default_name: str, model: str, machine: Machine) -> InstanceGroup:
+def _group(
+    given: ModelInstanceGroup, default_name: str, model: str, machine: AvailableDevices
+) -> InstanceGroup:
     group = ModelInstanceGroup()
     group.CopyFrom(given)
     group.name = group.name or default_name
@@ -79,7 +83,7 @@ def _group(given: ModelInstanceGroup, default_name: str, model: str, machine: Ma
     return InstanceGroup(devices, group)
 
 
-def _kind(group: ModelInstanceGroup, machine: Machine) -> ModelInstanceGroup.Kind:
+def _kind(group: ModelInstanceGroup, machine: AvailableDevices) -> ModelInstanceGroup.Kind:
     if group.kind != ModelInstanceGroup.KIND_AUTO:
         return group.kind
     if machine.device == "cpu" or not set(group.gpus) <= set(machine.gpus):
@@ -87,7 +91,7 @@ def _kind(group: ModelInstanceGroup, machine: Machine) -> ModelInstanceGroup.Kin
     return ModelInstanceGroup.KIND_GPU
 
 
-def _gpus(group: ModelInstanceGroup, model: str, machine: Machine) -> Sequence[int]:
+def _gpus(group: ModelInstanceGroup, model: str, machine: AvailableDevices) -> Sequence[int]:
     if not machine.gpus:
         raise StartError(
             f"instance group {group.name} of model {model} has kind KIND_GPU but no GPUs are available: "

@@ -12,7 +12,7 @@ from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.instance_groups import InstanceGroup
 from tensorferry.server.model_config.pbtxt import Batching
-from tensorferry.server.runtime.ort_options import SessionOptions, session_options_of
+from tensorferry.server.runtime.ort_options import OrtOptions, parse_ort_options
 from tensorferry.server.runtime.tuning import tuned
 
 # Each is looked at for every batch.
@@ -36,7 +36,7 @@ class ModelSettings:
     default_priority: int
     policies: tuple[QueuePolicy, ...]
     devices: tuple[str, ...]
-    session: SessionOptions
+    session: OrtOptions
 
 
 def settings_of(
@@ -71,7 +71,7 @@ def settings_of(
         default_priority=default,
         policies=_policies(dynamic),
         devices=tuple(device for group in groups for device in group.devices),
-        session=tuned(session_options_of(config), options, config.name),
+        session=tuned(parse_ort_options(config), options, config.name),
     )
 
 

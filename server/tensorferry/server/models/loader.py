@@ -27,19 +27,19 @@ from tensorferry.server.models.preparation import Prepared, prepare
 from tensorferry.server.models.registry import Model
 from tensorferry.server.models.session_factory import Blueprint
 from tensorferry.server.models.warmup_samples import warm_up_samples
-from tensorferry.server.recovery.instance_health import Condition, InstanceEvent
-from tensorferry.server.recovery.recovering_instance import Survivor
-from tensorferry.server.recovery.recovering_steps import SurvivingSteps
+from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
+from tensorferry.server.recovery.recovering_instance import RecoveringInstance
+from tensorferry.server.recovery.recovering_steps import RecoveringStagedModel
 from tensorferry.server.recovery.watchdog import Watchdog
-from tensorferry.server.runtime.fp16 import check, check_inputs
+from tensorferry.server.runtime.fp16 import accuracy_inputs, check_accuracy
 from tensorferry.server.runtime.host_memory import GrowthCheck
 from tensorferry.server.runtime.ort_options import Fp16
-from tensorferry.server.runtime.sampling import Array, sample, varies, working_size
+from tensorferry.server.runtime.sampling import Array, random_inputs, varies, working_size
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.runtime.steady import is_steady
 from tensorferry.server.signature import Signature
 from tensorferry.server.telemetry.exemplars import Exemplars
-from tensorferry.server.telemetry.load_progress import LoadProgress, doing
+from tensorferry.server.telemetry.load_progress import LoadProgress, set_load_stage
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -56,12 +56,12 @@ def load_model(
     together: Together | None = None,
     watchdog: Watchdog | None = None,
     *,
-    changed: Callable[[Condition], None] = lambda condition: None,
+    changed: Callable[[InstanceHealth], None] = lambda health: None,
     lost: Callable[[str], None] = lambda reason: None,
 ) -> Model:
     """The model, proved, warm and ready to take requests. StartError names file and reason.
 
-    Without a `watchdog` nothing looks after runs that hang. `changed` and `lost` are as in `Condition`.
+    Without a `watchdog` nothing looks after runs that hang. `changed` and `lost` are as in `InstanceHealth`.
     """
     started = time.monotonic()
     with ExitStack() as scratch, LoadProgress(f"model {source.name} version {source.version}"):
@@ -70,7 +70,7 @@ def load_model(
         # Beside the warm-up.
         with EmptyAxesProbe(_subject(source, prepared)) as probe:
             loaded = _load(source, config, prepared)
-            doing("checking axes of length zero")
+            set_load_stage("checking axes of length zero")
             empty_axes = probe.result()
     took = time.monotonic() - started
     _log.info(
@@ -82,13 +82,13 @@ def load_model(
         took,
         ", ".join(map(str, loaded.runs[-1])) or "no size: it does not run on random input",
     )
-    condition = Condition(source.name, source.version, len(settings.devices), changed, lost)
+    health = InstanceHealth(source.name, source.version, len(settings.devices), changed, lost)
     rebuild = partial(loaded.blueprint.rebuild, runs=any(loaded.runs))
     survivors = [
-        Survivor(
+        RecoveringInstance(
             session,
             partial(rebuild, session.device),
-            condition,
+            health,
             index,
             watchdog,
             limit=config.run_timeout,
@@ -97,7 +97,7 @@ def load_model(
         for index, session in enumerate(loaded.sessions)
     ]
     functions = [_function(contract, one) for one in survivors]
-    batcher = _batcher(source, config, settings, functions, together, _health(condition))
+    batcher = _batcher(source, config, settings, functions, together, _health_callback(health))
     for index, survivor in enumerate(survivors):
         survivor.give_up = _giving_up(weakref.ref(batcher), index)
     _anchor(batcher, loaded, prepared)
@@ -117,7 +117,7 @@ def load_model(
         prepared.config,
         read_labels(source.config, source.directory),
         settings.devices,
-        condition,
+        health,
         Exemplars() if config.metrics_port is not None else None,
         empty_axes,
         prepared.batching.verdict,
@@ -165,9 +165,9 @@ def _load(source: ModelSource, config: ServerConfig, prepared: Prepared) -> _Loa
                 "lower the count of its instance_group",
                 steps=len(sessions) - 1,
             )
-        doing(f"making session {len(sessions) + 1} of {len(settings.devices)}")
+        set_load_stage(f"making session {len(sessions) + 1} of {len(settings.devices)}")
         sessions.append(prepared.file.session(place, settings.session))
-    doing("checking padding")
+    set_load_stage("checking padding")
     run_first = prepared.contract.runner(prepared.session.run)
     padding = _decide_padding(source.name, prepared, run_first, config, declared)
     words = prepared.batching.words
@@ -182,7 +182,7 @@ def _load(source: ModelSource, config: ServerConfig, prepared: Prepared) -> _Loa
     blueprint = Blueprint(
         source, prepared.contract, settings, prepared.size, samples, ladder, config.max_queue_size
     )
-    doing("capturing CUDA graphs and warming up")
+    set_load_stage("capturing CUDA graphs and warming up")
     captured = [blueprint.capture(session) for session in sessions]
     each = [blueprint.warm_up(session) for session in sessions]
     for rungs in captured[:1]:
@@ -224,15 +224,15 @@ def _batcher(
     )
 
 
-def _health(condition: Condition) -> Callable[[int, str | None, bool], None]:
-    """What the batcher says of an instance whose worker ended is the model's condition, too."""
+def _health_callback(health: InstanceHealth) -> Callable[[int, str | None, bool], None]:
+    """What the batcher says of an instance whose worker ended is the model's health, too."""
 
-    def tell(instance: int, reason: str | None, hopeless: bool) -> None:
+    def tell(instance: int, reason: str | None, unrecoverable: bool) -> None:
         if reason is None:
-            condition.back(instance)
+            health.mark_up(instance)
         else:
-            condition.befell(InstanceEvent.WORKER_DIED)
-            condition.out(instance, reason, hopeless=hopeless)
+            health.record(InstanceEvent.WORKER_DIED)
+            health.mark_down(instance, reason, unrecoverable=unrecoverable)
 
     return tell
 
@@ -243,7 +243,7 @@ def _anchor(batcher: Batcher, loaded: _Loaded, prepared: Prepared) -> None:
     first = loaded.each[0]
     if loaded.padding is not None and size is not None:
         for sizes, run in zip(loaded.blueprint.lengths, first, strict=True):
-            inputs = sample(signature, 1, size, sizes=sizes)
+            inputs = random_inputs(signature, 1, size, sizes=sizes)
             key = tuple(inputs[spec.name].shape[1:] for spec in signature.inputs)
             for rows, seconds in run.items():
                 batcher.anchor(rows, seconds, key)
@@ -291,14 +291,14 @@ def _check_fp16(
         # That it runs in FP32 alone would be said by the check.
         size, _ = working_size(signature, in_fp32)
     rows = min(_ROWS, max(1, prepared.settings.max_batch_size))
-    inputs = check_inputs(signature, rows, size, sizes, given)
-    check(name, signature, run, in_fp32, inputs, fp16.tolerance)
+    inputs = accuracy_inputs(signature, rows, size, sizes, given)
+    check_accuracy(name, signature, run, in_fp32, inputs, fp16.tolerance)
 
 
-def _function(contract: Contract, survivor: Survivor) -> Callable[[Any], Any]:
+def _function(contract: Contract, survivor: RecoveringInstance) -> Callable[[Any], Any]:
     """What the batcher runs: in steps, where the tensors of the wire are those of the model."""
     if survivor.staged and not contract.inputs and not contract.outputs:
-        return SurvivingSteps(survivor)
+        return RecoveringStagedModel(survivor)
     return contract.runner(survivor.run)
 
 

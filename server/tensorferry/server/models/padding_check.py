@@ -17,7 +17,7 @@ from tensorferry.batcher import Padding, PadInput, batch_inference
 from tensorferry.protos.tensors import Datatype
 from tensorferry.server.config.server_config import PadLengths
 from tensorferry.server.errors import StartError
-from tensorferry.server.runtime.sampling import Array, Run, difference_of, sample
+from tensorferry.server.runtime.sampling import Array, Run, describe_difference, random_inputs
 from tensorferry.server.signature import Signature, TensorSpec
 
 
@@ -161,7 +161,7 @@ def _compare(
         for length, expected, got in zip(lengths, alone, answers, strict=True):
             for spec in signature.outputs:
                 answer = np.asarray(got[spec.name])[None]
-                difference = difference_of(spec, expected[spec.name], answer, precision)
+                difference = describe_difference(spec, expected[spec.name], answer, precision)
                 if difference:
                     return f"output {spec.name!r} of a row of length {length} changes when it is {how}: {difference}"
     return ""
@@ -184,7 +184,7 @@ def _content(signature: Signature, padding: Padding, axis: str, size: int, lengt
     A mask of nothing but zeros, say, is no row that anybody sends, and what attention makes of it
     does change with the length.
     """
-    inputs = sample(signature, 1, size, seed=length, sizes={axis: length})
+    inputs = random_inputs(signature, 1, size, seed=length, sizes={axis: length})
     for spec in signature.inputs:
         pad = padding.inputs.get(spec.name) if isinstance(padding.inputs, Mapping) else padding.inputs
         if pad is not None and spec.datatype.storage.kind in "iub" and spec.datatype.name != "BF16":

@@ -15,17 +15,17 @@ from tensorferry.server.model_config.io_mapping import Contract, contract_of
 from tensorferry.server.model_config.pbtxt import Batching, complete, is_complete
 from tensorferry.server.model_config.settings import ModelSettings, check_dynamic_batching, settings_of
 from tensorferry.server.model_config.supported_fields import check_fields
-from tensorferry.server.runtime.devices import machine_of
-from tensorferry.server.runtime.fp16 import ModelFile, file_of
+from tensorferry.server.runtime.devices import available_devices
+from tensorferry.server.runtime.fp16 import ModelFile, model_file
 from tensorferry.server.runtime.ort_options import (
-    SessionOptions,
-    session_options_of,
+    OrtOptions,
+    parse_ort_options,
     unknown_parameters,
-    with_flags,
+    with_server_defaults,
 )
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.runtime.tuning import tuned
-from tensorferry.server.telemetry.load_progress import doing
+from tensorferry.server.telemetry.load_progress import set_load_stage
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -54,21 +54,21 @@ def prepare(source: ModelSource, options: ServerConfig, device: str, scratch: Ex
     What the instances are made from is there until `scratch` is closed.
     """
     asked = _asked(source)
-    groups = instance_groups(asked, source.name, machine_of(options.device, device))
+    groups = instance_groups(asked, source.name, available_devices(options.device, device))
     devices = [place for group in groups for place in group.devices]
     own = asked or ModelConfig(name=source.name)
-    _warn_of_unused_providers(source.name, session_options_of(own), devices)
-    tuning = tuned(session_options_of(with_flags(own, options, devices)), options, source.name)
-    file = file_of(source.path, tuning.fp16, scratch)
+    _warn_of_unused_providers(source.name, parse_ort_options(own), devices)
+    tuning = tuned(parse_ort_options(with_server_defaults(own, options, devices)), options, source.name)
+    file = model_file(source.path, tuning.fp16, scratch)
     if tuning.fp16 is not None and "cpu" in devices:
         _log.warning(
             "model %s is in FP16 on the CPU, which has few operators for it and computes the others in FP32: it "
             "gets no faster there",
             source.name,
         )
-    doing(f"making its session on {devices[0]}")
+    set_load_stage(f"making its session on {devices[0]}")
     session = file.session(devices[0], tuning)
-    doing("checking whether rows of a batch affect each other")
+    set_load_stage("checking whether rows of a batch affect each other")
     precision = max(tuning.precision(place) for place in devices)
 
     def completed(batching: Batching) -> ModelConfig:
@@ -82,7 +82,7 @@ def prepare(source: ModelSource, options: ServerConfig, device: str, scratch: Ex
             filename=source.path.name,
             scalars_as_one=source.directory is not None,
         )
-        return with_flags(config, options, devices)
+        return with_server_defaults(config, options, devices)
 
     if asked is None or (asked.max_batch_size == 0 and not is_complete(asked)):
         batching, size = by_options(
@@ -126,7 +126,7 @@ def _asked(source: ModelSource) -> ModelConfig | None:
     return asked
 
 
-def _warn_of_unused_providers(name: str, tuning: SessionOptions, devices: list[str]) -> None:
+def _warn_of_unused_providers(name: str, tuning: OrtOptions, devices: list[str]) -> None:
     if (tuning.gpu or tuning.cuda or tuning.graphs or tuning.priority) and "cpu" in devices:
         _log.warning(
             "the configuration of model %r has options of the GPU's execution providers, CUDA graphs or a priority: they "

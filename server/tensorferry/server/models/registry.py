@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from tensorferry.batcher import Batcher, Padding
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
-from tensorferry.server.recovery.instance_health import Condition
+from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.shapes.empty_axes import EmptyAxes
 from tensorferry.server.signature import Signature
 from tensorferry.server.telemetry.exemplars import Exemplars
@@ -38,7 +38,7 @@ class Model:
     `slo` is the time in seconds that every request has at most, inf for no such limit.
     `padding` says how requests of different lengths share a batch; None when they do not. `config` is
     the completed configuration, which says what is really used. `labels` are the names of the
-    classes, by output, `devices` where its instances run, and `condition` says whether they work.
+    classes, by output, `devices` where its instances run, and `health` says whether they work.
     `exemplars` keeps traced requests that were answered; None where nobody asks for them. `empty_axes` says which
     axes of a request may have length zero. `verdict` is as in
     `Batching`.
@@ -55,7 +55,7 @@ class Model:
     config: ModelConfig = field(default_factory=ModelConfig, compare=False)
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
-    condition: Condition = field(default_factory=Condition, compare=False)
+    health: InstanceHealth = field(default_factory=InstanceHealth, compare=False)
     exemplars: Exemplars | None = field(default=None, compare=False)
     empty_axes: EmptyAxes = field(default_factory=EmptyAxes)
     verdict: str = "off"
@@ -98,7 +98,7 @@ class ModelRegistry:
     def __init__(self, *, may_be_empty: bool = True) -> None:
         self._may_be_empty = may_be_empty
         # Guards _entries and changes of generation. Held for look-ups and replacements only, which may ask a model's
-        # condition; models are loaded and closed outside.
+        # health; models are loaded and closed outside.
         self._lock = threading.Lock()
         self._entries: dict[str, dict[str, Entry]] = {}
         # Grows whenever an entry changes: what was looked up before is then stale.
@@ -128,20 +128,20 @@ class ModelRegistry:
                 public = reason if public_reason is None else public_reason
                 self._put_locked(Entry(name, version, ModelState.UNAVAILABLE, broken, reason, public))
 
-    def condition_changed(self, condition: Condition) -> None:
+    def health_changed(self, health: InstanceHealth) -> None:
         """A model's instances failed, or work again: whether it takes requests depends on its `reason` now."""
         with self._lock:
-            entry = self._entries.get(condition.name, {}).get(condition.version)
-            if entry is None or entry.model is None or entry.model.condition is not condition:
+            entry = self._entries.get(health.name, {}).get(health.version)
+            if entry is None or entry.model is None or entry.model.health is not health:
                 return
             if entry.state is not ModelState.UNLOADING and (
-                entry.state is ModelState.READY or condition.reason is None
+                entry.state is ModelState.READY or health.reason is None
             ):
                 self._put_working_locked(entry.model)
 
     def _put_working_locked(self, model: Model) -> None:
         """The model is loaded: it takes requests if it works."""
-        reason = model.condition.reason
+        reason = model.health.reason
         state = ModelState.READY if reason is None else ModelState.UNAVAILABLE
         self._put_locked(Entry(model.name, model.version, state, model, reason or "", reason or ""))
 

@@ -13,16 +13,16 @@ from typing import Any
 from tensorferry.batcher.learning.calibration import calibrate
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import ModelFailedError, StartError
-from tensorferry.server.gpu.captured_shapes import rungs_of
+from tensorferry.server.gpu.captured_shapes import shapes_to_capture
 from tensorferry.server.model_config.io_mapping import Contract
 from tensorferry.server.model_config.settings import ModelSettings
 from tensorferry.server.models.warmup_samples import WarmUpSample
-from tensorferry.server.runtime.fp16 import file_of
+from tensorferry.server.runtime.fp16 import model_file
 from tensorferry.server.runtime.host_memory import GrowthCheck, check_fits
-from tensorferry.server.runtime.sampling import Array, sample
+from tensorferry.server.runtime.sampling import Array, random_inputs
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.signature import TensorSpec
-from tensorferry.server.telemetry.load_progress import doing
+from tensorferry.server.telemetry.load_progress import set_load_stage
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -56,7 +56,7 @@ class Blueprint:
             session.go_without_graphs(f"its input {name!r} has no batch axis")
             return []
         try:
-            rungs = rungs_of(graphs, session.signature, settings.max_batch_size, self.lengths)
+            rungs = shapes_to_capture(graphs, session.signature, settings.max_batch_size, self.lengths)
         except StartError as error:
             session.go_without_graphs(str(error))
             return []
@@ -78,7 +78,7 @@ class Blueprint:
         converted file is gone.
         """
         with ExitStack() as scratch:
-            file = file_of(self.source.path, self.settings.session.fp16, scratch)
+            file = model_file(self.source.path, self.settings.session.fp16, scratch)
             session = file.session(device, self.settings.session)
         self.capture(session)
         if not any(self.warm_up(session)) and runs:
@@ -99,7 +99,7 @@ class Blueprint:
     def _run_sizes(self, run: _Run, sizes: Mapping[str, int]) -> dict[int, float]:
         """Runs batches of the sizes that `calibrate` wants, and times them.
 
-        `sizes` are of the other dimensions that vary, as in `sample`. Returns the seconds by the rows, ascending; it
+        `sizes` are of the other dimensions that vary, as in `random_inputs`. Returns the seconds by the rows, ascending; it
         ends at a batch that fails, as random rows may. StartError where the memory for a batch is not there.
         """
         if self.size is None:
@@ -115,8 +115,8 @@ class Blueprint:
 
         def timed(rows: int) -> float:
             memory.check(f"model {self.source.name!r}: a batch of {rows} rows", cure)
-            doing(f"warming up with a batch of {rows} rows, of at most {most}")
-            inputs = sample(self.contract.signature, rows, size, sizes=sizes)
+            set_load_stage(f"warming up with a batch of {rows} rows, of at most {most}")
+            inputs = random_inputs(self.contract.signature, rows, size, sizes=sizes)
             try:
                 # The first run of a size is slow.
                 run(inputs)

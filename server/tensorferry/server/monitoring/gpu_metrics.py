@@ -36,7 +36,7 @@ class GpuStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _FoundDevice:
     """A device that was found: by what NVML knows it, and its energy then."""
 
     handle: Any
@@ -44,7 +44,7 @@ class _Known:
     millijoules: int
 
 
-class Gpus:
+class GpuReader:
     """Reads the figures of CUDA devices through NVML, once it is ready. Thread-safe.
 
     `nvml` is the module pynvml, or what behaves like it.
@@ -54,7 +54,7 @@ class Gpus:
         self._nvml = nvml
         self._bus_id = bus_id
         # By device, None for one that NVML does not find. Written with setdefault alone: the first stays.
-        self._known: dict[str, _Known | None] = {}
+        self._known: dict[str, _FoundDevice | None] = {}
 
     def statistics(self, devices: Iterable[str]) -> Sequence[GpuStatistics]:
         """The figures of those of these devices that are GPUs, `cuda:N`, and that NVML finds."""
@@ -72,7 +72,7 @@ class Gpus:
         """Lets NVML go: from now on nothing is told."""
         self._ask("nvmlShutdown")
 
-    def _find(self, device: str) -> _Known | None:
+    def _find(self, device: str) -> _FoundDevice | None:
         if device not in self._known:
             known = self._look_up(device)
             if known is None:
@@ -80,7 +80,7 @@ class Gpus:
             self._known.setdefault(device, known)
         return self._known[device]
 
-    def _look_up(self, device: str) -> _Known | None:
+    def _look_up(self, device: str) -> _FoundDevice | None:
         # NVML has numbers of its own, which do not follow CUDA_VISIBLE_DEVICES.
         place = self._bus_id(int(device.partition(":")[2]))
         if place is None:
@@ -90,9 +90,9 @@ class Gpus:
         if uuid is None:
             return None
         uuid = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
-        return _Known(handle, uuid, self._ask("nvmlDeviceGetTotalEnergyConsumption", handle) or 0)
+        return _FoundDevice(handle, uuid, self._ask("nvmlDeviceGetTotalEnergyConsumption", handle) or 0)
 
-    def _of(self, device: str, known: _Known) -> GpuStatistics:
+    def _of(self, device: str, known: _FoundDevice) -> GpuStatistics:
         handle = known.handle
         rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
         memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
@@ -120,7 +120,7 @@ class Gpus:
             return None
 
 
-def open_gpus() -> Gpus | None:
+def open_nvml() -> GpuReader | None:
     """NVML, ready to be asked; None, with one line in the log, where it is missing."""
     try:
         import pynvml
@@ -134,7 +134,7 @@ def open_gpus() -> Gpus | None:
     except pynvml.NVMLError as error:
         _log.warning("the metrics have no figures of the GPUs: NVML does not start (%s)", error)
         return None
-    return Gpus(pynvml)
+    return GpuReader(pynvml)
 
 
 def _thousandth(value: int | None) -> float | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
-class Connections:
+class HttpConnections:
     """Open connections, oldest first; at most `most` in all, and `most_per_address` from one address.
 
     A connection beyond a bound is admitted, and the oldest one is closed for it: the oldest of the same address, or

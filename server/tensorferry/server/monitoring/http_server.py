@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from tensorferry.batcher.supervision import last
 from tensorferry.server.errors import StartError
-from tensorferry.server.monitoring.http_connections import Connections, TimedReader
+from tensorferry.server.monitoring.http_connections import HttpConnections, TimedReader
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -26,7 +26,7 @@ PATH = "/metrics"
 TEXT = "text/plain; charset=utf-8"
 
 # Of the header Accept: a page and its content type.
-Page: TypeAlias = Callable[[str], tuple[bytes, str]]
+PageRenderer: TypeAlias = Callable[[str], tuple[bytes, str]]
 
 # Within so many seconds a request must have arrived, and its answer been taken.
 _REQUEST_SECONDS = 10.0
@@ -47,7 +47,7 @@ _SAFETY: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     """What is sent for a path; `headers` besides, or instead of, those that every answer has."""
 
     body: bytes
@@ -60,7 +60,7 @@ class Answer:
 class Route:
     """Makes the answer of each request from its header Accept."""
 
-    answer: Callable[[str], Answer]
+    answer: Callable[[str], HttpResponse]
 
 
 class MetricsServer:
@@ -69,9 +69,11 @@ class MetricsServer:
     Listens from the start; StartError when the address cannot be had. Thread-safe.
     """
 
-    def __init__(self, host: str, port: int, page: Page, routes: Mapping[str, Route] | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, page: PageRenderer, routes: Mapping[str, Route] | None = None
+    ) -> None:
         bare = host.strip("[]")
-        every = {PATH: Route(lambda accept: Answer(*page(accept))), **(routes or {})}
+        every = {PATH: Route(lambda accept: HttpResponse(*page(accept))), **(routes or {})}
         try:
             family = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0][0]
             self._server = _Server((bare, port), family, every)
@@ -99,7 +101,7 @@ class _Server(ThreadingHTTPServer):
         self.address_family = family
         self.routes = routes
         self._ended = threading.Event()
-        self._connections = Connections(_MOST_CONNECTIONS, _MOST_PER_ADDRESS)
+        self._connections = HttpConnections(_MOST_CONNECTIONS, _MOST_PER_ADDRESS)
         super().__init__(address, _Handler)
         # Whether nobody else can connect.
         self.local = ipaddress.ip_address(str(self.server_address[0])).is_loopback
@@ -199,7 +201,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Nothing can be changed here."""
         self._send(
-            Answer(b"405 Method Not Allowed: there are GET and HEAD\n", TEXT, 405, {"Allow": "GET, HEAD"})
+            HttpResponse(
+                b"405 Method Not Allowed: there are GET and HEAD\n", TEXT, 405, {"Allow": "GET, HEAD"}
+            )
         )
 
     do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_POST  # noqa: N815
@@ -208,9 +212,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Any error, the base class's too, as plain text."""
         said = explain or message
         text = f"{code} {HTTPStatus(code).phrase}{f': {said}' if said else ''}\n"
-        self._send(Answer(text.encode(errors="backslashreplace"), TEXT, code))
+        self._send(HttpResponse(text.encode(errors="backslashreplace"), TEXT, code))
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: HttpResponse) -> None:
         self.connection.settimeout(self.timeout)
         self.send_response(answer.status)
         headers = {"Content-Type": answer.content_type, "Content-Length": str(len(answer.body))}

@@ -22,7 +22,7 @@ from prometheus_client.samples import Exemplar as ShownExemplar
 
 from tensorferry.batcher import BOUNDS, BatcherStatistics, CloseReason, Distribution
 from tensorferry.server.models.registry import Entry, Model, ModelRegistry, ModelState
-from tensorferry.server.monitoring.gpu_metrics import Gpus, GpuStatistics
+from tensorferry.server.monitoring.gpu_metrics import GpuReader, GpuStatistics
 from tensorferry.server.monitoring.metric_names import (
     GPU_LABELS,
     MODEL_LABELS,
@@ -84,7 +84,7 @@ class Metrics:
         self,
         registry: ModelRegistry,
         server: Callable[[], ServerStatistics],
-        gpus: Callable[[], Gpus | None] = lambda: None,
+        gpus: Callable[[], GpuReader | None] = lambda: None,
     ) -> None:
         self._registry = registry
         self._server = server
@@ -108,7 +108,7 @@ class Metrics:
         page: bytes = encode(
             _Collected(
                 [
-                    *families(entries, counted),
+                    *model_families(entries, counted),
                     *server_families(self._server()),
                     *gpu_families(gpus),
                     *self._process.collect(),
@@ -132,7 +132,7 @@ class _Collected:
         return self._collected
 
 
-def families(entries: Sequence[Entry], counted: Sequence[Counted]) -> Sequence[Metric]:
+def model_families(entries: Sequence[Entry], counted: Sequence[Counted]) -> Sequence[Metric]:
     """Our own metrics of these models."""
     every = _families(ModelMetric, MODEL_LABELS)
     for entry in entries:
@@ -190,13 +190,11 @@ def _families(group: type[_N], labels: tuple[str, ...]) -> dict[_N, Any]:
 def _values(model: Model, counts: BatcherStatistics) -> Mapping[ModelMetric, _Values]:
     """The values of all but the histograms."""
     times, sizes, batch_times = counts.answer_times, counts.sizes, counts.batch_times.values()
-    condition = model.condition.statistics()
+    health = model.health.statistics()
     return {
-        ModelMetric.INSTANCES: {(): condition.instances},
-        ModelMetric.INSTANCES_OUT: {(): condition.out},
-        ModelMetric.INSTANCE_EVENTS: {
-            (event.value,): condition.events.get(event, 0) for event in InstanceEvent
-        },
+        ModelMetric.INSTANCES: {(): health.instances},
+        ModelMetric.INSTANCES_OUT: {(): health.out},
+        ModelMetric.INSTANCE_EVENTS: {(event.value,): health.events.get(event, 0) for event in InstanceEvent},
         ModelMetric.ACCEPTED: {(): counts.accepted},
         ModelMetric.REQUESTS: {
             (outcome,): getattr(counts, outcome) for outcome in ("answered", *_UNANSWERED)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from importlib.resources import files
 
-from tensorferry.server.monitoring.http_server import TEXT, Answer, Route
+from tensorferry.server.monitoring.http_server import TEXT, HttpResponse, Route
 from tensorferry.server.monitoring.status_report import StatusReport
 
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
@@ -20,13 +20,13 @@ _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 def routes_of(report: StatusReport) -> Mapping[str, Route]:
     """`/`, `/status.json`, `/healthz` and `/readyz`."""
     page = files("tensorferry.server.monitoring").joinpath("status.html").read_text(encoding="utf-8")
-    shown = Answer(
+    shown = HttpResponse(
         page.encode(), "text/html; charset=utf-8", headers={"Content-Security-Policy": policy_of(page)}
     )
     return {
         "/": Route(lambda accept: shown),
         "/status.json": Route(partial(_status, report)),
-        "/healthz": Route(lambda accept: Answer(b"alive\n", TEXT)),
+        "/healthz": Route(lambda accept: HttpResponse(b"alive\n", TEXT)),
         "/readyz": Route(partial(_readiness, report)),
     }
 
@@ -53,13 +53,13 @@ def _hashes(element: re.Pattern[str], page: str) -> str:
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
 
-def _status(report: StatusReport, accept: str) -> Answer:
+def _status(report: StatusReport, accept: str) -> HttpResponse:
     body = json.dumps(report.report(), separators=(",", ":"), allow_nan=False)
-    return Answer(body.encode(), "application/json")
+    return HttpResponse(body.encode(), "application/json")
 
 
-def _readiness(report: StatusReport, accept: str) -> Answer:
+def _readiness(report: StatusReport, accept: str) -> HttpResponse:
     ready = report.ready()
     lines = ["ready" if ready else "not ready", *report.troubles()]
     text = "".join(f"{' '.join(line.split())}\n" for line in lines)
-    return Answer(text.encode(errors="backslashreplace"), TEXT, 200 if ready else 503)
+    return HttpResponse(text.encode(errors="backslashreplace"), TEXT, 200 if ready else 503)

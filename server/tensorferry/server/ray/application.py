@@ -203,9 +203,9 @@ class Replica:
         """What Ray asks now and then: a replica none of whose models works is replaced."""
         if not self._app.registry.serving:
             reasons = [
-                f"{model.name}: {model.condition.reason}"
+                f"{model.name}: {model.health.reason}"
                 for model in self._app.registry.models()
-                if model.condition.reason is not None
+                if model.health.reason is not None
             ]
             raise RuntimeError("; ".join(reasons) or "no model is ready")
 

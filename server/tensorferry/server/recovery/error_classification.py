@@ -10,7 +10,7 @@ import enum
 import re
 
 
-class Trouble(enum.Enum):
+class DeviceErrorKind(enum.Enum):
     """What is wrong: MEMORY does not suffice for these rows; the SESSION is broken; or the PROCESS cannot use the device again."""
 
     MEMORY = "memory"
@@ -45,25 +45,25 @@ _SESSION_WORDS = re.compile(
 )
 
 
-def trouble_of(error: BaseException | None) -> Trouble | None:
+def classify_device_error(error: BaseException | None) -> DeviceErrorKind | None:
     """What an error says of the device; None when only of the request and the model."""
     if error is None:
         return None
     if isinstance(error, MemoryError):
-        return Trouble.MEMORY
+        return DeviceErrorKind.MEMORY
     text = str(error)
     numbers = {int(number) for number in _NUMBER.findall(text)}
     if numbers & _PROCESS or _PROCESS_WORDS.search(text):
-        return Trouble.PROCESS
+        return DeviceErrorKind.PROCESS
     # Before the others: without memory, libraries cannot be initialised either.
     if _MEMORY.search(text):
-        return Trouble.MEMORY
+        return DeviceErrorKind.MEMORY
     if numbers & _SESSION or _SESSION_WORDS.search(text):
-        return Trouble.SESSION
+        return DeviceErrorKind.SESSION
     return None
 
 
-def code_of(error: BaseException | None) -> str:
+def cuda_error_suffix(error: BaseException | None) -> str:
     """The CUDA error that a client may read of, in brackets behind a blank; empty when there is none."""
     number = _NUMBER.search(str(error))
     return f" (CUDA error {number[1]})" if number else ""

@@ -1,4 +1,4 @@
-"""The condition of a loaded model: which of its instances work, and what has befallen them."""
+"""The health of a loaded model: which of its instances work, and what has befallen them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class InstanceEvent(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ConditionStatistics:
+class InstanceHealthStatistics:
     """How many instances a model has, how many of them are out, and how often what befell them."""
 
     instances: int
@@ -33,7 +33,7 @@ class ConditionStatistics:
     events: Mapping[InstanceEvent, int]
 
 
-class Condition:
+class InstanceHealth:
     """Which of a model's instances are out, and why. Thread-safe.
 
     `changed` is called, outside the lock, whenever `reason` may have changed; what is true then is to be asked again.
@@ -45,7 +45,7 @@ class Condition:
         name: str = "",
         version: str = "",
         instances: int = 1,
-        changed: Callable[[Condition], None] = lambda condition: None,
+        changed: Callable[[InstanceHealth], None] = lambda health: None,
         lost: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.name = name
@@ -53,10 +53,10 @@ class Condition:
         self._instances = instances
         self._changed = changed
         self._lost = lost
-        # Guards _out, _hopeless and _events. Nothing is called while it is held.
+        # Guards _out, _unrecoverable and _events. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._out: dict[int, str] = {}
-        self._hopeless: set[int] = set()
+        self._unrecoverable: set[int] = set()
         self._events: Counter[InstanceEvent] = Counter()
 
     @property
@@ -67,32 +67,32 @@ class Condition:
                 return None
             return next(reversed(self._out.values()))
 
-    def statistics(self) -> ConditionStatistics:
+    def statistics(self) -> InstanceHealthStatistics:
         """Of this moment."""
         with self._lock:
-            return ConditionStatistics(self._instances, len(self._out), dict(self._events))
+            return InstanceHealthStatistics(self._instances, len(self._out), dict(self._events))
 
-    def befell(self, event: InstanceEvent) -> None:
+    def record(self, event: InstanceEvent) -> None:
         """Counts it. Before what comes of it is told: who hears of that finds it counted."""
         with self._lock:
             self._events[event] += 1
 
-    def out(self, instance: int, reason: str, *, hopeless: bool = False) -> None:
-        """An instance does not work; if `hopeless`, nothing that the process can do brings it back."""
+    def mark_down(self, instance: int, reason: str, *, unrecoverable: bool = False) -> None:
+        """An instance does not work; if `unrecoverable`, nothing that the process can do brings it back."""
         with self._lock:
             self._out.pop(instance, None)
             self._out[instance] = reason
-            before = len(self._hopeless)
-            if hopeless:
-                self._hopeless.add(instance)
-            lost = before < len(self._hopeless) == self._instances
+            before = len(self._unrecoverable)
+            if unrecoverable:
+                self._unrecoverable.add(instance)
+            lost = before < len(self._unrecoverable) == self._instances
         self._changed(self)
         if lost:
             self._lost(reason)
 
-    def back(self, instance: int) -> None:
+    def mark_up(self, instance: int) -> None:
         """An instance works again."""
         with self._lock:
             self._out.pop(instance, None)
-            self._hopeless.discard(instance)
+            self._unrecoverable.discard(instance)
         self._changed(self)

@@ -14,9 +14,13 @@ from typing import Any
 
 from tensorferry.batcher import InstanceFailed, OutOfMemory, RunTimedOut, StagedModel
 from tensorferry.server.errors import ModelFailedError, StartError
-from tensorferry.server.recovery.error_classification import Trouble, code_of, trouble_of
-from tensorferry.server.recovery.instance_health import Condition, InstanceEvent
-from tensorferry.server.recovery.watchdog import GRACE_SECONDS, Verdict, Watchdog, Watched
+from tensorferry.server.recovery.error_classification import (
+    DeviceErrorKind,
+    classify_device_error,
+    cuda_error_suffix,
+)
+from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
+from tensorferry.server.recovery.watchdog import GRACE_SECONDS, RunOutcome, Watchdog, WatchedRun
 from tensorferry.server.runtime.sampling import Array
 from tensorferry.server.runtime.session import Session
 
@@ -26,13 +30,13 @@ _log = logging.getLogger("tensorferry.server")
 # it is said that the process has to be restarted.
 _FIRST_SECONDS = 0.5
 _LAST_SECONDS = 60.0
-_TRIES = 5
+_MAX_TRIES = 5
 # A session is built and warmed up anew in about the time of the first one, or it hangs.
 REBUILD_SECONDS = 60.0
 _REBUILD_FACTOR = 10.0
 
 
-class Survivor:
+class RecoveringInstance:
     """One instance of a model; `run` is called by one thread at a time, the rest by any.
 
     `rebuild` gives a new session, warmed up, or raises; `took` is how long the first one took. With `limit` 0 a
@@ -43,7 +47,7 @@ class Survivor:
         self,
         session: Session,
         rebuild: Callable[[], Session],
-        condition: Condition,
+        health: InstanceHealth,
         index: int,
         watchdog: Watchdog | None = None,
         *,
@@ -57,13 +61,11 @@ class Survivor:
         # Whether it could when it was loaded: then it is asked for steps for good.
         self.staged = self.steps is not None
         self._rebuild = rebuild
-        self._condition = condition
+        self._health = health
         self._index = index
         self._limit = limit
         self._most_rebuild = max(REBUILD_SECONDS, _REBUILD_FACTOR * took)
-        self._where = (
-            f"model {condition.name} version {condition.version}, instance {index} on {session.device}"
-        )
+        self._where = f"model {health.name} version {health.version}, instance {index} on {session.device}"
         self._tries = 0
         self._began = 0.0
         self.give_up: Callable[[RunTimedOut], None] = lambda error: None
@@ -75,7 +77,7 @@ class Survivor:
             if here is not None:
                 here()
 
-        self._watched = Watched(tell)
+        self._watched = WatchedRun(tell)
         if watchdog is not None:
             watchdog.watch(self._watched)
 
@@ -100,46 +102,46 @@ class Survivor:
         finally:
             # This frame is in the failure's traceback, and would keep what the session holds on the device.
             del session, steps
-            if self._limit and self._watched.over() is Verdict.HUNG:
+            if self._limit and self._watched.finish() is RunOutcome.HUNG:
                 self._returned()
         try:
             raise failure
         finally:
             del failure
 
-    def failed_to_copy(self, error: ModelFailedError, steps: StagedModel) -> Exception:
+    def copy_failure(self, error: ModelFailedError, steps: StagedModel) -> Exception:
         """What it is to the batcher that these steps could not load a batch, or fetch one."""
-        if steps is self.steps or trouble_of(error.__cause__) is Trouble.MEMORY:
-            return self._failure(error, Verdict.IN_TIME) or error
+        if steps is self.steps or classify_device_error(error.__cause__) is DeviceErrorKind.MEMORY:
+            return self._failure(error, RunOutcome.IN_TIME) or error
         # What ran meanwhile has said that they are broken.
         recover = self.recover if self._session is None else None
         return InstanceFailed("the device failed before the batch was copied", _FIRST_SECONDS, recover)
 
-    def _over(self) -> Verdict:
-        return self._watched.over() if self._limit else Verdict.IN_TIME
+    def _over(self) -> RunOutcome:
+        return self._watched.finish() if self._limit else RunOutcome.IN_TIME
 
-    def _failure(self, error: ModelFailedError, verdict: Verdict) -> Exception | None:
+    def _failure(self, error: ModelFailedError, verdict: RunOutcome) -> Exception | None:
         """What a failed run is to the batcher; None where the request or the model is at fault."""
         cause = error.__cause__
-        trouble = trouble_of(cause)
+        trouble = classify_device_error(cause)
         # Its text alone: its traceback holds the session, and whoever handles log records may keep it.
         text = str(cause)
-        if trouble is Trouble.MEMORY:
+        if trouble is DeviceErrorKind.MEMORY:
             _log.warning("%s: a batch does not fit into the memory: %s", self._where, text)
             return OutOfMemory("the device has no memory for it")
         if trouble is not None:
-            reason = f"the device failed{code_of(cause)}, and its session is being built anew"
+            reason = f"the device failed{cuda_error_suffix(cause)}, and its session is being built anew"
             _log.error("%s: %s: %s", self._where, reason, text)
             self._session = self.steps = None
             self._tries = 0
-            self._condition.befell(InstanceEvent.DEVICE_FAILED)
-            self._condition.out(self._index, reason)
+            self._health.record(InstanceEvent.DEVICE_FAILED)
+            self._health.mark_down(self._index, reason)
             return InstanceFailed(reason, _FIRST_SECONDS, self.recover)
-        if verdict is not Verdict.IN_TIME:
+        if verdict is not RunOutcome.IN_TIME:
             _log.error("%s: a run was ended after %g s (--run-timeout-seconds)", self._where, self._limit)
-            if verdict is Verdict.ENDED:
+            if verdict is RunOutcome.ENDED:
                 # One that hung was counted as such.
-                self._condition.befell(InstanceEvent.RUN_ENDED)
+                self._health.record(InstanceEvent.RUN_ENDED)
             return RunTimedOut(self._too_long())
         return None
 
@@ -161,17 +163,17 @@ class Survivor:
                 "(--run-timeout-seconds): the device hangs"
             )
         _log.critical("%s: %s; restart the server if it stays so", self._where, reason)
-        self._condition.befell(InstanceEvent.HUNG)
-        self._condition.out(self._index, reason, hopeless=True)
+        self._health.record(InstanceEvent.HUNG)
+        self._health.mark_down(self._index, reason, unrecoverable=True)
         self.give_up(RunTimedOut(reason))
         if not self._watched.hangs and self._session is not None:
             # It ended meanwhile, and may have said so before.
-            self._condition.back(self._index)
+            self._health.mark_up(self._index)
 
     def _returned(self) -> None:
         if self._session is not None:
             _log.warning("%s: the run has returned after %.1f s", self._where, time.monotonic() - self._began)
-            self._condition.back(self._index)
+            self._health.mark_up(self._index)
 
     def recover(self) -> None:
         """Builds the session anew; InstanceFailed, with when to try again, when that does not succeed."""
@@ -197,18 +199,18 @@ class Survivor:
                 time.monotonic() - started,
                 self._tries,
             )
-            self._condition.befell(InstanceEvent.REBUILT)
-            self._condition.back(self._index)
+            self._health.record(InstanceEvent.REBUILT)
+            self._health.mark_up(self._index)
             return
         finally:
-            self._watched.over()
+            self._watched.finish()
         again = min(_FIRST_SECONDS * 2 ** (self._tries - 1), _LAST_SECONDS)
-        hopeless = self._tries >= _TRIES
+        unrecoverable = self._tries >= _MAX_TRIES
         reason = f"the device failed, and its session could not be built anew at {self._tries} tries"
-        if hopeless:
+        if unrecoverable:
             reason += ": the server has to be restarted"
-        level = logging.CRITICAL if hopeless else logging.ERROR
+        level = logging.CRITICAL if unrecoverable else logging.ERROR
         _log.log(level, "%s: %s; the next try is in %g s: %s", self._where, reason, again, failed)
-        self._condition.befell(InstanceEvent.REBUILD_FAILED)
-        self._condition.out(self._index, reason, hopeless=hopeless)
+        self._health.record(InstanceEvent.REBUILD_FAILED)
+        self._health.mark_down(self._index, reason, unrecoverable=unrecoverable)
         raise InstanceFailed(reason, again)

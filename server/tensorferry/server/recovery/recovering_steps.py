@@ -10,23 +10,23 @@ import numpy.typing as npt
 
 from tensorferry.batcher import StagedModel
 from tensorferry.server.errors import ModelFailedError
-from tensorferry.server.recovery.recovering_instance import Survivor
+from tensorferry.server.recovery.recovering_instance import RecoveringInstance
 
 
-class _Loaded(NamedTuple):
+class _LoadedBatch(NamedTuple):
     """A batch in a session's memory, or the outputs of one, and what that memory is used by."""
 
     steps: StagedModel
     batch: Any
 
 
-class SurvivingSteps:
+class RecoveringStagedModel:
     """`StagedModel`, by the steps of whatever session the instance has; without one, batches are the batcher's own.
 
-    Raises as `Survivor.run` does.
+    Raises as `RecoveringInstance.run` does.
     """
 
-    def __init__(self, survivor: Survivor) -> None:
+    def __init__(self, survivor: RecoveringInstance) -> None:
         self._survivor = survivor
 
     def place(
@@ -42,24 +42,24 @@ class SurvivingSteps:
         if steps is None:
             return batch
         try:
-            return _Loaded(steps, steps.load(batch))
+            return _LoadedBatch(steps, steps.load(batch))
         except ModelFailedError as error:
-            raise self._survivor.failed_to_copy(error, steps) from None
+            raise self._survivor.copy_failure(error, steps) from None
 
     def __call__(self, batch: Any) -> Any:
         """Runs on the device."""
-        if not isinstance(batch, _Loaded):
+        if not isinstance(batch, _LoadedBatch):
             return self._survivor.run(batch)
         if batch.steps is not self._survivor.steps:
             # Its arrays are still there, its place on the device is another session's.
             return self._survivor.run(dict(batch.batch))
-        return _Loaded(batch.steps, self._survivor.run(batch.batch, batch.steps))
+        return _LoadedBatch(batch.steps, self._survivor.run(batch.batch, batch.steps))
 
     def fetch(self, outputs: Any) -> Any:
         """Copies from the device."""
-        if not isinstance(outputs, _Loaded):
+        if not isinstance(outputs, _LoadedBatch):
             return outputs
         try:
             return outputs.steps.fetch(outputs.batch)
         except ModelFailedError as error:
-            raise self._survivor.failed_to_copy(error, outputs.steps) from None
+            raise self._survivor.copy_failure(error, outputs.steps) from None

@@ -20,7 +20,7 @@ _log = logging.getLogger("tensorferry.server")
 GRACE_SECONDS = 1.0
 
 
-class Verdict(enum.Enum):
+class RunOutcome(enum.Enum):
     """What the watchdog has made of what ran."""
 
     IN_TIME = "in time"
@@ -29,23 +29,23 @@ class Verdict(enum.Enum):
 
 
 # For what is done for each run: to look a member up costs more.
-_IN_TIME = Verdict.IN_TIME
+_IN_TIME = RunOutcome.IN_TIME
 
 
-class Watched:
+class WatchedRun:
     """Something that runs, one at a time, and what may be done about it. Thread-safe.
 
-    `end` tells what runs to end, and `unend` that the next may run; both only set a flag. `hung` is called, on the
+    `end` tells what runs to end, and `allow_next` that the next may run; both only set a flag. `hung` is called, on the
     watchdog's thread, when it did not end.
     """
 
     def __init__(self, hung: Callable[[], None]) -> None:
-        # Guards every field below. Nothing is called while it is held but `end` and `unend`: of a run that ends in
+        # Guards every field below. Nothing is called while it is held but `end` and `allow_next`: of a run that ends in
         # time, and the watchdog's wish to end it, one is first, and the next run must not suffer for it.
         self._lock = threading.Lock()
         self._hung = hung
         self._due: float | None = None
-        self._verdict = Verdict.IN_TIME
+        self._verdict = RunOutcome.IN_TIME
         self._end: Callable[[], None] | None = None
         self._unend: Callable[[], None] | None = None
 
@@ -53,45 +53,45 @@ class Watched:
         self,
         limit: float,
         end: Callable[[], None] | None = None,
-        unend: Callable[[], None] | None = None,
+        allow_next: Callable[[], None] | None = None,
     ) -> float:
         """It starts, and may take so many seconds. Returns when that was, on the clock of `time.monotonic`."""
         now = time.monotonic()
         with self._lock:
             self._due = now + limit
             self._verdict = _IN_TIME
-            self._end, self._unend = end, unend
+            self._end, self._unend = end, allow_next
         return now
 
-    def over(self) -> Verdict:
+    def finish(self) -> RunOutcome:
         """It has ended."""
         with self._lock:
             self._due = self._end = None
-            unend, self._unend = self._unend, None
+            allow_next, self._unend = self._unend, None
             verdict = self._verdict
-            if unend is not None and verdict is not _IN_TIME:
-                unend()
+            if allow_next is not None and verdict is not _IN_TIME:
+                allow_next()
             return verdict
 
     @property
     def hangs(self) -> bool:
         """Whether it was told to end and has not."""
         with self._lock:
-            return self._due is not None and self._verdict is Verdict.HUNG
+            return self._due is not None and self._verdict is RunOutcome.HUNG
 
-    def look(self, now: float) -> float | None:
+    def check(self, now: float) -> float | None:
         """Does what is due; when to look again, None when nothing runs."""
         with self._lock:
-            if self._due is None or self._verdict is Verdict.HUNG:
+            if self._due is None or self._verdict is RunOutcome.HUNG:
                 return None
             if now < self._due:
                 return self._due
-            if self._verdict is Verdict.IN_TIME and self._end is not None:
-                self._verdict = Verdict.ENDED
+            if self._verdict is RunOutcome.IN_TIME and self._end is not None:
+                self._verdict = RunOutcome.ENDED
                 self._end()
                 self._due = now + GRACE_SECONDS
                 return self._due
-            self._verdict = Verdict.HUNG
+            self._verdict = RunOutcome.HUNG
         self._hung()
         return None
 
@@ -108,12 +108,12 @@ class Watchdog:
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
         # Weakly: instances come and go with their models.
-        self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
+        self._watched: weakref.WeakSet[WatchedRun] = weakref.WeakSet()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 
-    def watch(self, watched: Watched) -> None:
+    def watch(self, watched: WatchedRun) -> None:
         """Looks after this, too, from now on."""
         with self._lock:
             self._watched.add(watched)
@@ -142,7 +142,7 @@ class Watchdog:
             due = now + self._least
             for watched in everything:
                 try:
-                    again = watched.look(now)
+                    again = watched.check(now)
                 except BaseException:
                     _log.exception("the watchdog failed; this is a bug in tensorferry.server")
                     continue

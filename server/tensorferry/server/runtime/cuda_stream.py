@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.gpu.pinned_memory import Block, CudaMemory
-from tensorferry.server.runtime.ort_options import Priority
+from tensorferry.server.gpu.pinned_memory import CudaDeviceMemory, MemoryBlock
+from tensorferry.server.runtime.ort_options import KernelPriority
 from tensorferry.server.runtime.providers import CUDA, TENSORRT, Providers
 
 _log = logging.getLogger("tensorferry.server")
 
 
-def stream_of(device: str, priority: Priority | None, path: Path) -> Block | None:
+def create_stream(device: str, priority: KernelPriority | None, path: Path) -> MemoryBlock | None:
     """A stream for a model on this device; None where it needs none, or, with a line in the log, there can be none."""
     if priority is None or device == "cpu":
         return None
     try:
-        return CudaMemory(int(device.partition(":")[2])).stream(first=priority is Priority.FIRST)
+        return CudaDeviceMemory(int(device.partition(":")[2])).stream(first=priority is KernelPriority.FIRST)
     except (StartError, RuntimeError) as error:
         _log.warning("%s on %s goes neither before other models nor after them: %s", path, device, error)
         return None
 
 
-def on_stream(providers: Providers, stream: Block) -> Providers:
+def with_stream(providers: Providers, stream: MemoryBlock) -> Providers:
     """The same providers, whose kernels run on this stream."""
     ours = {"user_compute_stream": str(stream.address)}
     return [
@@ -37,11 +37,11 @@ def on_stream(providers: Providers, stream: Block) -> Providers:
     ]
 
 
-def keep_while(session: Any, stream: Block) -> None:
+def keep_until_closed(session: Any, stream: MemoryBlock) -> None:
     """Keeps the stream until ONNX Runtime's session is gone, which bindings may keep for longer than we do."""
     weakref.finalize(getattr(session, "_sess", session), _let_go, stream).atexit = False
 
 
-def _let_go(stream: Block) -> None:
+def _let_go(stream: MemoryBlock) -> None:
     """The stream goes with the last reference, which this call had."""
     del stream

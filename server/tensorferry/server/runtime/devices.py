@@ -62,7 +62,7 @@ def choose_device(wanted: str) -> str:
     """
     if wanted == "cpu":
         return "cpu"
-    missing = _why_no_cuda(gpus_of(wanted))
+    missing = _why_no_cuda(gpu_indices(wanted))
     if missing is None:
         preload_libraries()
         return wanted if wanted.startswith("cuda:") else "cuda:0"
@@ -99,14 +99,14 @@ def _preloaded(**options: str) -> list[str]:
     return said.getvalue().splitlines()
 
 
-def machine_of(wanted: str, device: str) -> Machine:
+def available_devices(wanted: str, device: str) -> AvailableDevices:
     """Where a configuration may put a model, where --device is `wanted`, and came to `device`."""
     if wanted == "cpu":
-        return Machine(device, (), "--device is cpu")
-    missing = _why_no_cuda(gpus_of(wanted))
+        return AvailableDevices(device, (), "--device is cpu")
+    missing = _why_no_cuda(gpu_indices(wanted))
     if missing is not None:
-        return Machine(device, (), missing)
-    return Machine(device, gpus_of(wanted) or tuple(range(cuda_device_count())))
+        return AvailableDevices(device, (), missing)
+    return AvailableDevices(device, gpu_indices(wanted) or tuple(range(cuda_device_count())))
 
 
 def _why_no_cuda(indices: tuple[int, ...]) -> str | None:
@@ -120,13 +120,13 @@ def _why_no_cuda(indices: tuple[int, ...]) -> str | None:
     return None
 
 
-def gpus_of(device: str) -> tuple[int, ...]:
+def gpu_indices(device: str) -> tuple[int, ...]:
     """The CUDA devices that a --device names by number; none for one without numbers."""
     return tuple(int(index) for index in device.partition(":")[2].split(",") if index)
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class AvailableDevices:
     """Where models may run: `device` is what --device came to, `gpus` those that may be used, by number.
 
     `device` is `cpu`, `cuda:N`, or, for an instance on each of several, `cuda:N,M`.

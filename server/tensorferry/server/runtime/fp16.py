@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensorferry.server.errors import ModelFailedError, StartError
-from tensorferry.server.runtime.ort_options import Fp16, SessionOptions
-from tensorferry.server.runtime.sampling import Array, as_float64, sample
+from tensorferry.server.runtime.ort_options import Fp16, OrtOptions
+from tensorferry.server.runtime.sampling import Array, as_float64, random_inputs
 from tensorferry.server.runtime.scratch_directory import ScratchDirectory
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.signature import Signature, TensorSpec
@@ -38,7 +38,7 @@ class ModelFile:
     source: Path
     path: Path
 
-    def session(self, device: str, settings: SessionOptions) -> Session:
+    def session(self, device: str, settings: OrtOptions) -> Session:
         """One more session; StartError as Session has it, naming the model's own file."""
         if self.path == self.source:
             return Session(self.path, device, settings)
@@ -52,16 +52,16 @@ class ModelFile:
             ) from error
 
 
-def file_of(source: Path, fp16: Fp16 | None, scratch: ExitStack) -> ModelFile:
+def model_file(source: Path, fp16: Fp16 | None, scratch: ExitStack) -> ModelFile:
     """What sessions are made from until `scratch` is closed: a model's own file, or where it is to be, it in FP16."""
     if fp16 is None:
         return ModelFile(source, source)
     folder = ScratchDirectory()
     scratch.callback(folder.remove)
-    return convert(source, fp16, folder.path)
+    return convert_to_fp16(source, fp16, folder.path)
 
 
-def convert(source: Path, fp16: Fp16, folder: Path) -> ModelFile:
+def convert_to_fp16(source: Path, fp16: Fp16, folder: Path) -> ModelFile:
     """Writes the model into a folder, in FP16 within and with its inputs and outputs as they were.
 
     What the folder then has must stay until every session is made. StartError when it cannot be converted.
@@ -171,7 +171,7 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from attribute.g.initializer
 
 
-def check(
+def check_accuracy(
     name: str,
     signature: Signature,
     run: Run,
@@ -231,15 +231,17 @@ def check(
         _log.log(level, "model %s in FP16: %.2g %% of output %s differ from FP32", name, 100 * share, output)
 
 
-def check_inputs(
+def accuracy_inputs(
     signature: Signature,
     rows: int,
     size: int | None,
     sizes: Mapping[str, int],
     given: Sequence[Mapping[str, Array]],
 ) -> Sequence[Mapping[str, Array]]:
-    """What is run through both: the samples that are given, and random inputs where a size is known (see `sample`)."""
-    drawn = [] if size is None else [sample(signature, rows, size, seed, sizes) for seed in range(_DRAWS)]
+    """What is run through both: the samples that are given, and random inputs where a size is known (see `random_inputs`)."""
+    drawn = (
+        [] if size is None else [random_inputs(signature, rows, size, seed, sizes) for seed in range(_DRAWS)]
+    )
     return [*given, *drawn]
 
 

@@ -26,7 +26,7 @@ _MOST_LOOKED_AT = 64
 _LOCALE = re.compile(r"Failed to construct locale with name:\s*([\w.@-]+?):")
 
 
-def cure_of(path: Path, reason: str) -> str:
+def remedy_for(path: Path, reason: str) -> str:
     """A sentence about the cure, to stand behind the reason; empty if none is known."""
     if found := _LOCALE.search(reason):
         name = found[1]

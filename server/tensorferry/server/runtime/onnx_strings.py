@@ -26,7 +26,7 @@ _MOST_WORDS = 64
 _LONGEST_WORD = 256
 
 
-def words_of(path: Path) -> Sequence[Sequence[str]]:
+def string_lists(path: Path) -> Sequence[Sequence[str]]:
     """The strings of the file, in lists as its attributes and tensors have them; none where it is in no such form.
 
     At most 16 lists of 64 words.

@@ -88,7 +88,7 @@ _OF_8_BITS = 5e-2
 _GRAPH_OPTIONS = ("enable_cuda_graph", "trt_cuda_graph_enable")
 
 
-class Priority(enum.Enum):
+class KernelPriority(enum.Enum):
     """Whose kernels a GPU starts first, of models that it computes at the same time."""
 
     FIRST = "before those of other models"
@@ -96,13 +96,13 @@ class Priority(enum.Enum):
 
 
 _PRIORITIES = {
-    ModelOptimizationPolicy.PRIORITY_MAX: Priority.FIRST,
-    ModelOptimizationPolicy.PRIORITY_MIN: Priority.LAST,
+    ModelOptimizationPolicy.PRIORITY_MAX: KernelPriority.FIRST,
+    ModelOptimizationPolicy.PRIORITY_MIN: KernelPriority.LAST,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Provider:
+class ExecutionProvider:
     """An execution provider of ONNX Runtime, by its name there, and its options."""
 
     name: str
@@ -121,7 +121,7 @@ class Fp16:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionOptions:
+class OrtOptions:
     """What a session is made with; 0 threads are ONNX Runtime's own choice.
 
     `graph` is what the graph optimizer does: all, extended, basic or none. `gpu` are the providers of a session
@@ -138,11 +138,11 @@ class SessionOptions:
     arena_shrinkage: str = ""
     device_allocator: str = ""
     cuda: tuple[tuple[str, str], ...] = ()
-    gpu: tuple[Provider, ...] = ()
-    cpu: tuple[Provider, ...] = ()
+    gpu: tuple[ExecutionProvider, ...] = ()
+    cpu: tuple[ExecutionProvider, ...] = ()
     fp16: Fp16 | None = None
     graphs: GraphOptions | None = None
-    priority: Priority | None = None
+    priority: KernelPriority | None = None
 
     def precision(self, device: str) -> float:
         """To how much, relative to its greatest magnitude, a device computes an output that is FP32."""
@@ -155,7 +155,7 @@ class SessionOptions:
         return _OF_11_BITS if self.fp16 is not None else 0.0
 
 
-def with_flags(config: ModelConfig, options: ServerConfig, devices: Sequence[str]) -> ModelConfig:
+def with_server_defaults(config: ModelConfig, options: ServerConfig, devices: Sequence[str]) -> ModelConfig:
     """A copy that has, for a model on these devices, what the options say and it leaves open, as parameters."""
     completed = ModelConfig()
     completed.CopyFrom(config)
@@ -191,7 +191,7 @@ def unknown_parameters(config: ModelConfig) -> Sequence[str]:
     return sorted(key for key in config.parameters if key not in _PARAMETERS)
 
 
-def session_options_of(config: ModelConfig) -> SessionOptions:
+def parse_ort_options(config: ModelConfig) -> OrtOptions:
     """The options that a configuration asks for; ModelConfigError names a value that is not allowed."""
     read = _Reader(config)
     accelerators = config.optimization.execution_accelerators
@@ -202,7 +202,7 @@ def session_options_of(config: ModelConfig) -> SessionOptions:
             cuda.update(accelerator.parameters)
         elif accelerator.name == "tensorrt":
             options = _tensorrt(accelerator.parameters, config.name)
-            providers.append(Provider("TensorrtExecutionProvider", tuple(sorted(options.items()))))
+            providers.append(ExecutionProvider("TensorrtExecutionProvider", tuple(sorted(options.items()))))
         else:
             raise _unknown(accelerator, "gpu", "tensorrt and cuda", config.name)
     for accelerator in accelerators.cpu_execution_accelerator:
@@ -234,7 +234,7 @@ def session_options_of(config: ModelConfig) -> SessionOptions:
             f"model {config.name!r}: optimization.graph.level is {level}; it must be -1 (basic), 0 (all), 1 (extended) "
             "or 2 (none)"
         )
-    return SessionOptions(
+    return OrtOptions(
         graph=_GRAPH_LEVELS[level],
         intra_op_threads=read.natural("intra_op_thread_count", _MOST_THREADS),
         inter_op_threads=read.natural("inter_op_thread_count", _MOST_THREADS),
@@ -246,7 +246,7 @@ def session_options_of(config: ModelConfig) -> SessionOptions:
         cuda=tuple(sorted(cuda.items())),
         gpu=tuple(providers),
         cpu=tuple(
-            Provider("OpenVINOExecutionProvider", (("device_type", "CPU"),))
+            ExecutionProvider("OpenVINOExecutionProvider", (("device_type", "CPU"),))
             for _ in accelerators.cpu_execution_accelerator
         ),
         fp16=read.fp16(),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tensorferry.server.runtime.sampling import Run, sample, working_size
+from tensorferry.server.runtime.sampling import Run, random_inputs, working_size
 from tensorferry.server.signature import Signature
 
 # Numbers of rows that are run. An output of one fixed length follows none but that.
@@ -28,7 +28,7 @@ def with_output_rows(signature: Signature, run: Run) -> Signature:
         return signature
     try:
         for rows in _ROWS:
-            outputs = run(sample(signature, rows, size))
+            outputs = run(random_inputs(signature, rows, size))
             fixed = {name for name in fixed if outputs[name].shape[:1] == (rows,)}
     except Exception:
         # It does not run with several rows.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorferry.server.runtime.ort_options import SessionOptions
+from tensorferry.server.runtime.ort_options import OrtOptions
 
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
@@ -12,7 +12,7 @@ TENSORRT = "TensorrtExecutionProvider"
 Providers = list[tuple[str, dict[str, Any]]]
 
 
-def providers_of(device: str, settings: SessionOptions) -> Providers:
+def providers_of(device: str, settings: OrtOptions) -> Providers:
     """The execution providers, the first preferred; the CPU's takes what the others cannot."""
     cpu: Providers = [("CPUExecutionProvider", {})]
     if device == "cpu":

@@ -22,7 +22,7 @@ _SIZES = (4, 16, 64, 224, 1)
 TOLERANCE = {"FP16": 1e-2, "BF16": 5e-2, "FP32": 1e-4, "FP64": 1e-9}
 
 
-def sample(
+def random_inputs(
     signature: Signature, rows: int, size: int, seed: int = 0, sizes: Mapping[str, int] | None = None
 ) -> dict[str, Array]:
     """Random inputs: `rows` rows, and `size` for every other dimension that varies, but for those named in `sizes`.
@@ -44,7 +44,7 @@ def _random(
 
 
 def random_array(datatype: Datatype, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
-    """Random values of a datatype, as `sample` has them."""
+    """Random values of a datatype, as `random_inputs` has them."""
     name, storage = datatype.name, datatype.storage
     if name == "BYTES":
         return generator.integers(0, 2, shape).astype(str).astype(object)
@@ -63,7 +63,7 @@ def working_size(signature: Signature, run: Run) -> tuple[int | None, str]:
     reason = ""
     for size in _SIZES if varies(signature) else _SIZES[:1]:
         try:
-            run(sample(signature, 1, size))
+            run(random_inputs(signature, 1, size))
         except Exception as error:
             reason = reason or str(error)
         else:
@@ -78,7 +78,7 @@ def varies(signature: Signature) -> bool:
     )
 
 
-def difference_of(spec: TensorSpec, expected: Array, got: Array, precision: float = 0.0) -> str:
+def describe_difference(spec: TensorSpec, expected: Array, got: Array, precision: float = 0.0) -> str:
     """In what `got` is another answer than `expected`; "" when it is the same but for rounding.
 
     Rounding is that of the datatype, or, if that is coarser, to `precision`.

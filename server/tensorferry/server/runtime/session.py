@@ -17,20 +17,25 @@ import numpy.typing as npt
 from tensorferry.batcher import StagedModel
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.gpu import capture_lock
-from tensorferry.server.gpu.cuda_graphs import GraphOptions, Ladder
-from tensorferry.server.gpu.pinned_memory import CudaMemory, Memory
-from tensorferry.server.gpu.staged_session import Steps
-from tensorferry.server.gpu.staging_buffers import Batch, CaptureError, Staging, array_of
+from tensorferry.server.gpu.cuda_graphs import CapturedShapes, GraphOptions
+from tensorferry.server.gpu.pinned_memory import CudaDeviceMemory, DeviceMemory
+from tensorferry.server.gpu.staged_session import StagedSession
+from tensorferry.server.gpu.staging_buffers import (
+    CaptureError,
+    StagedBatch,
+    StagingBuffers,
+    array_of_ortvalue,
+)
 from tensorferry.server.gpu.tensor_layout import Shape
 from tensorferry.server.onnx_graph.unknown_ranks import tensors_of_unknown_rank
 from tensorferry.server.runtime.arena_shrinkage import ArenaShrinkage
-from tensorferry.server.runtime.cuda_stream import keep_while, on_stream, stream_of
-from tensorferry.server.runtime.load_cures import cure_of
+from tensorferry.server.runtime.cuda_stream import create_stream, keep_until_closed, with_stream
+from tensorferry.server.runtime.load_cures import remedy_for
 from tensorferry.server.runtime.ort import onnxruntime
-from tensorferry.server.runtime.ort_options import ARENA_SHRINKAGE, DEVICE_ALLOCATOR, SessionOptions
+from tensorferry.server.runtime.ort_options import ARENA_SHRINKAGE, DEVICE_ALLOCATOR, OrtOptions
 from tensorferry.server.runtime.output_rows import with_output_rows
 from tensorferry.server.runtime.providers import CUDA, TENSORRT, Providers, capturing, providers_of
-from tensorferry.server.runtime.sampling import difference_of, random_array
+from tensorferry.server.runtime.sampling import describe_difference, random_array
 from tensorferry.server.signature import Signature, TensorSpec, signature_of
 
 _log = logging.getLogger("tensorferry.server")
@@ -61,8 +66,8 @@ class Session:
         self,
         path: Path,
         device: str = "cpu",
-        settings: SessionOptions = SessionOptions(),  # noqa: B008 (frozen)
-        memory: Memory | None = None,
+        settings: OrtOptions = OrtOptions(),  # noqa: B008 (frozen)
+        memory: DeviceMemory | None = None,
     ) -> None:
         self.path = path
         self.device = device
@@ -77,8 +82,8 @@ class Session:
                     f"{path}: its configuration asks for {name}, which the installed onnxruntime does not have; it has "
                     f"{', '.join(onnxruntime.get_available_providers())}"
                 )
-        self._stream = stream_of(device, settings.priority, path)
-        self._providers = providers if self._stream is None else on_stream(providers, self._stream)
+        self._stream = create_stream(device, settings.priority, path)
+        self._providers = providers if self._stream is None else with_stream(providers, self._stream)
         self._memory = memory
         self._start()
 
@@ -87,7 +92,7 @@ class Session:
         path, device = self.path, self.device
         self._session = self._open(self._providers)
         if self._stream is not None:
-            keep_while(self._session, self._stream)
+            keep_until_closed(self._session, self._stream)
         for name, _ in self._providers:
             if name not in self._session.get_providers():
                 what = device if name == CUDA else name
@@ -130,11 +135,13 @@ class Session:
         # The numbers of graphs that have run once.
         self._captured: set[int] = set()
         self.signature = with_output_rows(self.signature, self._run)
-        self._staging: Staging | None = None
+        self._staging: StagingBuffers | None = None
         if not self._plain and self._memory is None and device != "cpu":
             self._memory = _cuda_memory(device)
         if "BYTES" not in kinds and self._memory is not None:
-            self._staging = Staging(self.signature, self._memory, self._session.io_binding, self._run_bound)
+            self._staging = StagingBuffers(
+                self.signature, self._memory, self._session.io_binding, self._run_bound
+            )
 
     def _open(self, providers: Providers) -> Any:
         """ONNX Runtime's session, for captured graphs where they are wanted and can be had."""
@@ -154,7 +161,7 @@ class Session:
             return _inference_session(self.path, options, providers)
         except Exception as error:
             reason = _reason(error).rstrip(".")
-            cure = cure_of(self.path, reason)
+            cure = remedy_for(self.path, reason)
             raise StartError(f"{self.path}: ONNX Runtime cannot load it: {reason}{cure}") from error
 
     def _without_graphs(self, reason: str) -> None:
@@ -188,7 +195,7 @@ class Session:
         """The same as `run`, in steps, for a batcher that overlaps them; None where nothing is gained."""
         if self._staging is None:
             return None
-        return Steps(self.signature, self._staging, self._compute, self.run, _failed)
+        return StagedSession(self.signature, self._staging, self._compute, self.run, _failed)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Runs the model once; arrays in `storage` form (see `tensors`), BYTES as `str` objects.
@@ -202,12 +209,12 @@ class Session:
         except Exception as error:
             raise _failed(error) from error
 
-    def _run_staged(self, staging: Staging, batch: Batch) -> dict[str, Array]:
+    def _run_staged(self, staging: StagingBuffers, batch: StagedBatch) -> dict[str, Array]:
         if not staging.load(batch):
             return self._run(batch)
         return staging.fetch(self._compute(staging, batch))
 
-    def _compute(self, staging: Staging, batch: Batch) -> Batch:
+    def _compute(self, staging: StagingBuffers, batch: StagedBatch) -> StagedBatch:
         """Runs a batch that is loaded; returns it, or the one that stands for it, to be fetched."""
         try:
             staging.compute(batch)
@@ -249,7 +256,7 @@ class Session:
                 str(error) if isinstance(error, (CaptureError, TimeoutError)) else _reason(error)
             )
             return False
-        self._staging.climb(Ladder(rungs, pads=pads))
+        self._staging.use_captured(CapturedShapes(rungs, pads=pads))
         return True
 
     def go_without_graphs(self, reason: str) -> None:
@@ -273,7 +280,7 @@ class Session:
             answers = self._staging.fetch(batch)
         expected = self._run(inputs)
         for spec in self.signature.outputs:
-            difference = difference_of(spec, expected[spec.name], answers[spec.name])
+            difference = describe_difference(spec, expected[spec.name], answers[spec.name])
             if difference:
                 raise CaptureError(f"captured, its output {spec.name!r} is another: {difference}")
 
@@ -316,7 +323,8 @@ class Session:
         self._run_bound(binding, None)
         values = binding.get_outputs()
         return {
-            spec.name: array_of(value, spec) for spec, value in zip(signature.outputs, values, strict=True)
+            spec.name: array_of_ortvalue(value, spec)
+            for spec, value in zip(signature.outputs, values, strict=True)
         }
 
     def _run_bound(self, binding: Any, graph: int | None) -> None:
@@ -341,9 +349,9 @@ def _failed(error: Exception) -> ModelFailedError:
     return ModelFailedError(f"the model failed on this request: {_run_reason(error)}")
 
 
-def _cuda_memory(device: str) -> Memory | None:
+def _cuda_memory(device: str) -> DeviceMemory | None:
     try:
-        return CudaMemory(int(device.partition(":")[2]))
+        return CudaDeviceMemory(int(device.partition(":")[2]))
     except StartError as error:
         _log.warning("batches for %s do not go through page-locked memory: %s", device, error)
         return None
@@ -360,7 +368,7 @@ def _inference_session(path: Path, options: Any, providers: Providers) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
 
 
-def _options(settings: SessionOptions) -> onnxruntime.SessionOptions:
+def _options(settings: OrtOptions) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     # Spinning workers take the cores that the transport needs while no batch runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

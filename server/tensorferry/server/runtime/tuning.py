@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec
-from tensorferry.server.runtime.ort_options import Provider, SessionOptions
+from tensorferry.server.runtime.ort_options import ExecutionProvider, OrtOptions
 
 _TENSORRT = "TensorrtExecutionProvider"
 
 
-def tuned(own: SessionOptions, options: ServerConfig, name: str) -> SessionOptions:
+def tuned(own: OrtOptions, options: ServerConfig, name: str) -> OrtOptions:
     """The options of a model, `name`, whose configuration asks for `own`; what is there counts before the server's."""
     graphs = own.graphs
     if graphs is None and options.cuda_graphs is not None:
@@ -19,7 +19,7 @@ def tuned(own: SessionOptions, options: ServerConfig, name: str) -> SessionOptio
     return replace(own, graphs=graphs, gpu=tuple(_cached(provider, options, name) for provider in own.gpu))
 
 
-def _cached(provider: Provider, options: ServerConfig, name: str) -> Provider:
+def _cached(provider: ExecutionProvider, options: ServerConfig, name: str) -> ExecutionProvider:
     """TensorRT with a place for the engines that it builds, which takes minutes."""
     if provider.name != _TENSORRT or options.tensorrt_cache is None:
         return provider
@@ -30,4 +30,4 @@ def _cached(provider: Provider, options: ServerConfig, name: str) -> Provider:
         "trt_timing_cache_enable": "1",
         "trt_timing_cache_path": folder,
     }
-    return Provider(provider.name, tuple(sorted({**cache, **dict(provider.options)}.items())))
+    return ExecutionProvider(provider.name, tuple(sorted({**cache, **dict(provider.options)}.items())))

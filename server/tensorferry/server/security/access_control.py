@@ -1,7 +1,7 @@
 """Who may call, for every method and both transports.
 
 A call is known by its token, else by its client's certificate; where the server asks for neither, by the address that
-it comes from. Where nothing wants to know there is no `Access` at all, and every call is `ANYONE`'s.
+it comes from. Where nothing wants to know there is no `AccessControl` at all, and every call is `ANYONE`'s.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from tensorferry.server.config.limit_options import tells_clients_apart
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import PermissionDeniedError, StartError, UnauthenticatedError
 from tensorferry.server.identity import INFER, ROLES, Caller, Metadata
-from tensorferry.server.security.certificate_names import has_nul
+from tensorferry.server.security.certificate_names import has_nul_in_name
 from tensorferry.server.security.credential_files import (
     COMMON_NAME,
     SAN,
-    BadCallersError,
+    CredentialFileError,
     read_certificates,
     read_tokens,
 )
-from tensorferry.server.security.file_watch import Watched
+from tensorferry.server.security.file_watch import FileWatch
 
 _log = logging.getLogger("tensorferry.server")
 
 HEADER, SCHEME = "authorization", "bearer"
 
 # How often the files are looked at, at most: a token that was taken away is good for no longer.
-_LOOK_SECONDS = 1.0
+_RELOAD_SECONDS = 1.0
 # Those that send a wrong token are told of in the log this often, with their number.
-_TELL_SECONDS = 10.0
+_REFUSAL_LOG_SECONDS = 10.0
 # What is remembered of callers, so that a client can make it grow no further.
-_MOST_REMEMBERED = 10_000
+_MAX_CACHED = 10_000
 # Blanks may make of one token any number of headers, as long as metadata may be.
-_LONGEST_REMEMBERED = 256
+_MAX_CACHED_BYTES = 256
 
 # What of a certificate the names are, when it has no other: its common name.
 _BY_COMMON_NAME = "x509_common_name"
 
 
-class Certificate(NamedTuple):
+class ClientCertificate(NamedTuple):
     """What a client proved by its certificate: `names`, and what of it they are, by grpc's word; None without one.
 
     `pem` is the certificate itself, b"" without one.
@@ -58,7 +58,7 @@ class Certificate(NamedTuple):
     pem: bytes = b""
 
 
-class _Known(NamedTuple):
+class _Credentials(NamedTuple):
     """What the files say, and the texts of the headers that were found in them."""
 
     tokens: Mapping[str, Caller]
@@ -66,7 +66,7 @@ class _Known(NamedTuple):
     headers: dict[str | bytes, Caller]
 
 
-class Access:
+class AccessControl:
     """Tells whose a call is, and refuses those who may not make it. Thread-safe, once `open` was called.
 
     With `tokens` or `certificates` every call must have one or the other of what is in these files, which are looked at again
@@ -78,13 +78,13 @@ class Access:
         self._tokens = tokens
         self._certificates = certificates
         self._asks = tokens is not None or certificates is not None
-        self._known = _Known({}, {}, {})
+        self._known = _Credentials({}, {}, {})
         # How often the files were read anew.
         self._generation = 0
         # Held by whoever reads the files, for which nobody waits: the others go by what was read before. Guards
         # _watched, _wrong and every write of _known, _generation and _look_at.
         self._reading = threading.Lock()
-        self._watched = Watched([path for path in (tokens, certificates) if path is not None])
+        self._watched = FileWatch([path for path in (tokens, certificates) if path is not None])
         self._look_at = self._tell_at = time.monotonic()
         # What is wrong with the files, as the log has it already.
         self._wrong = ""
@@ -99,7 +99,7 @@ class Access:
         self._watched.changed()
         try:
             self._known = self._read()
-        except BadCallersError as error:
+        except CredentialFileError as error:
             raise StartError(str(error)) from None
         if self._asks and not (self._known.tokens or self._known.certificates):
             files = " and ".join(str(path) for path in (self._tokens, self._certificates) if path is not None)
@@ -116,7 +116,7 @@ class Access:
         role: str,
         metadata: Metadata,
         peer: Callable[[], str],
-        certificate: Callable[[], Certificate],
+        certificate: Callable[[], ClientCertificate],
     ) -> Caller:
         """Who calls a method that wants this role; a `ServerError` that says why it must not.
 
@@ -146,20 +146,20 @@ class Access:
             )
         return caller
 
-    def _by_origin(self, peer: Callable[[], str], certificate: Callable[[], Certificate]) -> Caller:
+    def _by_origin(self, peer: Callable[[], str], certificate: Callable[[], ClientCertificate]) -> Caller:
         names = self._checked(certificate(), peer).names
         origin = names[0].decode(errors="replace") if names else peer()
         caller = self._callers.get(origin)
         if caller is None:
             caller = Caller(origin if names else network_of(address_of(origin)), ROLES)
-            if len(self._callers) >= _MOST_REMEMBERED:
+            if len(self._callers) >= _MAX_CACHED:
                 self._callers = {}
             self._callers[origin] = caller
         return caller
 
-    def _checked(self, certificate: Certificate, peer: Callable[[], str]) -> Certificate:
+    def _checked(self, certificate: ClientCertificate, peer: Callable[[], str]) -> ClientCertificate:
         """The certificate; UnauthenticatedError for one with a name that grpcio has cut short."""
-        if certificate.names and has_nul(certificate.pem):
+        if certificate.names and has_nul_in_name(certificate.pem):
             self._tell_of_refusal(peer)
             raise UnauthenticatedError(
                 "a name in the client's certificate has a NUL character, or the certificate cannot be read; this server takes "
@@ -175,7 +175,7 @@ class Access:
         known = wrong = None
         told = self._wrong
         try:
-            self._look_at = now + _LOOK_SECONDS
+            self._look_at = now + _RELOAD_SECONDS
             if self._watched.changed():
                 known = self._read()
                 self._wrong = ""
@@ -184,7 +184,7 @@ class Access:
                 else:
                     self._known = known
                     self._generation += 1
-        except BadCallersError as error:
+        except CredentialFileError as error:
             self._wrong = wrong = str(error)
             self._watched.forget()
         finally:
@@ -198,8 +198,8 @@ class Access:
                 len(known.certificates),
             )
 
-    def _read(self) -> _Known:
-        return _Known(
+    def _read(self) -> _Credentials:
+        return _Credentials(
             read_tokens(self._tokens) if self._tokens is not None else {},
             read_certificates(self._certificates) if self._certificates is not None else {},
             {},
@@ -218,7 +218,7 @@ class Access:
             now = time.monotonic()
             if now < self._tell_at:
                 return
-            self._tell_at = now + _TELL_SECONDS
+            self._tell_at = now + _REFUSAL_LOG_SECONDS
             refused, self._refused = self._refused, 0
         _log.warning(
             "calls refused for want of a known token or certificate: %d, the last from %s",
@@ -227,24 +227,24 @@ class Access:
         )
 
 
-class Standing:
+class StreamAuthorization:
     """Of an open stream, whose it is: found out again when the files have changed. For one thread at a time."""
 
     __slots__ = ("_access", "_call", "_generation", "caller")
 
     def __init__(
         self,
-        access: Access,
+        access: AccessControl,
         metadata: Metadata,
         peer: Callable[[], str],
-        certificate: Callable[[], Certificate],
+        certificate: Callable[[], ClientCertificate],
     ) -> None:
         self._access = access
         self._call = metadata, peer, certificate
         self._generation = access.generation
         self.caller = access.admit(INFER, *self._call)
 
-    def renew(self) -> Caller:
+    def refresh(self) -> Caller:
         """Whose it is now; a `ServerError` when it may not go on."""
         generation = self._access.generation
         if generation != self._generation:
@@ -253,11 +253,11 @@ class Standing:
         return self.caller
 
 
-def access_of(config: ServerConfig) -> Access | None:
+def access_control_for(config: ServerConfig) -> AccessControl | None:
     """What the configuration asks for; None where nothing wants to know who calls."""
     if config.auth_tokens is None and config.auth_certificates is None and not tells_clients_apart(config):
         return None
-    return Access(tokens=config.auth_tokens, certificates=config.auth_certificates)
+    return AccessControl(tokens=config.auth_tokens, certificates=config.auth_certificates)
 
 
 def address_of(peer: str) -> str:
@@ -286,7 +286,7 @@ def network_of(address: str) -> str:
     return str(mapped or network)
 
 
-def _by_token(known: _Known, header: str | bytes) -> Caller | None:
+def _by_token(known: _Credentials, header: str | bytes) -> Caller | None:
     text = header if isinstance(header, str) else header.decode(errors="replace")
     scheme, _, token = text.partition(" ")
     if scheme.lower() != SCHEME:
@@ -294,12 +294,12 @@ def _by_token(known: _Known, header: str | bytes) -> Caller | None:
     # Found by its hash, of which nobody who does not know the token can choose a single bit: how long it takes
     # says nothing of those that there are.
     caller = known.tokens.get(hashlib.sha256(token.strip().encode()).hexdigest())
-    if caller is not None and len(header) <= _LONGEST_REMEMBERED and len(known.headers) < _MOST_REMEMBERED:
+    if caller is not None and len(header) <= _MAX_CACHED_BYTES and len(known.headers) < _MAX_CACHED:
         known.headers[header] = caller
     return caller
 
 
-def _by_certificate(known: _Known, certificate: Certificate) -> Caller | None:
+def _by_certificate(known: _Credentials, certificate: ClientCertificate) -> Caller | None:
     kind = COMMON_NAME if certificate.kind == _BY_COMMON_NAME else SAN
     for name in certificate.names:
         caller = known.certificates.get(kind + name.decode(errors="replace"))

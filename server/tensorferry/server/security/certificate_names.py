@@ -25,7 +25,7 @@ _Element = tuple[int, bytes]
 
 
 @lru_cache(maxsize=256)
-def has_nul(pem: bytes) -> bool:
+def has_nul_in_name(pem: bytes) -> bool:
     """Whether the common name or an alternative name of a certificate has a NUL, or the certificate cannot be read."""
     try:
         encoded = pem[pem.index(_BEGIN) + len(_BEGIN) : pem.index(_END)]

@@ -20,10 +20,10 @@ TOKEN = "sha256:"
 SAN, COMMON_NAME = "san:", "cn:"
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 
 
-class BadCallersError(Exception):
+class CredentialFileError(Exception):
     """The file cannot be used: the message names it, the line, and what is wrong, and quotes nothing that may be secret."""
 
 
@@ -48,14 +48,14 @@ def parse_roles(text: str) -> frozenset[str]:
 def _read(path: Path, kinds: tuple[str, ...], expected: str) -> Mapping[str, Caller]:
     try:
         with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+            data = file.read(_MAX_BYTES + 1)
         text = data.decode()
     except OSError as error:
-        raise BadCallersError(f"{path} cannot be read: {error.strerror}") from None
+        raise CredentialFileError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise BadCallersError(f"{path} is not text in UTF-8") from None
-    if len(data) > _MOST_BYTES:
-        raise BadCallersError(f"{path} has more than {_MOST_BYTES} bytes")
+        raise CredentialFileError(f"{path} is not text in UTF-8") from None
+    if len(data) > _MAX_BYTES:
+        raise CredentialFileError(f"{path} has more than {_MAX_BYTES} bytes")
     callers: dict[str, Caller] = {}
     for number, line in enumerate(text.splitlines(), 1):
         # A comment has a line of its own: a name in a certificate may have a # in it.
@@ -64,25 +64,29 @@ def _read(path: Path, kinds: tuple[str, ...], expected: str) -> Mapping[str, Cal
         where = f"{path}, line {number}"
         fields = line.split(maxsplit=2)
         if len(fields) < 3:
-            raise BadCallersError(f"{where} has {len(fields)} of the three fields NAME ROLES and {expected}")
+            raise CredentialFileError(
+                f"{where} has {len(fields)} of the three fields NAME ROLES and {expected}"
+            )
         name, roles, proof = fields[0], fields[1], fields[2].strip()
         # Neither is quoted: with the fields in another order it could be what nobody may read.
         if not NAME.fullmatch(name):
-            raise BadCallersError(
+            raise CredentialFileError(
                 f"{where} does not begin with a name: a letter or digit, then these and '.', '_', '-', at most 128"
             )
         try:
             allowed = parse_roles(roles)
         except ValueError:
-            raise BadCallersError(
+            raise CredentialFileError(
                 f"{where} has unknown roles for {name}; there are {' and '.join(sorted(ROLES))}, with a comma between"
             ) from None
         kind = next((kind for kind in kinds if proof.startswith(kind)), None)
         if kind == TOKEN:
             proof = proof.removeprefix(TOKEN).lower()
         if kind is None or (kind == TOKEN and not _DIGEST.fullmatch(proof)) or proof == kind:
-            raise BadCallersError(f"{where} must have as its third field, for {name}, {expected}")
+            raise CredentialFileError(f"{where} must have as its third field, for {name}, {expected}")
         if proof in callers:
-            raise BadCallersError(f"{where} has for {name} what another line has for {callers[proof].name}")
+            raise CredentialFileError(
+                f"{where} has for {name} what another line has for {callers[proof].name}"
+            )
         callers[proof] = Caller(name, allowed)
     return callers

@@ -10,19 +10,19 @@ from pathlib import Path
 # Two writes within a tick of the file system's clock leave the same times: what is younger is read again.
 _SETTLED_SECONDS = 0.1
 
-_Mark = tuple[int, int, int, int, int] | None
+_Fingerprint = tuple[int, int, int, int, int] | None
 
 
-class Watched:
+class FileWatch:
     """Tells whether files have changed, whatever way: written to, replaced, or behind a link that was. Its owner's lock guards it."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
-        self._seen: tuple[_Mark, ...] | None = None
+        self._seen: tuple[_Fingerprint, ...] | None = None
 
     def changed(self) -> bool:
         """Whether they must be read, the first time or again. What is read now is what was there then, or newer."""
-        marks = tuple(map(_mark, self._paths))
+        marks = tuple(map(_fingerprint, self._paths))
         if marks == self._seen:
             return False
         now = time.time_ns()
@@ -35,7 +35,7 @@ class Watched:
         self._seen = None
 
 
-def _mark(path: Path) -> _Mark:
+def _fingerprint(path: Path) -> _Fingerprint:
     try:
         status = os.stat(path)
     except OSError:

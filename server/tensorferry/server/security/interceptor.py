@@ -13,27 +13,27 @@ from typing import Any
 import grpc
 
 from tensorferry.server.identity import CONTROL, CURRENT
-from tensorferry.server.security.access_control import Access, Certificate
-from tensorferry.server.security.method_roles import ASKING, HEALTH, role_of
+from tensorferry.server.security.access_control import AccessControl, ClientCertificate
+from tensorferry.server.security.method_roles import HEALTH, SELF_AUTHORIZING, required_role
 from tensorferry.server.status import status_of
 
 _log = logging.getLogger("tensorferry.server")
 
 
-def certificate_of(context: grpc.ServicerContext) -> Certificate:
+def certificate_from_context(context: grpc.ServicerContext) -> ClientCertificate:
     """Whose certificate the call's connection has."""
     # The stubs have its values as numbers, too.
     properties: Mapping[str, Any] = context.auth_context()
     (pem,) = properties.get("x509_pem_cert", (b"",))
-    return Certificate(context.peer_identity_key(), tuple(context.peer_identities() or ()), pem)
+    return ClientCertificate(context.peer_identity_key(), tuple(context.peer_identities() or ()), pem)
 
 
 class AccessInterceptor(grpc.ServerInterceptor):
     """Ends calls of those who may not make them; with `exempt_health`, not those by which health is asked for. Thread-safe."""
 
-    def __init__(self, access: Access, *, exempt_health: bool) -> None:
+    def __init__(self, access: AccessControl, *, exempt_health: bool) -> None:
         self._access = access
-        self._exempt = ASKING | HEALTH if exempt_health else ASKING
+        self._exempt = SELF_AUTHORIZING | HEALTH if exempt_health else SELF_AUTHORIZING
 
     def intercept_service(
         self,
@@ -55,14 +55,17 @@ class AccessInterceptor(grpc.ServerInterceptor):
         return guarded
 
     def _guarded(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
-        role = role_of(method)
+        role = required_role(method)
 
         # With what grpcio is told by attributes of a function.
         @functools.wraps(behaviour)
         def guarded(request: Any, context: grpc.ServicerContext, *more: Any) -> Any:
             try:
                 caller = self._access.admit(
-                    role, context.invocation_metadata(), context.peer, lambda: certificate_of(context)
+                    role,
+                    context.invocation_metadata(),
+                    context.peer,
+                    lambda: certificate_from_context(context),
                 )
             except Exception as error:
                 status = status_of(error)

@@ -9,7 +9,7 @@ from tensorferry.server.identity import CONTROL, INFER
 from tensorferry.server.names import HEALTH_SERVICE, REFLECTION_SERVICES
 
 # All of the service's. Those that read and change by the same message want what a change does.
-ROLE_OF_METHOD: Mapping[str, str] = {
+REQUIRED_ROLES: Mapping[str, str] = {
     "ServerLive": INFER,
     "ServerReady": INFER,
     "ModelReady": INFER,
@@ -35,7 +35,7 @@ ROLE_OF_METHOD: Mapping[str, str] = {
 _OURS = f"/{SERVICE_NAME}/"
 
 _ROLES: Mapping[str, str] = {
-    **{f"{_OURS}{name}": role for name, role in ROLE_OF_METHOD.items()},
+    **{f"{_OURS}{name}": role for name, role in REQUIRED_ROLES.items()},
     **{f"/{service}/ServerReflectionInfo": INFER for service in REFLECTION_SERVICES},
     f"/{HEALTH_SERVICE}/Check": INFER,
     f"/{HEALTH_SERVICE}/Watch": INFER,
@@ -54,9 +54,9 @@ HEALTH = frozenset(
 )
 
 # Those that ask by themselves, since they need to know who calls.
-ASKING = frozenset({f"{_OURS}ModelInfer", f"{_OURS}ModelStreamInfer"})
+SELF_AUTHORIZING = frozenset({f"{_OURS}ModelInfer", f"{_OURS}ModelStreamInfer"})
 
 
-def role_of(method: str) -> str:
+def required_role(method: str) -> str:
     """By the method's path. One that is not known is given to those only who may do everything."""
     return _ROLES.get(method, CONTROL)

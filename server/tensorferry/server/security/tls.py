@@ -21,7 +21,7 @@ from typing import Any
 import grpc
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.security.file_watch import Watched
+from tensorferry.server.security.file_watch import FileWatch
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -33,15 +33,15 @@ _EDWARDS = (bytes.fromhex("06032b6570"), bytes.fromhex("06032b6571"))
 _HEAD_BYTES = 32
 
 # Far more than any chain of certificates has; a device or a pipe has no end.
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 
 
-class BadFileError(Exception):
+class TlsFileError(Exception):
     """A file cannot be used: the message names it, and what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class _KeyPair:
     """A certificate with its key, the authorities of clients, and what was read of the first."""
 
     certificate: bytes
@@ -60,13 +60,13 @@ class TlsFiles:
         self._certificate = certificate
         self._key = key
         self._client_ca = client_ca
-        self._watched = Watched([certificate, key] if client_ca is None else [certificate, key, client_ca])
+        self._watched = FileWatch([certificate, key] if client_ca is None else [certificate, key, client_ca])
         # Guards the fields below. Files are read while it is held: each handshake needs what is found.
         self._lock = threading.Lock()
         self._watched.changed()
         try:
             self._current = self._read()
-        except (BadFileError, OSError) as error:
+        except (TlsFileError, OSError) as error:
             raise StartError(str(error)) from None
         self._complaint = ""
 
@@ -88,7 +88,7 @@ class TlsFiles:
                 pair = self._read()
             except Exception as error:
                 # Whatever it is, it must not escape into core, and the files are looked at again.
-                complaint = str(error) if isinstance(error, (BadFileError, OSError)) else repr(error)
+                complaint = str(error) if isinstance(error, (TlsFileError, OSError)) else repr(error)
                 self._watched.forget()
             said, self._complaint = self._complaint, complaint
             changed, self._current = pair != self._current, pair
@@ -99,10 +99,10 @@ class TlsFiles:
         _log.info("new TLS files from %s, valid until %s", self._certificate, pair.expires)
         return _configuration(pair)
 
-    def _read(self) -> _Pair:
-        certificate, key = _bytes_of(self._certificate), _bytes_of(self._key)
-        authorities = None if self._client_ca is None else _bytes_of(self._client_ca)
-        _check_forms(self._certificate, certificate, self._key, key)
+    def _read(self) -> _KeyPair:
+        certificate, key = _read_file(self._certificate), _read_file(self._key)
+        authorities = None if self._client_ca is None else _read_file(self._client_ca)
+        _check_key_pair(self._certificate, certificate, self._key, key)
         if self._client_ca is not None and authorities is not None:
             _check_authorities(self._client_ca, authorities)
         with _in_memory(certificate) as first, _in_memory(key) as second:
@@ -111,63 +111,63 @@ class TlsFiles:
                 server.load_cert_chain(first, second)
             except ssl.SSLError as error:
                 if error.reason == "KEY_VALUES_MISMATCH":
-                    raise BadFileError(
+                    raise TlsFileError(
                         f"the key in {self._key} does not belong to the certificate in {self._certificate}, the first "
                         "in its file: give the key that it was made with"
                     ) from None
-                raise BadFileError(
+                raise TlsFileError(
                     f"the certificate in {self._certificate} and the key in {self._key} cannot be used: {_reason(error)}"
                 ) from None
-        return _Pair(certificate, key, authorities, _expiry(self._certificate, certificate, server))
+        return _KeyPair(certificate, key, authorities, _expiry(self._certificate, certificate, server))
 
 
-def _configuration(pair: _Pair) -> grpc.ServerCertificateConfiguration:
+def _configuration(pair: _KeyPair) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], pair.authorities)
 
 
-def _bytes_of(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+            data = file.read(_MAX_BYTES + 1)
     except OSError as error:
-        raise BadFileError(f"{path} cannot be read: {error.strerror}") from None
-    if len(data) > _MOST_BYTES:
-        raise BadFileError(f"{path} has more than {_MOST_BYTES} bytes; it must be a PEM file")
+        raise TlsFileError(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) > _MAX_BYTES:
+        raise TlsFileError(f"{path} has more than {_MAX_BYTES} bytes; it must be a PEM file")
     return data
 
 
-def _check_forms(certificate_path: Path, certificate: bytes, key_path: Path, key: bytes) -> None:
+def _check_key_pair(certificate_path: Path, certificate: bytes, key_path: Path, key: bytes) -> None:
     if _CERTIFICATE not in certificate:
-        raise BadFileError(
+        raise TlsFileError(
             f"{certificate_path} is no certificate in PEM: it has no line {_CERTIFICATE.decode()!r}"
         )
     if any(mark in key for mark in _ENCRYPTED):
-        raise BadFileError(f"the key in {key_path} is encrypted; give one that is not, in a file of its own")
+        raise TlsFileError(f"the key in {key_path} is encrypted; give one that is not, in a file of its own")
     found = _KEY.search(key)
     if found is None:
-        raise BadFileError(
+        raise TlsFileError(
             f"{key_path} is no private key in PEM: it has no line '-----BEGIN PRIVATE KEY-----'"
         )
     try:
         head = base64.b64decode(found[1])[:_HEAD_BYTES]
     except ValueError:
-        raise BadFileError(f"the private key in {key_path} is damaged: it is not base64") from None
+        raise TlsFileError(f"the private key in {key_path} is damaged: it is not base64") from None
     if any(mark in head for mark in _EDWARDS):
-        raise BadFileError(
+        raise TlsFileError(
             f"the key in {key_path} is of Ed25519 or Ed448, which grpc does not take; use ECDSA (P-256) or RSA"
         )
 
 
 def _check_authorities(path: Path, data: bytes) -> None:
     if _CERTIFICATE not in data:
-        raise BadFileError(f"{path} is no certificate in PEM: it has no line {_CERTIFICATE.decode()!r}")
+        raise TlsFileError(f"{path} is no certificate in PEM: it has no line {_CERTIFICATE.decode()!r}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_verify_locations(cadata=data.decode("ascii", "ignore"))
     except ssl.SSLError as error:
-        raise BadFileError(f"the certificates in {path} cannot be read: {_reason(error)}") from None
+        raise TlsFileError(f"the certificates in {path} cannot be read: {_reason(error)}") from None
     if not context.cert_store_stats()["x509_ca"]:
-        raise BadFileError(
+        raise TlsFileError(
             f"no certificate in {path} is an authority's (basicConstraints CA:TRUE), so no client's could be verified by it"
         )
 
@@ -189,11 +189,11 @@ def _expiry(path: Path, certificate: bytes, server: ssl.SSLContext) -> str:
                 pass
         return str((asking.getpeercert() or {})["notAfter"])
     except ssl.SSLCertVerificationError as error:
-        raise BadFileError(
+        raise TlsFileError(
             f"no client would take the certificate in {path}: {error.verify_message}"
         ) from None
     except (ssl.SSLError, KeyError, ValueError) as error:
-        raise BadFileError(
+        raise TlsFileError(
             f"the certificate in {path} and its key do not make a connection: {_reason(error)}"
         ) from None
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tensorferry.batcher import BOUNDS, interval_of
-from tensorferry.server.telemetry.trace_context import TRACEPARENT, context_of
+from tensorferry.server.telemetry.trace_context import TRACEPARENT, parse_trace_context
 
 
 class Exemplar(NamedTuple):
@@ -37,5 +37,5 @@ class Exemplars:
 
 def sampled_trace(traceparent: str | bytes) -> str | None:
     """The identifier of the trace, in hexadecimal; None where the header is not valid or the trace is not kept."""
-    context = context_of(((TRACEPARENT, traceparent),))
+    context = parse_trace_context(((TRACEPARENT, traceparent),))
     return context.trace_id if context is not None and context.sampled else None

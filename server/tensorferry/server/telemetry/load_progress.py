@@ -18,7 +18,7 @@ _FIRST_SECONDS, _LONGEST_SECONDS = 2.0, 30.0
 _current: ContextVar[LoadProgress | None] = ContextVar("load progress", default=None)
 
 
-def doing(stage: str) -> None:
+def set_load_stage(stage: str) -> None:
     """What the current load does from now on; without effect outside of one."""
     progress = _current.get()
     if progress is not None:

@@ -13,7 +13,7 @@ from tensorferry.batcher.supervision import Pauses, last
 T = TypeVar("T")
 
 
-class Writer(Generic[T]):
+class BackgroundWriter(Generic[T]):
     """Hands items in order to `write`, many at a time, on a thread of its own. Thread-safe.
 
     `put` never waits: it refuses an item while `most` items or `most_bytes` are waiting. An exception that `write`

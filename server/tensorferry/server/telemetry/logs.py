@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensorferry.server.telemetry.log_writer import Writer
-from tensorferry.server.telemetry.repeated_warnings import Repeats
+from tensorferry.server.telemetry.log_writer import BackgroundWriter
+from tensorferry.server.telemetry.repeated_warnings import RepeatLimit
 from tensorferry.server.telemetry.trace_context import TraceContext
 
 _log = logging.getLogger("tensorferry.server")
@@ -50,12 +50,12 @@ class JsonFormatter(logging.Formatter):
 _MOST_QUOTED = 128
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """A client's own words, for a line: short, in quotes, and without anything that ends a line or moves a cursor."""
     return ascii(text if len(text) <= _MOST_QUOTED else text[:_MOST_QUOTED] + "...")
 
 
-def about(request_id: str, model: tuple[str, str], context: TraceContext | None) -> dict[str, str]:
+def request_fields(request_id: str, model: tuple[str, str], context: TraceContext | None) -> dict[str, str]:
     """What a line about a request has beside its message, in JSON: which it is, and the span it belongs to."""
     fields = {
         "request_id": request_id[:_MOST_QUOTED],
@@ -68,7 +68,7 @@ def about(request_id: str, model: tuple[str, str], context: TraceContext | None)
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class LogLevels:
     """Which lines are written. Each severity is switched by itself, and `verbose_level` above 0 shows debug lines.
 
     `iso_times` is about text: times are ISO 8601 in UTC rather than the local time of day. JSON has always the former.
@@ -114,17 +114,17 @@ class LogOutput:
         least = getattr(logging, level.upper())
         # Guards changes of _shown, with the handler and the level that follow it. Nothing is logged meanwhile.
         self._lock = threading.Lock()
-        self._shown = Shown(
+        self._shown = LogLevels(
             info=least <= logging.INFO,
             warning=least <= logging.WARNING,
             verbose_level=1 if least <= logging.DEBUG else 0,
             iso_times=self.json,
         )
-        self._repeats = Repeats()
+        self._repeats = RepeatLimit()
         # Counts lines that were dropped. Guarded by _lost_lock, under which nothing is called.
         self._lost_lock = threading.Lock()
         self._lost = 0
-        self._writer: Writer[bytes] = Writer(
+        self._writer: BackgroundWriter[bytes] = BackgroundWriter(
             "log-writer",
             self._write,
             lambda fault: _log.error("the thread that writes the log failed; it goes on", exc_info=fault),
@@ -140,11 +140,11 @@ class LogOutput:
         self._follow_locked()
 
     @property
-    def shown(self) -> Shown:
+    def shown(self) -> LogLevels:
         """What is written now."""
         return self._shown
 
-    def replace(self, shown: Shown, by: Shown) -> bool:
+    def replace(self, shown: LogLevels, by: LogLevels) -> bool:
         """Changes what is written; false, and nothing is changed, when it is not `shown` any more."""
         with self._lock:
             if self._shown != shown:

@@ -25,7 +25,7 @@ class _Period:
         self.count = self.left_out = 0
 
 
-class Repeats(logging.Filter):
+class RepeatLimit(logging.Filter):
     """Filter that lets 10 equal warnings or errors a minute through, and counts the others. Thread-safe.
 
     Two are equal if they have the same logger, template and model, which is the first argument or a field. The

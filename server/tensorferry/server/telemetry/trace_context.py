@@ -35,7 +35,7 @@ class TraceContext(NamedTuple):
         return f"00-{self.trace_id}-{self.span_id}-{int(self.sampled):02x}"
 
 
-def context_of(metadata: Iterable[tuple[str, str | bytes]]) -> TraceContext | None:
+def parse_trace_context(metadata: Iterable[tuple[str, str | bytes]]) -> TraceContext | None:
     """What a call's metadata says of its caller's span; None where that is nothing, or malformed.
 
     A client may send anything, so what is malformed is no error: the call is then as one without.

@@ -16,9 +16,9 @@ from tensorferry.batcher.supervision import Pauses
 from tensorferry.server.identity import ANYONE
 from tensorferry.server.models.registry import Model
 from tensorferry.server.telemetry import logs
-from tensorferry.server.telemetry.log_writer import Writer
+from tensorferry.server.telemetry.log_writer import BackgroundWriter
 from tensorferry.server.telemetry.trace_context import TraceContext
-from tensorferry.server.tracing.trace import Trace
+from tensorferry.server.tracing.trace import RequestTrace
 
 _log = logging.getLogger("tensorferry.access")
 _errors = logging.getLogger("tensorferry.server")
@@ -36,7 +36,7 @@ _OUTCOMES = {
 _WAITING_SECONDS = 2
 
 
-class _Allowance:
+class _RateLimit:
     """So many lines in each second of the clock; how many were left out is for the next that is not."""
 
     __slots__ = ("_count", "_left_out", "_most", "_second")
@@ -75,8 +75,8 @@ class AccessLog:
     def __init__(self, most: int, pauses: Pauses | None = None) -> None:
         # Guards both. Nothing is called while it is held, but for the queue, which has room or refuses.
         self._lock = threading.Lock()
-        self._answered, self._others = _Allowance(most), _Allowance(most)
-        self._writer: Writer[tuple[Trace, int]] = Writer(
+        self._answered, self._others = _RateLimit(most), _RateLimit(most)
+        self._writer: BackgroundWriter[tuple[RequestTrace, int]] = BackgroundWriter(
             "access-log", self._write, _failed, most=2 * most * _WAITING_SECONDS, pauses=pauses
         )
 
@@ -92,10 +92,10 @@ class AccessLog:
         """Every request, since nobody knows yet what becomes of it; where lines of this level are written."""
         return self if _log.isEnabledFor(logging.INFO) else None
 
-    def completed(self, trace: Trace) -> None:
+    def completed(self, trace: RequestTrace) -> None:
         """There is more to come."""
 
-    def ended(self, trace: Trace) -> None:
+    def ended(self, trace: RequestTrace) -> None:
         """Has a line written soon, if it is allowed. Never waits."""
         with self._lock:
             allowance = self._allowance(trace)
@@ -105,12 +105,12 @@ class AccessLog:
             if not self._writer.put((trace, left_out)):
                 allowance.left_out(left_out + 1)
 
-    def _allowance(self, trace: Trace) -> _Allowance:
+    def _allowance(self, trace: RequestTrace) -> _RateLimit:
         return self._answered if trace.status is None else self._others
 
-    def _write(self, items: Sequence[tuple[Trace, int]]) -> None:
+    def _write(self, items: Sequence[tuple[RequestTrace, int]]) -> None:
         for trace, left_out in items:
-            fields = fields_of(trace)
+            fields = access_log_fields(trace)
             if left_out:
                 fields["left_out"] = left_out
             _log.info("%s", _text(fields), extra=fields)
@@ -120,7 +120,7 @@ def _failed(fault: BaseException) -> None:
     _errors.error("the thread of the access log ended unexpectedly; lines are lost", exc_info=fault)
 
 
-def fields_of(trace: Trace) -> dict[str, Any]:
+def access_log_fields(trace: RequestTrace) -> dict[str, Any]:
     """What a line tells of a request; what a client has chosen is cut to a bounded length."""
     outcome = "answered"
     if trace.error is not None:
@@ -128,7 +128,7 @@ def fields_of(trace: Trace) -> dict[str, Any]:
     ended = trace.sent_at if trace.sent_at == trace.sent_at else trace.completed_at
     fields: dict[str, Any] = {
         "method": "ModelStreamInfer" if trace.streamed else "ModelInfer",
-        **logs.about(trace.request_id, trace.addressed, trace.context),
+        **logs.request_fields(trace.request_id, trace.addressed, trace.context),
         "outcome": outcome,
         "code": "OK" if trace.status is None else trace.status.code.name,
         "duration_seconds": round(ended - trace.started, 6),
@@ -147,7 +147,7 @@ def fields_of(trace: Trace) -> dict[str, Any]:
 
 def _text(fields: dict[str, Any]) -> str:
     return " ".join(
-        f"{name}={logs.quoted(value) if name in _CHOSEN else value}" for name, value in fields.items()
+        f"{name}={logs.quote(value) if name in _CHOSEN else value}" for name, value in fields.items()
     )
 
 

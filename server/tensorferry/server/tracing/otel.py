@@ -32,7 +32,7 @@ from tensorferry.server.identity import ANYONE
 from tensorferry.server.models.registry import Model
 from tensorferry.server.telemetry.trace_context import TraceContext
 from tensorferry.server.tracing.otel_sampling import Sampler
-from tensorferry.server.tracing.trace import Trace
+from tensorferry.server.tracing.trace import RequestTrace
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -49,7 +49,7 @@ _BATCHES_KNOWN = 256
 
 
 @dataclass(slots=True)
-class _Batch:
+class _BatchSpan:
     """A batch with a span: its ids, and the links to its requests' spans, the last of them where there are too many."""
 
     info: BatchInfo
@@ -58,7 +58,7 @@ class _Batch:
     links: BoundedList[Link] = field(repr=False)
 
 
-class OpenTelemetry:
+class OpenTelemetrySource:
     """Samples requests, and gives their spans to a processor. Implements `Source` and `Together`. Thread-safe.
 
     As `Together` it stands in front of the transport's: that tells when all of a batch have had their answers, and
@@ -83,7 +83,7 @@ class OpenTelemetry:
         self._new_id = random.Random(random.SystemRandom().getrandbits(64)).getrandbits
         # Guards _batches and the links of each. Nothing is called while it is held.
         self._lock = threading.Lock()
-        self._batches: OrderedDict[int, _Batch] = OrderedDict()
+        self._batches: OrderedDict[int, _BatchSpan] = OrderedDict()
         # Of each thread, the batches whose answers it gives; only between `begin` and `end`.
         self._local = threading.local()
 
@@ -100,7 +100,7 @@ class OpenTelemetry:
     def end(self) -> None:
         """As `Together.end`."""
         self._together.end()
-        answered: list[_Batch] = self._local.answered
+        answered: list[_BatchSpan] = self._local.answered
         self._local.answered = None
         for batch in answered:
             self._tell_batch(batch)
@@ -109,7 +109,7 @@ class OpenTelemetry:
         """An id that is not 0, which is none."""
         return self._new_id(64) or 1
 
-    def joined(self, info: BatchInfo, trace: Trace, span: SpanContext) -> SpanContext:
+    def joined(self, info: BatchInfo, trace: RequestTrace, span: SpanContext) -> SpanContext:
         """A request with this span was answered from a batch, on this thread; the batch's span."""
         with self._lock:
             batch = self._batches.get(id(info))
@@ -117,13 +117,13 @@ class OpenTelemetry:
             if batch is None:
                 context = SpanContext(self._new_id(128) or 1, self.new_span_id(), False, _FLAGS)
                 # It has `info`, so that no other can have its id meanwhile.
-                batch = _Batch(info, trace.addressed, context, BoundedList(self._most_links))
+                batch = _BatchSpan(info, trace.addressed, context, BoundedList(self._most_links))
                 self._batches[id(info)] = batch
                 if len(self._batches) > _BATCHES_KNOWN:
                     self._batches.popitem(last=False)
             batch.links.append(Link(span))
         if first:
-            answered: list[_Batch] | None = getattr(self._local, "answered", None)
+            answered: list[_BatchSpan] | None = getattr(self._local, "answered", None)
             if answered is None:
                 # It answers this one alone.
                 self._tell_batch(batch)
@@ -162,7 +162,7 @@ class OpenTelemetry:
             )
         )
 
-    def _tell_batch(self, batch: _Batch) -> None:
+    def _tell_batch(self, batch: _BatchSpan) -> None:
         info = batch.info
         attributes: dict[str, str | int | float] = {
             "tensorferry.model.name": batch.model[0],
@@ -194,7 +194,7 @@ class RequestSpans:
     __slots__ = ("_batch", "_context", "_owner", "_parent", "context")
 
     def __init__(
-        self, owner: OpenTelemetry, trace_id: int, span_id: int, parent: TraceContext | None
+        self, owner: OpenTelemetrySource, trace_id: int, span_id: int, parent: TraceContext | None
     ) -> None:
         self._owner = owner
         state = TraceState.from_header([parent.state]) if parent is not None and parent.state else None
@@ -206,12 +206,12 @@ class RequestSpans:
         self._batch: SpanContext | None = None
         self.context: TraceContext | None = TraceContext(f"{trace_id:032x}", f"{span_id:016x}", True)
 
-    def completed(self, trace: Trace) -> None:
+    def completed(self, trace: RequestTrace) -> None:
         """Joins its batch's span."""
         if trace.batch is not None:
             self._batch = self._owner.joined(trace.batch, trace, self._context)
 
-    def ended(self, trace: Trace) -> None:
+    def ended(self, trace: RequestTrace) -> None:
         """Tells the request's span and those of its stages."""
         done = trace.completed_at
         admitted = trace.queued if trace.queued == trace.queued else done
@@ -247,7 +247,7 @@ class RequestSpans:
         self._owner.tell(name, context, own, start, end, links=links)
 
 
-def _attributes(trace: Trace, method: str) -> dict[str, str | int | float]:
+def _attributes(trace: RequestTrace, method: str) -> dict[str, str | int | float]:
     """By the conventions for RPC where these have a name; others are the server's own."""
     name, version = trace.addressed
     attributes: dict[str, str | int | float] = {

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 
 from tensorferry.batcher import Together
 from tensorferry.server.errors import StartError
-from tensorferry.server.tracing.otel import OpenTelemetry
+from tensorferry.server.tracing.otel import OpenTelemetrySource
 from tensorferry.server.tracing.otel_sampling import sampler_of
 
 _log = logging.getLogger("tensorferry.server")
@@ -33,7 +33,7 @@ class SpanExport:
 
     def __init__(self, environment: Mapping[str, str], version: str, together: Together) -> None:
         """StartError for variables that say what cannot be."""
-        self.source: OpenTelemetry | None = None
+        self.source: OpenTelemetrySource | None = None
         if environment.get(_DISABLED, "").strip().lower() == "true":
             _log.warning("--otel makes no spans: %s is true", _DISABLED)
             return
@@ -54,7 +54,9 @@ class SpanExport:
             self._processor = BatchSpanProcessor(exporter)
         except ValueError as error:
             raise StartError(f"the variables OTEL_* cannot be followed: {error}") from None
-        self.source = OpenTelemetry(self._processor, sampler, _resource(version), limits, version, together)
+        self.source = OpenTelemetrySource(
+            self._processor, sampler, _resource(version), limits, version, together
+        )
 
     def stop(self, timeout: float) -> bool:
         """Whether all spans were sent, for which it waits at most so long. Idempotent; no span may be told afterwards."""

@@ -13,14 +13,14 @@ from tensorferry.batcher import BatchInfo
 from tensorferry.server.identity import ANYONE, Caller
 from tensorferry.server.models.registry import Model
 from tensorferry.server.status import Status
-from tensorferry.server.telemetry.trace_context import TraceContext, context_of
+from tensorferry.server.telemetry.trace_context import TraceContext, parse_trace_context
 
 _log = logging.getLogger("tensorferry.server")
 
 _NAN = math.nan
 
 
-class Sink(Protocol):
+class TraceSink(Protocol):
     """What a source makes of one request. Each method is called once, in this order, perhaps on two threads.
 
     Neither may block: the request's answer, and those of its neighbours, wait for it.
@@ -30,21 +30,21 @@ class Sink(Protocol):
     def context(self) -> TraceContext | None:
         """The span that the sink makes of the request, if it makes one."""
 
-    def completed(self, trace: Trace) -> None:
+    def completed(self, trace: RequestTrace) -> None:
         """There is an answer, or an error, of which nobody has heard yet."""
 
-    def ended(self, trace: Trace) -> None:
+    def ended(self, trace: RequestTrace) -> None:
         """The transport has taken the response; or nobody waits for it any more."""
 
 
-class Source(Protocol):
+class TraceSource(Protocol):
     """Something that wants requests traced. Thread-safe."""
 
-    def sample(self, model: Model | None, parent: TraceContext | None) -> Sink | None:
+    def sample(self, model: Model | None, parent: TraceContext | None) -> TraceSink | None:
         """Whether a request, of this model as far as it is known, is one to trace: then its sink."""
 
 
-class Trace:
+class RequestTrace:
     """A request on its way, in seconds on the clock of `time.monotonic`; NaN for what did not come about.
 
     `started` is when its message was there, `queued` when its batcher got it, `completed_at` when there was an
@@ -78,7 +78,7 @@ class Trace:
 
     def __init__(
         self,
-        sinks: Sequence[Sink],
+        sinks: Sequence[TraceSink],
         request_id: str,
         started: float,
         context: TraceContext | None = None,
@@ -151,7 +151,7 @@ class Trace:
         for sink in self._sinks:
             self._told(sink.ended)
 
-    def _told(self, tell: Callable[[Trace], None]) -> None:
+    def _told(self, tell: Callable[[RequestTrace], None]) -> None:
         try:
             tell(self)
         except Exception:
@@ -159,16 +159,16 @@ class Trace:
             _log.exception("a request could not be traced; this is a bug in tensorferry.server")
 
 
-class Tracing:
+class Tracer:
     """Who wants requests traced. Thread-safe."""
 
-    def __init__(self, sources: Sequence[Source] = ()) -> None:
+    def __init__(self, sources: Sequence[TraceSource] = ()) -> None:
         # Those who may want one now. All that a request pays for while there is none is a look at it.
-        self.sources: Sequence[Source] = tuple(sources)
+        self.sources: Sequence[TraceSource] = tuple(sources)
         # Held while `sources` is replaced. Nothing is called meanwhile.
         self._lock = threading.Lock()
 
-    def switch(self, source: Source, *, on: bool) -> None:
+    def switch(self, source: TraceSource, *, on: bool) -> None:
         """From now on the source is asked, or is not."""
         with self._lock:
             others = tuple(other for other in self.sources if other is not source)
@@ -181,10 +181,10 @@ class Tracing:
         started: float,
         metadata: Sequence[tuple[str, str | bytes]] = (),
         caller: Caller = ANYONE,
-    ) -> Trace | None:
+    ) -> RequestTrace | None:
         """The trace of a request that arrived at `started`; None if nobody wants one."""
-        parent = context_of(metadata)
-        sinks: list[Sink] | None = None
+        parent = parse_trace_context(metadata)
+        sinks: list[TraceSink] | None = None
         for source in self.sources:
             sink = source.sample(model, parent)
             if sink is not None:
@@ -192,4 +192,4 @@ class Tracing:
         if sinks is None:
             return None
         own = next((sink.context for sink in sinks if sink.context is not None), parent)
-        return Trace(sinks, request_id, started, own, caller)
+        return RequestTrace(sinks, request_id, started, own, caller)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.models.registry import Model
 from tensorferry.server.telemetry.trace_context import TraceContext
-from tensorferry.server.tracing.trace import Trace, Tracing
-from tensorferry.server.tracing.triton_file import Sheet, TraceFile
+from tensorferry.server.tracing.trace import RequestTrace, Tracer
+from tensorferry.server.tracing.triton_file import TraceFile, TraceFileSeries
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class _Setting:
         self._seen = 0
         self.specified = specified
         numbered = options.log_frequency > 0 or options.count >= 0
-        self.sheet = Sheet(options.log_frequency if numbered else None)
+        self.sheet = TraceFileSeries(options.log_frequency if numbered else None)
 
     @property
     def options(self) -> TraceOptions:
@@ -61,7 +61,7 @@ class _Setting:
         return True
 
 
-class Record:
+class TritonTraceRecord:
     """A request on its way into a file. Implements `Sink`."""
 
     __slots__ = ("_file", "_number", "_sheet")
@@ -69,12 +69,12 @@ class Record:
     # What a file has is no span.
     context = None
 
-    def __init__(self, file: TraceFile, sheet: Sheet, number: int) -> None:
+    def __init__(self, file: TraceFile, sheet: TraceFileSeries, number: int) -> None:
         self._file = file
         self._sheet = sheet
         self._number = number
 
-    def completed(self, trace: Trace) -> None:
+    def completed(self, trace: RequestTrace) -> None:
         """Hands over the request's timeline: whoever has the answer finds it traced."""
         times = [
             # When the call began to wait for its message is not known: that it was there is all that is.
@@ -103,7 +103,7 @@ class Record:
         }
         self._file.write(self._sheet, record)
 
-    def ended(self, trace: Trace) -> None:
+    def ended(self, trace: RequestTrace) -> None:
         """Triton's traces know no such time."""
 
 
@@ -114,10 +114,10 @@ class TritonTracing:
     cleared of the server's own is as at the start. Without a file nothing can be traced.
     """
 
-    def __init__(self, file: TraceFile | None = None, tracing: Tracing | None = None) -> None:
+    def __init__(self, file: TraceFile | None = None, tracing: Tracer | None = None) -> None:
         self._file = file
-        self._tracing = tracing or Tracing()
-        # Guards _server, _models, what each of these counts, _last and changes of active, of which `Tracing` is told.
+        self._tracing = tracing or Tracer()
+        # Guards _server, _models, what each of these counts, _last and changes of active, of which `Tracer` is told.
         self._lock = threading.Lock()
         self._server = _Setting(TraceOptions(), frozenset())
         self._models: dict[str, _Setting] = {}
@@ -154,7 +154,7 @@ class TritonTracing:
             self._server, self._models = server, models
             self._note_active_locked()
 
-    def sample(self, model: Model | None, parent: TraceContext | None = None) -> Record | None:
+    def sample(self, model: Model | None, parent: TraceContext | None = None) -> TritonTraceRecord | None:
         """What is kept of a request for this model; None if nothing is. A caller's own trace changes nothing."""
         if model is None:
             # Settings are of models that there are.
@@ -167,7 +167,7 @@ class TritonTracing:
             number = self._last
             if not setting.active:
                 self._note_active_locked()
-        return Record(self._file, setting.sheet, number)
+        return TritonTraceRecord(self._file, setting.sheet, number)
 
     def _changed(
         self, setting: _Setting | None, otherwise: TraceOptions, changes: Mapping[str, bool | int | None]

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from tensorferry.batcher.supervision import Pauses
 from tensorferry.server.errors import StartError
-from tensorferry.server.telemetry.log_writer import Writer
+from tensorferry.server.telemetry.log_writer import BackgroundWriter
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -22,7 +22,7 @@ _MOST_WAITING = 10_000
 _END = b"\n]"
 
 
-class Sheet:
+class TraceFileSeries:
     """Where the traces of one setting go, in the writer's hands.
 
     `traces` is how many have a numbered file together, 0 for any number; None is for the file itself.
@@ -36,7 +36,7 @@ class Sheet:
         self.written = 0
 
 
-_Item: TypeAlias = "tuple[Sheet, Mapping[str, Any]]"
+_Item: TypeAlias = "tuple[TraceFileSeries, Mapping[str, Any]]"
 
 
 class TraceFile:
@@ -47,7 +47,7 @@ class TraceFile:
 
     def __init__(self, path: Path, pauses: Pauses | None = None) -> None:
         self.path = path
-        self._writer: Writer[_Item] = Writer(
+        self._writer: BackgroundWriter[_Item] = BackgroundWriter(
             "trace-writer", self._write, _failed, most=_MOST_WAITING, pauses=pauses
         )
         # Guards _lost. Nothing is called while it is held.
@@ -69,7 +69,7 @@ class TraceFile:
             )
         self._writer.start()
 
-    def write(self, sheet: Sheet, trace: Mapping[str, Any]) -> None:
+    def write(self, sheet: TraceFileSeries, trace: Mapping[str, Any]) -> None:
         """Has a trace written soon; never waits. One that comes while too many wait is lost, which is logged."""
         if not self._writer.put((sheet, trace)):
             with self._lock:
@@ -96,7 +96,7 @@ class TraceFile:
                 _log.error("traces are lost, and those that follow may be: %s", error)
             self._failing = True
 
-    def _path_for(self, sheet: Sheet) -> Path:
+    def _path_for(self, sheet: TraceFileSeries) -> Path:
         if sheet.traces is None:
             return self.path
         if sheet.path is None or (sheet.traces and sheet.written == sheet.traces):

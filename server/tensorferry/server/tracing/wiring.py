@@ -11,7 +11,7 @@ from tensorferry.batcher import Together
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.tracing.access_log import AccessLog
-from tensorferry.server.tracing.trace import Tracing
+from tensorferry.server.tracing.trace import Tracer
 
 if TYPE_CHECKING:
     from tensorferry.server.tracing.otel_export import SpanExport
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tensorferry.server")
 
 
-class Telemetry:
+class RequestTelemetry:
     """`tracing` is what requests are traced by, `together` what batchers are to tell of the answers of a batch.
 
     The latter is the one given, and OpenTelemetry in front of it where there are to be spans.
     """
 
     def __init__(self, config: ServerConfig, together: Together) -> None:
-        self.tracing = Tracing()
+        self.tracing = Tracer()
         self.together = together
         self._otel = config.otel
         self._access_log = AccessLog(config.access_log) if config.access_log else None

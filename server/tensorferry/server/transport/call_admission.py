@@ -13,7 +13,7 @@ import grpc
 from tensorferry.batcher import QueueFull
 from tensorferry.server.identity import ANYONE, INFER, Caller
 from tensorferry.server.inference.service import SHUTTING_DOWN, InferenceService
-from tensorferry.server.security.access_control import Access, Certificate, Standing
+from tensorferry.server.security.access_control import AccessControl, ClientCertificate, StreamAuthorization
 from tensorferry.server.status import Status
 from tensorferry.server.transport.lane import cygrpc
 from tensorferry.server.transport.unread_responses import Unsent
@@ -45,7 +45,7 @@ class Door:
     def __init__(
         self,
         service: InferenceService,
-        access: Access | None,
+        access: AccessControl | None,
         max_calls: int,
         turned_away: Callable[[QueueFull], None],
         unsent: Unsent,
@@ -83,14 +83,14 @@ class Door:
             return self._ending
         return caller
 
-    def standing_of(self, event: Any) -> Standing | Status | None:
+    def standing_of(self, event: Any) -> StreamAuthorization | Status | None:
         """Whose stream it is, and for how long; None where anybody's is served, or the status with which it ends."""
         if (unread := self._unread(event)) is not None:
             return unread
         if self._access is None:
             return None
         try:
-            return Standing(self._access, *_origin_of(event))
+            return StreamAuthorization(self._access, *_origin_of(event))
         except Exception as error:
             return self._service.status_of(error)
 
@@ -105,7 +105,7 @@ class Door:
         return self._service.status_of(error)
 
 
-def _origin_of(event: Any) -> tuple[Any, Callable[[], str], Callable[[], Certificate]]:
+def _origin_of(event: Any) -> tuple[Any, Callable[[], str], Callable[[], ClientCertificate]]:
     """A call's metadata, and what tells its peer and its connection's certificate."""
     call = event.call
     return (

@@ -22,8 +22,8 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.stream_order import TOO_MANY, parse_stream_options, too_many_streams
 from tensorferry.server.model_config.pbtxt import PLATFORM
 from tensorferry.server.models.registry import ModelRegistry, ModelState
-from tensorferry.server.security.access_control import Access, Standing
-from tensorferry.server.security.interceptor import certificate_of
+from tensorferry.server.security.access_control import AccessControl, StreamAuthorization
+from tensorferry.server.security.interceptor import certificate_from_context
 from tensorferry.server.status import Status, status_of, trailing_metadata
 from tensorferry.server.transport.calls_in_progress import Underway
 from tensorferry.server.transport.threaded_stream import ResponseStream
@@ -66,7 +66,7 @@ class Servicer:
         max_streams: int,
         max_in_flight: int,
         extensions: Sequence[Extension] = (),
-        access: Access | None = None,
+        access: AccessControl | None = None,
         unsent: Unsent | None = None,
     ) -> None:
         self._unsent = unsent or Unsent()
@@ -270,17 +270,20 @@ class Servicer:
             return ANYONE
         try:
             return self._access.admit(
-                INFER, context.invocation_metadata(), context.peer, lambda: certificate_of(context)
+                INFER, context.invocation_metadata(), context.peer, lambda: certificate_from_context(context)
             )
         except Exception as error:
             _abort(context, self._service.status_of(error))
 
-    def _standing_of(self, context: grpc.ServicerContext) -> Standing | None:
+    def _standing_of(self, context: grpc.ServicerContext) -> StreamAuthorization | None:
         if self._access is None:
             return None
         try:
-            return Standing(
-                self._access, context.invocation_metadata(), context.peer, lambda: certificate_of(context)
+            return StreamAuthorization(
+                self._access,
+                context.invocation_metadata(),
+                context.peer,
+                lambda: certificate_from_context(context),
             )
         except Exception as error:
             _abort(context, self._service.status_of(error))

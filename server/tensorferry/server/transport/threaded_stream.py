@@ -20,7 +20,7 @@ from tensorferry.server.inference.stream_order import (
     StreamOptions,
     encode_or_status,
 )
-from tensorferry.server.security.access_control import Standing
+from tensorferry.server.security.access_control import StreamAuthorization
 from tensorferry.server.status import Status
 from tensorferry.server.transport.unread_responses import Account, Unsent
 
@@ -43,7 +43,7 @@ class ResponseStream:
         options: StreamOptions,
         max_in_flight: int,
         metadata: Metadata = (),
-        standing: Standing | None = None,
+        standing: StreamAuthorization | None = None,
         account: Account | None = None,
     ) -> None:
         self._account = account or Account(Unsent(), "", lambda error: None)
@@ -145,7 +145,7 @@ class ResponseStream:
         caller = ANYONE
         if self._standing is not None:
             try:
-                caller = self._standing.renew()
+                caller = self._standing.refresh()
             except Exception as error:
                 refusal = self._service.status_of(error)
                 with self._lock:

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
-from tensorferry.server.telemetry.logs import quoted
+from tensorferry.server.telemetry.logs import quote
 from tensorferry.server.wire import bounds
 from tensorferry.server.wire.bounds import FIELD_BOUNDS, FieldBound
 from tensorferry.server.wire.fields import DELIMITED, Data, MalformedError, fields
@@ -132,7 +132,7 @@ class _Walk:
                 text = bytes(self._data[begin : begin + 128]).decode(errors="replace")
                 raise InvalidRequestError(
                     f"{path}{rule.name} has {end - begin} bytes; this server takes at most {longest}: send a shorter one "
-                    f"than {quoted(text + '...')}"
+                    f"than {quote(text + '...')}"
                 )
             if rule.inside is not None:
                 self.message(begin, end, rule.inside, f"{path}{rule.name}.")

@@ -25,7 +25,7 @@ from tensorferry.server.identity import ANYONE, Caller, Metadata
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
-from tensorferry.server.security.access_control import Access
+from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.transport.lane.lane import Lane
 
 # What becomes of requests that fail, and of those that come while the server drains.
@@ -124,7 +124,7 @@ class Client:
         return [pb.ModelStreamInferResponse.FromString(data).infer_response.id for data in self.call.got]
 
 
-class Fickle(Access):
+class Fickle(AccessControl):
     """Knows a caller, and then does not; and has always been told something else since."""
 
     def __init__(self, random: random.Random) -> None:

@@ -28,7 +28,7 @@ try:
 except ImportError as error:  # pragma: no cover - of a grpcio that is yet to come
     raise LookupError(f"grpcio {grpc.__version__} has changed: {error}") from error
 
-from tensorferry.server.security.access_control import Certificate
+from tensorferry.server.security.access_control import ClientCertificate
 from tensorferry.server.status import Status, trailing_metadata
 
 __all__ = [
@@ -86,11 +86,13 @@ def peer_of(call: Any) -> str:
     return peer.decode() if isinstance(peer, bytes) else peer
 
 
-def certificate_of(call: Any) -> Certificate:
+def certificate_of(call: Any) -> ClientCertificate:
     """Whose certificate the call's connection has, as `peer_identity_key` and `peer_identities` of `grpc.ServicerContext`."""
     kind: bytes | str | None = peer_identity_key(call)
     (pem,) = auth_context(call).get(b"x509_pem_cert", (b"",))
-    return Certificate(kind.decode() if isinstance(kind, bytes) else kind, peer_identities(call) or (), pem)
+    return ClientCertificate(
+        kind.decode() if isinstance(kind, bytes) else kind, peer_identities(call) or (), pem
+    )
 
 
 class _Queue(CompletionQueue):  # type: ignore[misc]

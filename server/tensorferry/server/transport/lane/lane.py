@@ -32,7 +32,7 @@ from tensorferry.server.identity import Caller
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.stream_order import INTERNAL_ERROR, TOO_MANY
-from tensorferry.server.security.access_control import Access
+from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.status import Status
 from tensorferry.server.transport.call_admission import NEVER, Door, deadline_of
 from tensorferry.server.transport.calls_in_progress import Until
@@ -86,7 +86,7 @@ class Lane:
         max_in_flight: int,
         max_calls: int = 1 << 62,
         outbox: Outbox | None = None,
-        access: Access | None = None,
+        access: AccessControl | None = None,
         unsent: Unsent | None = None,
         unpackers: Executor | None = None,
     ) -> None:

@@ -23,7 +23,7 @@ from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.responses import stream_response
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
-from tensorferry.server.security.access_control import Access, Certificate
+from tensorferry.server.security.access_control import AccessControl, ClientCertificate
 from tensorferry.server.transport.lane.lane import STREAM, UNARY, Lane
 
 _HELD = b"held until the client leaves"
@@ -79,7 +79,7 @@ class _Echo(InferenceService):
         return InferenceCall()
 
 
-class _Asking(Access):
+class _Asking(AccessControl):
     """Finds out of each call what can be found out of one."""
 
     def admit(
@@ -87,10 +87,10 @@ class _Asking(Access):
         role: str,
         metadata: Metadata,
         peer: Callable[[], str],
-        certificate: Callable[[], Certificate],
+        certificate: Callable[[], ClientCertificate],
     ) -> Caller:
         found = certificate()
-        if found != Certificate(None, ()):
+        if found != ClientCertificate(None, ()):
             raise NotFoundError(f"the certificate {found} of a connection that has none")
         return Caller(peer().partition(":")[0], ROLES)
 

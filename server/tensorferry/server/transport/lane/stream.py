@@ -19,7 +19,7 @@ from tensorferry.server.inference.stream_order import (
     parse_stream_options,
     too_many_streams,
 )
-from tensorferry.server.security.access_control import Standing
+from tensorferry.server.security.access_control import StreamAuthorization
 from tensorferry.server.status import Status
 from tensorferry.server.transport.lane import cygrpc
 from tensorferry.server.transport.lane.batched_sends import Outbox
@@ -71,7 +71,12 @@ class StreamCall:
     """
 
     def __init__(
-        self, owner: Owner, event: Any, deadline: float, max_in_flight: int, standing: Standing | None
+        self,
+        owner: Owner,
+        event: Any,
+        deadline: float,
+        max_in_flight: int,
+        standing: StreamAuthorization | None,
     ) -> None:
         self._owner = owner
         self._call = event.call
@@ -157,9 +162,9 @@ class StreamCall:
             data, self._deadline, partial(self._complete, entry), self._metadata, self._caller
         )
 
-    def _renew(self, standing: Standing) -> Status | None:
+    def _renew(self, standing: StreamAuthorization) -> Status | None:
         try:
-            self._caller = standing.renew()
+            self._caller = standing.refresh()
         except Exception as error:
             return self._owner.status_of(error)
         return None
