@@ -25,7 +25,7 @@ SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 LOAD := $(VENV)/load
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-ray test-installs fuzz soak conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check locks tools train gpu-check clean
+.PHONY: help run demo test test-ray test-installs fuzz soak conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check docs docs-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -115,6 +115,12 @@ protos: $(PROTOC_VENV)/.done ## regenerate the code from the .proto files
 
 protos-check: protos ## fail if the checked-in code is not what `make protos` makes
 	git diff --exit-code -- protos
+
+docs: $(VENV)/.dev ## write the generated page of the reference, docs/reference/options.md
+	$(BIN)/python -m tensorferry.server.config.reference >docs/reference/options.md
+
+docs-check: docs ## fail if a generated page of the reference is not what `make docs` writes
+	git diff --exit-code -- docs/reference
 
 locks: $(VENV)/.python ## compile requirements/*.in into lock files
 	$(PIP) install -q uv==$(UV)

@@ -11,9 +11,8 @@ from deploy.manifests import DEPLOY, MANIFEST_TOOLS, Document, built, checked, o
 
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.config.load import load_config
-from tensorferry.server.config.option_types import Option
-from tensorferry.server.config.options import OPTIONS
-from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.config.option import Option
+from tensorferry.server.config.server_config import OPTIONS, ServerConfig
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.monitoring.metrics import Metrics
 from tensorferry.server.monitoring.server_statistics import ServerStatistics

@@ -12,7 +12,7 @@ from docs.pages import pages
 
 from tensorferry.client.cli import commands, top
 from tensorferry.server.cli import make_token, show_config
-from tensorferry.server.config.options import OPTIONS
+from tensorferry.server.config.server_config import OPTIONS
 
 # Of other programs, and of what is run with Python or make in this repository.
 OTHERS = frozenset({

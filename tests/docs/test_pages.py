@@ -21,7 +21,7 @@ from docs.pages import ROOT, Block, Command, blocks, commands, expected_output, 
 from tensorferry.server.cli.serve import _parser
 from tensorferry.server.config.flags import read_flags
 from tensorferry.server.config.load import load_config
-from tensorferry.server.config.options import OPTIONS
+from tensorferry.server.config.server_config import OPTIONS
 
 BLOCKS = list(blocks())
 COMMANDS = [command for block in BLOCKS if is_shell(block) for command in commands(block)]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import grpc
 
 from tensorferry.protos import POOL, SERVICE_NAME
-from tensorferry.server.config.device_options import cuda_flags
-from tensorferry.server.config.limit_options import limits_of
+from tensorferry.server.config.checks import changed_cuda_options
+from tensorferry.server.config.limits import request_limits
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.inference.service import InferenceService
@@ -104,7 +104,7 @@ class App:
             regions=self._regions,
             tracing=tracing,
             triton_status_codes=config.triton_status_codes,
-            limits=limits_of(config),
+            limits=request_limits(config),
         )
         # Read from a file, of which there may be none left later.
         self._release = version("tensorferry")
@@ -291,8 +291,8 @@ class App:
         remove_abandoned()
         self._device = choose_device(config.device)
         if self._device == "cpu":
-            for given in cuda_flags(config):
-                _log.warning("--%s, which changes nothing: no model runs on a GPU", given)
+            for changed in changed_cuda_options(config):
+                _log.warning("--%s, which has no effect: no model runs on a GPU", changed)
         elif self._metrics is not None:
             self._gpus = open_nvml()
         names = config.load_models if config.model_control == "explicit" else ("*",)

@@ -66,3 +66,7 @@ class StartError(Exception):
 
 class ModelConfigError(StartError):
     """A model's configuration cannot be used: the message names the file or the model, and the field."""
+
+
+class ConfigError(Exception):
+    """An option has a bad value: the message names the option, the value, and what is allowed."""

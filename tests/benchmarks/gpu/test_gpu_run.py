@@ -27,7 +27,7 @@ from gpu.servers import _LIMITS, DEFAULT, VARIANTS, ServerError, serving, warm_u
 from gpu.workloads import BERT, ON_CPU, ON_GPU, RESNET, Workload
 from tensorferry.server.cli.serve import _parser
 from tensorferry.server.config.flags import read_flags
-from tensorferry.server.config.options import OPTIONS
+from tensorferry.server.config.server_config import OPTIONS
 
 BRIEF = Plan(
     rounds=1,

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from tensorferry.server.config.load import load_config, model_source
-from tensorferry.server.config.option_types import Option
-from tensorferry.server.config.options import OPTIONS
-from tensorferry.server.config.server_config import ConfigError, ModelSource, PadLengths, ServerConfig
+from tensorferry.server.config.option import Option
+from tensorferry.server.config.option_groups.batching import PadLengths
+from tensorferry.server.config.server_config import OPTIONS, ModelSource, ServerConfig
+from tensorferry.server.errors import ConfigError
 
 BY_FLAG = {option.flag: option for option in OPTIONS}
 
@@ -259,7 +260,7 @@ def test_a_bad_value_is_named_with_its_option_and_what_is_allowed(flag: str, tex
     for source, where in sources:
         with pytest.raises(ConfigError) as caught:
             load(**where)
-        assert str(caught.value) == f"{source} is {text!r}; it must be {option.allowed}"
+        assert str(caught.value) == f"{source} is {text!r}; it must be {option.parser.allowed}"
 
 
 @pytest.mark.parametrize(
@@ -310,8 +311,8 @@ def test_unknown_keys_of_the_file(file: Path, key: str, said: str) -> None:
     ("content", "message"),
     [
         (b"port =", "which is not valid TOML"),
-        (b"\xff", "must be a TOML file that can be read"),
-        (None, "must be a TOML file that can be read"),
+        (b"\xff", "must be a readable TOML file"),
+        (None, "must be a readable TOML file"),
     ],
 )
 def test_files_that_cannot_be_read(content: bytes | None, message: str, file: Path) -> None:
@@ -368,9 +369,7 @@ def test_models_without_a_path(text: str) -> None:
 
 
 def test_two_models_of_one_name() -> None:
-    with pytest.raises(
-        ConfigError, match=r"two models are named 'm'; give one another name by name=path\.onnx"
-    ):
+    with pytest.raises(ConfigError, match=r"two models are named 'm'; rename one of them by name=path\.onnx"):
         load(models=["a/m.onnx", "n=n.onnx", "b/m.onnx"])
 
 

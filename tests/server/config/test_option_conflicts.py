@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from tensorferry.server.config.load import load_config
-from tensorferry.server.config.server_config import ConfigError, ServerConfig
+from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.errors import ConfigError
 
 
 def load(flags: Mapping[str, str | None], models: Sequence[str] = ("m.onnx",)) -> ServerConfig:
@@ -44,7 +45,7 @@ def test_what_does_not_go_together(flags: dict[str, str], said: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "[::]", "localhost.example", "128.0.0.1"])
 def test_tokens_do_not_cross_a_network_in_plain_text(host: str) -> None:
     flags = {"auth-tokens": "tokens", "host": host}
-    with pytest.raises(ConfigError, match="whoever is on the network between would read the tokens"):
+    with pytest.raises(ConfigError, match="without TLS the network can read the tokens"):
         load(flags)
     assert load({**flags, **TLS})
     assert load({**flags, "auth-over-plaintext": "true"})
@@ -58,10 +59,18 @@ def test_on_one_machine_they_may(host: str) -> None:
 @pytest.mark.parametrize(
     ("flag", "text", "said"),
     [
-        ("cuda-memory-bytes", "1 KiB", "cuda-memory-bytes is 1024, but device is 'cpu'"),
-        ("cuda-memory-growth", "exact", "cuda-memory-growth is 'exact', but device is 'cpu'"),
-        ("cudnn-search", "heuristic", "cudnn-search is 'heuristic', but device is 'cpu'"),
-        ("tf32", "false", "tf32 is false, but device is 'cpu'"),
+        (
+            "cuda-memory-bytes",
+            "1 KiB",
+            "cuda-memory-bytes is 1KiB, which has no effect because device is cpu",
+        ),
+        (
+            "cuda-memory-growth",
+            "exact",
+            "cuda-memory-growth is exact, which has no effect because device is cpu",
+        ),
+        ("cudnn-search", "heuristic", "cudnn-search is heuristic, which has no effect because device is cpu"),
+        ("tf32", "false", "tf32 is false, which has no effect because device is cpu"),
     ],
 )
 def test_what_is_for_gpus_without_one(flag: str, text: str, said: str) -> None:

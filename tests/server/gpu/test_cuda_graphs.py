@@ -10,7 +10,8 @@ import pytest
 from support.models import small
 from support.server.rig import Load, fp32
 
-from tensorferry.server.config.server_config import PadLengths, ServerConfig
+from tensorferry.server.config.option_groups.batching import PadLengths
+from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError, StartError
 from tensorferry.server.gpu.captured_shapes import shapes_to_capture
 from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec

@@ -16,7 +16,7 @@ from support.server.rig import Array, Load, infer, request, signature, spec
 from tensorferry.batcher import Padding, PadInput, RequestTooLarge
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
-from tensorferry.server.config.server_config import PadLengths
+from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.errors import InvalidRequestError, StartError
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.padding_check import padding_of, prove_padding

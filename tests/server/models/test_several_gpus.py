@@ -23,7 +23,7 @@ from support.server.rig import PATIENCE, Array, Load, made_apps
 
 from tensorferry.server import app as app_module
 from tensorferry.server.app import App
-from tensorferry.server.config.server_config import PadLengths
+from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.errors import StartError
 from tensorferry.server.models import loader
 from tensorferry.server.models.padding_check import prove_padding
@@ -241,9 +241,9 @@ def test_a_server_on_the_cpu_asks_for_no_nvml_and_says_which_options_change_noth
     caplog.set_level(logging.WARNING)
     app = serve(device="auto", tf32=False, cudnn_search="heuristic")
     assert "gpu" not in page(app)
-    warned = [record.message for record in caplog.records if "changes nothing" in record.message]
+    warned = [record.message for record in caplog.records if "has no effect" in record.message]
     assert warned == [
-        "--cudnn-search is 'heuristic', which changes nothing: no model runs on a GPU",
-        "--tf32 is false, which changes nothing: no model runs on a GPU",
+        "--cudnn-search is heuristic, which has no effect: no model runs on a GPU",
+        "--tf32 is false, which has no effect: no model runs on a GPU",
     ]
     assert "nvidia-ml-py" not in caplog.text

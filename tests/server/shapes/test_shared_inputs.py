@@ -14,7 +14,8 @@ from support.server.rig import infer, request, signature, spec
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.batching_check.row_comparison import ComparisonSettings
 from tensorferry.server.batching_check.shared_inputs import mixing_through_shared_inputs
-from tensorferry.server.config.server_config import ModelSource, PadLengths, ServerConfig
+from tensorferry.server.config.option_groups.batching import PadLengths
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import InvalidRequestError, StartError
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.loader import load_model

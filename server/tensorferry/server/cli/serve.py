@@ -20,9 +20,8 @@ from tensorferry.batcher.supervision import Pauses, last
 from tensorferry.server.app import App
 from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
 from tensorferry.server.config.load import load_config, unknown_variables
-from tensorferry.server.config.options import OPTIONS
-from tensorferry.server.config.server_config import ConfigError, ServerConfig
-from tensorferry.server.errors import StartError
+from tensorferry.server.config.server_config import OPTIONS, ServerConfig
+from tensorferry.server.errors import ConfigError, StartError
 from tensorferry.server.models.registry import Model
 from tensorferry.server.telemetry import logs
 from tensorferry.server.threads import watch_threads

@@ -9,31 +9,38 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tensorferry.server.config.device_options import DEVICE_OPTIONS
 from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
 from tensorferry.server.config.load import load_config, model_source
-from tensorferry.server.config.options import OPTIONS
-from tensorferry.server.config.server_config import ConfigError, ModelSource
-from tensorferry.server.errors import StartError
+from tensorferry.server.config.server_config import OPTIONS, ModelSource
+from tensorferry.server.errors import ConfigError, StartError
 from tensorferry.server.model_config.pbtxt import config_text
 from tensorferry.server.models.preparation import prepare
 from tensorferry.server.models.repository import Repository
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.telemetry import logs
 
-# Those that the configuration depends on.
-_FLAGS = (
-    *(option.flag for option in DEVICE_OPTIONS),
-    "max-batch-size",
-    "batching",
-    "max-queue-delay-ms",
-    "preferred-batch-sizes",
-    "priority-weights",
-    "default-priority",
-    "log-format",
-    "log-level",
+# The options that a model's configuration depends on, and those of the log.
+_FIELDS = frozenset(
+    (
+        "device",
+        "cuda_memory_bytes",
+        "cuda_memory_growth",
+        "cudnn_search",
+        "tf32",
+        "fp16",
+        "fp16_tolerance",
+        "fp16_except",
+        "max_batch_size",
+        "batching",
+        "max_queue_delay",
+        "preferred_batch_sizes",
+        "priority_weights",
+        "default_priority",
+        "log_format",
+        "log_level",
+    )
 )
-_OPTIONS = [option for option in OPTIONS if option.flag in _FLAGS]
+_OPTIONS = [option for option in OPTIONS if option.field in _FIELDS]
 
 
 def _parser() -> argparse.ArgumentParser:

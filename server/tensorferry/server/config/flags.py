@@ -1,4 +1,4 @@
-"""Flags of a command line: made of options, shown in groups, and read as texts."""
+"""Command-line flags of options: definition, help, and parsing to texts."""
 
 from __future__ import annotations
 
@@ -6,124 +6,48 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import groupby
 from typing import Any, NoReturn
 
-from tensorferry.server.config.option_types import Option
-from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.config.option import Option
 
-# How `--help` groups them. A test holds this against all options.
-GROUPS: Mapping[str, Sequence[str]] = {
-    "models": ("model-repository", "model-control", "load-model", "repository-poll-seconds", "exit-on-error"),
-    "network": (
-        *("host", "port", "transport", "max-message-bytes", "max-metadata-bytes", "max-connections"),
-        *("max-connection-age-seconds", "reflection"),
-    ),
-    "TLS and authentication": (
-        *("tls-certificate", "tls-key", "tls-client-ca", "auth-tokens", "auth-certificates"),
-        *("auth-exempt-health", "auth-over-plaintext"),
-    ),
-    "devices": (
-        *(
-            "device",
-            "cuda-memory-bytes",
-            "cuda-memory-growth",
-            "cudnn-search",
-            "tf32",
-            "fp16",
-            "fp16-tolerance",
-        ),
-        *("fp16-except", "cuda-graphs", "tensorrt-cache", "run-timeout-seconds", "exit-on-device-loss"),
-    ),
-    "batching and scheduling": (
-        *("max-batch-size", "batching", "pad-lengths", "pad-values", "max-queue-delay-ms"),
-        *("preferred-batch-sizes", "priority-weights", "default-priority", "slo-ms"),
-    ),
-    "limits for requests and all clients": (
-        *("max-queue-size", "max-queue-bytes", "max-request-rows", "max-strings", "max-string-bytes"),
-        *(
-            "max-calls",
-            "max-streams",
-            "max-in-flight-per-stream",
-            "max-unsent-bytes",
-            "max-calls-per-connection",
-        ),
-    ),
-    "limits for each client": (
-        *("client-max-requests", "client-max-rows", "client-max-bytes", "client-rate", "client-burst"),
-        *("fair-share", "client-weights"),
-    ),
-    "stopping": ("drain-seconds", "drain-delay-seconds"),
-    "what clients may do": ("allow-shared-memory", "allow-log-settings", "triton-status-codes"),
-    "metrics, traces and log": (
-        *("metrics-port", "metrics-host", "trace-file", "otel", "access-log", "log-format", "log-level"),
-    ),
-}
-
-_SWITCHES = "A switch alone means true; --no-NAME means false."
+_SWITCHES = "A switch without a value means true; --no-NAME means false."
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that says in one line what is wrong with the arguments."""
+    """Argument parser that reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit code 2."""
+        """Exit with code 2."""
         self.exit(2, f"{self.prog}: {' '.join(message.split())} (--help shows all options)\n")
 
 
 def add_flags(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:
-    """Adds the flags of these options; `read_flags` reads them."""
-    by_flag = {option.flag: option for option in options}
-    for title, flags in GROUPS.items():
-        group = parser.add_argument_group(title)
-        for flag in flags:
-            if (option := by_flag.pop(flag, None)) is not None:
-                _add(group, option)
-    for option in by_flag.values():
-        _add(parser, option)
+    """Add the flags of these options, grouped as in the table; `read_flags` reads them."""
+    for title, group in groupby(options, lambda option: option.group):
+        arguments = parser.add_argument_group(title)
+        for option in group:
+            default = option.default_text
+            arguments.add_argument(
+                f"--{option.flag}",
+                metavar=option.parser.metavar,
+                action="append" if option.separator else "store",
+                help=option.help if default is None else f"{option.help} (default: {default})",
+            )
     parser.epilog = f"{_SWITCHES} {parser.epilog or ''}"
-
-
-def _add(parser: argparse._ActionsContainer, option: Option) -> None:
-    default = shown_default(option)
-    parser.add_argument(
-        f"--{option.flag}",
-        metavar=option.metavar,
-        action="append" if option.separator else "store",
-        help=option.help if default is None else f"{option.help} (default: {default})",
-    )
-
-
-def shown_default(option: Option) -> str | None:
-    """The default as a user would write it; None if there is none."""
-    default = getattr(ServerConfig(()), option.field)
-    if default is None and option.flag == "metrics-port":
-        return "none"
-    if default is None or default == ():
-        return "false" if option.switch and default is None else None
-    if isinstance(default, bool):
-        return str(default).lower()
-    if isinstance(default, tuple):
-        return ",".join(map(str, default))
-    if option.flag.endswith("-ms"):
-        return f"{default * 1e3:g}"
-    if option.flag.endswith("-bytes"):
-        for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-            if default and default % (1 << shift) == 0 and option.takes(f"{default >> shift}{unit}"):
-                return f"{default >> shift}{unit}"
-    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def read_flags(
     parser: argparse.ArgumentParser, argv: Sequence[str], options: Sequence[Option]
 ) -> tuple[dict[str, Any], dict[str, str | None]]:
-    """All arguments, and the texts of the flags among them, None for one that is not given.
+    """Return all arguments, and the text of each option's flag, None if it is not given.
 
-    Exits with code 2 for a flag that is not known.
+    Exits with code 2 for an unknown flag.
     """
-    switches = {f"--{option.flag}": option for option in options if option.switch}
-    # Intermixed: a MODEL may stand before, between and behind flags. That does not know "--".
+    switches = {f"--{option.flag}": option for option in options if option.parser.switch}
+    # Intermixed parsing accepts a MODEL before, between and after flags, but it does not support "--".
     parse = parser.parse_known_args if "--" in argv else parser.parse_known_intermixed_args
-    parsed, unknown = parse(list(_written_out(argv, switches)))
+    parsed, unknown = parse(list(_with_switch_values(argv, switches)))
     for text in unknown:
         parser.error(_unknown(text, options))
     arguments = vars(parsed)
@@ -134,8 +58,8 @@ def read_flags(
     return arguments, flags
 
 
-def _written_out(argv: Sequence[str], switches: Mapping[str, Option]) -> Iterator[str]:
-    """The same arguments with each switch as --x=VALUE, since argparse would take the MODEL behind it as its value."""
+def _with_switch_values(argv: Sequence[str], switches: Mapping[str, Option]) -> Iterator[str]:
+    """Yield the arguments with each switch as --x=VALUE, because argparse would take a MODEL after it as its value."""
     rest = iter(argv)
     pending = next(rest, None)
     while (text := pending) is not None:
@@ -158,8 +82,8 @@ def _written_out(argv: Sequence[str], switches: Mapping[str, Option]) -> Iterato
 
 
 def _is_value(text: str, option: Option) -> bool:
-    """Whether what stands behind a switch is its value; a path to a model is not."""
-    return option.takes(text) and re.fullmatch(r"true|false|[\d,]+", text, re.IGNORECASE) is not None
+    """Return whether the argument after a switch is its value and not a path to a model."""
+    return option.accepts(text) and re.fullmatch(r"true|false|[\d,]+", text, re.IGNORECASE) is not None
 
 
 def _unknown(text: str, options: Sequence[Option]) -> str:
@@ -167,12 +91,12 @@ def _unknown(text: str, options: Sequence[Option]) -> str:
         return f"unexpected argument {text!r}"
     flag, _, _ = text.partition("=")
     known = [f"--{option.flag}" for option in options]
-    known += [f"--no-{option.flag}" for option in options if option.switch]
+    known += [f"--no-{option.flag}" for option in options if option.parser.switch]
     near = nearest(flag, [*known, "--config", "--help"])
     return f"unknown flag {flag}" + (f"; did you mean {near}?" if near else "")
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
-    """The known name that the writer of an unknown one may have meant."""
-    longer = [one for one in known if one.startswith(name)]
+    """Return the known name that is most similar to an unknown one; None if none is similar."""
+    longer = [candidate for candidate in known if candidate.startswith(name)]
     return next(iter(longer or get_close_matches(name, known, 1)), None)

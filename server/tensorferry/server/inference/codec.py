@@ -23,7 +23,7 @@ from tensorferry.protos.tensors import (
     encode_contents,
     encode_raw,
 )
-from tensorferry.server.config.request_limits import RequestLimits
+from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError, cut
 from tensorferry.server.inference.classification import BYTES, PLAIN, Classifier, class_count
 from tensorferry.server.inference.request_limits import DEFAULT, check_claims, check_lengths

@@ -6,7 +6,7 @@ from typing import Any
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import element_count
-from tensorferry.server.config.request_limits import RequestLimits
+from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError
 
 DEFAULT = RequestLimits()

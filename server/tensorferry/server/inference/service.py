@@ -18,7 +18,7 @@ from tensorferry.batcher import (
 )
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import TensorError
-from tensorferry.server.config.request_limits import RequestLimits
+from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import (
     InvalidRequestError,
     NotReadyError,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tensorferry.batcher import Batcher, Padding, RunTimedOut, Together
 from tensorferry.server.batching_check.decision import batching_policy
-from tensorferry.server.config.limit_options import clients_of
+from tensorferry.server.config.limits import client_policy
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_checks.empty_axes_probe import EmptyAxesProbe, Subject
@@ -218,7 +218,7 @@ def _batcher(
         pipelined=on_gpus,
         steady=not on_gpus and is_steady(source.path),
         together=together,
-        clients=clients_of(config),
+        clients=client_policy(config),
         name=source.name,
         health=health,
     )

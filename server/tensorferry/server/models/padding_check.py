@@ -15,7 +15,7 @@ import numpy as np
 
 from tensorferry.batcher import Padding, PadInput, batch_inference
 from tensorferry.protos.tensors import Datatype
-from tensorferry.server.config.server_config import PadLengths
+from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.errors import StartError
 from tensorferry.server.runtime.sampling import Array, Run, describe_difference, random_inputs
 from tensorferry.server.signature import Signature, TensorSpec

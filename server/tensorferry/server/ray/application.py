@@ -20,8 +20,9 @@ from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.app import App
 from tensorferry.server.config.load import load_config
-from tensorferry.server.config.options import OPTIONS
-from tensorferry.server.config.server_config import ConfigError, ServerConfig
+from tensorferry.server.config.option import Scope
+from tensorferry.server.config.server_config import OPTIONS, ServerConfig
+from tensorferry.server.errors import ConfigError
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.methods.model_config import ModelConfigMethods
 from tensorferry.server.ray.deadline import deadline_of
@@ -29,48 +30,6 @@ from tensorferry.server.ray.stream import RayStream
 from tensorferry.server.status import Status, status_of, trailing_metadata
 from tensorferry.server.telemetry import logs
 from tensorferry.server.wire.receiving import receive
-
-# Options of what a replica has not: a door of its own, and thus limits at it; clients that it could tell apart, since
-# each would have as much again in every other replica; what leaves by other ways than a response.
-_NOT_HERE = frozenset(
-    (
-        "host",
-        "port",
-        "transport",
-        "tls-certificate",
-        "tls-key",
-        "tls-client-ca",
-        "auth-tokens",
-        "auth-certificates",
-        "auth-exempt-health",
-        "auth-over-plaintext",
-        "reflection",
-        "metrics-port",
-        "metrics-host",
-        "drain-delay-seconds",
-        "max-connection-age-seconds",
-        "max-connections",
-        "max-message-bytes",
-        "max-metadata-bytes",
-        "max-calls",
-        "max-streams",
-        "max-unsent-bytes",
-        "max-calls-per-connection",
-        "client-max-requests",
-        "client-max-rows",
-        "client-max-bytes",
-        "client-rate",
-        "client-burst",
-        "client-weights",
-        "fair-share",
-        "exit-on-device-loss",
-        "allow-shared-memory",
-        "allow-log-settings",
-        "trace-file",
-        "otel",
-        "access-log",
-    )
-)
 
 
 class Answer:
@@ -95,7 +54,7 @@ def configuration(options: Mapping[str, Any]) -> ServerConfig:
     for name, value in given.items():
         if name not in known:
             raise ConfigError(f"{name} is not an option; there are models, {', '.join(sorted(known))}")
-        if name in _NOT_HERE or (name == "model-control" and value != "none"):
+        if known[name].scope is Scope.STANDALONE or (name == "model-control" and value != "none"):
             raise ConfigError(f"{name} is {value!r}; under Ray Serve it cannot be chosen: leave it out")
         values = value if isinstance(value, list) else [value]
         texts = [str(each).lower() if isinstance(each, bool) else str(each) for each in values]

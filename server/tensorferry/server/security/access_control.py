@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from tensorferry.server.config.limit_options import tells_clients_apart
+from tensorferry.server.config.limits import identifies_clients
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import PermissionDeniedError, StartError, UnauthenticatedError
 from tensorferry.server.identity import INFER, ROLES, Caller, Metadata
@@ -255,7 +255,7 @@ class StreamAuthorization:
 
 def access_control_for(config: ServerConfig) -> AccessControl | None:
     """What the configuration asks for; None where nothing wants to know who calls."""
-    if config.auth_tokens is None and config.auth_certificates is None and not tells_clients_apart(config):
+    if config.auth_tokens is None and config.auth_certificates is None and not identifies_clients(config):
         return None
     return AccessControl(tokens=config.auth_tokens, certificates=config.auth_certificates)
 

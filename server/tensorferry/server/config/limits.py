@@ -1,0 +1,48 @@
+"""Limits of requests and clients, as records for the packages that apply them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorferry.batcher import ClientPolicy
+from tensorferry.server.config.server_config import ServerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """The operator's limits on one inference request.
+
+    `rows` is 0 for as many as the queue holds. `strings` and `string_bytes` hold for each tensor of strings: how many
+    there are, and how long each is. `message_bytes` is the largest decompressed message.
+    """
+
+    rows: int = ServerConfig.max_request_rows
+    strings: int = ServerConfig.max_strings
+    string_bytes: int = ServerConfig.max_string_bytes
+    message_bytes: int = ServerConfig.max_message_bytes
+
+
+def request_limits(config: ServerConfig) -> RequestLimits:
+    """Return the limits on one request."""
+    return RequestLimits(
+        config.max_request_rows, config.max_strings, config.max_string_bytes, config.max_message_bytes
+    )
+
+
+def client_policy(config: ServerConfig) -> ClientPolicy | None:
+    """Return the limits of each client in the queue of a model; None if there are none."""
+    policy = ClientPolicy(
+        max_requests=config.client_max_requests,
+        max_rows=config.client_max_rows,
+        max_bytes=config.client_max_bytes,
+        rate=config.client_rate,
+        burst=config.client_burst,
+        fair=config.fair_share,
+        weights=dict(config.client_weights),
+    )
+    return policy if policy.fair or policy.bounds else None
+
+
+def identifies_clients(config: ServerConfig) -> bool:
+    """Return whether a limit or the scheduling depends on the client of a request."""
+    return client_policy(config) is not None

@@ -1,0 +1,105 @@
+"""The entry of an option: everything that is known about it stands in one dataclass field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, TypeVar
+
+from tensorferry.server.config.parsers import Parser
+from tensorferry.server.errors import ConfigError
+
+_T = TypeVar("_T")
+_METADATA_KEY = "option"
+
+
+class Scope(Enum):
+    """Where an option has an effect; the values are the notes in the documentation.
+
+    A replica of Ray Serve refuses STANDALONE options, because it has no port of its own, shares its clients with other
+    replicas, and sends nothing out but responses.
+    """
+
+    EVERYWHERE = ""
+    STANDALONE = "not under Ray Serve"
+    CUDA = "only on a GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What `option` adds to a field: all but its name, type and default."""
+
+    parser: Parser[Any]
+    help: str
+    flag: str
+    scope: Scope
+    separator: str
+
+
+def option(
+    default: _T,
+    parser: Parser[_T],
+    help: str,
+    *,
+    flag: str = "",
+    scope: Scope = Scope.EVERYWHERE,
+    separator: str = "",
+) -> _T:
+    """Return a dataclass field that is an option.
+
+    The flag is the field's name with hyphens unless `flag` says otherwise. With a `separator` the flag can be given
+    several times, and the file can have a list: their texts are joined by the separator.
+    """
+    entry = _Entry(parser, help, flag, scope, separator)
+    value: _T = field(default=default, metadata={_METADATA_KEY: entry})
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option: a flag, an environment variable and a key of the file, all named after the flag."""
+
+    field: str
+    group: str
+    flag: str
+    default: Any
+    parser: Parser[Any]
+    help: str
+    scope: Scope
+    separator: str
+
+    @property
+    def variable(self) -> str:
+        """The name of the environment variable."""
+        return "TENSORFERRY_" + self.flag.replace("-", "_").upper()
+
+    @property
+    def default_text(self) -> str | None:
+        """The default as an operator would write it; None if there is none."""
+        return self.parser.format(self.default)
+
+    def accepts(self, text: str) -> bool:
+        """Return whether a text is a valid value."""
+        try:
+            self.parser.parse(text)
+        except ValueError:
+            return False
+        return True
+
+    def value(self, text: str, source: str) -> Any:
+        """Return the value of a text; ConfigError names `source`, the place of the text."""
+        try:
+            return self.parser.parse(text)
+        except ValueError:
+            raise ConfigError(f"{source} is {text!r}; it must be {self.parser.allowed}") from None
+
+
+def options_in(group: type, title: str) -> Iterator[Option]:
+    """Yield the options of a dataclass whose fields are made by `option`."""
+    for each in fields(group):
+        entry: _Entry = each.metadata[_METADATA_KEY]
+        flag = entry.flag or each.name.replace("_", "-")
+        yield Option(
+            each.name, title, flag, each.default, entry.parser, entry.help, entry.scope, entry.separator
+        )

@@ -1,0 +1,140 @@
+"""Options of devices: where models run, GPU settings, FP16, and device failures."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tensorferry.server.config.option import Scope, option
+from tensorferry.server.config.parsers import (
+    Parser,
+    names,
+    one_of,
+    parse_integers,
+    path,
+    positive_number,
+    seconds,
+    size,
+    switch,
+)
+
+
+def _parse_device(text: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda|cuda:\d{1,3}(,\d{1,3})*", text):
+        raise ValueError
+    kind, colon, listed = text.partition(":")
+    # As numbers, because "00" and "0" are the same device.
+    indices = [int(index) for index in listed.split(",") if index]
+    if len(set(indices)) < len(indices):
+        raise ValueError
+    return f"{kind}{colon}{','.join(map(str, indices))}"
+
+
+def _parse_graph_sizes(text: str) -> tuple[int, ...] | None:
+    if text.lower() in ("true", "false"):
+        return () if text.lower() == "true" else None
+    return parse_integers(text)
+
+
+def _format_graph_sizes(value: tuple[int, ...] | None) -> str:
+    return "false" if value is None else ",".join(map(str, value)) or "true"
+
+
+_device = Parser(
+    _parse_device,
+    "auto, cpu, cuda, cuda:N, or cuda:N,M,... with each number once",
+    "device",
+    "auto|cpu|cuda|cuda:N,...",
+)
+_graph_sizes = Parser(
+    _parse_graph_sizes,
+    "true, false, or integers of at least 1, separated by commas",
+    "switch, or list of integers",
+    "[true|false|N,N,...]",
+    "rows",
+    _format_graph_sizes,
+    switch=True,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """Options of devices."""
+
+    device: str = option(
+        "auto",
+        _device,
+        "where models run; cuda:N is one GPU, cuda:0,1 runs an instance of each model on both GPUs; auto uses CUDA if it "
+        "is available",
+    )
+    cuda_memory_bytes: int | None = option(
+        None,
+        size(),
+        "most GPU memory that ONNX Runtime's arena takes for each instance of a model; without it, there is no limit",
+        scope=Scope.CUDA,
+    )
+    cuda_memory_growth: str = option(
+        "doubling",
+        one_of("doubling", "exact"),
+        "how ONNX Runtime's arena grows on a GPU; doubling: to the next power of two, with few allocations; exact: by the "
+        "bytes that are needed",
+        scope=Scope.CUDA,
+    )
+    cudnn_search: str = option(
+        "exhaustive",
+        one_of("exhaustive", "heuristic", "default"),
+        "how cuDNN chooses the algorithm of a convolution with a new shape; exhaustive: time all algorithms; heuristic: "
+        "predict the best; default: always use the same",
+        scope=Scope.CUDA,
+    )
+    tf32: bool = option(
+        True,
+        switch,
+        "allow GPUs to round FP32 to TF32 (10 bits of mantissa) in matrix products and convolutions",
+        scope=Scope.CUDA,
+    )
+    fp16: bool = option(
+        False,
+        switch,
+        "convert each model to FP16 when it is loaded, and compare its outputs with FP32; inputs and outputs keep their "
+        "datatypes",
+    )
+    fp16_tolerance: float = option(
+        0.02,
+        positive_number,
+        "with --fp16: largest error of an output, relative to its greatest magnitude; a model with a larger error is not "
+        "loaded",
+    )
+    fp16_except: tuple[str, ...] = option(
+        (),
+        Parser(
+            names.parse, "operators or names of nodes, separated by commas", "list of names", names.metavar
+        ),
+        "with --fp16: operators and nodes that stay in FP32, such as Softmax,/encoder/norm/Pow; can be given several times",
+        separator=",",
+    )
+    cuda_graphs: tuple[int, ...] | None = option(
+        None,
+        _graph_sizes,
+        "run batches on a GPU as captured CUDA graphs of these sizes, padded up to the next size; true: 1, 2, 4, ... up "
+        "to the largest batch; models that cannot be captured run without graphs",
+    )
+    tensorrt_cache: Path | None = option(
+        None,
+        path,
+        "directory that keeps TensorRT engines, so that each is built only once; used by models whose configuration "
+        "selects TensorRT",
+    )
+    run_timeout: float = option(
+        600.0,
+        seconds,
+        "longest run of a model for one batch; a longer run is ended and its requests fail; 0: no limit",
+        flag="run-timeout-seconds",
+    )
+    exit_on_device_loss: bool = option(
+        False,
+        switch,
+        "drain and exit with code 1 when no instance of a model works and only a restart can help",
+        scope=Scope.STANDALONE,
+    )

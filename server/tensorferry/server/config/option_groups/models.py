@@ -1,0 +1,60 @@
+"""Options of models: where they come from, and when they are loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tensorferry.server.config.option import option
+from tensorferry.server.config.parsers import Parser, one_of, positive_seconds, switch
+from tensorferry.server.names import NAME
+
+
+def _parse_paths(text: str) -> tuple[Path, ...]:
+    if not all(parts := text.split(os.pathsep)):
+        raise ValueError
+    return tuple(map(Path, parts))
+
+
+def _parse_model_names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if names != ("*",) and not all(map(NAME.fullmatch, names)):
+        raise ValueError
+    return names
+
+
+_paths = Parser(_parse_paths, f"directories, separated by {os.pathsep!r}", "list of paths", "DIR")
+_model_names = Parser(
+    _parse_model_names, "names of models, separated by commas, or *", "list of names", "NAME|*"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Options of models."""
+
+    model_repositories: tuple[Path, ...] = option(
+        (),
+        _paths,
+        "directory of models in Triton's layout, NAME/VERSION/model.onnx; can be given several times",
+        flag="model-repository",
+        separator=os.pathsep,
+    )
+    model_control: str = option(
+        "none",
+        one_of("none", "poll", "explicit"),
+        "how the models of the repository change; none: they stay as they are at start; poll: the server follows changes "
+        "of the files; explicit: clients load and unload models",
+    )
+    load_models: tuple[str, ...] = option(
+        (),
+        _model_names,
+        "with --model-control explicit: model of the repository to load at start, * for all; can be given several times",
+        flag="load-model",
+        separator=",",
+    )
+    repository_poll_seconds: float = option(
+        15.0, positive_seconds, "with --model-control poll: time between two scans of the repository"
+    )
+    exit_on_error: bool = option(True, switch, "exit if a model of the repository cannot be loaded at start")

@@ -1,0 +1,62 @@
+"""Options of the network: address, transport and connections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorferry.server.config.option import Scope, option
+from tensorferry.server.config.parsers import host_name, integer, one_of, seconds, size, switch
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """Options of the network."""
+
+    host: str = option(
+        "127.0.0.1",
+        host_name,
+        "address to listen on; 0.0.0.0 or :: for all addresses",
+        scope=Scope.STANDALONE,
+    )
+    port: int = option(
+        8001,
+        integer(0, 65535, metavar="PORT"),
+        "port to listen on; 0 picks a free port and prints it",
+        scope=Scope.STANDALONE,
+    )
+    transport: str = option(
+        "auto",
+        one_of("auto", "lane", "threaded"),
+        "how ModelInfer and ModelStreamInfer are served; lane is faster, threaded uses only the public API of grpcio; auto "
+        "uses the lane if it works with the installed grpcio",
+        scope=Scope.STANDALONE,
+    )
+    max_message_bytes: int = option(
+        64 << 20, size(1, (1 << 31) - 1), "largest message received or sent", scope=Scope.STANDALONE
+    )
+    max_metadata_bytes: int = option(
+        16384,
+        integer(1024, 1 << 24, unit="bytes"),
+        "largest metadata of a call, including its token",
+        scope=Scope.STANDALONE,
+    )
+    max_connections: int = option(
+        0,
+        integer(0, unit="connections"),
+        "most open connections; further ones are closed; 0: limited only by the number of open files",
+        scope=Scope.STANDALONE,
+    )
+    max_connection_age: float = option(
+        0.0,
+        seconds,
+        "age, within 10 percent, at which a client is asked to reconnect while its calls continue, so that clients "
+        "without health checks move to new servers; 0: never",
+        flag="max-connection-age-seconds",
+        scope=Scope.STANDALONE,
+    )
+    reflection: bool = option(
+        True,
+        switch,
+        "answer reflection requests, which grpcurl uses to get the protocol's descriptors",
+        scope=Scope.STANDALONE,
+    )

@@ -1,0 +1,218 @@
+"""Parsers of option values: text to a typed value, and back for help and documentation."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+_T_co = TypeVar("_T_co", covariant=True)
+
+# Thirty years: the system's timers refuse values a few times larger.
+_MAX_SECONDS = 1_000_000_000
+
+
+def _format(value: Any) -> str | None:
+    """Return the text of a value; None for a value that stands for "not set"."""
+    if value is None or value == ():
+        return None
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Parser(Generic[_T_co]):
+    """Conversion between an option's text and its value.
+
+    `parse` raises ValueError for a text that `allowed` excludes. `format` is the inverse, for defaults in help and
+    documentation; it returns None if there is nothing to show. `metavar` stands for the value in `--help`.
+    A `switch` is an option whose flag can be given without a value, which means true.
+    """
+
+    parse: Callable[[str], _T_co]
+    allowed: str
+    type: str
+    metavar: str
+    unit: str = ""
+    format: Callable[[Any], str | None] = _format
+    switch: bool = False
+
+
+def integer(least: int, most: int | None = None, *, unit: str = "", metavar: str = "N") -> Parser[int]:
+    """Return a parser of integers from `least` to `most`, both included."""
+
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < least or (most is not None and value > most):
+            raise ValueError
+        return value
+
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+    return Parser(parse, f"an integer {bounds}", "integer", metavar, unit)
+
+
+def integers(unit: str = "") -> Parser[tuple[int, ...]]:
+    """Return a parser of comma-separated integers of at least 1."""
+    return Parser(
+        parse_integers, "integers of at least 1, separated by commas", "list of integers", "N,N,...", unit
+    )
+
+
+def parse_integers(text: str) -> tuple[int, ...]:
+    """Return comma-separated integers of at least 1, with or without brackets around them."""
+    values = tuple(int(part) for part in text.strip("[] ").split(","))
+    if min(values) < 1:
+        raise ValueError
+    return values
+
+
+def _parse_number(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError
+    return value
+
+
+def number(unit: str) -> Parser[float]:
+    """Return a parser of numbers of at least 0."""
+    return Parser(_parse_number, "a number of at least 0", "number", "NUMBER", unit)
+
+
+def _parse_positive(text: str) -> float:
+    if not (value := _parse_number(text)):
+        raise ValueError
+    return value
+
+
+positive_number = Parser(_parse_positive, "a number above 0", "number", "NUMBER")
+
+
+def _parse_seconds(text: str) -> float:
+    if (value := _parse_number(text)) > _MAX_SECONDS:
+        raise ValueError
+    return value
+
+
+def _parse_milliseconds(text: str) -> float:
+    if (value := _parse_number(text) / 1e3) > _MAX_SECONDS:
+        raise ValueError
+    return value
+
+
+def _parse_positive_seconds(text: str) -> float:
+    if not (value := _parse_seconds(text)):
+        raise ValueError
+    return value
+
+
+seconds = Parser(
+    _parse_seconds, f"a number of seconds from 0 to {_MAX_SECONDS}", "number", "SECONDS", "seconds"
+)
+positive_seconds = Parser(
+    _parse_positive_seconds,
+    f"a number of seconds above 0 and at most {_MAX_SECONDS}",
+    "number",
+    "SECONDS",
+    "seconds",
+)
+# The value is in seconds, the text in milliseconds.
+milliseconds = Parser(
+    _parse_milliseconds,
+    f"a number of milliseconds from 0 to {_MAX_SECONDS}000",
+    "number",
+    "MILLISECONDS",
+    "milliseconds",
+    format=lambda value: f"{value * 1e3:g}",
+)
+
+_SIZE_UNITS = {"GiB": 30, "MiB": 20, "KiB": 10, "": 0}
+
+
+def size(least: int = 1, most: int | None = None) -> Parser[int]:
+    """Return a parser of sizes in bytes from `least` to `most`, both included; KiB, MiB and GiB are understood."""
+
+    def parse(text: str) -> int:
+        match = re.fullmatch(r"(\d+) ?(|KiB|MiB|GiB)", text.strip())
+        if match is None:
+            raise ValueError
+        value = int(match[1]) << _SIZE_UNITS[match[2]]
+        if value < least or (most is not None and value > most):
+            raise ValueError
+        return value
+
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+    return Parser(
+        parse,
+        f"a number of bytes {bounds}, or a number with KiB, MiB or GiB",
+        "size",
+        "SIZE",
+        "bytes",
+        format=_format_size,
+    )
+
+
+def _format_size(value: int | None) -> str | None:
+    if not value:
+        return _format(value)
+    unit = next(unit for unit, shift in _SIZE_UNITS.items() if value % (1 << shift) == 0)
+    return f"{value >> _SIZE_UNITS[unit]}{unit}"
+
+
+def _parse_boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError
+    return text.lower() == "true"
+
+
+switch = Parser(
+    _parse_boolean,
+    "true or false",
+    "switch",
+    "[true|false]",
+    format=lambda value: str(value).lower(),
+    switch=True,
+)
+
+
+def one_of(*values: str) -> Parser[str]:
+    """Return a parser of lower-case words, of which one must be given, in any case."""
+
+    def parse(text: str) -> str:
+        if text.lower() not in values:
+            raise ValueError
+        return text.lower()
+
+    metavar = "|".join(values)
+    return Parser(parse, f"{', '.join(values[:-1])} or {values[-1]}", metavar, metavar)
+
+
+def _parse_path(text: str) -> Path:
+    if not text.strip():
+        raise ValueError
+    return Path(text)
+
+
+path = Parser(_parse_path, "a path", "path", "PATH")
+
+
+def _parse_host(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._:\[\]-]+", text):
+        raise ValueError
+    return text
+
+
+host_name = Parser(_parse_host, "an address or host name", "address", "HOST")
+
+
+def _parse_names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not all(name and name == name.strip() for name in names):
+        raise ValueError
+    return names
+
+
+names = Parser(_parse_names, "names, separated by commas", "list of names", "NAME,...")
