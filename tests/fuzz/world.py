@@ -82,8 +82,8 @@ class World:
             _identity("alone", KINDS, 0),
             _identity("tokens", TOKENS, 4, padding=padding),
         ):
-            self.registry.ready(model)
-        self.registry.complete = True
+            self.registry.mark_ready(model)
+        self.registry.mark_complete()
         self.driver = ScriptedDriver(REGION_BYTES, devices=1, handle=HANDLE)
         self.directory = directory
         (directory / "key").write_bytes(bytes(REGION_BYTES))

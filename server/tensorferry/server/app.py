@@ -297,7 +297,7 @@ class App:
             self._gpus = open_nvml()
         names = config.load_models if config.model_control == "explicit" else ("*",)
         self._control.start(config.models, names, strict=config.exit_on_error)
-        self.registry.complete = True
+        self.registry.mark_complete()
         self._tell_health()
 
     def _leave(self) -> None:
@@ -318,7 +318,7 @@ class App:
         self._health.enter_graceful_shutdown()
         done = self._control.drain(deadline)
         for model in self.registry.models():
-            self.registry.unloading(model)
+            self.registry.mark_unloading(model)
             done = model.batcher.drain(max(0.0, deadline - time.monotonic())) and done
         return done
 

@@ -121,10 +121,10 @@ class _WithoutRuntime:
         """What `load_model` does with a configuration, up to a batcher that runs."""
         with ExitStack() as scratch:
             prepared: Prepared = preparation.prepare(source, options, "cpu", scratch)
-        signature, settings = prepared.contract.signature, prepared.settings
-        warm_up_samples(prepared.config, signature, source.directory)
+        signature, settings = prepared.io_mapping.signature, prepared.settings
+        warmup_samples(prepared.config, signature, source.directory)
         labels = read_labels(prepared.config, source.directory)
-        run = prepared.contract.runner(prepared.session.run)
+        run = prepared.io_mapping.runner(prepared.session.run)
         functions = [run] * min(_MOST_INSTANCES, len(settings.devices))
         batcher = loader._batcher(
             source, options, settings, functions, None, lambda instance, reason, hopeless: None
@@ -350,7 +350,7 @@ class RepositoryTarget(MethodsTarget):
 
     def extensions(self, directory: Path) -> Sequence[Extension]:
         registry = self.world.registry
-        self._control = ModelControl(
+        self._control = RepositoryController(
             registry,
             Repository([self._root]),
             self._load,

@@ -176,7 +176,7 @@ def test_batching_says_what_is_batched(
 ) -> None:
     analysed(monkeypatch, finding, "why")
     model = load(small.twice, batching=policy)
-    assert (model.max_batch_size, model.verdict) == (most, verdict_)
+    assert (model.max_batch_size, model.batching_verdict) == (most, verdict_)
     assert (f"({verdict_})" in model.batching) is (most > 0)
 
 
@@ -184,5 +184,5 @@ def test_without_a_batch_axis_there_is_no_verdict_but_the_cure(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = load(lambda path: small.twice(path, dims=(1, 3)))
-    assert model.verdict == "off"
+    assert model.batching_verdict == "off"
     assert "torch.onnx.export(..., dynamic_axes={'x': {0: 'batch'}, 'y': {0: 'batch'}})" in caplog.text

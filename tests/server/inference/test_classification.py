@@ -163,7 +163,7 @@ def served(batcher: Batcher, **options: Any) -> InferenceService:
     """A service with one model: x FP32 [batch, 3] → y of the same shape."""
     registry = ModelRegistry()
     made = signature(spec("x", "FP32", "batch", 3), outputs=(spec("y", "FP32", "batch", 3),))
-    registry.ready(Model("m", "1", made, 8, "", batcher, **options))
+    registry.mark_ready(Model("m", "1", made, 8, "", batcher, **options))
     return InferenceService(registry)
 
 

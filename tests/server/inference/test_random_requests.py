@@ -41,7 +41,7 @@ class Fuzzed:
         registry = ModelRegistry()
         for name, max_batch_size in zip(MODELS, (4, 0), strict=True):
             config = ServerConfig((ModelSource(name, path),), max_batch_size=max_batch_size)
-            registry.ready(load_model(config.models[0], config, "cpu"))
+            registry.mark_ready(load_model(config.models[0], config, "cpu"))
         self.registry = registry
         (directory / "key").write_bytes(bytes(REGION_BYTES))
         self.regions = Regions(allowed=True, directory=directory)

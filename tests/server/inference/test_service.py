@@ -51,7 +51,7 @@ def serve() -> Iterator[Serve]:
         made.append((runner, batcher))
         registry = ModelRegistry()
         bears = EmptyAxes({frozenset({("x", 1)}): ""})
-        registry.ready(Model("m", "1", SIGNATURE, max_batch_size, "", batcher, slo, empty_axes=bears))
+        registry.mark_ready(Model("m", "1", SIGNATURE, max_batch_size, "", batcher, slo, empty_axes=bears))
         return InferenceService(registry)
 
     yield make
@@ -322,7 +322,7 @@ def test_a_model_that_is_replaced_between_look_up_and_queue(
 
     def replace() -> None:
         monkeypatch.undo()
-        assert registry.ready(new) is old
+        assert registry.mark_ready(new) is old
         old.batcher.close()
 
     def get(*arguments: Any) -> Any:
@@ -352,7 +352,7 @@ def test_a_model_that_is_unloaded_between_look_up_and_queue(
     def get(*arguments: Any) -> Any:
         found = registry.get(*arguments)
         monkeypatch.undo()
-        registry.unloading(found)
+        registry.mark_unloading(found)
         found.batcher.close()
         return found
 
@@ -364,18 +364,18 @@ def test_nothing_is_kept_of_a_model_that_is_gone(serve: Serve) -> None:
     registry = ModelRegistry()
     service = InferenceService(registry)
     batcher = Batcher(lambda inputs: {"y": inputs["x"]}, 4)
-    registry.ready(Model("m", "1", SIGNATURE, 4, "", batcher))
+    registry.mark_ready(Model("m", "1", SIGNATURE, 4, "", batcher))
     left = weakref.ref(batcher)
     for _ in range(2):
         replies = submit(service, fp32(1, 2))[1]
         response_of(replies.first())
         # The replies and who got them hold each other.
         replies.all.clear()
-    registry.unloading(registry.get("m"))
+    registry.mark_unloading(registry.get("m"))
     batcher.close()
     del batcher
     (model,) = registry.models()
-    registry.unloaded(model)
+    registry.mark_unloaded(model)
     del model
     assert left() is not None
     service.models_changed()

@@ -33,7 +33,7 @@ def model(name: str = "m", version: str = "1") -> Model:
         spec("x", "FP32", "batch", 3), spec("s", "BYTES", ""), outputs=(spec("y", "INT64", "batch"),)
     )
     return Model(
-        name, version, made, 8, "batches of up to 8 rows (proved)", cast(Any, None), verdict="proved"
+        name, version, made, 8, "batches of up to 8 rows (proved)", cast(Any, None), batching_verdict="proved"
     )
 
 
@@ -71,14 +71,14 @@ def test_live_from_the_start_ready_when_all_is_loaded_that_is_to_be(door: Door) 
 
     assert door.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE).live
     assert not ready()
-    door.registry.loading("m", "1")
+    door.registry.mark_loading("m", "1")
     assert not ready()
-    door.registry.ready(model())
+    door.registry.mark_ready(model())
     assert not ready()
-    door.registry.complete = True
+    door.registry.mark_complete()
     assert ready()
-    door.registry.loading("other", "1")
-    door.registry.failed("other", "1", "broken")
+    door.registry.mark_loading("other", "1")
+    door.registry.mark_failed("other", "1", "broken")
     assert ready()
     door.service.begin_drain()
     assert not ready()
@@ -91,16 +91,16 @@ def test_a_model_is_ready_or_not_and_an_unknown_one_is_not(door: Door) -> None:
         answer: bool = door.stub.ModelReady(request, timeout=PATIENCE).ready
         return answer
 
-    door.registry.loading("m", "1")
+    door.registry.mark_loading("m", "1")
     assert not ready("m")
-    door.registry.ready(model())
+    door.registry.mark_ready(model())
     assert ready("m")
     assert ready("m", "1")
     assert not ready("m", "2")
     assert not ready("unknown")
-    door.registry.unloading(model())
+    door.registry.mark_unloading(model())
     assert not ready("m")
-    door.registry.ready(model())
+    door.registry.mark_ready(model())
     door.service.begin_drain()
     assert not ready("m")
     error = refused(door, "ModelReady", pb.ModelReadyRequest(name="m", version="one"))
@@ -120,7 +120,7 @@ def test_server_metadata(door: Door) -> None:
 @pytest.mark.parametrize("version", ["", "2"])
 def test_model_metadata(door: Door, version: str) -> None:
     for number in ("1", "2"):
-        door.registry.ready(model(version=number))
+        door.registry.mark_ready(model(version=number))
     tensor = pb.ModelMetadataResponse.TensorMetadata
     request = pb.ModelMetadataRequest(name="m", version=version)
     assert door.stub.ModelMetadata(request, timeout=PATIENCE) == pb.ModelMetadataResponse(
@@ -146,8 +146,8 @@ def test_model_metadata(door: Door, version: str) -> None:
     ],
 )
 def test_no_metadata(door: Door, name: str, version: str, code: str) -> None:
-    door.registry.ready(model())
-    door.registry.loading("slow", "1")
+    door.registry.mark_ready(model())
+    door.registry.mark_loading("slow", "1")
     error = refused(door, "ModelMetadata", pb.ModelMetadataRequest(name=name, version=version))
     assert error.code() is grpc.StatusCode[code]
 
@@ -158,7 +158,7 @@ def test_a_bug_in_a_method_shows_nothing_of_itself(
     def broken() -> Any:
         raise RuntimeError("a secret")
 
-    door.registry.ready(model())
+    door.registry.mark_ready(model())
     monkeypatch.setattr(door.registry, "entries", broken)
     error = refused(door, "ModelMetadata", pb.ModelMetadataRequest(name="m"))
     assert error.code() is grpc.StatusCode.INTERNAL

@@ -34,7 +34,7 @@ def ready(registry: ModelRegistry) -> Iterator[Ready]:
         batcher = Batcher(model_fn, 8, **options)
         made.append(batcher)
         model = Model(name, version, signature(spec("x", "FP32", "b")), 8, "in batches", batcher)
-        registry.ready(model)
+        registry.mark_ready(model)
         return model
 
     yield make
@@ -57,7 +57,7 @@ def test_of_a_version_of_a_model_and_of_all(registry: ModelRegistry, ready: Read
     assert told(registry) == []
     for name, version in (("b", "1"), ("a", "10"), ("a", "9")):
         ready(name, version)
-    registry.loading("c", "1")
+    registry.mark_loading("c", "1")
     assert told(registry, "a", "9") == [("a", "9")]
     assert told(registry, "a") == [("a", "9"), ("a", "10")]
     assert told(registry) == [("a", "9"), ("a", "10"), ("b", "1")], "one that loads has none"
@@ -79,7 +79,7 @@ def test_what_is_not_there(
     registry: ModelRegistry, ready: Ready, name: str, version: str, error: type[Exception], message: str
 ) -> None:
     ready("m")
-    registry.loading("loads", "1")
+    registry.mark_loading("loads", "1")
     with pytest.raises(error, match=message):
         told(registry, name, version)
 

@@ -28,8 +28,8 @@ AT_FIRST = {
 @pytest.fixture
 def settings() -> TraceSettingsMethods:
     registry = ModelRegistry()
-    registry.ready(Model("m", "1", signature(spec("x", "FP32", "batch")), 8, "batched", cast(Any, None)))
-    registry.loading("early", "1")
+    registry.mark_ready(Model("m", "1", signature(spec("x", "FP32", "batch")), 8, "batched", cast(Any, None)))
+    registry.mark_loading("early", "1")
     return TraceSettingsMethods(registry, TritonTracing(TraceFile(Path("traces.json"))))
 
 

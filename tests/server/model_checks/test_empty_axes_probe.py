@@ -17,7 +17,7 @@ from support.models import recurrent, small
 from support.models.small import node, save, value
 
 from tensorferry.server.model_checks import empty_axes_probe
-from tensorferry.server.model_checks.empty_axes_probe import EmptyAxesProbe, Subject
+from tensorferry.server.model_checks.empty_axes_probe import EmptyAxesProbe, ProbedModel
 from tensorferry.server.model_checks.probe_cache import digest_of
 from tensorferry.server.model_config.io_mapping import Contract
 from tensorferry.server.runtime.ort_options import OrtOptions
@@ -43,7 +43,7 @@ def subject(path: Path, max_batch_size: int = 4, **fields: Any) -> Subject:
     return replace(made, **fields)
 
 
-def verdicts(given: Subject) -> Mapping[Any, str]:
+def verdicts(given: ProbedModel) -> Mapping[Any, str]:
     with EmptyAxesProbe(given) as probe:
         return probe.result().verdicts
 

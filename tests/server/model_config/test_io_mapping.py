@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.server.rig import Array, fp32, reproducible, signature, spec
 
 from tensorferry.server.errors import ModelConfigError, ModelFailedError
-from tensorferry.server.model_config.io_mapping import Contract, Reshape, contract_of
+from tensorferry.server.model_config.io_mapping import IoMapping, Reshape, io_mapping_of
 from tensorferry.server.model_config.pbtxt import parse_config
 from tensorferry.server.signature import Signature
 
@@ -26,30 +26,30 @@ T = 'input { name: "t" data_type: TYPE_STRING dims: 1 reshape { shape: [ ] } }'
 Y = 'output { name: "y" data_type: TYPE_FP32 dims: 6 }'
 
 
-def contract(text: str, onnx: Signature = BATCHED, most: int = 8) -> Contract:
+def io_mapping(text: str, onnx: Signature = BATCHED, most: int = 8) -> IoMapping:
     config = parse_config(text, "test")
     config.name, config.max_batch_size = "m", most
-    return contract_of(config, onnx)
+    return io_mapping_of(config, onnx)
 
 
 def test_the_clients_see_what_the_configuration_says_in_its_order() -> None:
-    found = contract(T + X.replace("-1", "7") + Y)
+    found = io_mapping(T + X.replace("-1", "7") + Y)
     assert str(found.signature) == "(t: BYTES[-1, 1], x: FP32[-1, 3, 7]) -> (y: FP32[-1, 6])"
     assert found.inputs == {"t": Reshape((1,), (), True)}
     assert found.outputs == {}
 
 
 def test_what_varies_keeps_its_name_by_which_it_may_be_padded() -> None:
-    assert contract(X + T + Y).signature.inputs[0].dims == ("batch", 3, "n")
+    assert io_mapping(X + T + Y).signature.inputs[0].dims == ("batch", 3, "n")
     reshaped = 'input { name: "x" data_type: TYPE_FP32 dims: [ 1, 3, -1 ] reshape { shape: [ 3, -1 ] } }'
-    assert contract(reshaped + T + Y).signature.inputs[0].dims == ("batch", 1, 3, "")
+    assert io_mapping(reshaped + T + Y).signature.inputs[0].dims == ("batch", 1, 3, "")
 
 
 def test_only_the_outputs_that_are_listed_are_served() -> None:
     onnx = signature(spec("x", "FP32", "b"), outputs=(spec("y", "FP32", "b"), spec("z", "FP32", "b")))
     tensor = '{ name: "%s" data_type: TYPE_FP32 dims: 1 reshape { } }'
     assert [
-        s.name for s in contract(f"input {tensor % 'x'} output {tensor % 'z'}", onnx).signature.outputs
+        s.name for s in io_mapping(f"input {tensor % 'x'} output {tensor % 'z'}", onnx).signature.outputs
     ] == ["z"]
 
 
@@ -108,7 +108,7 @@ def test_only_the_outputs_that_are_listed_are_served() -> None:
 )
 def test_what_does_not_fit_is_told_with_both_sides(text: str, said: str) -> None:
     with pytest.raises(ModelConfigError) as caught:
-        contract(text)
+        io_mapping(text)
     assert said in str(caught.value)
 
 
@@ -122,9 +122,9 @@ def test_a_size_of_0_that_the_file_itself_has_is_right() -> None:
         'input { name: "x" data_type: TYPE_FP32 dims: 0 } input { name: "c" data_type: TYPE_INT32 dims: %d } '
         'output { name: "y" data_type: TYPE_FP32 dims: 0 }'
     )
-    assert contract(text % 3, onnx).signature == onnx
+    assert io_mapping(text % 3, onnx).signature == onnx
     with pytest.raises(ModelConfigError, match=r"input 'c' dimension must be integer >= 1"):
-        contract(text % 0, onnx)
+        io_mapping(text % 0, onnx)
 
 
 def test_without_a_batch_axis_there_is_no_max_batch_size() -> None:
@@ -133,7 +133,7 @@ def test_without_a_batch_axis_there_is_no_max_batch_size() -> None:
         + Y
     )
     with pytest.raises(ModelConfigError) as caught:
-        contract(text, FIXED)
+        io_mapping(text, FIXED)
     assert (
         "model 'm', tensor 'x': for the model to support batching the shape should have at least 1 dimension and the "
         "first dimension must be -1; but shape expected by the model is [2, 3]" in str(caught.value)
@@ -147,7 +147,7 @@ UNBATCHED = (
 
 
 def test_unbatched_dims_are_complete_and_a_scalar_is_one() -> None:
-    found = contract(UNBATCHED % ("2, 3", "1", "-1, 3"), FIXED, most=0)
+    found = io_mapping(UNBATCHED % ("2, 3", "1", "-1, 3"), FIXED, most=0)
     assert str(found.signature) == "(x: FP32[2, 3], c: INT32[1]) -> (y: FP32[-1, 3])"
     assert found.inputs == {"c": Reshape((1,), (), False)}
 
@@ -162,21 +162,21 @@ def test_unbatched_dims_are_complete_and_a_scalar_is_one() -> None:
 )
 def test_unbatched_dims_that_do_not_fit(dims: tuple[str, ...], said: str) -> None:
     with pytest.raises(ModelConfigError) as caught:
-        contract(UNBATCHED % dims, FIXED, most=0)
+        io_mapping(UNBATCHED % dims, FIXED, most=0)
     assert said in str(caught.value)
 
 
 def test_an_unbatched_tensor_cannot_be_reshaped_to_nothing() -> None:
     text = UNBATCHED % ("2, 3", "1", "-1, 3")
     with pytest.raises(ModelConfigError, match="cannot have empty reshape for non-batching model"):
-        contract(text.replace("[ 1 ]", "[ 1 ] reshape { }"), FIXED, most=0)
+        io_mapping(text.replace("[ 1 ]", "[ 1 ] reshape { }"), FIXED, most=0)
 
 
 # Running.
 
 
 def test_tensors_are_reshaped_on_their_way_in_and_out() -> None:
-    found = Contract(
+    found = IoMapping(
         BATCHED,
         {"x": Reshape((2, 3), (6,), True), "s": Reshape((1,), (), False)},
         {"y": Reshape((3, -1), (-1, 3), True)},
@@ -198,17 +198,17 @@ def test_without_reshapes_nothing_stands_between() -> None:
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         return {}
 
-    assert Contract(BATCHED).runner(run) is run
+    assert IoMapping(BATCHED).runner(run) is run
 
 
 def test_an_output_that_does_not_fit_its_reshape_fails_with_both_sides() -> None:
-    found = Contract(BATCHED, {}, {"y": Reshape((2, 3), (6,), True)})
+    found = IoMapping(BATCHED, {}, {"y": Reshape((2, 3), (6,), True)})
     with pytest.raises(ModelFailedError, match=r"'y' has shape \[4, 5\].*from \[6\] to \[2, 3\]"):
         found.runner(lambda inputs: {"y": fp32(4, 5)})({})
 
 
 def test_an_output_whose_shape_the_file_does_not_know_stays_as_it_is() -> None:
-    found = Contract(FIXED, {}, {"y": Reshape((1,), (), False)})
+    found = IoMapping(FIXED, {}, {"y": Reshape((1,), (), False)})
     run: Any = found.runner(lambda inputs: {"y": inputs["x"]})
     assert run({"x": fp32()})["y"].shape == (1,)
     assert run({"x": fp32(2, 2)})["y"].shape == (2, 2)

@@ -216,4 +216,4 @@ def test_what_is_completed_is_complete(
     once = completed(text, most=most, merges=merges, scalars_as_one=scalars_as_one)
     again = completed(config_text(once), most=most, merges=merges, scalars_as_one=not scalars_as_one)
     assert again == once
-    assert contract_of(again, ONNX) == contract_of(once, ONNX)
+    assert io_mapping_of(again, ONNX) == io_mapping_of(once, ONNX)

@@ -11,7 +11,7 @@ from tensorferry.batcher import QueuePolicy
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.instance_groups import instance_groups
-from tensorferry.server.model_config.pbtxt import Batching, parse_config
+from tensorferry.server.model_config.pbtxt import BatchingDecision, parse_config
 from tensorferry.server.model_config.settings import ModelSettings, settings_of
 from tensorferry.server.runtime.devices import AvailableDevices
 from tensorferry.server.runtime.ort_options import OrtOptions

@@ -12,7 +12,12 @@ import pytest
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.model_config.supported_fields import RULES, Treatment, check_fields, set_fields
+from tensorferry.server.model_config.supported_fields import (
+    RULES,
+    Treatment,
+    check_fields,
+    fields_that_are_set,
+)
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "reference" / "model_config.md"
 
@@ -135,7 +140,7 @@ def test_ours_is_not(text: str) -> None:
 
 def test_fields_are_found_in_each_of_several() -> None:
     config = parse_config('input { name: "a" dims: 1 } input { name: "b" }', "test")
-    assert [path for path, _ in set_fields(config)] == ["input.name", "input.dims", "input.name"]
+    assert [path for path, _ in fields_that_are_set(config)] == ["input.name", "input.dims", "input.name"]
 
 
 @pytest.mark.parametrize(

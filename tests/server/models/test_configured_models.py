@@ -395,7 +395,7 @@ def test_its_own_parameter_stands_above_the_option(
 ) -> None:
     text = f'parameters {{ key: "batching" value {{ string_value: "{policy}" }} }}'
     model = load(text, small.centred, **options)
-    assert model.verdict == verdict
+    assert model.batching_verdict == verdict
     assert model.batched is (verdict == "trusted")
     assert model.config.parameters["batching"].string_value == policy
 
@@ -403,12 +403,12 @@ def test_its_own_parameter_stands_above_the_option(
 def test_what_is_only_tested_is_not_merged_where_only_what_is_proved_is(load: Load) -> None:
     text = "max_batch_size: 8 dynamic_batching { }"
     model = load(text, graphs.hashed)
-    assert (model.verdict, model.config.HasField("dynamic_batching")) == ("tested", True)
+    assert (model.batching_verdict, model.config.HasField("dynamic_batching")) == ("tested", True)
     model = load(text, graphs.hashed, batching="proved")
-    assert (model.verdict, model.config.HasField("dynamic_batching")) == ("refused", False)
+    assert (model.batching_verdict, model.config.HasField("dynamic_batching")) == ("refused", False)
     assert "it is only tested" in model.batching
     # That the file has dynamic_batching is not enough, either.
-    assert load(text, graphs.hashed_elevens, batching="proved").verdict == "refused"
+    assert load(text, graphs.hashed_elevens, batching="proved").batching_verdict == "refused"
 
 
 def test_a_parameter_that_is_none_of_them_is_refused(load: Load) -> None:

@@ -157,7 +157,7 @@ def test_a_model_that_runs_on_no_random_input_is_served_cold_and_unbatched(
 ) -> None:
     caplog.set_level(logging.INFO)
     model = load(graphs.hashed_elevens)
-    assert (model.max_batch_size, model.verdict) == (0, "refused")
+    assert (model.max_batch_size, model.batching_verdict) == (0, "refused")
     assert "warmed at batches of no size: it does not run on random input" in caplog.text
     assert model.batcher.submit_rows({"x": fp32(1, 22)}).result(30)["y"].shape == (1, 2, 11)
 
@@ -167,7 +167,7 @@ def test_one_whose_graph_keeps_rows_apart_is_served_cold_and_batched(
 ) -> None:
     caplog.set_level(logging.INFO)
     model = load(lambda path: small.multiples_only(path, 11))
-    assert (model.max_batch_size, model.verdict) == (32, "proved")
+    assert (model.max_batch_size, model.batching_verdict) == (32, "proved")
     assert (
         "model named: rows are kept apart, proved by its graph alone: it does not run on random"
         in caplog.text

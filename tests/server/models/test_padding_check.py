@@ -19,7 +19,7 @@ from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.errors import InvalidRequestError, StartError
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.padding_check import padding_of, prove_padding
+from tensorferry.server.models.padding_check import declared_padding, padding_dependence
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.signature import Signature
@@ -36,7 +36,7 @@ TEXT = signature(
 
 
 def test_tensors_carry_the_axis_where_they_have_its_name() -> None:
-    padding = padding_of(TEXT, LADDER, {"ids": "-5", "mask": "false", "of another model": "7"})
+    padding = declared_padding(TEXT, LADDER, {"ids": "-5", "mask": "false", "of another model": "7"})
     assert padding == Padding(
         (4, 8), {"ids": PadInput(1, -5), "mask": PadInput(1, False)}, outputs={"tokens": 2}
     )
@@ -61,7 +61,7 @@ def test_tensors_carry_the_axis_where_they_have_its_name() -> None:
 )
 def test_pad_values_are_of_the_inputs_datatype(datatype: str, text: str, value: Any) -> None:
     made = signature(spec("x", datatype, "batch", "sequence"))
-    padding = padding_of(made, LADDER, {"x": text})
+    padding = declared_padding(made, LADDER, {"x": text})
     assert isinstance(padding.inputs, Mapping)
     assert padding.inputs["x"] == (1, value)
     # And it is one that the batcher can write.
@@ -85,7 +85,7 @@ def test_pad_values_are_of_the_inputs_datatype(datatype: str, text: str, value: 
 )
 def test_pad_values_that_the_datatype_lacks(datatype: str, text: str) -> None:
     with pytest.raises(StartError) as caught:
-        padding_of(signature(spec("x", datatype, "batch", "sequence")), LADDER, {"x": text})
+        declared_padding(signature(spec("x", datatype, "batch", "sequence")), LADDER, {"x": text})
     expected = f"--pad-values gives {text!r} for the input 'x'; it must be a value of {datatype}"
     assert str(caught.value) == expected
 
@@ -128,7 +128,7 @@ def test_pad_values_that_the_datatype_lacks(datatype: str, text: str) -> None:
 )
 def test_what_does_not_fit_the_model_is_named(made: Signature, values: dict[str, str], message: str) -> None:
     with pytest.raises(StartError) as caught:
-        padding_of(made, LADDER, values)
+        declared_padding(made, LADDER, values)
     assert message in str(caught.value)
 
 
@@ -169,7 +169,7 @@ def test_what_each_length_costs_is_known_before_its_first_request(load: Load) ->
     assert set(buckets) == {((4,), (4,)), ((8,), (8,))}
     assert all(bucket.device is not None for bucket in buckets.values())
     registry = ModelRegistry()
-    registry.ready(model)
+    registry.mark_ready(model)
     ids = np.ones((1, 3), np.int64)
     explain = {"explain": pb.InferParameter(bool_param=True)}
     response = infer(InferenceService(registry), request({"ids": ids, "mask": ids}, parameters=explain))
@@ -263,7 +263,7 @@ def reason(
         spec("x", datatype, "batch", "sequence"), outputs=(spec("y", datatype, "batch", "sequence"),)
     )
     padding = Padding(lengths, {"x": PadInput(1, pad)}, {"y": 1})
-    return prove_padding(made, run, padding, "sequence", 4)
+    return padding_dependence(made, run, padding, "sequence", 4)
 
 
 @pytest.mark.parametrize("datatype", [name for name in DATATYPES if name != "BYTES"])
@@ -337,7 +337,7 @@ def test_an_answer_has_the_length_of_its_request(
 ) -> None:
     model = load(small.masked_mean, max_batch_size=4, **MASKED)
     registry = ModelRegistry()
-    registry.ready(model)
+    registry.mark_ready(model)
     ids = np.arange(rows * length).reshape(rows, length) % 100
     arrays = {"ids": ids, "mask": np.ones_like(ids)}
     alone = Session(small.masked_mean(tmp_path / "alone.onnx")).run(arrays)
@@ -362,7 +362,7 @@ def test_an_answer_has_the_length_of_its_request(
 def test_inputs_of_different_lengths_are_not_padded_to_agree(load: Load) -> None:
     """Padded they would look alike, and an answer be made of what alone is an error."""
     registry = ModelRegistry()
-    registry.ready(load(small.masked_mean, **MASKED))
+    registry.mark_ready(load(small.masked_mean, **MASKED))
     message = request({"ids": np.ones((1, 3), np.int64), "mask": np.ones((1, 2), np.int64)})
     with pytest.raises(InvalidRequestError):
         infer(InferenceService(registry), message)
@@ -370,7 +370,7 @@ def test_inputs_of_different_lengths_are_not_padded_to_agree(load: Load) -> None
 
 def test_a_request_counts_for_the_bytes_that_it_takes_padded(load: Load) -> None:
     registry = ModelRegistry()
-    registry.ready(load(small.masked_mean, max_queue_bytes=150, **MASKED))
+    registry.mark_ready(load(small.masked_mean, max_queue_bytes=150, **MASKED))
     message = request({"ids": np.ones((1, 4), np.int64), "mask": np.ones((1, 4), np.int64)})
     assert message.ByteSize() < 150
     infer(InferenceService(registry), message)

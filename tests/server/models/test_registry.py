@@ -20,7 +20,7 @@ def model(name: str, version: str = "1", max_batch_size: int = 8) -> Model:
 def test_the_latest_version_serves_when_none_is_named() -> None:
     registry = ModelRegistry()
     for version in ("9", "10", "2"):
-        registry.ready(model("m", version))
+        registry.mark_ready(model("m", version))
     assert registry.get("m").version == "10"
     assert registry.get("m", "").version == "10"
     assert registry.get("m", "9").version == "9"
@@ -30,15 +30,15 @@ def test_a_server_without_a_model_is_ready_only_where_one_may_be_loaded() -> Non
     for may_be_empty in (True, False):
         registry = ModelRegistry(may_be_empty=may_be_empty)
         assert not registry.serving
-        registry.complete = True
+        registry.mark_complete()
         assert registry.serving == may_be_empty
-        registry.ready(loaded := model("m"))
+        registry.mark_ready(loaded := model("m"))
         assert registry.serving
-        registry.unloaded(loaded)
+        registry.mark_unloaded(loaded)
         assert registry.serving == may_be_empty
     registry = ModelRegistry(may_be_empty=False)
-    registry.complete = True
-    registry.failed("m", "1", "broken")
+    registry.mark_complete()
+    registry.mark_failed("m", "1", "broken")
     assert not registry.serving
 
 
@@ -46,8 +46,8 @@ def test_unknown_models_are_told_what_there_is() -> None:
     registry = ModelRegistry()
     with pytest.raises(NotFoundError, match=r"unknown model: 'm' is not found; the server has: none$"):
         registry.get("m")
-    registry.ready(model("b"))
-    registry.loading("a", "1")
+    registry.mark_ready(model("b"))
+    registry.mark_loading("a", "1")
     with pytest.raises(NotFoundError, match=r"unknown model: 'm' is not found; the server has: a, b$"):
         registry.get("m")
 
@@ -55,7 +55,7 @@ def test_unknown_models_are_told_what_there_is() -> None:
 @pytest.mark.parametrize("version", ["0", "2", "01", "999999999999999999999", "٣"])
 def test_unknown_versions_are_told_what_there_is(version: str) -> None:
     registry = ModelRegistry()
-    registry.ready(model("m"))
+    registry.mark_ready(model("m"))
     with pytest.raises(
         NotFoundError, match=f"unknown model: 'm' version {version} is not found; the server has version 1$"
     ):
@@ -66,7 +66,7 @@ def test_unknown_versions_are_told_what_there_is(version: str) -> None:
 @pytest.mark.parametrize("name", ["m", "no such model"])
 def test_versions_that_are_no_numbers(name: str, version: str) -> None:
     registry = ModelRegistry()
-    registry.ready(model("m"))
+    registry.mark_ready(model("m"))
     with pytest.raises(InvalidRequestError, match="model version from specified version string") as caught:
         registry.get(name, version)
     assert repr(version) in str(caught.value)
@@ -74,28 +74,28 @@ def test_versions_that_are_no_numbers(name: str, version: str) -> None:
 
 def test_only_a_ready_version_takes_requests() -> None:
     registry = ModelRegistry()
-    registry.loading("m", "1")
+    registry.mark_loading("m", "1")
     with pytest.raises(NotReadyError, match="model 'm' version 1 is not at ready state: it is LOADING"):
         registry.get("m")
     made = model("m")
-    registry.ready(made)
+    registry.mark_ready(made)
     assert registry.get("m") is made
-    registry.unloading(made)
+    registry.mark_unloading(made)
     with pytest.raises(NotReadyError, match="it is UNLOADING"):
         registry.get("m", "1")
 
 
 def test_the_highest_that_is_ready_is_the_latest() -> None:
     registry = ModelRegistry()
-    registry.ready(model("m", "1"))
-    registry.ready(model("m", "2"))
-    registry.loading("m", "3")
-    registry.failed("m", "4", "broken")
+    registry.mark_ready(model("m", "1"))
+    registry.mark_ready(model("m", "2"))
+    registry.mark_loading("m", "3")
+    registry.mark_failed("m", "4", "broken")
     assert registry.get("m").version == "2"
     assert registry.serves("m")
-    registry.unloading(registry.get("m"))
+    registry.mark_unloading(registry.get("m"))
     assert registry.get("m").version == "1"
-    registry.unloading(registry.get("m"))
+    registry.mark_unloading(registry.get("m"))
     assert not registry.serves("m")
     with pytest.raises(NotReadyError, match=r"version 4 is not at ready state: it is UNAVAILABLE \(broken\)"):
         registry.get("m")
@@ -105,18 +105,18 @@ def test_the_highest_that_is_ready_is_the_latest() -> None:
 def test_what_serves_goes_on_while_another_of_its_version_is_loaded_or_fails() -> None:
     registry = ModelRegistry()
     old, new = model("m"), model("m")
-    assert registry.ready(old) is None
+    assert registry.mark_ready(old) is None
     generation = registry.generation
-    registry.loading("m", "1")
-    registry.failed("m", "1", "broken")
+    registry.mark_loading("m", "1")
+    registry.mark_failed("m", "1", "broken")
     assert registry.get("m") is old
     assert registry.generation == generation
-    assert registry.ready(new) is old
+    assert registry.mark_ready(new) is old
     assert registry.get("m") is new
-    registry.unloaded(old)
+    registry.mark_unloaded(old)
     assert registry.get("m") is new, "the old one is not the one that is there"
-    registry.unloading(new)
-    registry.unloaded(new, "why")
+    registry.mark_unloading(new)
+    registry.mark_unloaded(new, "why")
     (entry,) = registry.entries()
     assert (entry.state, entry.model, entry.reason) == (ModelState.UNAVAILABLE, None, "why")
 
@@ -124,15 +124,15 @@ def test_what_serves_goes_on_while_another_of_its_version_is_loaded_or_fails() -
 def test_entries_are_in_order_and_models_are_those_that_are_loaded() -> None:
     registry = ModelRegistry()
     for version in ("10", "9"):
-        registry.ready(model("b", version))
-    registry.loading("a", "1")
+        registry.mark_ready(model("b", version))
+    registry.mark_loading("a", "1")
     assert [(e.name, e.version, e.state) for e in registry.entries()] == [
         ("a", "1", ModelState.LOADING),
         ("b", "9", ModelState.READY),
         ("b", "10", ModelState.READY),
     ]
     assert [m.version for m in registry.models()] == ["9", "10"]
-    registry.unloading(model("b", "9"))
+    registry.mark_unloading(model("b", "9"))
     assert [m.version for m in registry.models()] == ["9", "10"]
 
 

@@ -28,7 +28,7 @@ def test_at_the_start_all_or_those_that_are_named(world: World) -> None:
     world.start("a", "c")
     assert world.states() == [("a", "1", READY), ("c", "1", READY)]
     assert world.changed == ["a", "c"]
-    assert world.control.without_versions() == {"b": ""}
+    assert world.control.models_without_versions() == {"b": ""}
 
 
 def test_all(world: World) -> None:
@@ -139,24 +139,24 @@ def test_a_model_whose_configuration_cannot_be_read_has_a_reason_and_no_version(
     config = world.root / "m" / "config.pbtxt"
     config.write_text("batch: 1")
     control = world.start("m", strict=False)
-    reasons = control.without_versions()
+    reasons = control.models_without_versions()
     assert list(reasons) == ["m", "never"]
     assert 'line 1, column 1: Message type "inference.ModelConfig" has no field named "batch"' in reasons["m"]
     assert reasons["never"] == ""
     config.unlink()
     control.load("m")
-    assert list(control.without_versions()) == ["never"]
+    assert list(control.models_without_versions()) == ["never"]
     # While a version serves, the model is no worse than it was.
     config.write_text("batch: 1")
     with pytest.raises(LoadFailedError):
         control.load("m")
-    assert list(control.without_versions()) == ["never"]
+    assert list(control.models_without_versions()) == ["never"]
     control.unload("m")
     world.await_state(("m", "1", UNAVAILABLE))
-    assert list(control.without_versions()) == ["never"]
+    assert list(control.models_without_versions()) == ["never"]
     with pytest.raises(LoadFailedError):
         control.load("m")
-    assert list(control.without_versions()) == ["m", "never"]
+    assert list(control.models_without_versions()) == ["m", "never"]
 
 
 def test_a_bug_while_loading_leaves_no_version_loading(world: World) -> None:
@@ -199,7 +199,7 @@ def test_a_repository_that_cannot_be_read(world: World) -> None:
     control = world.start()
     world.root.rename(world.root.with_name("elsewhere"))
     with pytest.raises(NotReadyError, match="cannot be read"):
-        control.without_versions()
+        control.models_without_versions()
     with pytest.raises(NotReadyError, match="cannot be read"):
         control.unload("m")
 

@@ -170,13 +170,13 @@ def test_the_proof_of_padding_knows_it_too(
     tf32: bool, padded: bool, load: Load, scripted: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a model that is proved batchable before the device begins to round."""
-    real = prove_padding
+    real = padding_dependence
 
     def rounding(*arguments: Any) -> str:
         scripted.rounding = 2e-3
         return real(*arguments)
 
-    monkeypatch.setattr(loader, "prove_padding", rounding)
+    monkeypatch.setattr(loader, "padding_dependence", rounding)
     lengths = PadLengths("sequence", (4, 8))
     values = (("ids", "0"), ("mask", "0"))
     model = load("cuda:0", build=small.masked_mean, tf32=tf32, pad_lengths=lengths, pad_values=values)

@@ -10,7 +10,7 @@ from support.server.rig import signature, spec
 
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models.warmup_samples import WarmUpSample, warm_up_samples
+from tensorferry.server.models.warmup_samples import WarmupSample, warmup_samples
 from tensorferry.server.signature import Signature
 
 BATCHED = signature(spec("x", "FP32", "batch", 2), spec("s", "BYTES", "batch", "n"))
@@ -25,10 +25,10 @@ def x(kind: str, dims: str = "2", datatype: str = "TYPE_FP32") -> str:
 
 def samples(
     text: str, model: Signature = BATCHED, most: int = 8, directory: Path | None = None
-) -> tuple[list[WarmUpSample], list[str]]:
+) -> tuple[list[WarmupSample], list[str]]:
     config = parse_config(text, "test")
     config.name, config.max_batch_size = "m", most
-    return warm_up_samples(config, model, directory)
+    return warmup_samples(config, model, directory)
 
 
 def test_zeros_and_empty_strings() -> None:

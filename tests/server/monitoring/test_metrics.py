@@ -44,7 +44,7 @@ def registry(runner: ScriptedRunner) -> Iterator[ModelRegistry]:
     """With the model m, of two priority classes, whose batches wait for the test."""
     registry = ModelRegistry()
     batcher = Batcher(runner, 6, priority_weights=(4, 1), max_queue_size=8)
-    registry.ready(
+    registry.mark_ready(
         Model(
             "m", "3", signature(spec("x", "FP32", "b")), 6, "in batches", batcher, devices=("cuda:1", "cpu")
         )
@@ -230,18 +230,18 @@ def test_the_server_itself(registry: ModelRegistry) -> None:
 
 
 def test_which_models_are_ready_and_which_are_not_meant(registry: ModelRegistry) -> None:
-    registry.loading("late", "1")
-    registry.failed("broken", "2", "no such operator")
+    registry.mark_loading("late", "1")
+    registry.mark_failed("broken", "2", "no such operator")
     text = page(registry)
     for name, version, ready in (("m", 3, 1), ("late", 1, 0), ("broken", 2, 0)):
         assert f'tensorferry_model_ready{{model="{name}",version="{version}"}} {ready}.0\n' in text
     (model,) = registry.models()
-    registry.unloading(model)
+    registry.mark_unloading(model)
     assert 'tensorferry_model_ready{model="m",version="3"} 0.0\n' in page(registry)
-    registry.unloaded(model)
+    registry.mark_unloaded(model)
     assert 'model="m"' not in page(registry)
     # The fixture closes its batcher.
-    registry.ready(model)
+    registry.mark_ready(model)
 
 
 def test_instances_that_are_out(registry: ModelRegistry) -> None:

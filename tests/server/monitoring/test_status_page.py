@@ -91,10 +91,10 @@ def model(registry: ModelRegistry, runner: ScriptedRunner) -> Iterator[Model]:
         batcher,
         slo=0.5,
         devices=("cuda:1",),
-        verdict="proved",
+        batching_verdict="proved",
     )
-    registry.ready(model)
-    registry.complete = True
+    registry.mark_ready(model)
+    registry.mark_complete()
     yield model
     runner.open()
     assert batcher.close()
@@ -116,14 +116,14 @@ def test_ready_as_health_and_server_ready_are(
         return status, body.decode().splitlines()
 
     assert readiness() == (503, ["not ready", "what is to be served is still being loaded"])
-    registry.loading("m", "1")
+    registry.mark_loading("m", "1")
     assert readiness()[1][2:] == ["model m version 1 is LOADING"]
     health = InstanceHealth("m", "1", changed=registry.health_changed)
     with Batcher(runner, 4) as batcher:
         registry.ready(Model("m", "1", signature(spec("x", "FP32", "b")), 4, "", batcher, health=health))
         registry.complete = True
         assert readiness() == (200, ["ready"])
-        registry.failed("other", "2", "its file\nis gone")
+        registry.mark_failed("other", "2", "its file\nis gone")
         assert readiness() == (200, ["ready", "model other version 2 is UNAVAILABLE: its file is gone"])
         health.mark_down(0, "the device is lost")
         assert readiness() == (
@@ -227,7 +227,7 @@ def test_what_is_told_of_the_server(door: Door, model: Model) -> None:
 
 
 def test_one_that_is_not_loaded_has_a_state_and_a_reason(door: Door, registry: ModelRegistry) -> None:
-    registry.failed("m", "1", "no such file")
+    registry.mark_failed("m", "1", "no such file")
     assert door.status()["models"] == [
         {"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": "no such file"}
     ]
@@ -263,9 +263,9 @@ def test_hostile_texts_stay_text(door: Door, registry: ModelRegistry) -> None:
     with Batcher(lambda x: x, 4) as batcher:
         batcher.last_batches()
         batcher.submit(np.zeros(1), tag=HOSTILE).result(PATIENCE)
-        registry.ready(Model("m", "1", signature(spec("<b>", "FP32", hostile)), 4, hostile, batcher))
-        registry.failed("n", "1", HOSTILE)
-        registry.complete = True
+        registry.mark_ready(Model("m", "1", signature(spec("<b>", "FP32", hostile)), 4, hostile, batcher))
+        registry.mark_failed("n", "1", HOSTILE)
+        registry.mark_complete()
         status, headers, body = door.ask("/status.json")
         told = json.loads(body)
         assert status == 200
@@ -305,7 +305,7 @@ def test_every_answer_has_the_headers_that_keep_it_safe(door: Door) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/status.json", "/metrics", "/healthz", "/readyz"])
 def test_methods(door: Door, registry: ModelRegistry, path: str) -> None:
-    registry.complete = True
+    registry.mark_complete()
     status, got, body = door.ask(path)
     assert status == 200
     status, headed, nothing = door.ask(path, "HEAD")

@@ -22,7 +22,7 @@ from tensorferry.server.models import loader
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.models.repository import Repository
-from tensorferry.server.models.repository_control import ModelControl
+from tensorferry.server.models.repository_control import RepositoryController
 from tensorferry.server.recovery import recovering_instance
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.recovery.recovering_instance import RecoveringInstance
@@ -177,7 +177,7 @@ def test_a_model_that_a_client_sent_is_built_anew_from_its_files(
 ) -> None:
     (tmp_path / "repository").mkdir()
     registry = ModelRegistry()
-    control = ModelControl(
+    control = RepositoryController(
         registry,
         Repository([tmp_path / "repository"]),
         lambda source: load_model(source, ServerConfig(()), "cpu"),

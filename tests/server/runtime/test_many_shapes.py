@@ -37,8 +37,8 @@ def test_memory_does_not_grow_with_the_shapes_seen(tmp_path: Path) -> None:
     source = ModelSource("m", path, "1", None)
     model = load_model(source, ServerConfig(models=(source,)), "cpu")
     registry = ModelRegistry()
-    registry.loading("m", "1")
-    registry.ready(model)
+    registry.mark_loading("m", "1")
+    registry.mark_ready(model)
     service = InferenceService(registry)
     error_reply: list[BaseException] = []
 

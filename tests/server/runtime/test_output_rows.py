@@ -13,7 +13,7 @@ from support.models.small import node, save, value
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelConfigError
-from tensorferry.server.model_config.io_mapping import contract_of
+from tensorferry.server.model_config.io_mapping import io_mapping_of
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.runtime.session import Session
 
@@ -49,7 +49,7 @@ def test_a_configuration_may_say_either(tmp_path: Path) -> None:
 
     def labels(batch: int, dims: str, x: str, probabilities: str) -> tuple[int, ...]:
         config = text_format.Parse(text % (batch, x, dims, probabilities), ModelConfig())
-        return contract_of(config, signature).signature.outputs[0].shape
+        return io_mapping_of(config, signature).signature.outputs[0].shape
 
     assert labels(0, "dims: [1]", "-1, 2", "-1, 3") == (1,)
     assert labels(0, "dims: [-1]", "-1, 2", "-1, 3") == (-1,)

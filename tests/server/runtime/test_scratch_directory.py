@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tensorferry.server.models.uploaded_files import SentFiles
+from tensorferry.server.models.uploaded_files import UploadedFiles
 from tensorferry.server.runtime.scratch_directory import ScratchDirectory, remove_abandoned
 
 _OTHER_PROCESS = """
 import sys
 sys.path[:0] = {path!r}
-from tensorferry.server.models.uploaded_files import SentFiles
-files = SentFiles("m", {{"1/model.onnx": b"uploaded"}})
+from tensorferry.server.models.uploaded_files import UploadedFiles
+files = UploadedFiles("m", {{"1/model.onnx": b"uploaded"}})
 print(files.directory, flush=True)
 sys.stdin.read()
 """
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_goes_with_its_last_reference(folder: Path) -> None:
-    files = SentFiles("m", {"1/model.onnx": b"uploaded"})
+    files = UploadedFiles("m", {"1/model.onnx": b"uploaded"})
     assert (files.directory / "m/1/model.onnx").read_bytes() == b"uploaded"
     del files
     assert list(folder.iterdir()) == []

@@ -31,7 +31,7 @@ def load(path: Path, config: str = "", max_batch_size: int = 8) -> Model:
 
 def service_of(model: Model) -> InferenceService:
     registry = ModelRegistry()
-    registry.ready(model)
+    registry.mark_ready(model)
     return InferenceService(registry)
 
 
@@ -57,9 +57,9 @@ def test_batched_or_not_it_is_used(tmp_path: Path, max_batch_size: int) -> None:
 def test_a_model_that_is_only_tested_gets_them_alone(tmp_path: Path) -> None:
     """It was run without them: with one, rows may affect each other."""
     loaded = load(with_defaults(tmp_path / "m.onnx"))
-    assert loaded.verdict == "proved"
+    assert loaded.batching_verdict == "proved"
     for verdict, batches in (("proved", 1), ("tested", 3)):
-        model = replace(loaded, verdict=verdict)
+        model = replace(loaded, batching_verdict=verdict)
         service = service_of(model)
         before = model.batcher.statistics().batches
         needs_run: set[object] = set()

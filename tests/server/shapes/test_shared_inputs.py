@@ -52,7 +52,7 @@ def test_a_message_is_known_by_the_value(tmp_path: Path) -> None:
     """What is remembered of a request must not take another value for its own."""
     model = load(scaled(tmp_path / "m.onnx"))
     registry = ModelRegistry()
-    registry.ready(model)
+    registry.mark_ready(model)
     service = InferenceService(registry)
     try:
         for rows in (1, 2, 40):

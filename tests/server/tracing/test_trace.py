@@ -42,11 +42,11 @@ class Desk:
         self.service = InferenceService(self.registry, tracing=tracing)
 
     def unload(self) -> None:
-        self.registry.unloading(self.registry.get("m"))
+        self.registry.mark_unloading(self.registry.get("m"))
 
     def serve(self, version: str) -> Batcher:
         batcher = Batcher(lambda inputs: {"y": inputs["x"]}, 4)
-        self.registry.ready(Model("m", version, SIGNATURE, 4, "", batcher))
+        self.registry.mark_ready(Model("m", version, SIGNATURE, 4, "", batcher))
         return batcher
 
     def ask(self, request_id: str, deadline: float = math.inf) -> Replies:

@@ -22,7 +22,7 @@ from tensorferry.server.errors import (
 )
 from tensorferry.server.models.registry import Model, ModelRegistry, ModelState
 from tensorferry.server.models.repository import Repository
-from tensorferry.server.models.repository_control import ModelControl
+from tensorferry.server.models.repository_control import RepositoryController
 
 
 class Commands(queue.SimpleQueue[Any]):
@@ -51,7 +51,7 @@ class World:
         self.hold: threading.Event | None = None
         self.holding = threading.Event()
         self.commands = Commands()
-        self.control: ModelControl
+        self.control: RepositoryController
 
     def write(self, name: str, version: str, content: str = "good") -> None:
         path = self.root / name / version / "model.onnx"
@@ -105,8 +105,8 @@ class World:
         strict: bool = True,
         poll_seconds: float = 3600.0,
         pauses: Pauses | None = None,
-    ) -> ModelControl:
-        self.control = ModelControl(
+    ) -> RepositoryController:
+        self.control = RepositoryController(
             self.registry, Repository([self.root]), self.load, self.note, mode=mode, poll_seconds=poll_seconds
         )
         self.control._commands = self.commands

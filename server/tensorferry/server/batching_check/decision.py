@@ -52,7 +52,7 @@ class Candidate:
         """As `batching_policy` has it."""
         return batching_policy(self.asked, self.options)
 
-    def unchecked(self, batching: Batching) -> tuple[Batching, int | None]:
+    def unchecked(self, batching: BatchingDecision) -> tuple[BatchingDecision, int | None]:
         """This decision, and a size that warms the model up."""
         return batching, working_size(self.signature, self.run)[0]
 
@@ -90,17 +90,19 @@ def batching_policy(config: ModelConfig | None, options: ServerConfig) -> str:
     return given
 
 
-def by_options(model: Candidate) -> tuple[Batching, int | None]:
+def by_options(model: Candidate) -> tuple[BatchingDecision, int | None]:
     """As the options say, if it is safe; and a size that warms the model up."""
     name, most, policy = model.name, model.options.max_batch_size, model.policy
     if most == 0:
         return model.unchecked(
-            Batching(0, False, "unbatched (--max-batch-size 0)", BatchingVerdict.OFF.value)
+            BatchingDecision(0, False, "unbatched (--max-batch-size 0)", BatchingVerdict.OFF.value)
         )
     lacking = model.signature.lacks_batch_axis()
     if lacking is not None:
         _log.warning("model %s is served unbatched: %s%s", name, lacking, _cure(model.signature))
-        return model.unchecked(Batching(0, False, f"unbatched ({lacking})", BatchingVerdict.OFF.value))
+        return model.unchecked(
+            BatchingDecision(0, False, f"unbatched ({lacking})", BatchingVerdict.OFF.value)
+        )
     window = model.options.max_queue_delay
     if model.asked is not None and model.asked.HasField("dynamic_batching"):
         window = model.asked.dynamic_batching.max_queue_delay_microseconds / 1e6
@@ -111,17 +113,17 @@ def by_options(model: Candidate) -> tuple[Batching, int | None]:
         _log.warning(
             "model %s is served unbatched: %s (--batching trust batches it all the same)", name, found.reason
         )
-        return Batching(0, False, f"unbatched ({found.reason})", found.verdict.value), found.size
+        return BatchingDecision(0, False, f"unbatched ({found.reason})", found.verdict.value), found.size
     return _merging(most, window, found.verdict), found.size
 
 
-def as_asked(model: Candidate, asked: ModelConfig) -> tuple[Batching, int | None]:
+def as_asked(model: Candidate, asked: ModelConfig) -> tuple[BatchingDecision, int | None]:
     """As the configuration says, but that requests share no batch where that is shown to change answers."""
     name, most, policy = model.name, asked.max_batch_size, model.policy
     explicit = asked.HasField("dynamic_batching")
     if most == 0:
         words = "unbatched (max_batch_size is 0 in its configuration)"
-        return model.unchecked(Batching(0, False, words, BatchingVerdict.OFF.value))
+        return model.unchecked(BatchingDecision(0, False, words, BatchingVerdict.OFF.value))
     if not explicit and (is_complete(asked) or most == 1):
         if most > 1:
             _log.info(
@@ -130,7 +132,7 @@ def as_asked(model: Candidate, asked: ModelConfig) -> tuple[Batching, int | None
                 name,
             )
         words = f"requests of up to {most} rows, each alone (its configuration has no dynamic_batching)"
-        return model.unchecked(Batching(most, False, words, BatchingVerdict.OFF.value))
+        return model.unchecked(BatchingDecision(most, False, words, BatchingVerdict.OFF.value))
     window = (
         asked.dynamic_batching.max_queue_delay_microseconds / 1e6
         if explicit
@@ -150,18 +152,18 @@ def as_asked(model: Candidate, asked: ModelConfig) -> tuple[Batching, int | None
         found.reason,
     )
     words = f"requests of up to {most} rows, each alone ({found.reason})"
-    return Batching(most, False, words, found.verdict.value), found.size
+    return BatchingDecision(most, False, words, found.verdict.value), found.size
 
 
-def _trusted(name: str, most: int, window: float) -> Batching:
+def _trusted(name: str, most: int, window: float) -> BatchingDecision:
     _log.warning("model %s is batched without proof (--batching trust)", name)
     return _merging(most, window, BatchingVerdict.TRUSTED)
 
 
-def _merging(most: int, window: float, verdict: BatchingVerdict, why: str = "") -> Batching:
+def _merging(most: int, window: float, verdict: BatchingVerdict, why: str = "") -> BatchingDecision:
     after = f" after at most {window * 1e3:g} ms" if window else ""
     words = f"batches of up to {most} rows{after} ({verdict.value}{why})"
-    return Batching(most, True, words, verdict.value)
+    return BatchingDecision(most, True, words, verdict.value)
 
 
 def _cure(signature: Signature) -> str:

@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"tensorferry config: {error}", file=sys.stderr)
         return 1
     # As a comment, so that the whole is still a config.pbtxt.
-    print(f"# {prepared.batching.words}")
+    print(f"# {prepared.batching.description}")
     print(config_text(prepared.config), end="")
     return 0
 

@@ -257,7 +257,8 @@ def _runs_alone(model: Model, decoded: DecodedRequest) -> bool:
     """
     extra = decoded.signature.inputs[len(model.signature.inputs) :]
     return any(
-        model.verdict == "tested" or not all(isinstance(dim, int) for dim in spec.dims) for spec in extra
+        model.batching_verdict == "tested" or not all(isinstance(dim, int) for dim in spec.dims)
+        for spec in extra
     )
 
 

@@ -14,7 +14,7 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import InvalidRequestError, cut
 from tensorferry.server.identity import CONTROL, CURRENT
 from tensorferry.server.models.registry import ModelRegistry, ModelState
-from tensorferry.server.models.repository_control import ModelControl
+from tensorferry.server.models.repository_control import RepositoryController
 from tensorferry.server.names import NAME
 from tensorferry.server.wire import bounds
 
@@ -39,7 +39,7 @@ class RepositoryMethods:
 
     names: Sequence[str] = ("model_repository", "model_repository(unload_dependents)")
 
-    def __init__(self, registry: ModelRegistry, control: ModelControl) -> None:
+    def __init__(self, registry: ModelRegistry, control: RepositoryController) -> None:
         self._registry = registry
         self._control = control
 
@@ -77,7 +77,7 @@ class RepositoryMethods:
                     state=ModelState.UNAVAILABLE.value if reason else "",
                     reason=reason if in_full else self._control.public(reason),
                 )
-                for name, reason in self._control.without_versions().items()
+                for name, reason in self._control.models_without_versions().items()
             ]
         return pb.RepositoryIndexResponse(models=sorted(models, key=operator.attrgetter("name")))
 

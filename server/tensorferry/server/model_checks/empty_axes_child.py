@@ -19,7 +19,7 @@ LOADED, ANSWERED, FAILED = "loaded", "answered", "failed"
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class ProbeRun:
     """A run with inputs of these shapes: with random values, or with zeros."""
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -27,13 +27,13 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempts:
+class ProbeRuns:
     """What the process reads from its standard input; one run may take `run_seconds`."""
 
     path: Path
     settings: OrtOptions
     run_seconds: int
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[ProbeRun, ...]
 
 
 def _main() -> None:
@@ -46,7 +46,7 @@ def _main() -> None:
     from tensorferry.server.runtime.sampling import random_array
     from tensorferry.server.runtime.session import Session
 
-    told: Attempts = pickle.load(sys.stdin.buffer)
+    told: ProbeRuns = pickle.load(sys.stdin.buffer)
     session = Session(told.path, "cpu", told.settings)
     print(LOADED, flush=True)
     for attempt in told.attempts:

@@ -21,11 +21,11 @@ from tensorferry.server.model_checks.empty_axes_child import (
     ANSWERED,
     LOAD_SECONDS,
     LOADED,
-    Attempt,
-    Attempts,
+    ProbeRun,
+    ProbeRuns,
 )
 from tensorferry.server.model_checks.probe_cache import ProbeCache, digest_of
-from tensorferry.server.model_config.io_mapping import Contract
+from tensorferry.server.model_config.io_mapping import IoMapping
 from tensorferry.server.runtime.ort import onnxruntime
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.shapes.empty_axes import AxisSet, EmptyAxes, axis_sets_to_test
@@ -48,7 +48,7 @@ _UNKNOWN = "this could not be tried"
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ProbedModel:
     """The model to try: its file, what is run (`path` may be `source`, converted), and how clients see it.
 
     `size` is a length of open axes with which it runs; None where none is known, and nothing can then be tried.
@@ -71,7 +71,7 @@ class EmptyAxesProbe:
     Leaving the `with` block ends the child process, if it still runs.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: ProbedModel) -> None:
         self._subject = subject
         self._result = EmptyAxes()
         # Guards _child and _closed, so that no child is started once the block was left. Nothing waits meanwhile.
@@ -81,7 +81,7 @@ class EmptyAxesProbe:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> EmptyAxesProbe:
-        axes = axis_sets_to_test(self._subject.contract.signature, batched=self._subject.max_batch_size > 0)
+        axes = axis_sets_to_test(self._subject.io_mapping.signature, batched=self._subject.max_batch_size > 0)
         if axes and self._subject.size is not None:
             self._thread = threading.Thread(
                 target=self._run, args=(axes,), name=f"tensorferry-empty-axes-{self._subject.name}"
@@ -137,7 +137,7 @@ class EmptyAxesProbe:
             cache.keep(digest, [[sorted(each), reason] for each, reason in verdicts.items()])
         return EmptyAxes(verdicts)
 
-    def _tried(self, attempts: Mapping[AxisSet, Sequence[Attempt]]) -> tuple[dict[AxisSet, str], bool]:
+    def _tried(self, attempts: Mapping[AxisSet, Sequence[ProbeRun]]) -> tuple[dict[AxisSet, str], bool]:
         """The verdicts, and whether another load would find the same."""
         verdicts = dict.fromkeys(attempts, _UNKNOWN)
         left = [(axes, attempt) for axes, some in attempts.items() for attempt in some]
@@ -164,13 +164,13 @@ class EmptyAxesProbe:
         verdicts.update({axes: _UNKNOWN for axes, _ in left})
         return verdicts, True
 
-    def _child_runs(self, attempts: Sequence[Attempt]) -> tuple[list[str] | None, int]:
+    def _child_runs(self, attempts: Sequence[ProbeRun]) -> tuple[list[str] | None, int]:
         """What a child said of each attempt until its end, and the signal that ended it (0: none).
 
         None instead where it could not even load the model.
         """
         subject = self._subject
-        told = pickle.dumps(Attempts(subject.path, subject.settings, subject.run_seconds, tuple(attempts)))
+        told = pickle.dumps(ProbeRuns(subject.path, subject.settings, subject.run_seconds, tuple(attempts)))
         with self._lock:
             if self._closed:
                 return None, 0
@@ -202,7 +202,7 @@ class EmptyAxesProbe:
         return said, max(0, -child.returncode)
 
 
-def _attempts(subject: Subject, axes: AxisSet) -> list[Attempt]:
+def _attempts(subject: ProbedModel, axes: AxisSet) -> list[ProbeRun]:
     """Runs with no element along these axes: of one row, of some and of a full batch, with other values."""
     most = subject.max_batch_size
     found = []
@@ -210,7 +210,7 @@ def _attempts(subject: Subject, axes: AxisSet) -> list[Attempt]:
         if not rows:
             continue
         shapes = {}
-        for spec in subject.contract.signature.inputs:
+        for spec in subject.io_mapping.signature.inputs:
             shape = [
                 0
                 if (spec.name, axis) in axes
@@ -223,10 +223,10 @@ def _attempts(subject: Subject, axes: AxisSet) -> list[Attempt]:
             ]
             # Strides of zero: of a large input no memory is made.
             given: Any = np.broadcast_to(np.uint8(0), tuple(shape))
-            if spec.name in subject.contract.inputs:
-                given = subject.contract.inputs[spec.name].to_model(given)
+            if spec.name in subject.io_mapping.inputs:
+                given = subject.io_mapping.inputs[spec.name].to_model(given)
             shapes[spec.name] = given.shape
-        found += [Attempt(shapes, zeros) for zeros in (False, True)]
+        found += [ProbeRun(shapes, zeros) for zeros in (False, True)]
     return found
 
 

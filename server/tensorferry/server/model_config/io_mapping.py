@@ -1,4 +1,4 @@
-"""The contract of a configured model: its configuration's inputs and outputs, held against the ONNX file's.
+"""The io_mapping of a configured model: its configuration's inputs and outputs, held against the ONNX file's.
 
 What a client sends and gets is what the configuration says. Where the model itself has another shape
 (`reshape`), tensors are reshaped between the two; no element is copied for it.
@@ -55,7 +55,7 @@ class Reshape:
 
 
 @dataclass(frozen=True, slots=True)
-class Contract:
+class IoMapping:
     """What clients see of a model, and how it becomes what the model sees: reshapes by tensor name."""
 
     signature: Signature
@@ -89,7 +89,7 @@ class Contract:
         return reshaped
 
 
-def contract_of(config: pb.ModelConfig, signature: Signature) -> Contract:
+def io_mapping_of(config: pb.ModelConfig, signature: Signature) -> IoMapping:
     """Holds a completed configuration against the ONNX file's signature; ModelConfigError says both sides."""
     model, batched = config.name, config.max_batch_size > 0
     required = [tensor for tensor in config.input if not tensor.optional]
@@ -109,7 +109,7 @@ def contract_of(config: pb.ModelConfig, signature: Signature) -> Contract:
             f"unable to load model {model!r}: {lacking}. A batched model needs an input with rows, and shape tensors that are "
             "small"
         )
-    return Contract(served, {**reshapes_in, **reshapes_optional}, reshapes_out)
+    return IoMapping(served, {**reshapes_in, **reshapes_optional}, reshapes_out)
 
 
 def _tensors(

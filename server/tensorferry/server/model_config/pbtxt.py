@@ -27,16 +27,16 @@ _CONFIG_NAMES = {"BYTES": "STRING"}
 
 
 @dataclass(frozen=True, slots=True)
-class Batching:
+class BatchingDecision:
     """How a model is batched: decided once it is known what the ONNX file allows.
 
     With a `max_batch_size` above 0, axis 0 counts rows; whether requests then share a batch is
-    `merges`. `words` say it to people, `verdict` to programs: proved, tested, trusted, refused or off.
+    `merges`. `description` is for people, `verdict` for programs: proved, tested, trusted, refused or off.
     """
 
     max_batch_size: int
     merges: bool
-    words: str
+    description: str
     verdict: str = "off"
 
 
@@ -82,7 +82,7 @@ def is_complete(config: ModelConfig) -> bool:
 def complete(
     given: ModelConfig | None,
     signature: Signature,
-    batching: Batching,
+    batching: BatchingDecision,
     groups: Sequence[InstanceGroup],
     options: ServerConfig,
     *,
@@ -159,7 +159,7 @@ def _describe(
             tensor.reshape.SetInParent()
 
 
-def _complete_batching(config: ModelConfig, batching: Batching, options: ServerConfig) -> None:
+def _complete_batching(config: ModelConfig, batching: BatchingDecision, options: ServerConfig) -> None:
     dynamic = config.dynamic_batching
     if not batching.merges:
         # What is left says how requests are queued.

@@ -41,7 +41,7 @@ class ModelSettings:
 
 def settings_of(
     config: ModelConfig,
-    batching: Batching,
+    batching: BatchingDecision,
     groups: Sequence[InstanceGroup],
     options: ServerConfig,
     *,

@@ -165,7 +165,7 @@ def check_fields(config: ModelConfig, model: str) -> list[str]:
     _check_backend(config, model)
     _check_enums(config, model)
     warnings = []
-    for path, value in set_fields(config):
+    for path, value in fields_that_are_set(config):
         rule = RULES[path]
         if rule.when is not None and not rule.when(value):
             continue
@@ -206,7 +206,7 @@ def _check_enums(message: Message, model: str, prefix: str = "") -> None:
                 )
 
 
-def set_fields(message: Message, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def fields_that_are_set(message: Message, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The fields of a message that are set and have a rule, by the rule's name, each with its value.
 
     A field that repeats comes once for each of its values, if the rules are of what is in it.
@@ -218,4 +218,4 @@ def set_fields(message: Message, prefix: str = "") -> Iterator[tuple[str, Any]]:
         else:
             repeats = not isinstance(value, Message)
             for each in value if repeats else (value,):
-                yield from set_fields(each, path + ".")
+                yield from fields_that_are_set(each, path + ".")

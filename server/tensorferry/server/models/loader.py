@@ -18,11 +18,11 @@ from tensorferry.server.batching_check.decision import batching_policy
 from tensorferry.server.config.limits import client_policy
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.model_checks.empty_axes_probe import EmptyAxesProbe, Subject
-from tensorferry.server.model_config.io_mapping import Contract
+from tensorferry.server.model_checks.empty_axes_probe import EmptyAxesProbe, ProbedModel
+from tensorferry.server.model_config.io_mapping import IoMapping
 from tensorferry.server.model_config.settings import ModelSettings
 from tensorferry.server.models.labels import read_labels
-from tensorferry.server.models.padding_check import padding_of, prove_padding
+from tensorferry.server.models.padding_check import declared_padding, padding_dependence
 from tensorferry.server.models.preparation import Prepared, prepare
 from tensorferry.server.models.registry import Model
 from tensorferry.server.models.session_factory import Blueprint
@@ -66,7 +66,7 @@ def load_model(
     started = time.monotonic()
     with ExitStack() as scratch, LoadProgress(f"model {source.name} version {source.version}"):
         prepared = prepare(source, config, device, scratch)
-        settings, contract = prepared.settings, prepared.contract
+        settings, io_mapping = prepared.settings, prepared.io_mapping
         # Beside the warm-up.
         with EmptyAxesProbe(_subject(source, prepared)) as probe:
             loaded = _load(source, config, prepared)
@@ -103,12 +103,12 @@ def load_model(
     _anchor(batcher, loaded, prepared)
     slo = config.slo or math.inf
     _warn_of_unreachable_batches(
-        source.name, contract.signature, settings.max_batch_size, loaded.runs[-1], slo, config
+        source.name, io_mapping.signature, settings.max_batch_size, loaded.runs[-1], slo, config
     )
     return Model(
         source.name,
         source.version,
-        contract.signature,
+        io_mapping.signature,
         settings.max_batch_size,
         loaded.words,
         batcher,
@@ -124,14 +124,14 @@ def load_model(
     )
 
 
-def _subject(source: ModelSource, prepared: Prepared) -> Subject:
+def _subject(source: ModelSource, prepared: Prepared) -> ProbedModel:
     settings, file = prepared.settings, prepared.file
-    return Subject(
+    return ProbedModel(
         source.name,
         file.source,
         file.path,
         settings.session,
-        prepared.contract,
+        prepared.io_mapping,
         settings.max_batch_size,
         prepared.size,
     )
@@ -140,7 +140,7 @@ def _subject(source: ModelSource, prepared: Prepared) -> Subject:
 class _Loaded(NamedTuple):
     """A model's sessions, warm; `each` has what theirs took, by length the seconds by rows, and `runs` that of the slowest."""
 
-    blueprint: Blueprint
+    blueprint: SessionFactory
     sessions: Sequence[Session]
     each: Sequence[Sequence[Mapping[int, float]]]
     runs: Sequence[Mapping[int, float]]
@@ -149,8 +149,8 @@ class _Loaded(NamedTuple):
 
 
 def _load(source: ModelSource, config: ServerConfig, prepared: Prepared) -> _Loaded:
-    settings, signature = prepared.settings, prepared.contract.signature
-    samples, left_out = warm_up_samples(prepared.config, signature, source.directory)
+    settings, signature = prepared.settings, prepared.io_mapping.signature
+    samples, left_out = warmup_samples(prepared.config, signature, source.directory)
     for warning in left_out:
         _log.warning("%s", warning)
     declared = _declared_padding(prepared, config)
@@ -170,7 +170,7 @@ def _load(source: ModelSource, config: ServerConfig, prepared: Prepared) -> _Loa
     set_load_stage("checking padding")
     run_first = prepared.contract.runner(prepared.session.run)
     padding = _decide_padding(source.name, prepared, run_first, config, declared)
-    words = prepared.batching.words
+    words = prepared.batching.description
     ladder: list[Mapping[str, int]] = [{}]
     if padding is not None and config.pad_lengths is not None:
         axis, lengths = config.pad_lengths
@@ -179,8 +179,8 @@ def _load(source: ModelSource, config: ServerConfig, prepared: Prepared) -> _Loa
     if prepared.file.path != source.path and settings.session.fp16 is not None:
         given = [one.inputs for one in samples]
         _check_fp16(source.name, prepared, run_first, ladder[-1], given, settings.session.fp16)
-    blueprint = Blueprint(
-        source, prepared.contract, settings, prepared.size, samples, ladder, config.max_queue_size
+    blueprint = SessionFactory(
+        source, prepared.io_mapping, settings, prepared.size, samples, ladder, config.max_queue_size
     )
     set_load_stage("capturing CUDA graphs and warming up")
     captured = [blueprint.capture(session) for session in sessions]
@@ -285,8 +285,8 @@ def _check_fp16(
         if device == "cpu":
             raise
         reference = Session(prepared.file.source, device, settings)
-    in_fp32 = prepared.contract.runner(reference.run)
-    signature, size = prepared.contract.signature, prepared.size
+    in_fp32 = prepared.io_mapping.runner(reference.run)
+    signature, size = prepared.io_mapping.signature, prepared.size
     if size is None:
         # That it runs in FP32 alone would be said by the check.
         size, _ = working_size(signature, in_fp32)
@@ -346,7 +346,7 @@ def _declared_padding(prepared: Prepared, config: ServerConfig) -> Padding | Non
     if config.pad_lengths is None:
         return None
     try:
-        return padding_of(prepared.contract.signature, config.pad_lengths, dict(config.pad_values))
+        return declared_padding(prepared.io_mapping.signature, config.pad_lengths, dict(config.pad_values))
     except StartError as error:
         raise StartError(f"{prepared.file.source}: {error}") from None
 
@@ -361,14 +361,14 @@ def _decide_padding(
         how = "served unbatched" if not prepared.settings.max_batch_size else "not batched"
         _log.warning("model %s is not padded: it is %s, so nothing shares a batch", name, how)
         return None
-    if prepared.contract.signature.shared(batched=True):
+    if prepared.io_mapping.signature.shared(batched=True):
         _log.warning("model %s is not padded: it has an input without a batch axis", name)
         return None
     if batching_policy(prepared.config, config) == "trust":
         _log.warning("model %s is padded without proof (--batching trust)", name)
         return declared
-    reason = prove_padding(
-        prepared.contract.signature,
+    reason = padding_dependence(
+        prepared.io_mapping.signature,
         run,
         declared,
         config.pad_lengths.axis,

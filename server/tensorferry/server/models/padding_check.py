@@ -21,7 +21,7 @@ from tensorferry.server.runtime.sampling import Array, Run, describe_difference,
 from tensorferry.server.signature import Signature, TensorSpec
 
 
-def padding_of(signature: Signature, declared: PadLengths, values: Mapping[str, str]) -> Padding:
+def declared_padding(signature: Signature, declared: PadLengths, values: Mapping[str, str]) -> Padding:
     """How a model with this signature is padded; StartError says what is missing or does not fit.
 
     Inputs and outputs carry the axis where they have a dimension of its name behind axis 0.
@@ -110,7 +110,7 @@ def _loud_or_quiet(floats: Array, place: int) -> Array:
 _CHANGES = (_as_drawn, _negative, _loud_or_quiet)
 
 
-def prove_padding(
+def padding_dependence(
     signature: Signature, run: Run, padding: Padding, axis: str, size: int, precision: float = 0.0
 ) -> str:
     """Why padding changes the answers of a model; "" when it does not. Never raises.

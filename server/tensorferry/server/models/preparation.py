@@ -11,8 +11,8 @@ from tensorferry.server.batching_check.decision import Candidate, as_asked, by_o
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.instance_groups import instance_groups
-from tensorferry.server.model_config.io_mapping import Contract, contract_of
-from tensorferry.server.model_config.pbtxt import Batching, complete, is_complete
+from tensorferry.server.model_config.io_mapping import IoMapping, io_mapping_of
+from tensorferry.server.model_config.pbtxt import BatchingDecision, complete, is_complete
 from tensorferry.server.model_config.settings import ModelSettings, check_dynamic_batching, settings_of
 from tensorferry.server.model_config.supported_fields import check_fields
 from tensorferry.server.runtime.devices import available_devices
@@ -40,8 +40,8 @@ class Prepared:
 
     file: ModelFile
     session: Session
-    contract: Contract
-    batching: Batching
+    io_mapping: IoMapping
+    batching: BatchingDecision
     size: int | None
     settings: ModelSettings
     config: ModelConfig
@@ -71,7 +71,7 @@ def prepare(source: ModelSource, options: ServerConfig, device: str, scratch: Ex
     set_load_stage("checking whether rows of a batch affect each other")
     precision = max(tuning.precision(place) for place in devices)
 
-    def completed(batching: Batching) -> ModelConfig:
+    def completed(batching: BatchingDecision) -> ModelConfig:
         config = complete(
             asked,
             session.signature,
@@ -90,16 +90,18 @@ def prepare(source: ModelSource, options: ServerConfig, device: str, scratch: Ex
         )
     else:
         # How requests are batched changes nothing of what they look like.
-        contract = contract_of(completed(Batching(asked.max_batch_size, False, "")), session.signature)
-        run = contract.runner(session.run)
+        io_mapping = io_mapping_of(
+            completed(BatchingDecision(asked.max_batch_size, False, "")), session.signature
+        )
+        run = io_mapping.runner(session.run)
         batching, size = as_asked(
-            Candidate(source.name, session, contract.signature, run, asked, options, precision), asked
+            Candidate(source.name, session, io_mapping.signature, run, asked, options, precision), asked
         )
     config = completed(batching)
     own_batching = asked is None or not asked.HasField("dynamic_batching")
     settings = settings_of(config, batching, groups, options, own=own_batching)
     return Prepared(
-        file, session, contract_of(config, session.signature), batching, size, settings, config, precision
+        file, session, io_mapping_of(config, session.signature), batching, size, settings, config, precision
     )
 
 

@@ -58,7 +58,7 @@ class Model:
     health: InstanceHealth = field(default_factory=InstanceHealth, compare=False)
     exemplars: Exemplars | None = field(default=None, compare=False)
     empty_axes: EmptyAxes = field(default_factory=EmptyAxes)
-    verdict: str = "off"
+    batching_verdict: str = "off"
 
     @property
     def batched(self) -> bool:
@@ -70,7 +70,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RegistryEntry:
     """What the registry knows of one version: its state, the model while it is loaded, and why it is not.
 
     `public_reason` is the reason for callers that may not control models: without paths of the server's files.
@@ -84,7 +84,7 @@ class Entry:
     public_reason: str = ""
 
     @property
-    def gone(self) -> bool:
+    def is_unloaded(self) -> bool:
         """Whether it was unloaded, because that was asked for or another took its place."""
         return self.model is None and self.reason == _UNLOADED
 
@@ -100,33 +100,41 @@ class ModelRegistry:
         # Guards _entries and changes of generation. Held for look-ups and replacements only, which may ask a model's
         # health; models are loaded and closed outside.
         self._lock = threading.Lock()
-        self._entries: dict[str, dict[str, Entry]] = {}
+        self._entries: dict[str, dict[str, RegistryEntry]] = {}
         # Grows whenever an entry changes: what was looked up before is then stale.
         self.generation = 0
-        # Whether all that is served from the start is loaded.
-        self.complete = False
+        self._complete = False
 
-    def loading(self, name: str, version: str) -> None:
+    @property
+    def complete(self) -> bool:
+        """Whether every model that is served from the start was loaded, or failed to load."""
+        return self._complete
+
+    def mark_complete(self) -> None:
+        """Record that the models served from the start were all tried."""
+        self._complete = True
+
+    def mark_loading(self, name: str, version: str) -> None:
         """Announces a version that is being loaded; one that is ready goes on until it is replaced."""
         with self._lock:
             if not self._serves_locked(name, version):
                 broken = self._broken_locked(name, version)
-                self._put_locked(Entry(name, version, ModelState.LOADING, broken))
+                self._put_locked(RegistryEntry(name, version, ModelState.LOADING, broken))
 
-    def ready(self, model: Model) -> Model | None:
+    def mark_ready(self, model: Model) -> Model | None:
         """The version takes requests from now on. Returns the one that it replaces, which takes none any more."""
         with self._lock:
             before = self._entries.get(model.name, {}).get(model.version)
             self._put_working_locked(model)
         return before.model if before is not None else None
 
-    def failed(self, name: str, version: str, reason: str, public_reason: str | None = None) -> None:
+    def mark_failed(self, name: str, version: str, reason: str, public_reason: str | None = None) -> None:
         """The version could not be loaded; one that is ready goes on. The public reason is the same if it is not given."""
         with self._lock:
             if not self._serves_locked(name, version):
                 broken = self._broken_locked(name, version)
                 public = reason if public_reason is None else public_reason
-                self._put_locked(Entry(name, version, ModelState.UNAVAILABLE, broken, reason, public))
+                self._put_locked(RegistryEntry(name, version, ModelState.UNAVAILABLE, broken, reason, public))
 
     def health_changed(self, health: InstanceHealth) -> None:
         """A model's instances failed, or work again: whether it takes requests depends on its `reason` now."""
@@ -143,7 +151,7 @@ class ModelRegistry:
         """The model is loaded: it takes requests if it works."""
         reason = model.health.reason
         state = ModelState.READY if reason is None else ModelState.UNAVAILABLE
-        self._put_locked(Entry(model.name, model.version, state, model, reason or "", reason or ""))
+        self._put_locked(RegistryEntry(model.name, model.version, state, model, reason or "", reason or ""))
 
     def _broken_locked(self, name: str, version: str) -> Model | None:
         """The model of a version whose device failed; it may come back, until it is replaced."""
@@ -162,27 +170,27 @@ class ModelRegistry:
             entry.model is not None and entry.state in (ModelState.UNAVAILABLE, ModelState.LOADING)
             for entry in entries
         )
-        return self.complete and (works or (self._may_be_empty and not broken))
+        return self._complete and (works or (self._may_be_empty and not broken))
 
-    def unloading(self, model: Model) -> None:
+    def mark_unloading(self, model: Model) -> None:
         """The version takes no more requests."""
         with self._lock:
-            self._put_locked(Entry(model.name, model.version, ModelState.UNLOADING, model))
+            self._put_locked(RegistryEntry(model.name, model.version, ModelState.UNLOADING, model))
 
-    def unloaded(self, model: Model, reason: str = _UNLOADED) -> None:
+    def mark_unloaded(self, model: Model, reason: str = _UNLOADED) -> None:
         """The version has answered what it accepted, and is gone, unless it came back meanwhile."""
         with self._lock:
             entry = self._entries.get(model.name, {}).get(model.version)
             if entry is not None and entry.model is model:
                 self._put_locked(
-                    Entry(model.name, model.version, ModelState.UNAVAILABLE, None, reason, reason)
+                    RegistryEntry(model.name, model.version, ModelState.UNAVAILABLE, None, reason, reason)
                 )
 
     def _serves_locked(self, name: str, version: str) -> bool:
         entry = self._entries.get(name, {}).get(version)
         return entry is not None and entry.state is ModelState.READY
 
-    def _put_locked(self, entry: Entry) -> None:
+    def _put_locked(self, entry: RegistryEntry) -> None:
         self._entries.setdefault(entry.name, {})[entry.version] = entry
         self.generation += 1
 
@@ -225,7 +233,7 @@ class ModelRegistry:
         with self._lock:
             return _latest(self._entries[name]).state is ModelState.READY if name in self._entries else False
 
-    def entries(self) -> Sequence[Entry]:
+    def entries(self) -> Sequence[RegistryEntry]:
         """All versions, by name and version."""
         with self._lock:
             return [
@@ -239,6 +247,6 @@ class ModelRegistry:
         return [entry.model for entry in self.entries() if entry.model is not None]
 
 
-def _latest(versions: Mapping[str, Entry]) -> Entry:
+def _latest(versions: Mapping[str, RegistryEntry]) -> RegistryEntry:
     """The version that is meant when none is named: the highest that is ready, or else the highest."""
     return max(versions.values(), key=lambda entry: (entry.state is ModelState.READY, int(entry.version)))

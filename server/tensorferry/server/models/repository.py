@@ -28,7 +28,7 @@ class RepositoryError(StartError):
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class ServedVersion:
     """A version that serves, and what its files looked like: equal when nothing has changed."""
 
     source: ModelSource
@@ -52,7 +52,7 @@ class Repository:
         """
         return [_emptiness(root) for root in self.roots if not _names(root)]
 
-    def versions(self, name: str, config: ModelConfig | None = None) -> Sequence[Version]:
+    def versions(self, name: str, config: ModelConfig | None = None) -> Sequence[ServedVersion]:
         """The model's versions that its policy has serve, ascending; none when there is no such model.
 
         `config` takes the place of the config file. RepositoryError when the model is in two
@@ -118,7 +118,7 @@ def _directories(root: Path) -> Sequence[str]:
     return [name for name in found if NAME.fullmatch(name)]
 
 
-def _versions(home: Path, given: ModelConfig | None) -> Sequence[Version]:
+def _versions(home: Path, given: ModelConfig | None) -> Sequence[ServedVersion]:
     file = home / CONFIG_FILE
     config = given
     if config is None and file.is_file():
@@ -150,7 +150,7 @@ def _versions(home: Path, given: ModelConfig | None) -> Sequence[Version]:
         if path.is_dir():
             path /= _MODEL_FILE
         source = ModelSource(home.name, path, str(number), config, home)
-        versions.append(Version(source, (common, _files(there[number]))))
+        versions.append(ServedVersion(source, (common, _files(there[number]))))
     return versions
 
 

@@ -28,9 +28,9 @@ from tensorferry.server.errors import (
 )
 from tensorferry.server.models.public_reasons import without_paths
 from tensorferry.server.models.registry import Model, ModelRegistry, ModelState
-from tensorferry.server.models.repository import Repository, Version
-from tensorferry.server.models.unloading import Retiring
-from tensorferry.server.models.uploaded_files import SentFiles
+from tensorferry.server.models.repository import Repository, ServedVersion
+from tensorferry.server.models.unloading import ModelUnloader
+from tensorferry.server.models.uploaded_files import UploadedFiles
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -41,7 +41,7 @@ def _closed() -> NotReadyError:
     return NotReadyError("the server is shutting down and loads no models any more")
 
 
-class ModelControl:
+class RepositoryController:
     """Loads and unloads. `start` once, then `close`; the methods for clients from any thread.
 
     `load` makes a model of a source, or raises StartError. `changed` is called with a model's name
@@ -72,7 +72,7 @@ class ModelControl:
         self._broken: dict[str, dict[str, Hashable]] = {}
         # By name, why it is not even known which versions serve. That thread replaces it, and any may read it.
         self._unreadable: Mapping[str, str] = {}
-        self._retiring = Retiring(registry, changed)
+        self._unloader = ModelUnloader(registry, changed)
         # Guards _thread and changes of _closed. Nothing is loaded or waited for while it is held.
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -93,14 +93,14 @@ class ModelControl:
             for reason in self._repository.empty_roots():
                 _log.error("%s", reason)
         for source in named:
-            self._registry.loading(source.name, source.version)
+            self._registry.mark_loading(source.name, source.version)
         for name in names:
             if name in self._named:
                 raise StartError(
                     f"model {name!r} is named on the command line and is in the model repository too; rename one"
                 )
         for source in named:
-            self._registry.ready(self._load(source))
+            self._registry.mark_ready(self._load(source))
             self._changed(source.name)
         for name in names:
             try:
@@ -133,7 +133,7 @@ class ModelControl:
         """
         self._await(lambda: self._unload_known(name))
 
-    def without_versions(self) -> Mapping[str, str]:
+    def models_without_versions(self) -> Mapping[str, str]:
         """Models of the repositories of which no version is known, and why; "" if nothing was ever done with one.
 
         One whose versions are all unloaded is among them when its files have become unreadable since. NotReadyError
@@ -161,7 +161,7 @@ class ModelControl:
 
     def drain(self, until: float) -> bool:
         """Waits for models that were unloaded or replaced, until a time of `time.monotonic`; whether all have ended."""
-        return self._retiring.drain(until)
+        return self._unloader.drain(until)
 
     def close(self, timeout: float) -> bool:
         """Ends the thread and every model that is on its way out; whether that came about in time."""
@@ -171,7 +171,7 @@ class ModelControl:
         self._pauses.end()
         self._commands.put(None)
         until = time.monotonic() + timeout
-        ended = self._retiring.close(until)
+        ended = self._unloader.close(until)
         if thread is None:
             return ended
         thread.join(max(0.0, until - time.monotonic()))
@@ -264,16 +264,16 @@ class ModelControl:
             raise InvalidRequestError(
                 f"model {name!r} was named on the command line by its file, and is not in a model repository"
             )
-        repository, sent = self._repository, None
+        repository, uploaded = self._repository, None
         if files:
             try:
-                sent = SentFiles(name, files)
+                uploaded = UploadedFiles(name, files)
             except OSError as error:
                 raise LoadFailedError(
-                    f"load failed for model {name!r}: the files that were sent cannot be kept ({error.strerror}): give "
+                    f"load failed for model {name!r}: the files that were uploaded cannot be kept ({error.strerror}): give "
                     "them names that go together, or the server's TMPDIR more room"
                 ) from None
-            repository = Repository([sent.directory])
+            repository = Repository([uploaded.directory])
         try:
             versions = repository.versions(name, config)
         except StartError as error:
@@ -291,7 +291,7 @@ class ModelControl:
         wanted = {version.source.version for version in versions}
         outgoing = [version for version in self._loaded.get(name, ()) if version not in wanted]
         broken = [
-            wrong for version in versions if (wrong := self._load_version(version, sent, again, outgoing))
+            wrong for version in versions if (wrong := self._load_version(version, uploaded, again, outgoing))
         ]
         if broken:
             # Whatever serves goes on: the new is not there to take its place.
@@ -303,20 +303,23 @@ class ModelControl:
             self._unreadable = {other: why for other, why in self._unreadable.items() if other != name}
 
     def _load_version(
-        self, version: Version, sent: SentFiles | None, again: bool, outgoing: Sequence[str]
+        self, version: ServedVersion, uploaded: UploadedFiles | None, again: bool, outgoing: Sequence[str]
     ) -> str | None:
-        """Loads a version if it has changed, or was sent; what is wrong with it, if it cannot be loaded.
+        """Loads a version if it has changed, or was uploaded; what is wrong with it, if it cannot be loaded.
 
         The log names the versions that it replaces, which are those `outgoing` and itself.
         """
-        source, fingerprint = replace(version.source, files=sent), object() if sent else version.fingerprint
+        source, fingerprint = (
+            replace(version.source, files=uploaded),
+            object() if uploaded else version.fingerprint,
+        )
         name, number = source.name, source.version
         loaded, broken = self._loaded.setdefault(name, {}), self._broken.setdefault(name, {})
         if loaded.get(number) == fingerprint:
             return None
         if broken.get(number) == fingerprint and not again:
             return f"version {number} could not be loaded, and has not changed since"
-        self._registry.loading(name, number)
+        self._registry.mark_loading(name, number)
         try:
             model = self._load(source)
         except StartError as error:
@@ -324,14 +327,14 @@ class ModelControl:
             self._say(name, number, error)
             return f"version {number} is at UNAVAILABLE state: {error}"
         except BaseException:
-            self._registry.failed(name, number, "internal error while it was loaded; the log has it")
+            self._registry.mark_failed(name, number, "internal error while it was loaded; the log has it")
             raise
         broken.pop(number, None)
         loaded[number] = fingerprint
-        replaced = self._registry.ready(model)
+        replaced = self._registry.mark_ready(model)
         self._changed(name)
         if replaced is not None:
-            self._retiring.retire(replaced)
+            self._unloader.unload(replaced)
         if replaced is not None or outgoing:
             before = [*(f"version {one}" for one in outgoing), *(["itself as it was"] if replaced else [])]
             _log.info("model %s version %s serves now, in place of %s", name, number, " and ".join(before))
@@ -339,7 +342,7 @@ class ModelControl:
 
     def _say(self, name: str, version: str, error: StartError) -> None:
         if version:
-            self._registry.failed(name, version, str(error), self.public(str(error)))
+            self._registry.mark_failed(name, version, str(error), self.public(str(error)))
         serves = "; the version that serves goes on" if self._registry.serves(name) else ""
         _log.error("model %s version %s cannot be loaded: %s%s", name, version or "?", error, serves)
         self._changed(name)
@@ -359,10 +362,10 @@ class ModelControl:
     def _unload(self, name: str, versions: Sequence[str]) -> None:
         for entry in self._registry.entries():
             if entry.name == name and entry.version in versions and entry.model is not None:
-                self._registry.unloading(entry.model)
+                self._registry.mark_unloading(entry.model)
                 _log.info("model %s version %s is being unloaded", name, entry.version)
                 self._changed(name)
-                self._retiring.retire(entry.model)
+                self._unloader.unload(entry.model)
         for version in versions:
             self._loaded[name].pop(version, None)
         if not self._loaded.get(name):

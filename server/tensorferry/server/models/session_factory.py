@@ -30,7 +30,7 @@ _Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
 @dataclass(frozen=True, slots=True)
-class Blueprint:
+class SessionFactory:
     """It lives as long as the model, and so holds none of its sessions.
 
     `size` is as in `Prepared`, `lengths` has the sizes that are padded to, or nothing but an empty one. No batch has
@@ -38,10 +38,10 @@ class Blueprint:
     """
 
     source: ModelSource
-    contract: Contract
+    io_mapping: IoMapping
     settings: ModelSettings
     size: int | None
-    samples: Sequence[WarmUpSample]
+    samples: Sequence[WarmupSample]
     lengths: Sequence[Mapping[str, int]]
     most_rows: int
 
@@ -50,9 +50,9 @@ class Blueprint:
         graphs, settings = session.graphs, self.settings
         if graphs is None:
             return []
-        shared = self.contract.signature.shared(batched=settings.max_batch_size > 0)
+        shared = self.io_mapping.signature.shared(batched=settings.max_batch_size > 0)
         if shared:
-            name = self.contract.signature.inputs[min(shared)].name
+            name = self.io_mapping.signature.inputs[min(shared)].name
             session.go_without_graphs(f"its input {name!r} has no batch axis")
             return []
         try:
@@ -67,7 +67,7 @@ class Blueprint:
 
     def warm_up(self, session: Session) -> list[dict[int, float]]:
         """Runs the samples, and batches of all sizes: by length, the seconds that they took by their rows."""
-        run = self.contract.runner(session.run)
+        run = self.io_mapping.runner(session.run)
         self._run_samples(run)
         return [self._run_sizes(run, sizes) for sizes in self.lengths]
 
@@ -108,7 +108,7 @@ class Blueprint:
         most = min(max(1, self.settings.max_batch_size), self.most_rows)
         memory = GrowthCheck()
         cure = f"lower max_batch_size, which is {self.settings.max_batch_size}"
-        known = sum(map(_known_bytes, self.contract.signature.inputs + self.contract.signature.outputs))
+        known = sum(map(_known_bytes, self.io_mapping.signature.inputs + self.io_mapping.signature.outputs))
         check_fits(
             f"model {self.source.name!r}: input and output of a batch of {most} rows", known * most, cure
         )

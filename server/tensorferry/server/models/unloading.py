@@ -10,7 +10,7 @@ from collections.abc import Callable
 from tensorferry.server.models.registry import Model, ModelRegistry
 
 
-class Retiring:
+class ModelUnloader:
     """Models that take no more requests, each with a thread that waits for its end. Thread-safe.
 
     `changed` is called with a model's name when it has ended.
@@ -23,7 +23,7 @@ class Retiring:
         self._lock = threading.Lock()
         self._models: dict[threading.Thread, Model] = {}
 
-    def retire(self, model: Model) -> None:
+    def unload(self, model: Model) -> None:
         """The model takes no more requests: it answers those it has, and ends."""
 
         # Emptied by the thread, so that nothing holds the model when memory is given back.
@@ -33,7 +33,7 @@ class Retiring:
         def end() -> None:
             model = held.pop()
             model.batcher.close()
-            self._registry.unloaded(model)
+            self._registry.mark_unloaded(model)
             self._changed(model.name)
             with self._lock:
                 model = self._models.pop(threading.current_thread())
@@ -55,12 +55,12 @@ class Retiring:
     def close(self, until: float) -> bool:
         """Ends them, whatever they have; whether that came about until a time of `time.monotonic`."""
         with self._lock:
-            retiring = dict(self._models)
-        for model in retiring.values():
+            unloading = dict(self._models)
+        for model in unloading.values():
             model.batcher.close(drain=False, timeout=0.0)
-        for thread in retiring:
+        for thread in unloading:
             thread.join(max(0.0, until - time.monotonic()))
-        return not any(thread.is_alive() for thread in retiring)
+        return not any(thread.is_alive() for thread in unloading)
 
 
 def _give_memory_back() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tensorferry.server.runtime.scratch_directory import ScratchDirectory
 
 
-class SentFiles:
+class UploadedFiles:
     """The files of a model, by their paths below its directory, in a folder that goes when nothing refers to this.
 
     OSError where they cannot be kept.

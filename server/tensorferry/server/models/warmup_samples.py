@@ -28,7 +28,7 @@ _DIRECTORY = "warmup"
 
 
 @dataclass(frozen=True, slots=True)
-class WarmUpSample:
+class WarmupSample:
     """One sample: its inputs as the wire has them, and how often it is run."""
 
     name: str
@@ -36,9 +36,9 @@ class WarmUpSample:
     inputs: Mapping[str, Array]
 
 
-def warm_up_samples(
+def warmup_samples(
     config: ModelConfig, signature: Signature, directory: Path | None
-) -> tuple[list[WarmUpSample], list[str]]:
+) -> tuple[list[WarmupSample], list[str]]:
     """The samples of a completed configuration, and what is to be said in the log of those left out.
 
     Files are looked for in `directory`, the model's. ModelConfigError names the sample and the input that
@@ -62,7 +62,7 @@ def warm_up_samples(
             inputs = _inputs(given, signature, config.max_batch_size, directory)
         except StartError as error:
             raise ModelConfigError(f"model_warmup {name!r} of model {config.name!r}: {error}") from None
-        samples.append(WarmUpSample(name, max(1, given.count), inputs))
+        samples.append(WarmupSample(name, max(1, given.count), inputs))
     return samples, warnings
 
 

@@ -136,7 +136,7 @@ def model_families(entries: Sequence[Entry], counted: Sequence[Counted]) -> Sequ
     """Our own metrics of these models."""
     every = _families(ModelMetric, MODEL_LABELS)
     for entry in entries:
-        if not entry.gone:
+        if not entry.is_unloaded:
             ready = entry.state is ModelState.READY
             every[ModelMetric.READY].add_metric((entry.name, entry.version), float(ready))
     for model, counts in counted:

@@ -14,7 +14,7 @@ from typing import Any
 from tensorferry.batcher import BOUNDS, BatcherStatistics, BatchRecord, Rider
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.registry import Entry, Model, ModelRegistry, ModelState
+from tensorferry.server.models.registry import Model, ModelRegistry, ModelState, RegistryEntry
 from tensorferry.server.signature import TensorSpec
 
 # Grows when a field changes its meaning or goes; new ones may come at any time.
@@ -81,7 +81,7 @@ class StatusReport:
             "models": [self._of(entry) for entry in self._registry.entries()],
         }
 
-    def _of(self, entry: Entry) -> dict[str, Any]:
+    def _of(self, entry: RegistryEntry) -> dict[str, Any]:
         told: dict[str, Any] = {
             "name": entry.name,
             "version": entry.version,
@@ -94,7 +94,7 @@ class StatusReport:
                 "inputs": [_tensor(spec) for spec in model.signature.inputs],
                 "outputs": [_tensor(spec) for spec in model.signature.outputs],
                 "batching": model.batching,
-                "batching_verdict": model.verdict,
+                "batching_verdict": model.batching_verdict,
                 "settings": self._settings(model),
                 **_counts(model.batcher.statistics()),
                 "last_batches": [_batch(record) for record in model.batcher.last_batches()[-_BATCHES:]],

@@ -138,7 +138,7 @@ class Servicer:
         """The model's signature; -1 stands for a dimension that varies."""
         model = self._registry.get(request.name, request.version)
         tensor = pb.ModelMetadataResponse.TensorMetadata
-        properties = {"batching": model.batching, "batching_verdict": model.verdict}
+        properties = {"batching": model.batching, "batching_verdict": model.batching_verdict}
         if model.signature.optional:
             properties["optional_inputs"] = ",".join(spec.name for spec in model.signature.optional)
         return pb.ModelMetadataResponse(

@@ -29,7 +29,7 @@ def runner(door: Door, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedRunn
     batcher.anchor(1, SECONDS)
     batcher.anchor(4, SECONDS)
     door.be_real()
-    door.registry.ready(Model("m", "1", signature(spec("x", "FP32", "b", 1)), 4, "", batcher))
+    door.registry.mark_ready(Model("m", "1", signature(spec("x", "FP32", "b", 1)), 4, "", batcher))
     yield runner
     runner.open()
     assert batcher.close()
