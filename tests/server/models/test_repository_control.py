@@ -191,7 +191,7 @@ def test_a_config_that_is_given_and_files(world: World) -> None:
 def test_files_that_cannot_be_kept(world: World) -> None:
     control = world.start()
     for files in ({"1/a": b"", "1/a/b": b""}, {f"1/{'a' * 300}": b""}):
-        with pytest.raises(LoadFailedError, match=r"'sent': the files that were sent cannot be kept \("):
+        with pytest.raises(LoadFailedError, match=r"'sent': the uploaded files cannot be stored \("):
             control.load("sent", ModelConfig(), files)
 
 

@@ -270,7 +270,7 @@ class RepositoryController:
                 uploaded = UploadedFiles(name, files)
             except OSError as error:
                 raise LoadFailedError(
-                    f"load failed for model {name!r}: the files that were uploaded cannot be kept ({error.strerror}): give "
+                    f"load failed for model {name!r}: the uploaded files cannot be stored ({error.strerror}): give "
                     "them names that go together, or the server's TMPDIR more room"
                 ) from None
             repository = Repository([uploaded.directory])
