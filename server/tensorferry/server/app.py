@@ -29,7 +29,7 @@ from tensorferry.server.methods.trace_settings import TraceSettingsMethods
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.models.repository import Repository
-from tensorferry.server.models.repository_control import ModelControl
+from tensorferry.server.models.repository_control import RepositoryController
 from tensorferry.server.monitoring.gpu_metrics import GpuReader, open_nvml
 from tensorferry.server.monitoring.server_statistics import ServerStatistics
 from tensorferry.server.names import HEALTH_SERVICE, REFLECTION_SERVICES
@@ -110,7 +110,7 @@ class App:
         self._release = version("tensorferry")
         self._device = "cpu"
         self._access = access_control_for(config)
-        self._control = ModelControl(
+        self._control = RepositoryController(
             self.registry,
             Repository(config.model_repositories),
             self._load_model,

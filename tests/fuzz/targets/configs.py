@@ -32,8 +32,8 @@ from tensorferry.server.models.labels import read_labels
 from tensorferry.server.models.preparation import Prepared
 from tensorferry.server.models.registry import Model, ModelState
 from tensorferry.server.models.repository import Repository
-from tensorferry.server.models.repository_control import ModelControl
-from tensorferry.server.models.warmup_samples import warm_up_samples
+from tensorferry.server.models.repository_control import RepositoryController
+from tensorferry.server.models.warmup_samples import warmup_samples
 from tensorferry.server.runtime.onnx_strings import string_lists
 from tensorferry.server.runtime.steady import is_steady
 from tensorferry.server.signature import Signature

@@ -19,7 +19,7 @@ from support.models.small import node, save, value
 from tensorferry.server.model_checks import empty_axes_probe
 from tensorferry.server.model_checks.empty_axes_probe import EmptyAxesProbe, ProbedModel
 from tensorferry.server.model_checks.probe_cache import digest_of
-from tensorferry.server.model_config.io_mapping import Contract
+from tensorferry.server.model_config.io_mapping import IoMapping
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
 
@@ -37,9 +37,9 @@ def no_child(*_: Any, **__: Any) -> None:
     raise OSError("no process can be started")
 
 
-def subject(path: Path, max_batch_size: int = 4, **fields: Any) -> Subject:
-    contract = Contract(Session(path).signature)
-    made = Subject("m", path, path, OrtOptions(), contract, max_batch_size, 2)
+def subject(path: Path, max_batch_size: int = 4, **fields: Any) -> ProbedModel:
+    io_mapping = IoMapping(Session(path).signature)
+    made = ProbedModel("m", path, path, OrtOptions(), io_mapping, max_batch_size, 2)
     return replace(made, **fields)
 
 

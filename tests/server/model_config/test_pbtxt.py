@@ -12,8 +12,14 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.instance_groups import instance_groups
-from tensorferry.server.model_config.io_mapping import contract_of
-from tensorferry.server.model_config.pbtxt import Batching, complete, config_text, parse_config, read_config
+from tensorferry.server.model_config.io_mapping import io_mapping_of
+from tensorferry.server.model_config.pbtxt import (
+    BatchingDecision,
+    complete,
+    config_text,
+    parse_config,
+    read_config,
+)
 from tensorferry.server.runtime.devices import AvailableDevices
 from tensorferry.server.signature import Signature
 
@@ -37,7 +43,7 @@ def completed(
     return complete(
         given,
         onnx,
-        Batching(most, merges, ""),
+        BatchingDecision(most, merges, ""),
         instance_groups(given, "m", AvailableDevices()),
         ServerConfig((), **options),
         name="m",
@@ -183,7 +189,7 @@ def test_the_given_configuration_is_not_changed() -> None:
     complete(
         given,
         ONNX,
-        Batching(8, True, ""),
+        BatchingDecision(8, True, ""),
         instance_groups(given, "m", AvailableDevices()),
         ServerConfig(()),
         name="m",

@@ -23,7 +23,9 @@ def settings(
     config = parse_config(text, "test")
     config.name, config.max_batch_size = "m", most
     groups = instance_groups(config, "m", AvailableDevices())
-    return settings_of(config, Batching(most, merges, ""), groups, ServerConfig((), **options), own=own)
+    return settings_of(
+        config, BatchingDecision(most, merges, ""), groups, ServerConfig((), **options), own=own
+    )
 
 
 PLAIN = ModelSettings(

@@ -26,7 +26,7 @@ from tensorferry.server.app import App
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.errors import StartError
 from tensorferry.server.models import loader
-from tensorferry.server.models.padding_check import prove_padding
+from tensorferry.server.models.padding_check import padding_dependence
 from tensorferry.server.models.registry import Model
 from tensorferry.server.monitoring.gpu_metrics import GpuReader
 from tensorferry.server.runtime import devices, fp16

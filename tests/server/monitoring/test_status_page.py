@@ -120,8 +120,8 @@ def test_ready_as_health_and_server_ready_are(
     assert readiness()[1][2:] == ["model m version 1 is LOADING"]
     health = InstanceHealth("m", "1", changed=registry.health_changed)
     with Batcher(runner, 4) as batcher:
-        registry.ready(Model("m", "1", signature(spec("x", "FP32", "b")), 4, "", batcher, health=health))
-        registry.complete = True
+        registry.mark_ready(Model("m", "1", signature(spec("x", "FP32", "b")), 4, "", batcher, health=health))
+        registry.mark_complete()
         assert readiness() == (200, ["ready"])
         registry.mark_failed("other", "2", "its file\nis gone")
         assert readiness() == (200, ["ready", "model other version 2 is UNAVAILABLE: its file is gone"])

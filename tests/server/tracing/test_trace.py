@@ -120,7 +120,7 @@ def test_a_sink_that_raises_costs_no_answer(caplog: pytest.LogCaptureFixture) ->
 
     registry = ModelRegistry()
     batcher = Batcher(lambda inputs: {"y": inputs["x"]}, 4)
-    registry.ready(Model("m", "1", SIGNATURE, 4, "", batcher))
+    registry.mark_ready(Model("m", "1", SIGNATURE, 4, "", batcher))
     service = InferenceService(registry, tracing=Tracer([Broken()]))
     replies = Replies()
     service.submit(request({"x": fp32(1, 2)}, id="1").SerializeToString(), math.inf, replies)

@@ -66,7 +66,7 @@ class Desk:
         )
         self.runner = ScriptedRunner(fn or (lambda inputs: {"y": inputs["x"] * 2}), gated=True)
         self.batcher = Batcher(self.runner, 4, together=self.source, **options)
-        door.registry.ready(Model("m", "1", SIGNATURE, 4, "", self.batcher))
+        door.registry.mark_ready(Model("m", "1", SIGNATURE, 4, "", self.batcher))
         door.serve_by(InferenceService(door.registry, tracing=Tracer([self.source])))
 
     def infer(self, request_id: str, parent: str = SAMPLED, *, rows: int = 1, **options: Any) -> Any:

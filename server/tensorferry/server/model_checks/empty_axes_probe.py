@@ -59,7 +59,7 @@ class ProbedModel:
     source: Path
     path: Path
     settings: OrtOptions
-    contract: Contract
+    io_mapping: IoMapping
     max_batch_size: int
     size: int | None
     run_seconds: int = _RUN_SECONDS

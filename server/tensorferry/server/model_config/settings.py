@@ -11,7 +11,7 @@ from tensorferry.protos.model_config_pb2 import ModelConfig, ModelDynamicBatchin
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.instance_groups import InstanceGroup
-from tensorferry.server.model_config.pbtxt import Batching
+from tensorferry.server.model_config.pbtxt import BatchingDecision
 from tensorferry.server.runtime.ort_options import OrtOptions, parse_ort_options
 from tensorferry.server.runtime.tuning import tuned
 

@@ -25,8 +25,8 @@ from tensorferry.server.models.labels import read_labels
 from tensorferry.server.models.padding_check import declared_padding, padding_dependence
 from tensorferry.server.models.preparation import Prepared, prepare
 from tensorferry.server.models.registry import Model
-from tensorferry.server.models.session_factory import Blueprint
-from tensorferry.server.models.warmup_samples import warm_up_samples
+from tensorferry.server.models.session_factory import SessionFactory
+from tensorferry.server.models.warmup_samples import warmup_samples
 from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
 from tensorferry.server.recovery.recovering_instance import RecoveringInstance
 from tensorferry.server.recovery.recovering_steps import RecoveringStagedModel
@@ -96,7 +96,7 @@ def load_model(
         )
         for index, session in enumerate(loaded.sessions)
     ]
-    functions = [_function(contract, one) for one in survivors]
+    functions = [_function(io_mapping, one) for one in survivors]
     batcher = _batcher(source, config, settings, functions, together, _health_callback(health))
     for index, survivor in enumerate(survivors):
         survivor.give_up = _giving_up(weakref.ref(batcher), index)
@@ -168,7 +168,7 @@ def _load(source: ModelSource, config: ServerConfig, prepared: Prepared) -> _Loa
         set_load_stage(f"making session {len(sessions) + 1} of {len(settings.devices)}")
         sessions.append(prepared.file.session(place, settings.session))
     set_load_stage("checking padding")
-    run_first = prepared.contract.runner(prepared.session.run)
+    run_first = prepared.io_mapping.runner(prepared.session.run)
     padding = _decide_padding(source.name, prepared, run_first, config, declared)
     words = prepared.batching.description
     ladder: list[Mapping[str, int]] = [{}]
@@ -239,7 +239,7 @@ def _health_callback(health: InstanceHealth) -> Callable[[int, str | None, bool]
 
 def _anchor(batcher: Batcher, loaded: _Loaded, prepared: Prepared) -> None:
     """Tells the batcher what the warm-up took on the first instance."""
-    signature, size = prepared.contract.signature, prepared.size
+    signature, size = prepared.io_mapping.signature, prepared.size
     first = loaded.each[0]
     if loaded.padding is not None and size is not None:
         for sizes, run in zip(loaded.blueprint.lengths, first, strict=True):
@@ -295,11 +295,11 @@ def _check_fp16(
     check_accuracy(name, signature, run, in_fp32, inputs, fp16.tolerance)
 
 
-def _function(contract: Contract, survivor: RecoveringInstance) -> Callable[[Any], Any]:
+def _function(io_mapping: IoMapping, survivor: RecoveringInstance) -> Callable[[Any], Any]:
     """What the batcher runs: in steps, where the tensors of the wire are those of the model."""
-    if survivor.staged and not contract.inputs and not contract.outputs:
+    if survivor.staged and not io_mapping.inputs and not io_mapping.outputs:
         return RecoveringStagedModel(survivor)
-    return contract.runner(survivor.run)
+    return io_mapping.runner(survivor.run)
 
 
 def _places(devices: tuple[str, ...]) -> str:

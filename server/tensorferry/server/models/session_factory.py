@@ -14,9 +14,9 @@ from tensorferry.batcher.learning.calibration import calibrate
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.gpu.captured_shapes import shapes_to_capture
-from tensorferry.server.model_config.io_mapping import Contract
+from tensorferry.server.model_config.io_mapping import IoMapping
 from tensorferry.server.model_config.settings import ModelSettings
-from tensorferry.server.models.warmup_samples import WarmUpSample
+from tensorferry.server.models.warmup_samples import WarmupSample
 from tensorferry.server.runtime.fp16 import model_file
 from tensorferry.server.runtime.host_memory import GrowthCheck, check_fits
 from tensorferry.server.runtime.sampling import Array, random_inputs
@@ -116,7 +116,7 @@ class SessionFactory:
         def timed(rows: int) -> float:
             memory.check(f"model {self.source.name!r}: a batch of {rows} rows", cure)
             set_load_stage(f"warming up with a batch of {rows} rows, of at most {most}")
-            inputs = random_inputs(self.contract.signature, rows, size, sizes=sizes)
+            inputs = random_inputs(self.io_mapping.signature, rows, size, sizes=sizes)
             try:
                 # The first run of a size is slow.
                 run(inputs)

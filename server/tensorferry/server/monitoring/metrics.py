@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.samples import Exemplar as ShownExemplar
 
 from tensorferry.batcher import BOUNDS, BatcherStatistics, CloseReason, Distribution
-from tensorferry.server.models.registry import Entry, Model, ModelRegistry, ModelState
+from tensorferry.server.models.registry import Model, ModelRegistry, ModelState, RegistryEntry
 from tensorferry.server.monitoring.gpu_metrics import GpuReader, GpuStatistics
 from tensorferry.server.monitoring.metric_names import (
     GPU_LABELS,
@@ -132,7 +132,7 @@ class _Collected:
         return self._collected
 
 
-def model_families(entries: Sequence[Entry], counted: Sequence[Counted]) -> Sequence[Metric]:
+def model_families(entries: Sequence[RegistryEntry], counted: Sequence[Counted]) -> Sequence[Metric]:
     """Our own metrics of these models."""
     every = _families(ModelMetric, MODEL_LABELS)
     for entry in entries:
