@@ -10,7 +10,7 @@ from tensorferry.client import InferenceClient, aio
 
 @pytest.fixture
 def server() -> Iterator[ScriptedServer]:
-    """A started server with the models `digits` (UINT8 images) and `text` (BYTES and FP32)."""
+    """A running server with the models `digits` (UINT8 images) and `text` (BYTES and FP32)."""
     scripted = ScriptedServer.make()
     scripted.servicer.models = {
         "digits": model("digits", {"image": "UINT8 -1 8 8"}, {"image": "UINT8 -1 8 8"}),

@@ -1,4 +1,4 @@
-"""A real gRPC server whose answers a test writes."""
+"""A real gRPC server whose answers the test defines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Stream = Callable[[Iterator[pb.ModelInferRequest], Context], Iterator[pb.ModelSt
 
 
 def model(name: str, inputs: dict[str, str], outputs: dict[str, str]) -> pb.ModelMetadataResponse:
-    """Metadata in short: {"x": "FP32 -1 3"}."""
+    """Return metadata from a short form: {"x": "FP32 -1 3"}."""
     message = pb.ModelMetadataResponse(name=name, versions=["1", "2"], platform="onnxruntime_onnx")
     for target, given in ((message.inputs, inputs), (message.outputs, outputs)):
         for tensor, text in given.items():
@@ -30,7 +30,7 @@ def model(name: str, inputs: dict[str, str], outputs: dict[str, str]) -> pb.Mode
 
 
 def echo(request: pb.ModelInferRequest, context: Context | None = None) -> pb.ModelInferResponse:
-    """Each input comes back as an output of the same name, with the request's parameters."""
+    """Return each input as an output of the same name, with the request's parameters."""
     answer = pb.ModelInferResponse(
         model_name=request.model_name, model_version=request.model_version or "2", id=request.id
     )
@@ -45,7 +45,7 @@ def echo(request: pb.ModelInferRequest, context: Context | None = None) -> pb.Mo
 
 
 def echo_typed(request: pb.ModelInferRequest, context: Context | None = None) -> pb.ModelInferResponse:
-    """As `echo`, in typed contents."""
+    """Answer like `echo`, with typed contents."""
     answer = echo(request)
     raw = list(answer.raw_output_contents)
     del answer.raw_output_contents[:]
@@ -74,13 +74,13 @@ def echo_stream(
 
 
 def rows(count: int) -> Iterator[StreamRequest]:
-    """Requests to the model `row`, `r0`, `r1` and so on."""
+    """Return requests for the model `row`, with ids `r0`, `r1` and so on."""
     return (StreamRequest({"x": [number]}, request_id=f"r{number}") for number in range(count))
 
 
 @dataclass
 class Hang:
-    """A scripted call, for one caller, that waits until the caller has left."""
+    """A scripted call that waits until its caller has cancelled it."""
 
     begun: threading.Event = field(default_factory=threading.Event)
     left: threading.Event = field(default_factory=threading.Event)
@@ -91,7 +91,7 @@ class Hang:
 
     def _hear_of_the_end(self, context: Context) -> None:
         if not context.add_callback(self.left.set):
-            # It has ended before this was called.
+            # The call ended before the callback was registered.
             self.left.set()
 
     def infer(self, request: object, context: Context) -> Any:
@@ -102,14 +102,14 @@ class Hang:
     def stream(
         self, requests: Iterator[pb.ModelInferRequest], context: Context
     ) -> Iterator[pb.ModelStreamInferResponse]:
-        """Answers the first request and then no other."""
+        """Answer only the first request."""
         self._hear_of_the_end(context)
         yield streamed(next(requests))
         self._wait()
 
 
 class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
-    """Answers as its attributes say; `calls` are the names of the methods called, in order."""
+    """Servicer that answers as its attributes say; `calls` has the names of the called methods, in order."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -182,7 +182,7 @@ class ScriptedServer:
     target: str
 
     def metadata_of(self, method: str) -> dict[str, str | bytes]:
-        """The metadata of the last call of a method."""
+        """Return the metadata of the last call of a method."""
         return self.servicer.call_metadata[
             len(self.servicer.calls) - 1 - self.servicer.calls[::-1].index(method)
         ]

@@ -1,4 +1,4 @@
-"""The client's token: what is sent, and where it is not."""
+"""The client's bearer token: when it is sent, and when it is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensorferry.client.connection.bearer import bearer
 
 
 def sent(server: ScriptedServer) -> list[Any]:
-    """The values of authorization, in the order of the calls."""
+    """Return the authorization values, in the order of the calls."""
     return [call.get("authorization") for call in server.servicer.call_metadata]
 
 
@@ -38,7 +38,7 @@ def sent(server: ScriptedServer) -> list[Any]:
         "unix-abstract:name",
     ],
 )
-def test_what_stays_on_this_machine_may_be_plain_text(target: str) -> None:
+def test_a_local_target_may_be_plain_text(target: str) -> None:
     assert bearer("t", target, secure=False, over_plaintext=False) == (("authorization", "Bearer t"),)
 
 
@@ -56,7 +56,7 @@ def test_what_stays_on_this_machine_may_be_plain_text(target: str) -> None:
         "xds:///localhost",
     ],
 )
-def test_elsewhere_it_needs_tls_or_a_word(target: str) -> None:
+def test_other_targets_need_tls_or_consent(target: str) -> None:
     with pytest.raises(ValueError, match="in plain text") as caught:
         bearer("my-secret", target, secure=False, over_plaintext=False)
     assert "my-secret" not in str(caught.value)
@@ -67,13 +67,13 @@ def test_elsewhere_it_needs_tls_or_a_word(target: str) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "two words", "a\n", "schlüssel"])
-def test_what_is_no_token_is_not_quoted(token: str) -> None:
+def test_a_malformed_token_is_not_quoted(token: str) -> None:
     with pytest.raises(ValueError, match=f"got {len(token)} characters") as caught:
         bearer(token, "localhost", secure=True, over_plaintext=False)
     assert not token or token not in str(caught.value)
 
 
-async def test_it_goes_with_every_call(server: ScriptedServer) -> None:
+async def test_the_token_is_sent_with_every_call(server: ScriptedServer) -> None:
     image = {"image": np.zeros((1, 8, 8), np.uint8)}
     with InferenceClient(server.target, token="one") as client:
         client.is_live()
@@ -106,7 +106,7 @@ class TestCommands:
         assert commands.models(arguments) == 0
         assert sent(server) == ["Bearer of-file", "Bearer of-stdin", "Bearer of-environment", None]
 
-    def test_it_is_not_sent_elsewhere(
+    def test_the_token_is_not_sent_to_other_hosts(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("TENSORFERRY_TOKEN", "my-secret")

@@ -1,4 +1,4 @@
-"""The channel: TLS, limits, options, and the metadata of calls."""
+"""Channels: TLS, limits, options, and call metadata."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tensorferry.client.connection import channel
 
 @pytest.fixture(scope="module")
 def issued(tmp_path_factory: pytest.TempPathFactory) -> Issued:
-    """An authority, a server's certificate for 127.0.0.1, and a client's."""
+    """A certificate authority, a server certificate for 127.0.0.1, and a client certificate."""
     return Issued.in_folder(tmp_path_factory.mktemp("issued"))
 
 
 @pytest.fixture(params=[False, True])
 def secure(request: pytest.FixtureRequest, issued: Issued) -> Iterator[tuple[str, Tls]]:
-    """The target of a server with TLS, mutual or not, and what a client needs for it."""
+    """Target of a server with TLS, mutual or not, and the client's files for it."""
     mutual: bool = request.param
     certificate, key = (path.read_bytes() for path in issued.server)
     clients = issued.ca.read_bytes() if mutual else None
@@ -60,7 +60,7 @@ def test_the_commands_speak_tls(secure: tuple[str, Tls]) -> None:
     assert commands.models(["--target", target, "--tls"]) == 1
 
 
-def test_contradictions_are_refused() -> None:
+def test_conflicting_options_are_refused() -> None:
     with pytest.raises(ValueError, match="give one of them"):
         InferenceClient("127.0.0.1:1", tls=True, credentials=grpc.ssl_channel_credentials())
     with pytest.raises(ValueError, match="cert_file and key_file together"):

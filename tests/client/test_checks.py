@@ -1,4 +1,4 @@
-"""What is held against the model's metadata before a request is sent."""
+"""Requests are compared with the model's metadata before they are sent."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_a_server_error_is_one_line(
     assert capsys.readouterr().err == text.format(target=server.target)
 
 
-def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.models(["--target", "127.0.0.1:1"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("tensorferry models: 127.0.0.1:1: UNAVAILABLE: ")
@@ -200,12 +200,14 @@ def test_each_command_checks_target_and_timeout(
     assert f"argument {argument[0]}: expected" in capsys.readouterr().err
 
 
-def test_a_timeout_without_end(server: ScriptedServer) -> None:
+def test_an_infinite_timeout(server: ScriptedServer) -> None:
     assert commands.models(["--target", server.target, "--timeout", "inf"]) == 0
 
 
 @pytest.mark.parametrize("command", [commands.infer, commands.models, commands.describe])
-def test_help_is_there(command: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_available(
+    command: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         command(["--help"])
     assert caught.value.code == 0
@@ -218,14 +220,14 @@ def test_pickles_are_not_loaded(tmp_path: Path) -> None:
         read_array(Path(path))
 
 
-def test_ready_says_it_by_its_exit_status(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ready_returns_the_exit_status(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.ready(["--target", server.target, "--timeout", "30"]) == 0
     server.servicer.ready = False
     assert commands.ready(["--target", server.target, "--timeout", "30"]) == 1
     assert commands.ready(["--target", "127.0.0.1:1", "--timeout", "30"]) == 1
     assert capsys.readouterr().err.splitlines() == [
-        f"tensorferry ready: {server.target}: UNAVAILABLE: not there, or not ready",
-        "tensorferry ready: 127.0.0.1:1: UNAVAILABLE: not there, or not ready",
+        f"tensorferry ready: {server.target}: UNAVAILABLE: not reachable or not ready",
+        "tensorferry ready: 127.0.0.1:1: UNAVAILABLE: not reachable or not ready",
     ]
 
 

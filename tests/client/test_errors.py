@@ -1,4 +1,4 @@
-"""What a client raises: the class of the code, what the server said of it, and when to try again."""
+"""Exceptions of the client: class by status code, the server's message, and the retry time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no server should send with an error: the error is told all the same, without a pause that nobody can make."""
+"""Malformed retry times in trailers: the error is raised without a retry time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from tensorferry.client.errors import ResourceExhausted, from_status
-from tensorferry.client.messages.tensors import decode_stream
+from tensorferry.client.messages.codec import decode_stream
 from tensorferry.protos import inference_pb2 as pb
 
 

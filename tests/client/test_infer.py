@@ -1,4 +1,4 @@
-"""One request at a time: values, results, retries, timeouts, metadata, futures; for threads and asyncio."""
+"""Unary calls of both clients: values, results, timeouts, metadata, futures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def assert_same(received: Array, sent: Array) -> None:
 
 @pytest.mark.parametrize("datatype", tensors.DATATYPES)
 @pytest.mark.parametrize("checked", [True, False])
-def test_every_datatype_comes_back_as_it_went(server: ScriptedServer, datatype: str, checked: bool) -> None:
+def test_every_datatype_makes_the_round_trip(server: ScriptedServer, datatype: str, checked: bool) -> None:
     hold(server.servicer, datatype)
     with InferenceClient(server.target, check=checked) as client:
         assert_same(client.infer("m", {"x": VALUES[datatype]})["x"], VALUES[datatype])
@@ -91,7 +91,7 @@ def test_strings_of_every_kind_become_bytes(server: ScriptedServer, value: objec
     assert answer["words"].tolist() == expected
 
 
-def test_a_result_says_what_the_server_said(servicer: ScriptedServicer, client: InferenceClient) -> None:
+def test_a_result_has_the_fields_of_the_answer(servicer: ScriptedServicer, client: InferenceClient) -> None:
     parameters: dict[str, bool | int | float | str] = {
         "flag": True,
         "count": -3,
@@ -122,7 +122,7 @@ def test_metadata_of_the_client_travels_with_each_call(server: ScriptedServer) -
         assert metadata["x-bin"] == b"\0"
 
 
-# Retries, timeouts, reachability
+# Timeouts, reachability
 
 
 async def test_a_timeout_is_the_deadline_of_the_call(
@@ -137,7 +137,7 @@ async def test_a_timeout_is_the_deadline_of_the_call(
         await aclient.infer("digits", {"image": IMAGES}, timeout=0.1)
 
 
-async def test_questions_have_answers(client: InferenceClient, aclient: aio.InferenceClient) -> None:
+async def test_health_and_metadata_calls(client: InferenceClient, aclient: aio.InferenceClient) -> None:
     assert client.is_live()
     assert client.is_ready()
     assert client.wait_ready(10)
@@ -154,7 +154,7 @@ async def test_questions_have_answers(client: InferenceClient, aclient: aio.Infe
     assert client.models()[-1] == tf.ModelStatus("broken", "3", "UNAVAILABLE", "no such file")
 
 
-async def test_a_server_that_is_not_there_is_not_live() -> None:
+async def test_an_unreachable_server_is_not_live() -> None:
     with InferenceClient(NOWHERE) as client:
         assert not client.is_live()
         assert not client.is_ready(timeout=0.01)
@@ -166,7 +166,7 @@ async def test_a_server_that_is_not_there_is_not_live() -> None:
         assert not await aclient.wait_ready(0.05)
 
 
-def test_other_errors_of_questions_are_raised(servicer: ScriptedServicer, client: InferenceClient) -> None:
+def test_other_errors_of_health_calls_are_raised(servicer: ScriptedServicer, client: InferenceClient) -> None:
     servicer.failures = [grpc.StatusCode.UNAUTHENTICATED]
     with pytest.raises(tf.Unauthenticated):
         client.is_ready()
@@ -303,7 +303,7 @@ async def test_many_tasks_share_a_client(aclient: aio.InferenceClient) -> None:
         np.testing.assert_array_equal(result["image"], image)
 
 
-def test_closing_ends_what_is_in_flight(servicer: ScriptedServicer, client: InferenceClient) -> None:
+def test_closing_cancels_calls_in_flight(servicer: ScriptedServicer, client: InferenceClient) -> None:
     servicer.infer = Hang().infer
     future = client.submit("digits", {"image": IMAGES}, request_id="r1")
     client.close()
@@ -315,7 +315,7 @@ def test_closing_ends_what_is_in_flight(servicer: ScriptedServicer, client: Infe
         client.infer("digits", {"image": IMAGES})
 
 
-async def test_closing_ends_what_is_in_flight_in_asyncio(
+async def test_closing_cancels_calls_in_flight_in_asyncio(
     servicer: ScriptedServicer, aclient: aio.InferenceClient
 ) -> None:
     hang = Hang()

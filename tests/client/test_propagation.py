@@ -1,4 +1,4 @@
-"""The program's OpenTelemetry context travels with each call, and costs nothing where there is none."""
+"""The current OpenTelemetry context is sent with each call; without one nothing is imported."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_no_span_no_context(server: ScriptedServer) -> None:
     assert with_context(given) is given
 
 
-def test_what_the_user_gave_counts_before_it(server: ScriptedServer, span: trace.Span) -> None:
+def test_metadata_of_the_caller_takes_precedence(server: ScriptedServer, span: trace.Span) -> None:
     own = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
     with InferenceClient(server.target, metadata=[("Traceparent", own)]) as client:
         client.infer("digits", IMAGES)
     assert server.servicer.call_metadata[-1]["traceparent"] == own
 
 
-def test_the_state_of_one_trace_is_not_given_to_another() -> None:
+def test_tracestate_of_another_trace_is_dropped() -> None:
     state = trace.TraceState([("vendor", "x")])
     ids = trace.SpanContext(1, 2, False, trace.TraceFlags(1), state)
     with trace.use_span(trace.NonRecordingSpan(ids)):
@@ -65,7 +65,7 @@ def test_the_state_of_one_trace_is_not_given_to_another() -> None:
         assert dict(with_context((("traceparent", "mine"),))) == {"traceparent": "mine"}
 
 
-def test_baggage_goes_along_without_a_span() -> None:
+def test_baggage_is_sent_without_a_span() -> None:
     token = context.attach(baggage.set_baggage("tenant", "a b"))
     try:
         assert with_context((("x", "y"),)) == (("x", "y"), ("baggage", "tenant=a+b"))
@@ -73,7 +73,7 @@ def test_baggage_goes_along_without_a_span() -> None:
         context.detach(token)
 
 
-def test_nothing_of_opentelemetry_is_imported_for_the_clients_sake() -> None:
+def test_the_client_does_not_import_opentelemetry() -> None:
     program = (
         "import sys; from tensorferry.client.connection.propagation import with_context; "
         "assert with_context((('a', 'b'),)) == (('a', 'b'),); "

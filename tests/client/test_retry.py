@@ -1,4 +1,4 @@
-"""A server that is overloaded says when to come back, and the client does: as told, within its timeout, not for ever."""
+"""Retries after RESOURCE_EXHAUSTED: after the server's pause, within the timeout and the budget."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from client.scripted import ScriptedServer, echo, streamed
 from polling import until
 
 from tensorferry.client import Cancelled, InferenceClient, ResourceExhausted, Retry, aio
-from tensorferry.client.connection.retry import Retries
+from tensorferry.client.connection.retry import RetryBudget
 from tensorferry.client.errors import InferenceError, of_code
 from tensorferry.protos import inference_pb2 as pb
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 INPUTS = {"x": np.zeros(1, np.int64)}
-# Short enough to be waited for.
+# Short, because tests wait for it.
 TOLD_MS = 20
 
 
@@ -40,20 +40,20 @@ def refused(retry_after: float | None = 2.0, code: grpc.StatusCode = EXHAUSTED) 
         pytest.param(5, 0.0, None, None, id="often enough"),
     ],
 )
-def test_how_long_it_waits(attempt: int, chance: float, left: float | None, delay: float | None) -> None:
-    assert Retries(Retry(), lambda: chance).delay(refused(), attempt, left) == delay
+def test_pause_before_a_retry(attempt: int, chance: float, left: float | None, delay: float | None) -> None:
+    assert RetryBudget(Retry(), lambda: chance).delay(refused(), attempt, left) == delay
 
 
 @pytest.mark.parametrize(
     "error", [refused(None), refused(2.0, grpc.StatusCode.UNKNOWN)], ids=["not told when", "another code"]
 )
-def test_what_is_not_sent_again(error: InferenceError) -> None:
-    """A message that is too large is RESOURCE_EXHAUSTED, too."""
-    assert Retries(Retry()).delay(error, 1, None) is None
+def test_errors_that_are_not_retried(error: InferenceError) -> None:
+    """RESOURCE_EXHAUSTED without a retry time, as for an oversized message, is not retried."""
+    assert RetryBudget(Retry()).delay(error, 1, None) is None
 
 
-def test_the_budget_keeps_retries_from_making_it_worse() -> None:
-    retries = Retries(Retry(budget=3, ratio=0.5))
+def test_the_budget_bounds_retries() -> None:
+    retries = RetryBudget(Retry(budget=3, ratio=0.5))
     assert [retries.delay(refused(), 1, None) is not None for _ in range(5)] == [True] * 3 + [False] * 2
     retries.answered()
     assert retries.delay(refused(), 1, None) is None
@@ -65,13 +65,13 @@ def test_the_budget_keeps_retries_from_making_it_worse() -> None:
 
 
 @pytest.mark.parametrize("options", [{"attempts": 0}, {"budget": -1}, {"ratio": float("nan")}], ids=str)
-def test_what_makes_no_sense(options: dict[str, Any]) -> None:
+def test_invalid_options(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=" expects a"):
         Retry(**options)
 
 
 class Full:
-    """Refuses each request so many times; remembers when it was asked."""
+    """Servicer that refuses each request `times` times and records when each arrived."""
 
     def __init__(self, times: int, told: str = str(TOLD_MS)) -> None:
         self.times = times
@@ -88,7 +88,7 @@ class Full:
     def stream(
         self, requests: Iterator[pb.ModelInferRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.ModelStreamInferResponse]:
-        """Every second request is refused."""
+        """Refuse every second request."""
         for number, request in enumerate(requests):
             if number % 2:
                 answer = pb.ModelStreamInferResponse(error_message="the queue is full")
@@ -107,7 +107,7 @@ class Full:
 
 
 def await_refusal(client: InferenceClient | aio.InferenceClient) -> None:
-    """Until a refused request waits to be sent again, which takes a part of the budget."""
+    """Wait until a refused request waits for its retry, which has taken its part of the budget."""
     until(lambda: client._retries._left < 100)
 
 
@@ -144,7 +144,7 @@ async def test_aio(aclient: aio.InferenceClient, full: Callable[..., Full]) -> N
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_stream(client: InferenceClient, full: Callable[..., Full], ordered: bool) -> None:
-    """What is refused within a stream is sent again as a call of its own; all are answered."""
+    """A refused request of a stream is sent again as a unary call, and all are answered."""
     script = full(1)
     results = list(client.stream("row", (INPUTS for _ in range(8)), ordered=ordered))
     assert len({result.id for result in results}) == 8
@@ -159,7 +159,7 @@ async def test_aio_stream(aclient: aio.InferenceClient, full: Callable[..., Full
 
 
 @pytest.mark.parametrize("told", ["-1", "soon"])
-def test_told_not_to_come_back(client: InferenceClient, full: Callable[..., Full], told: str) -> None:
+def test_the_server_forbids_a_retry(client: InferenceClient, full: Callable[..., Full], told: str) -> None:
     script = full(9, told)
     with pytest.raises(ResourceExhausted):
         client.infer("row", INPUTS)
@@ -167,7 +167,7 @@ def test_told_not_to_come_back(client: InferenceClient, full: Callable[..., Full
 
 
 def test_no_longer_than_the_timeout(client: InferenceClient, full: Callable[..., Full]) -> None:
-    """It is not waited out: who is told to come back too late hears of it at once."""
+    """A pause longer than the remaining timeout raises the error at once."""
     script = full(9, "60000")
     for call in (
         lambda: client.infer("row", INPUTS, timeout=30),

@@ -1,4 +1,4 @@
-"""What retries hold and give back: the budget, the request, the thread that begins calls again, and the futures at close."""
+"""Resources of retries: the budget, the request, the retry thread, and futures at close."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tensorferry.client import Cancelled, InferenceClient, InferenceFuture, Reso
 from tensorferry.protos import inference_pb2 as pb
 
 INPUTS = {"x": np.zeros(1, np.int64)}
-# Nobody waits for it.
+# Longer than any test waits.
 NEVER_MS = "60000"
-# What is left of the budget of 100 before a test; each answer gives 0.1.
+# Budget left of 100 before a test; each answer returns 0.1.
 LEFT = 50.0
 
 
@@ -34,11 +34,11 @@ def script(server: ScriptedServer, *arguments: Any) -> Full:
 
 def await_waiting(client: InferenceClient, count: int = 1) -> None:
     until(lambda: client._retries._left <= 100 - count)
-    until(lambda: len(client._waiting._futures) == count)
+    until(lambda: len(client._retry_queue._futures) == count)
 
 
 def refusals(server: ScriptedServer, client: InferenceClient, count: int = 1) -> list[InferenceFuture]:
-    """Futures that wait to be sent again."""
+    """Wait until `count` futures wait for their retry."""
     script(server, 1000, NEVER_MS)
     futures = [client.submit("row", INPUTS, request_id=str(number)) for number in range(count)]
     until(lambda: client._retries._left == 100 - count)
@@ -56,7 +56,7 @@ def test_an_answer_to_submit_refills_the_budget(client: InferenceClient) -> None
 def test_the_answers_of_a_stream_refill_the_budget(
     server: ScriptedServer, client: InferenceClient, ordered: bool
 ) -> None:
-    """Once for each request: two are answered in the stream, two when they are sent again."""
+    """Each answer counts once: two arrive in the stream, two after a retry."""
     script(server, 0)
     client._retries._left = LEFT
     assert len(list(client.stream("row", [INPUTS] * 4, ordered=ordered))) == 4
@@ -110,7 +110,7 @@ def closed_while_it_waits(server: ScriptedServer, client: InferenceClient) -> In
 @pytest.mark.parametrize(
     "end", [answered, failed, cancelled_in_flight, cancelled_while_it_waits, closed_while_it_waits]
 )
-def test_an_ended_future_lets_go_of_its_request(
+def test_a_completed_future_releases_its_request(
     server: ScriptedServer,
     client: InferenceClient,
     monkeypatch: pytest.MonkeyPatch,
@@ -135,7 +135,7 @@ def test_an_ended_future_lets_go_of_its_request(
     assert future.done()
 
 
-def test_without_a_thread_to_wait_the_refusal_ends_the_future(
+def test_without_a_retry_thread_the_refusal_fails_the_future(
     server: ScriptedServer, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = threading.Thread.start
@@ -155,10 +155,10 @@ def test_without_a_thread_to_wait_the_refusal_ends_the_future(
     client.submit("row", INPUTS).result(10)
 
 
-def test_a_call_that_cannot_be_begun_again_ends_its_future(
+def test_a_retry_that_cannot_start_fails_its_future(
     server: ScriptedServer, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With what kept it from that: the client is not closed."""
+    """The future raises the error of the failed start; the client is still open."""
     begin = client._stub.ModelInfer.future
     attempts: list[int] = []
 
@@ -174,10 +174,8 @@ def test_a_call_that_cannot_be_begun_again_ends_its_future(
     assert str(error) == "can't start new thread"
 
 
-def test_one_thread_begins_them_all_again_in_the_order_they_are_due(
-    server: ScriptedServer, client: InferenceClient
-) -> None:
-    """Those that wait for long do not keep those back that are due, and the thread ends with the last."""
+def test_one_thread_retries_all_in_order_of_due_time(server: ScriptedServer, client: InferenceClient) -> None:
+    """A long wait does not delay a shorter one, and the thread ends with the last retry."""
     futures = refusals(server, client, 20)
     await_waiting(client, 20)
     [thread] = [thread for thread in threading.enumerate() if thread.name == "tensorferry-retry"]
@@ -188,10 +186,10 @@ def test_one_thread_begins_them_all_again_in_the_order_they_are_due(
         assert future.cancel()
     thread.join(10)
     assert not thread.is_alive()
-    assert not client._waiting._due
+    assert not client._retry_queue._due
 
 
-def test_close_ends_the_futures_that_wait(server: ScriptedServer, client: InferenceClient) -> None:
+def test_close_fails_waiting_futures(server: ScriptedServer, client: InferenceClient) -> None:
     futures = refusals(server, client, 3)
     client.close()
     for number, future in enumerate(futures):
@@ -201,9 +199,7 @@ def test_close_ends_the_futures_that_wait(server: ScriptedServer, client: Infere
         assert error.request_id == str(number)
 
 
-def test_a_refusal_that_comes_after_close_ends_its_future(
-    server: ScriptedServer, client: InferenceClient
-) -> None:
+def test_a_refusal_after_close_fails_its_future(server: ScriptedServer, client: InferenceClient) -> None:
     script(server, 1, NEVER_MS)
-    client._waiting.close()
+    client._retry_queue.close()
     assert isinstance(client.submit("row", INPUTS).exception(10), Cancelled)

@@ -36,12 +36,12 @@ def ids(outcomes: Iterable[Any]) -> list[str]:
 
 
 def backwards(requests: Requests, context: Context) -> Answers:
-    """Waits for the last request, then answers from the last to the first."""
+    """Wait for the last request, then answer from the last to the first."""
     return map(streamed, reversed(list(requests)))
 
 
 def in_pairs(requests: Requests, context: Context) -> Answers:
-    """Answers every second request, and the one before it after it."""
+    """Answer the requests pairwise, the second of a pair first."""
     for first in requests:
         second = next(requests)
         yield streamed(second)
@@ -50,7 +50,7 @@ def in_pairs(requests: Requests, context: Context) -> Answers:
 
 @pytest.fixture(params=["threads", "asyncio"])
 def stream(request: pytest.FixtureRequest, server: ScriptedServer) -> Iterator[Stream]:
-    """`client.stream` of either client, as a generator."""
+    """`stream` of either client, as a generator."""
     if request.param == "threads":
         with InferenceClient(server.target) as client:
             yield client.stream
@@ -196,7 +196,7 @@ def test_an_unknown_model_fails_each_request(stream: Stream, on_error: str) -> N
             list(stream("nothing", rows(2)))
 
 
-def test_what_the_iterable_raises_comes_after_the_results(stream: Stream) -> None:
+def test_an_exception_of_the_iterable_comes_after_the_results(stream: Stream) -> None:
     def source() -> Iterator[StreamRequest]:
         yield from rows(3)
         raise LookupError("the file is gone")
@@ -208,7 +208,7 @@ def test_what_the_iterable_raises_comes_after_the_results(stream: Stream) -> Non
 
 
 def _collect(outcomes: Iterator[Any], into: list[Any]) -> None:
-    # Not extend: what came before an error is kept.
+    # Not extend, which would lose the results before an error.
     for outcome in outcomes:
         into.append(outcome)
 
@@ -284,7 +284,7 @@ def test_a_timeout_is_that_of_the_stream(servicer: ScriptedServicer, stream: Str
     servicer.stream = hang.stream
     with pytest.raises(tf.DeadlineExceeded):
         list(stream("row", rows(5), timeout=0.2))
-    # It may pass before the server has read the call.
+    # The timeout may pass before the server has read the call.
     assert "ModelStreamInfer" not in servicer.calls or hang.left.wait(10)
 
 
@@ -298,7 +298,7 @@ def test_bad_arguments_are_refused_at_once(client: InferenceClient, options: dic
 
 
 class Counted:
-    """A source that counts how many of its requests were pulled and not yet taken."""
+    """Iterable that counts its requests that were taken and not yet answered."""
 
     def __init__(self, count: int) -> None:
         self._requests = rows(count)
@@ -313,7 +313,7 @@ class Counted:
             yield request
 
 
-def test_max_in_flight_bounds_what_is_sent(servicer: ScriptedServicer, stream: Stream) -> None:
+def test_max_in_flight_bounds_the_requests_sent(servicer: ScriptedServicer, stream: Stream) -> None:
     def answer(requests: Requests, context: Context) -> Answers:
         waiting = [next(requests) for _ in range(4)]  # comes to an end only if four may be in flight
         while waiting:
@@ -324,12 +324,11 @@ def test_max_in_flight_bounds_what_is_sent(servicer: ScriptedServicer, stream: S
     source = Counted(50)
     for _ in stream("row", source, max_in_flight=4):
         source.taken += 1
-    # The place of a result is free from the moment that it is handed out, and `taken` counts it
-    # a moment later.
+    # A result frees its place when it is yielded; `taken` counts it a moment later.
     assert 4 <= source.most <= 5
 
 
-def test_a_slow_consumer_holds_the_source_back(servicer: ScriptedServicer, stream: Stream) -> None:
+def test_a_slow_consumer_slows_the_source_down(servicer: ScriptedServicer, stream: Stream) -> None:
     source = Counted(50)
     outcomes = stream("row", source, max_in_flight=3)
     for count in range(1, 51):
@@ -340,7 +339,7 @@ def test_a_slow_consumer_holds_the_source_back(servicer: ScriptedServicer, strea
 
 
 def test_the_source_may_wait_for_results(stream: Stream, client: InferenceClient) -> None:
-    """Conversation: each request is made of the last outcome, also of one that was never sent."""
+    """Each request is made from the last outcome, even from the error of an unsent request."""
     outcomes_seen: queue.Queue[Any] = queue.Queue()
 
     def source() -> Iterator[StreamRequest]:
@@ -373,7 +372,7 @@ async def test_the_source_may_wait_for_results_in_asyncio(aclient: aio.Inference
     assert seen == ["r0", "!r1", "r2", "!r3", "r4", "!r5"]
 
 
-# What else is going on
+# Concurrent use
 
 
 def test_several_streams_share_a_client(servicer: ScriptedServicer, client: InferenceClient) -> None:
@@ -405,7 +404,7 @@ def test_in_stream_refusals_make_metadata_stale(servicer: ScriptedServicer, clie
 def test_a_call_that_ends_while_requests_are_sent_says_why(
     servicer: ScriptedServicer, stream: Stream
 ) -> None:
-    """Also when grpcio notices first that it cannot send: it calls that an internal error."""
+    """The server's status is kept even if grpcio reports the failed write first, as INTERNAL."""
 
     def answer(requests: Requests, context: Context) -> Answers:
         yield streamed(next(requests))

@@ -1,4 +1,4 @@
-"""Streams that end early, by either client: who waits is told, and no call, thread or task stays behind."""
+"""Streams of both clients that end early: the consumer is woken, and no call, thread or task remains."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tensorferry.protos import inference_pb2 as pb
 def breaks(
     requests: Iterator[pb.ModelInferRequest], context: Context
 ) -> Iterator[pb.ModelStreamInferResponse]:
-    """Answers one request, and ends the call."""
+    """Answer one request and end the call."""
     yield streamed(next(requests))
     context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token expired")
 

@@ -1,4 +1,4 @@
-"""`tensorferry top`: what it works out from two looks, how it shows it, and what it says when it cannot."""
+"""`tensorferry top`: figures from two samples, their display, and error messages."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ import grpc
 import pytest
 
 from tensorferry.client.cli import top
-from tensorferry.client.cli.top_view import Looks, lines_of, percentile
+from tensorferry.client.cli.top_view import StatusSamples, lines_of, percentile
 
 PATIENCE = 30.0
 
 
 def batch(number: int, **changes: Any) -> dict[str, Any]:
-    """Left at 10.0: waits of at most 2 ms, 1 ms on the device, done after 4 ms."""
+    """A batch closed at 10.0: waits of at most 2 ms, 1 ms on the device, done after 4 ms."""
     return {
         "number": number,
         "instance": 0,
@@ -56,7 +56,7 @@ def batch(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def status(now: float = 0.0, answered: int = 0, **changes: Any) -> dict[str, Any]:
-    """A server whose one model has answered so many, each in from 1 to 2 ms, in batches of 2 requests and 4 rows."""
+    """Status of a server whose model has answered `answered` requests, each in 1 to 2 ms, in batches of 2 requests and 4 rows."""
     outcomes = ("failed", "cancelled", "expired", "shed", "abandoned", "refused", "retried")
     model = {
         "name": "digits",
@@ -97,9 +97,9 @@ def status(now: float = 0.0, answered: int = 0, **changes: Any) -> dict[str, Any
     }
 
 
-def shown(*looks: dict[str, Any], width: int = 200, **options: Any) -> list[str]:
-    kept = Looks()
-    for one in looks:
+def shown(*samples: dict[str, Any], width: int = 200, **options: Any) -> list[str]:
+    kept = StatusSamples()
+    for one in samples:
         kept.add(one)
     return lines_of(kept, width, **options)
 
@@ -113,28 +113,28 @@ def test_what_is_shown() -> None:
         "digits v1 ready              200     0.0    1.5ms   1.95ms   1.99ms     500us        4.0       5       2   20%",
         "",
         "digits v1: batches of up to 8 rows (proved), on cpu",
-        "  batch sizes                               why batches left",
+        "  batch sizes                               why batches closed",
         "  4-7 rows ######################## 100%    idle ######################## 100%",
-        "      BATCH  ROWS REQUESTS LEFT        WAITED      RAN     TOOK PREDICTED  WHO RODE",
+        "      BATCH  ROWS REQUESTS REASON      WAITED      RAN     TOOK PREDICTED  REQUESTS",
         "       #200     4        2 idle           2ms      1ms      4ms       3ms  a x3, -",
     ]
 
 
 def test_rates_are_of_the_last_seconds_alone() -> None:
-    """What was long before counts no more."""
-    looks = [status(float(second), 1000 if second < 3 else 1000 + 10 * (second - 2)) for second in range(9)]
-    row = shown(*looks)[3]
+    """Samples older than the period do not count."""
+    samples = [status(float(second), 1000 if second < 3 else 1000 + 10 * (second - 2)) for second in range(9)]
+    row = shown(*samples)[3]
     assert row.split()[3] == "10"
 
 
-def test_a_server_that_was_started_again_counts_anew() -> None:
+def test_a_restart_of_the_server_resets_the_figures() -> None:
     before, after = status(100.0, 5000), status(101.0, 10)
     after["server"]["uptime_seconds"] = 1.0
     row = shown(before, after, status(102.0, 40) | {"server": {**after["server"], "uptime_seconds": 2.0}})[3]
     assert row.split()[3] == "30"
 
 
-def test_a_model_that_was_loaded_again_counts_anew() -> None:
+def test_a_reload_of_the_model_resets_the_figures() -> None:
     row = shown(status(0.0, 5000), status(1.0, 10))[3]
     assert row.split()[3] == "0"
 
@@ -145,7 +145,7 @@ def test_before_anything_ran() -> None:
     assert any("none yet" in line for line in lines)
 
 
-def test_troubles_and_models_that_are_not_loaded() -> None:
+def test_warnings_and_unloaded_models() -> None:
     broken = status(ready=False, troubles=["model m version 1 is UNAVAILABLE: gone"])
     broken["models"] = [{"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": "gone"}]
     lines = shown(broken)
@@ -154,13 +154,13 @@ def test_troubles_and_models_that_are_not_loaded() -> None:
     assert lines[-1].split() == ["m", "v1", "unavailable"]
 
 
-def test_one_model_alone() -> None:
+def test_one_model_by_name() -> None:
     both = status(1.0, 10)
     both["models"].append({**both["models"][0], "name": "other"})
     assert not any("digits" in line for line in shown(both, only="other"))
 
 
-def test_a_batch_that_failed_and_one_of_which_nobody_knows_who_rode() -> None:
+def test_a_failed_batch_and_one_without_recorded_members() -> None:
     look = status(1.0, 10)
     look["models"][0]["last_batches"] = [
         batch(0, error="ValueError", done=None, predicted_seconds=None) | {"number": None},
@@ -168,12 +168,12 @@ def test_a_batch_that_failed_and_one_of_which_nobody_knows_who_rode() -> None:
     ]
     lines = shown(look)
     assert lines[-2].split()[:4] == ["#7", "4", "2", "idle"]
-    assert lines[-2].endswith("(not noted: nobody was looking)")
+    assert lines[-2].endswith("(not recorded: no viewer was active)")
     assert lines[-1].split()[0] == "failed"
     assert "ValueError" in lines[-1]
 
 
-def test_nothing_that_others_named_reaches_the_terminal_as_a_command() -> None:
+def test_unprintable_characters_do_not_reach_the_terminal() -> None:
     hostile = "\x1b]0;owned\x07\x1b[2J\r\n\u202e"
     look = status(1.0, 10, troubles=[hostile])
     look["models"][0] |= {"name": hostile, "batching": hostile, "warnings": [hostile]}
@@ -215,18 +215,18 @@ def test_addresses(given: str, url: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "nowhere", "h:port", "h:99999", "ftp://h:1", "file:///etc/passwd"])
-def test_what_is_no_address(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_addresses(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert top.main([given]) == 1
     assert "give http://HOST:PORT or HOST:PORT" in capsys.readouterr().err
 
 
 class Site:
-    """Answers /status.json with what it is told, and counts the looks."""
+    """HTTP server that answers /status.json as the test says, and counts the requests."""
 
     def __init__(self) -> None:
         self.body = json.dumps(status(0.0)).encode()
         self.code = 200
-        self.looks = threading.Semaphore(0)
+        self.samples = threading.Semaphore(0)
         site = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -235,10 +235,10 @@ class Site:
                 self.send_header("Content-Length", str(len(site.body)))
                 self.end_headers()
                 self.wfile.write(site.body)
-                site.looks.release()
+                site.samples.release()
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nothing."""
+                """Log nothing."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -267,7 +267,7 @@ def test_once(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in out
 
 
-def test_into_a_pipe_it_looks_once(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_one_report(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     assert top.main([site.address, "--interval", "0.1"]) == 0
     assert "digits v1" in capsys.readouterr().out
 
@@ -280,14 +280,14 @@ def test_no_such_model(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("code", "body", "said"),
     [
-        (404, b"", "that is no tensorferry, or an older one"),
+        (404, b"", "the server is not tensorferry, or an older version"),
         (403, b"", "answered 403"),
         (200, b"<html>", "give the metrics' port"),
         (200, b"[]", "needs schema 1"),
         (200, b'{"schema": 2}', "needs schema 1"),
     ],
 )
-def test_what_is_no_status(
+def test_unusable_answers(
     site: Site, code: int, body: bytes, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site.code, site.body = code, body
@@ -297,7 +297,7 @@ def test_what_is_no_status(
     assert said in err
 
 
-def test_nobody_there(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_server(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site.close()
     site.server.server_close()
     assert top.main([site.address]) == 1
@@ -330,7 +330,7 @@ def test_the_port_of_grpc_gets_one_sentence(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("arguments", [["top", "--once", "--interval", "0.1"], ["top", "--help"], ["--help"]])
 def test_a_closed_pipe_ends_it_quietly(site: Site, arguments: list[str]) -> None:
-    """As `tensorferry top | head` does."""
+    """`tensorferry top | head` ends without an error."""
     reading, writing = os.pipe()
     os.close(reading)
     target = ["--target", site.address] if "--once" in arguments else []
@@ -351,13 +351,13 @@ def sized_by_the_terminal() -> dict[str, str]:
 
 
 class Terminal:
-    """The command in a terminal of its own."""
+    """The command in a pseudo-terminal."""
 
     def __init__(self, *arguments: str) -> None:
         self._own, other = pty.openpty()
         script = (
-            # Only of the terminal that it is controlled by does a process get Ctrl-C.
-            # And where tests run in the background, it ignores that from its birth.
+            # A process gets Ctrl-C only from its controlling terminal, and ignores it by default
+            # if the tests run in the background.
             "import fcntl, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
             "signal.signal(signal.SIGINT, signal.default_int_handler); "
             f"from tensorferry.client.cli.top import main; sys.exit(main({list(arguments)!r}))"
@@ -368,14 +368,14 @@ class Terminal:
             stdout=other,
             stderr=other,
             start_new_session=True,
-            # Without what would stand for the size of the terminal.
+            # Without the variables that override the size of the terminal.
             env={**sized_by_the_terminal(), "PYTHONIOENCODING": "utf-8"},
         )
         os.close(other)
         self.seen = ""
 
     def await_text(self, text: str) -> None:
-        """Reads until this was written since the last wait."""
+        """Read until the text has been written since the last wait."""
         give_up = time.monotonic() + PATIENCE
         while text not in self.seen:
             ready, _, _ = select.select([self._own], [], [], max(0.0, give_up - time.monotonic()))
@@ -408,7 +408,7 @@ ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 
 @pytest.mark.parametrize("key", ["q", "Q", "\x03"])
 def test_keys_that_end_it(terminal: Terminal, key: str) -> None:
-    """And the terminal is as it was before."""
+    """The terminal settings are restored."""
     terminal.await_text(ENTER)
     terminal.await_text("digits v1")
     terminal.type(key)
@@ -416,9 +416,7 @@ def test_keys_that_end_it(terminal: Terminal, key: str) -> None:
     assert terminal.process.wait(PATIENCE) == 0
 
 
-def test_a_look_now_by_any_other_key_and_a_server_that_goes_and_comes_back(
-    terminal: Terminal, site: Site
-) -> None:
+def test_any_other_key_refreshes_and_a_lost_server_is_found_again(terminal: Terminal, site: Site) -> None:
     terminal.await_text("digits v1")
     site.code = 503
     terminal.type(" ")
@@ -429,7 +427,7 @@ def test_a_look_now_by_any_other_key_and_a_server_that_goes_and_comes_back(
     terminal.await_text("draining")
 
 
-def test_another_size(terminal: Terminal) -> None:
+def test_a_resize_redraws(terminal: Terminal) -> None:
     terminal.await_text("lane transport")
     terminal.resize(30, 24)
     terminal.await_text("tensorferry 0.1.0 on 127.0.0.1\x1b[K")

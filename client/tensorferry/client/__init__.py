@@ -23,8 +23,8 @@ from tensorferry.client.errors import (
     Unimplemented,
 )
 from tensorferry.client.future import InferenceFuture
+from tensorferry.client.messages.codec import InferenceResult, StreamRequest
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata, TensorMetadata
-from tensorferry.client.messages.tensors import InferenceResult, StreamRequest
 
 __all__ = [
     "Cancelled",

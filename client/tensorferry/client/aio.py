@@ -1,4 +1,4 @@
-"""The asyncio client: the surface of `tensorferry.client.InferenceClient`, awaited."""
+"""Asyncio client with the methods of `tensorferry.client.InferenceClient`."""
 
 from __future__ import annotations
 
@@ -18,34 +18,44 @@ from tensorferry.client.connection.propagation import with_context
 from tensorferry.client.connection.retry import Attempts
 from tensorferry.client.errors import DeadlineExceeded, InferenceError, ResourceExhausted, Unavailable
 from tensorferry.client.inflight import Outcome, id_of
-from tensorferry.client.messages import arguments, tensors
+from tensorferry.client.messages import arguments, codec
+from tensorferry.client.messages.codec import InferenceResult, Parameter, StreamRequest
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata
-from tensorferry.client.messages.tensors import InferenceResult, Parameter, StreamRequest
 from tensorferry.protos import inference_pb2 as pb
 
 
 class InferenceClient(ClientBase):
     """A client of one server, over one channel. Use it with `async with`, or await `close`.
 
-    `target` is "host:port", or any other name that gRPC resolves. `tls` is True for TLS with
-    the system's authorities, or a `Tls` with files; `credentials` takes grpcio's own instead.
-    `metadata` is sent with every call, and the current OpenTelemetry context where the program
-    has one, and `token` as a bearer token; InvalidInput where it would leave this machine without TLS, unless
-    `token_over_plaintext`. `max_message_bytes` bounds a message in either direction. `options` are channel
-    options of gRPC that go before ours. With `check` (the default) each request is held against
-    the model's metadata before it is sent; without, the dtype of each array says what it travels as.
+    Arguments:
 
-    The constructor does not connect; the first call does. Streams have a second connection. Calls
-    that met UNAVAILABLE, and requests that an overloaded server refused with a time to come back, are
-    sent again as `retry` says (None: never), within their timeout; a call whose connection broke while
-    it was in progress at most once, and not as part of a sequence. Every `timeout` is a positive number
-    of seconds over all that the call does, and becomes the gRPC deadline; None and infinity wait for
-    ever. Calls raise `InferenceError`: of the server in the class of its status code, `InvalidInput` (a
-    ValueError) for values of the caller that cannot be used, `ClientClosed` (a RuntimeError) after
-    `close`.
+    - `target`: "host:port", or any other name that gRPC resolves.
+    - `tls`: True for TLS with the system's certificate authorities, or a `Tls` with files.
+    - `credentials`: grpcio's channel credentials, instead of `tls`.
+    - `metadata`: metadata of every call. A current OpenTelemetry context is added to it.
+    - `token`: bearer token of every call. A token that would leave this machine without TLS raises
+      InvalidInput, unless `token_over_plaintext` is true.
+    - `max_message_bytes`: bound on a message in either direction.
+    - `options`: gRPC channel options, which override those of the client.
+    - `check`: compare each request with the model's metadata before it is sent (the default).
+      If false, the dtype of each array decides its datatype.
+    - `retry`: how calls are repeated, None for never.
 
-    Not thread-safe: a client belongs to the event loop that runs when it is made, and any number
-    of that loop's tasks may use it at once.
+    The first call connects, not the constructor. Streams use a second connection.
+
+    Retries: a call that got UNAVAILABLE, or RESOURCE_EXHAUSTED with a retry time, is sent again
+    within its timeout. A call whose connection broke while it was in progress is sent again at
+    most once, and never if it is part of a sequence.
+
+    Timeouts: a positive number of seconds for the whole call, retries included. The timeout
+    becomes the gRPC deadline. None and infinity mean no limit.
+
+    Errors: calls raise `InferenceError`. Its subclass follows from the server's status code.
+    `InvalidInput` (a ValueError) is raised for unusable arguments, and `ClientClosed`
+    (a RuntimeError) after `close`.
+
+    Not thread-safe: a client belongs to the event loop in which it is created. Any number of tasks
+    of that loop may use it at once.
     """
 
     def _open(
@@ -54,7 +64,7 @@ class InferenceClient(ClientBase):
         credentials: grpc.ChannelCredentials | None,
         options: list[tuple[str, str | int]],
     ) -> None:
-        # Ends the waits of those who are to send again.
+        # Set by `close`; ends every wait before a retry.
         self._closing = asyncio.Event()
         self._channel = channel.aio_channel(target, credentials, options)
         self._stream_channel = channel.aio_channel(target, credentials, channel.stream_options(options))
@@ -70,7 +80,7 @@ class InferenceClient(ClientBase):
         await self.close()
 
     async def close(self) -> None:
-        """Closes the channels; calls in flight end with `Cancelled`. May be called again."""
+        """Close the channels; calls in flight end with `Cancelled`. Idempotent."""
         self._closed = True
         self._closing.set()
         await self._channel.close()
@@ -87,24 +97,23 @@ class InferenceClient(ClientBase):
         request_id: str | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> InferenceResult:
-        """Runs one request and waits for its answer.
+        """Run one request and wait for its answer.
 
-        `inputs` maps each input of the model to its array. Lists and Python scalars become
-        arrays of the model's datatype where that loses nothing; arrays are never cast. A
-        `version` of "" is the server's choice. `outputs` names the outputs wanted, None for
-        all.
+        `inputs` maps each input name to its array. Lists and Python scalars become arrays of the
+        model's datatype if that loses nothing; arrays are never cast. A `version` of "" lets the
+        server choose. `outputs` names the requested outputs, None for all.
 
-        InvalidInput, before anything is sent, when inputs or outputs do not fit the model.
+        Raises InvalidInput before anything is sent if inputs or outputs do not fit the model.
         """
         deadline = Deadline.after(timeout)
-        request = tensors.request_of(inputs, request_id, outputs, parameters)
+        request = codec.request_of(inputs, request_id, outputs, parameters)
         encoded = await self._encode(model, version, deadline, request)
         try:
             answer = await self._call(self._stub.ModelInfer, encoded, deadline, request.request_id)
         except InferenceError as error:
             self._cache.refused(model, version, error)
             raise
-        return tensors.decode(answer)
+        return codec.decode(answer)
 
     def submit(
         self,
@@ -117,10 +126,10 @@ class InferenceClient(ClientBase):
         request_id: str | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> asyncio.Task[InferenceResult]:
-        """Sends one request and returns an `asyncio.Task` of its result.
+        """Send one request and return an `asyncio.Task` of its result.
 
-        Everything is as for `infer`, and every error is raised by the task. `cancel()` of the
-        task cancels the call on the server.
+        Arguments are those of `infer`. The task raises every error. `cancel()` of the task
+        cancels the call on the server.
         """
         return asyncio.create_task(
             self.infer(
@@ -177,26 +186,26 @@ class InferenceClient(ClientBase):
         parameters: Mapping[str, Parameter] | None = None,
         on_error: Literal["raise", "yield"] = "raise",
     ) -> AsyncGenerator[InferenceResult | InferenceError]:
-        """Runs many requests over one call and yields each result as it is there.
+        """Run many requests over one call and yield each result when it arrives.
 
-        `requests` yields dicts as for `infer`, or `StreamRequest` for an id, outputs or
-        parameters of its own. Each result carries the `id` of its request; ids are generated
-        where none is given. Results come as they finish, or with `ordered` in the order of the
-        requests. `timeout` is that of the whole stream.
+        `requests` yields dicts as for `infer`, or `StreamRequest` objects with their own id,
+        outputs or parameters. Each result carries the `id` of its request; a missing id is
+        generated. Results come in order of completion, or in request order if `ordered` is true.
+        `timeout` covers the whole stream.
 
-        At most `max_in_flight` requests are pulled and not yet yielded: when the consumer is
-        slow, `requests` waits. It may be an asynchronous iterable or a plain one, and is pulled
-        by a task of its own. What it raises is raised here, after the results of all that was
-        sent.
+        At most `max_in_flight` requests have been taken from `requests` without their result
+        being yielded, so a slow consumer slows `requests` down. `requests` is a plain or an
+        asynchronous iterable, and is iterated in a separate task. Its exception is raised here,
+        after the results of all requests sent before it.
 
-        A request that fails raises its InferenceError, with `request_id`, and ends the stream;
-        with `on_error="yield"` the error is yielded in place of the result and the stream goes
-        on. When the call itself breaks, every request in flight fails with its error; under
-        "yield" that error is then raised, for the requests that were never sent.
+        A failed request raises its InferenceError, with `request_id`, and ends the stream. With
+        `on_error="yield"` the error is yielded in place of the result, and the stream continues.
+        If the call itself breaks, every request in flight fails with the error of the call. With
+        "yield" that error is raised last, for the requests that were never sent.
 
         Nothing is sent before the first `anext()`. `aclose()` cancels the call and all its
-        requests; leaving an `async for` early does so only when the iterator is collected, so
-        wrap it in `contextlib.aclosing` where that matters. One task at a time may use it.
+        requests. Leaving an `async for` early cancels them only when the iterator is garbage
+        collected; use `contextlib.aclosing` to cancel them at once. One task at a time may use it.
         """
         plan = self._plan_stream(
             model, version, ordered, max_in_flight, timeout, outputs, parameters, on_error
@@ -208,7 +217,7 @@ class InferenceClient(ClientBase):
     ) -> AsyncGenerator[Outcome]:
         self._check_open()
         deadline = Deadline.after(plan.timeout)
-        # Until they are answered, for those that are refused.
+        # Messages of unanswered requests, for those that are sent again.
         sent: dict[str, pb.ModelInferRequest] = {}
 
         async def encode(request: StreamRequest) -> pb.ModelInferRequest:
@@ -239,37 +248,37 @@ class InferenceClient(ClientBase):
                 yield outcome
 
     async def metadata(self, model: str, version: str = "", *, timeout: float | None = None) -> ModelMetadata:
-        """The model's inputs, outputs and versions; kept until the server refuses a request for it."""
+        """Return the model's inputs, outputs and versions, cached until the server refuses a request for it."""
         deadline = Deadline.after(timeout)
         arguments.model(model, version)
         return self._cache.get(model, version) or await self._fetch(model, version, deadline)
 
     async def server_metadata(self, *, timeout: float | None = None) -> ServerMetadata:
-        """The server's name, version and extensions."""
+        """Return the server's name, version and extensions."""
         answer = await self._call(
             self._stub.ServerMetadata, pb.ServerMetadataRequest(), Deadline.after(timeout)
         )
         return ServerMetadata.from_message(answer)
 
     async def models(self, *, timeout: float | None = None) -> tuple[ModelStatus, ...]:
-        """The models of the server's repository, whatever their state."""
+        """Return all models of the server's repository, in any state."""
         answer = await self._call(
             self._stub.RepositoryIndex, pb.RepositoryIndexRequest(), Deadline.after(timeout)
         )
         return ModelStatus.from_message(answer)
 
     async def is_live(self, *, timeout: float | None = None) -> bool:
-        """Whether the server answers; False when it cannot be reached in time."""
+        """Return whether the server answers; False if it cannot be reached in time."""
         answer = await self._ask(self._stub.ServerLive, pb.ServerLiveRequest(), timeout)
         return answer is not None and bool(answer.live)
 
     async def is_ready(self, *, timeout: float | None = None) -> bool:
-        """Whether the server is ready; False when it cannot be reached in time."""
+        """Return whether the server is ready; False if it cannot be reached in time."""
         answer = await self._ask(self._stub.ServerReady, pb.ServerReadyRequest(), timeout)
         return answer is not None and bool(answer.ready)
 
     async def is_model_ready(self, model: str, version: str = "", *, timeout: float | None = None) -> bool:
-        """Whether the model is ready; False when the server cannot be reached in time."""
+        """Return whether the model is ready; False if the server cannot be reached in time."""
         arguments.model(model, version)
         answer = await self._ask(
             self._stub.ModelReady, pb.ModelReadyRequest(name=model, version=version), timeout
@@ -277,10 +286,10 @@ class InferenceClient(ClientBase):
         return answer is not None and bool(answer.ready)
 
     async def wait_ready(self, timeout: float | None = None) -> bool:
-        """Waits until the server can be reached, then says whether it is ready.
+        """Wait until the server can be reached, then return whether it is ready.
 
-        False when it cannot be reached in time. For a server that is just being started: the
-        channel connects as soon as the server listens.
+        False if it cannot be reached in time. Use it for a server that is starting: the channel
+        connects as soon as the server listens.
         """
         answer = await self._ask(
             self._stub.ServerReady, pb.ServerReadyRequest(), timeout, wait_for_ready=True
@@ -294,7 +303,7 @@ class InferenceClient(ClientBase):
         if encoded is not None:
             return encoded
         metadata = await self._fetch(model, version, deadline, request.request_id)
-        return tensors.encode(model, version, request, metadata)
+        return codec.encode(model, version, request, metadata)
 
     async def _fetch(
         self, model: str, version: str, deadline: Deadline, request_id: str = ""
@@ -314,19 +323,19 @@ class InferenceClient(ClientBase):
     async def _again(
         self, refused: ResourceExhausted, encoded: pb.ModelInferRequest, deadline: Deadline
     ) -> Outcome:
-        """What becomes of a request of a stream that was refused: it is sent again, as a call of its own."""
+        """Send a refused stream request again as a unary call, and return its outcome."""
         attempts = self._attempts(encoded)
         try:
             await self._wait(refused, None, attempts, deadline)
             answer = await self._call(
                 self._stub.ModelInfer, encoded, deadline, refused.request_id, attempts=attempts
             )
-            return tensors.decode(answer)
+            return codec.decode(answer)
         except InferenceError as error:
             return error
 
     async def _wait(self, error: InferenceError, call: Any, attempts: Attempts, deadline: Deadline) -> None:
-        """Waits until a request may be sent again that met this error; raises that when it is not to be."""
+        """Wait until the failed request may be sent again; raise the error if it may not."""
         delay = attempts.delay(error, call, deadline.left())
         if delay is None:
             raise error from call
@@ -334,7 +343,7 @@ class InferenceClient(ClientBase):
             async with asyncio.timeout(delay):
                 await self._closing.wait()
         if self._closed:
-            raise errors.closed(error.request_id) from error
+            raise errors.closed_during_call(error.request_id) from error
 
     async def _call(
         self,
@@ -346,7 +355,7 @@ class InferenceClient(ClientBase):
         wait_for_ready: bool = False,
         attempts: Attempts | None = None,
     ) -> Any:
-        """The answer to a unary call, which is sent again where that is safe and of use."""
+        """Return the answer to a unary call, which is retried as the policy allows."""
         attempts = attempts or self._attempts(request)
         while True:
             options = self._call_options(deadline, request_id, wait_for_ready=wait_for_ready)
@@ -358,7 +367,7 @@ class InferenceClient(ClientBase):
             except asyncio.CancelledError:
                 if aio_stream.caller_cancelled():
                     raise
-                raise errors.closed(request_id) from None
+                raise errors.closed_during_call(request_id) from None
             else:
                 attempts.answered()
                 return answer

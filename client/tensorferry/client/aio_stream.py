@@ -1,8 +1,8 @@
-"""The stream of the asyncio client: one call, several requests in flight.
+"""Stream of the asyncio client: one call, several requests in flight.
 
-A task of its own pulls and sends the requests; the consumer reads the answers. The consumer
-reads only while an answer is due, so a request that fails before it is sent reaches the
-consumer after at most one answer, never after the next input.
+A separate task takes and sends the requests; the consumer reads the answers. It reads only
+while an answer is due. So the error of a request that cannot be sent reaches the consumer
+after at most one answer, and never waits for the next input.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import grpc
 from tensorferry.client import errors
 from tensorferry.client.errors import InferenceError
 from tensorferry.client.inflight import InFlight, Outcome, unanswered
-from tensorferry.client.messages import tensors
-from tensorferry.client.messages.tensors import StreamDefaults, StreamRequest
+from tensorferry.client.messages import codec
+from tensorferry.client.messages.codec import StreamDefaults, StreamRequest
 from tensorferry.protos import inference_pb2 as pb
 
 Requests = (
@@ -37,20 +37,20 @@ Requests = (
 Encode = Callable[[StreamRequest], Awaitable[pb.ModelInferRequest]]
 Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.ModelInferRequest, pb.ModelStreamInferResponse]"
 
-# What writing to a call raises that has ended; its reader learns why.
+# Exceptions of a write to a call that has ended; the reader gets the reason.
 _CALL_ENDED = contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError)
 
-# How long the server's status may lag behind a message that could not be sent.
+# Longest wait for the server's status after a failed write.
 _STATUS_SECONDS = 1.0
 _NOT_SENT = "Internal error from Core"
 
 
-class _Ending:
-    """The status that the server ended the call with.
+class _FinalStatus:
+    """Status with which the server ended the call.
 
-    When a message can no longer be sent because the server ended the call, grpcio overwrites
-    the call's status with an INTERNAL of its own, shortly before or after the server's arrives.
-    Each of the two runs the call's done callbacks, where the server's is kept.
+    If a write fails because the server ended the call, grpcio overwrites the call's status with
+    its own INTERNAL, shortly before or after the server's status arrives. Each of the two runs
+    the call's done callbacks; the callback keeps the server's.
     """
 
     def __init__(self, call: Call) -> None:
@@ -64,7 +64,7 @@ class _Ending:
             self._status.set_result((_finished(call.code()), details, _finished(call.trailing_metadata())))
 
     async def error(self, raised: grpc.RpcError) -> InferenceError | None:
-        """The server's error in place of grpcio's; None when the server saw none."""
+        """Return the server's error in place of grpcio's; None if the server's status is OK."""
         error = errors.from_rpc(raised)
         if error.message != _NOT_SENT:
             return error
@@ -77,16 +77,16 @@ class _Ending:
 
 
 def _finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    # A call that is done answers at once; awaiting it in a task would read a later status.
+    # A finished call returns at once; awaiting it in a task could read a later status.
     try:
         coroutine.send(None)
     except StopIteration as stop:
         return stop.value
-    raise RuntimeError("a call that is done has no status")
+    raise RuntimeError("a finished call has no status")
 
 
-class _Feed:
-    """Sends the requests while there is room for them; its task owns the call's sending side."""
+class _RequestFeed:
+    """Task that sends the requests while there is room; it owns the sending side of the call."""
 
     def __init__(
         self, call: Call, requests: AsyncIterator[StreamRequest], encode: Encode, in_flight: InFlight
@@ -110,8 +110,8 @@ class _Feed:
                     break
                 await self._send(request)
         except Exception as error:
-            # Raised by the caller's iterable: it belongs to the consumer, who gets it once what
-            # was sent is answered.
+            # The caller's iterable raised it. It is raised in the consumer once all sent
+            # requests are answered.
             self._failure = error
         self._stop()
         with _CALL_ENDED:
@@ -143,7 +143,7 @@ class _Feed:
         self._due_or_over.set()
 
     async def take(self) -> Outcome | None:
-        """The next outcome; None when the consumer should read an answer, or the call's end."""
+        """Return the next outcome, or None if the consumer must read an answer or the call's end."""
         while True:
             outcome = self._in_flight.take()
             if outcome is not None:
@@ -155,30 +155,30 @@ class _Feed:
             await self._due_or_over.wait()
 
     def abandon(self, broken: InferenceError | None) -> tuple[list[Outcome], Exception | None]:
-        """The call ended: the outcomes that were not taken, and what is to be raised after them."""
+        """End the stream: return the outcomes not yet taken, and the exception to raise after them."""
         if broken is None and self._in_flight.awaited:
             broken = unanswered(self._in_flight.awaited)
         outcomes = self._in_flight.abandon(broken) if broken else []
         return outcomes, self._failure or broken
 
     async def close(self) -> None:
-        """Cancels the call and ends the task, wherever it waits."""
+        """Cancel the call and the task."""
         self._call.cancel()
         self._task.cancel()
         await asyncio.wait([self._task])
 
 
 def caller_cancelled() -> bool:
-    """Whether a CancelledError is the caller's wish; else grpcio raised it for a call that it closed."""
+    """Return whether the caller cancelled the task; if not, grpcio raised CancelledError for a closed call."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def complete(requests: Requests, defaults: StreamDefaults) -> AsyncGenerator[StreamRequest]:
-    """The requests of an iterable, asynchronous or not, with their defaults."""
+    """Yield the requests of a plain or asynchronous iterable, with defaults filled in."""
     if isinstance(requests, AsyncIterable):
         return _complete(requests, defaults)
-    return _complete_plain(tensors.iterated(requests), defaults)
+    return _complete_plain(codec.iterated(requests), defaults)
 
 
 async def _complete(
@@ -198,14 +198,14 @@ async def _complete_plain(
 async def run(
     call: Call, requests: AsyncGenerator[StreamRequest], encode: Encode, in_flight: InFlight
 ) -> AsyncGenerator[Outcome]:
-    """The outcomes of the requests, until all are answered.
+    """Yield the outcomes of the requests, until all are answered.
 
-    Raises what `requests` raised, once all that was sent is answered; InferenceError when the
-    call ends early, after every request in flight has got it as its outcome. Closing the
-    iterator cancels the call and the task that sends.
+    An exception of `requests` is raised once all sent requests are answered. If the call ends
+    early, every request in flight gets its InferenceError as outcome, and then it is raised.
+    Closing the iterator cancels the call and the task that sends.
     """
-    ending = _Ending(call)
-    feed = _Feed(call, requests, encode, in_flight)
+    ending = _FinalStatus(call)
+    feed = _RequestFeed(call, requests, encode, in_flight)
     answers = aiter(call)
     broken: InferenceError | None = None
     try:
@@ -215,7 +215,7 @@ async def run(
                 yield outcome
                 continue
             try:
-                # Not call.read(), which drops the answers that are left once the call has ended.
+                # Not call.read(): it drops the remaining answers once the call has ended.
                 answer = await anext(answers, None)
             except grpc.RpcError as error:
                 broken = await ending.error(error)
@@ -223,11 +223,11 @@ async def run(
             except asyncio.CancelledError:
                 if caller_cancelled():
                     raise
-                broken = errors.closed()
+                broken = errors.closed_during_call()
                 break
             if answer is None:
                 break
-            in_flight.settle(answer.infer_response.id, tensors.decode_stream(answer))
+            in_flight.settle(answer.infer_response.id, codec.decode_stream(answer))
         outcomes, failure = feed.abandon(broken)
         for outcome in outcomes:
             yield outcome

@@ -1,4 +1,4 @@
-"""What the synchronous and the asyncio client have in common: checked arguments, metadata of models, retries."""
+"""Common parts of the synchronous and the asyncio client: arguments, metadata cache, retries."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tensorferry.client.connection import channel
 from tensorferry.client.connection.bearer import bearer
 from tensorferry.client.connection.deadline import Deadline, seconds_of
 from tensorferry.client.connection.propagation import with_context
-from tensorferry.client.connection.retry import DEFAULT_RETRY, Attempts, Retries, Retry, retry_of
+from tensorferry.client.connection.retry import DEFAULT_RETRY, Attempts, Retry, RetryBudget, retry_of
 from tensorferry.client.connection.target import check_target
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.inflight import InFlight
-from tensorferry.client.messages import arguments, tensors
+from tensorferry.client.messages import arguments, codec
+from tensorferry.client.messages.codec import Parameter, StreamDefaults, StreamRequest
 from tensorferry.client.messages.metadata import ModelMetadata
 from tensorferry.client.messages.metadata_cache import MetadataCache
-from tensorferry.client.messages.tensors import Parameter, StreamDefaults, StreamRequest
 from tensorferry.protos import inference_pb2 as pb
 
 
@@ -38,7 +38,7 @@ class StreamPlan:
 
 
 class ClientBase:
-    """The state of a client; subclasses open its channels and make its calls."""
+    """State of a client; subclasses open its channels and make its calls."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ClientBase:
             token, target, secure=secured is not None, over_plaintext=token_over_plaintext
         )
         self._check = check
-        self._retries = Retries(retry_of(retry))
+        self._retries = RetryBudget(retry_of(retry))
         self._cache = MetadataCache()
         self._closed = False
         self._open(target, secured, channel.channel_options(max_message_bytes, options))
@@ -71,17 +71,17 @@ class ClientBase:
         credentials: grpc.ChannelCredentials | None,
         options: list[tuple[str, str | int]],
     ) -> None:
-        """Makes the channels, which connect with their first calls."""
+        """Create the channels; each connects with its first call."""
         raise NotImplementedError
 
     def _check_open(self) -> None:
         if self._closed:
-            raise errors.client_closed()
+            raise errors.closed_before_call()
 
     def _call_options(
         self, deadline: Deadline, request_id: str = "", *, wait_for_ready: bool | None = None
     ) -> dict[str, Any]:
-        """What goes with each attempt of a call; an error when the client is closed or no time is left."""
+        """Return the options of one attempt of a call; raise if the client is closed or no time is left."""
         self._check_open()
         return {
             "timeout": deadline.for_call(request_id),
@@ -93,10 +93,10 @@ class ClientBase:
         return Attempts(self._retries, request)
 
     def _encode_known(self, model: str, version: str, request: StreamRequest) -> pb.ModelInferRequest | None:
-        """The request's message; None when the model's metadata is to be fetched for it, perhaps again."""
+        """Return the request's message, or None if the model's metadata must be fetched first."""
         arguments.model(model, version)
         if not self._check:
-            return tensors.encode(model, version, request, None)
+            return codec.encode(model, version, request, None)
         return self._cache.encode(model, version, request)
 
     def _learned(self, model: str, version: str, answer: pb.ModelMetadataResponse) -> ModelMetadata:

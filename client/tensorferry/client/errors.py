@@ -1,7 +1,7 @@
-"""What a call can fail with: one tree of exceptions that carry the gRPC status code.
+"""Exceptions of the client: one tree, each with its gRPC status code.
 
-`from_rpc` turns what grpcio raises into this tree; `from_stream` does it for an error that
-travels inside a stream. Every function here is pure and may be called from any thread.
+`from_rpc` converts exceptions of grpcio, and `from_stream` errors inside a stream. All functions
+are pure and thread-safe.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ STATUS_PARAMETER = "tensorferry_status"
 RETRY_PARAMETER = "tensorferry_retry_after_ms"
 _DETAILS_KEY = "grpc-status-details-bin"
 _RETRY_AFTER_KEY = "retry-after-ms"
-# By gRPC itself; one that is no number, or below 0, says that there is no use in coming back.
+# Defined by gRPC. A value that is not a number, or negative, means: do not retry.
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
-# What a server may ask for in earnest: a year, in seconds; and digits of milliseconds that may say so.
+# Longest plausible pause (one year), in seconds, and the longest text of milliseconds that is parsed.
 _LONGEST_PAUSE = 365 * 86400.0
 _MOST_DIGITS = 16
 
 
 class InferenceError(Exception):
-    """A call failed. The root of this package's errors.
+    """Failure of a call; base class of all errors of this package.
 
-    `code` is the gRPC status code, `message` the server's text, `request_id` the id of the
-    request that failed ("" when it had none), and `retry_after` the seconds after which the
-    server asks to try again (None when it did not say).
+    `code` is the gRPC status code, and `message` the server's text. `request_id` is the id of the
+    failed request, or "". `retry_after` is the time in seconds after which the server asks to try
+    again, or None.
     """
 
     def __init__(
@@ -59,11 +59,10 @@ class InvalidArgument(InferenceError):
 
 
 class InvalidInput(InvalidArgument, ValueError):
-    """A value that the caller gave cannot be used; nothing was sent.
+    """Unusable argument; nothing was sent.
 
-    `subject` is what has the value (such as "input 'image' of model 'digits'", or "timeout"),
-    `expected` and `received` say what it should be and what it is, and `change` what to do
-    about it.
+    `subject` names the argument, such as "timeout" or "input 'image' of model 'digits'".
+    `expected` and `received` describe the values, and `change` says what to change.
     """
 
     def __init__(self, subject: str, expected: str, received: str, change: str, request_id: str = "") -> None:
@@ -80,7 +79,7 @@ class InvalidInput(InvalidArgument, ValueError):
 
 
 class DeadlineExceeded(InferenceError, TimeoutError):
-    """DEADLINE_EXCEEDED: the answer was not there within the call's timeout."""
+    """DEADLINE_EXCEEDED: the answer did not arrive within the call's timeout."""
 
 
 class NotFound(InferenceError):
@@ -88,7 +87,7 @@ class NotFound(InferenceError):
 
 
 class PermissionDenied(InferenceError):
-    """PERMISSION_DENIED: the caller is known and may not do this."""
+    """PERMISSION_DENIED: the caller is authenticated, but lacks the role for this call."""
 
 
 class Unauthenticated(InferenceError):
@@ -96,7 +95,7 @@ class Unauthenticated(InferenceError):
 
 
 class ResourceExhausted(InferenceError):
-    """RESOURCE_EXHAUSTED: the server is overloaded; `retry_after` says when to come back."""
+    """RESOURCE_EXHAUSTED: the server is overloaded; `retry_after` says when to retry."""
 
 
 class FailedPrecondition(InferenceError):
@@ -116,7 +115,7 @@ class Internal(InferenceError):
 
 
 class Unavailable(InferenceError):
-    """UNAVAILABLE: the server cannot be reached, starts, stops, or ended during the call."""
+    """UNAVAILABLE: the server cannot be reached, is starting or stopping, or ended during the call."""
 
 
 _CLASSES: dict[grpc.StatusCode, type[InferenceError]] = {
@@ -137,12 +136,12 @@ _CLASSES: dict[grpc.StatusCode, type[InferenceError]] = {
 def of_code(
     code: grpc.StatusCode, message: str, request_id: str = "", retry_after: float | None = None
 ) -> InferenceError:
-    """The error of that code, in the class that the code has (else InferenceError itself)."""
+    """Return an error of the class for this code, InferenceError if it has none."""
     return _CLASSES.get(code, InferenceError)(code, message, request_id, retry_after)
 
 
 def from_rpc(error: grpc.RpcError, request_id: str = "") -> InferenceError:
-    """The typed form of what grpcio raised for a call, synchronous or asyncio."""
+    """Convert an exception of grpcio, synchronous or asyncio."""
     call = cast(grpc.Call, error)
     return from_status(call.code(), call.details(), call.trailing_metadata(), request_id)
 
@@ -150,32 +149,32 @@ def from_rpc(error: grpc.RpcError, request_id: str = "") -> InferenceError:
 def from_status(
     code: grpc.StatusCode, details: str | None, trailers: Any, request_id: str = ""
 ) -> InferenceError:
-    """The error of a status that ended a call; `trailers` are its trailing metadata, if any."""
-    # By pairs: older grpcio's asyncio metadata are a mapping that `dict` cannot take.
+    """Return the error for the final status of a call; `trailers` is its trailing metadata."""
+    # As pairs, because `dict` cannot take the asyncio metadata of older grpcio versions.
     return of_code(code, details or "", request_id, _retry_after(dict(list(trailers or ()))))
 
 
 def from_stream(
     message: str, code_name: str, request_id: str, retry_after: float | None = None
 ) -> InferenceError:
-    """The error that one request of a stream met; the stream itself goes on.
+    """Return the error of one request of a stream; the stream itself continues.
 
-    `code_name` is what the server put into the parameter `tensorferry_status`; servers that
-    name no code, or none that gRPC knows, give UNKNOWN.
+    `code_name` is the value of the response parameter `tensorferry_status`. A missing or unknown
+    code becomes UNKNOWN.
     """
     code = grpc.StatusCode.__members__.get(code_name, grpc.StatusCode.UNKNOWN)
     return of_code(code, message, request_id, retry_after)
 
 
-def client_closed() -> ClientClosed:
-    """The error of a call of a client that is closed."""
+def closed_before_call() -> ClientClosed:
+    """Return the error for a call after `close`."""
     text = "this InferenceClient is closed: create another one"
     return ClientClosed(grpc.StatusCode.FAILED_PRECONDITION, text)
 
 
-def closed(request_id: str = "") -> InferenceError:
-    """The error of a call that was in flight when its client was closed."""
-    text = "the client was closed before the answer was there"
+def closed_during_call(request_id: str = "") -> InferenceError:
+    """Return the error for a call that was in flight during `close`."""
+    text = "the client was closed before the answer arrived"
     return Cancelled(grpc.StatusCode.CANCELLED, text, request_id)
 
 
@@ -183,21 +182,21 @@ def _retry_after(trailers: dict[str, str | bytes]) -> float | None:
     details = trailers.get(_DETAILS_KEY)
     if isinstance(details, bytes):
         try:
-            pause = believed(_retry_info(details))
+            pause = plausible_pause(_retry_info(details))
         except DecodeError:
-            # Whatever sent it, it is not google.rpc.Status; the error itself is good all the same.
+            # These bytes are no google.rpc.Status. The error is still reported, without a retry time.
             pause = None
         if pause is not None:
             return pause
     for key in (_PUSHBACK_KEY, _RETRY_AFTER_KEY):
         milliseconds = trailers.get(key)
         if isinstance(milliseconds, str) and milliseconds.isdecimal() and len(milliseconds) < _MOST_DIGITS:
-            return believed(int(milliseconds) / 1000)
+            return plausible_pause(int(milliseconds) / 1000)
     return None
 
 
-def believed(seconds: float | None) -> float | None:
-    """A pause that a server asks for; None for one that nobody can make, in the past or without end."""
+def plausible_pause(seconds: float | None) -> float | None:
+    """Return the pause that a server asks for, in seconds; None if it is negative or absurdly long."""
     return seconds if seconds is not None and 0 <= seconds <= _LONGEST_PAUSE else None
 
 
@@ -211,7 +210,7 @@ def _retry_info(details: bytes) -> float | None:
 
 
 def _submessages(data: bytes, number: int) -> list[bytes]:
-    # google.rpc's messages are not part of protobuf's own package. Parsed as Empty, every
-    # field of theirs is an unknown one, which protobuf hands out by number.
+    # The protobuf package lacks the messages of google.rpc. Parsed as Empty, all their fields
+    # are unknown fields, which protobuf returns by number.
     fields: Any = unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(data))
     return [field.data for field in fields if field.field_number == number and field.wire_type == 2]

@@ -1,4 +1,4 @@
-"""The future of a call that runs in the background, and whose cancellation reaches the server."""
+"""Future of a call in the background; cancelling it cancels the call on the server."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tensorferry.client import errors
 from tensorferry.client.connection.deadline import Deadline
 from tensorferry.client.connection.retry import Attempts
 from tensorferry.client.errors import ClientClosed, InferenceError
-from tensorferry.client.messages import tensors
-from tensorferry.client.messages.tensors import InferenceResult
+from tensorferry.client.messages import codec
+from tensorferry.client.messages.codec import InferenceResult
 
 
 class InferenceFuture(Future[InferenceResult]):
-    """A `concurrent.futures.Future` of one request.
+    """A `concurrent.futures.Future` of one request. Thread-safe.
 
-    `cancel()` cancels the call on the server too, at any time before the answer is there.
-    Callbacks run on the client's own threads, as do those of `concurrent.futures`: they must
-    not block. May be used from any thread.
+    `cancel()` cancels the call on the server too, until the answer has arrived. Callbacks run on
+    the client's threads, as with `concurrent.futures`, so they must not block.
 
-    `start` begins the call, within `deadline`; `refused` is told of the error that it ended with. A call that
-    `attempts` lets begin again is in `waiting` until then. At any time one of them owns the future and may end it: grpcio,
-    which runs `_finish` once for each call, or whoever took it from `waiting`.
+    `start` begins the call, within `deadline`. `refused` is called with the error of the call. A
+    call that `attempts` allows to repeat is in `retry_queue` until then. The future has one owner
+    at a time, which alone may complete it: grpcio, which runs `_finish` once per call, or the code
+    that removed it from `retry_queue`.
     """
 
     def __init__(
@@ -39,102 +39,102 @@ class InferenceFuture(Future[InferenceResult]):
         refused: Callable[[InferenceError], None],
         attempts: Attempts,
         deadline: Deadline,
-        waiting: Waiting,
+        retry_queue: RetryQueue,
     ) -> None:
         super().__init__()
-        # Both hold the request, and the second the answer as well: None once the future has ended.
+        # Released when the future completes: both hold the request, and the call also holds the answer.
         self._start: Callable[[], Any] | None = start
         self._call: Any = None
         self._request_id = request_id
         self._refused = refused
         self._attempts = attempts
         self._deadline = deadline
-        self._waiting = waiting
+        self._retry_queue = retry_queue
         call = self._call = start()
         call.add_done_callback(self._finish)
 
     def cancel(self) -> bool:
-        """Cancels the future and its call; False when the answer was there before."""
+        """Cancel the future and its call; return False if the answer has already arrived."""
         if not super().cancel():
             return False
         call = self._call
-        if self._waiting.withdraw(self):
-            self._begin_end()
+        if self._retry_queue.withdraw(self):
+            self._claim_outcome()
         elif call is not None:
-            # grpcio then runs _finish, which tells those who wait for the future.
+            # grpcio then runs _finish, which notifies the waiters of the future.
             call.cancel()
         return True
 
     def _finish(self, call: Any) -> None:
         if not self.cancelled() and self._wait(call):
             return
-        if not self._begin_end():
+        if not self._claim_outcome():
             return
         try:
             answer = call.result()
             self._attempts.answered()
-            result = tensors.decode(answer)
+            result = codec.decode(answer)
         except grpc.RpcError as error:
             failure = errors.from_rpc(error, self._request_id)
             self._refused(failure)
             self.set_exception(failure)
-        except Exception as failure:  # grpcio would only log it, and the future never end
+        except Exception as failure:  # grpcio would only log it, and the future would never complete
             self.set_exception(failure)
         else:
             self.set_result(result)
 
     def _wait(self, call: Any) -> bool:
-        """Whether another owns the future now; else the call has ended it."""
+        """Hand the future to the retry queue; return False if this call's outcome is final."""
         if call.code() not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE):
             return False
         failure = errors.from_rpc(call, self._request_id)
         delay = self._attempts.delay(failure, call, self._deadline.left())
-        if delay is None or not self._waiting.add(self, delay):
+        if delay is None or not self._retry_queue.add(self, delay):
             return False
-        # Who cancelled it before it waited found only a call that was over, which tells nobody any more.
-        return not (self.cancelled() and self._waiting.withdraw(self))
+        # A cancel() before the queue had the future found a finished call, so it notified no waiter.
+        return not (self.cancelled() and self._retry_queue.withdraw(self))
 
-    def _begin_again(self) -> None:
-        """Its time has come; `waiting` has given it up."""
+    def _retry(self) -> None:
+        """Begin the call again; the retry queue has already removed the future."""
         assert self._start is not None
         try:
             call = self._call = self._start()
         except Exception as failure:
-            ended = self._waiting.closed or isinstance(failure, ClientClosed)
-            self._fail(errors.closed(self._request_id) if ended else failure)
+            ended = self._retry_queue.closed or isinstance(failure, ClientClosed)
+            self._fail(errors.closed_during_call(self._request_id) if ended else failure)
             return
         if self.cancelled():
             call.cancel()
         call.add_done_callback(self._finish)
 
     def _fail(self, failure: Exception) -> None:
-        if self._begin_end():
+        if self._claim_outcome():
             self.set_exception(failure)
 
-    def _begin_end(self) -> bool:
-        """Whether the future's outcome is to be set; else it was cancelled, of which all are told now."""
+    def _claim_outcome(self) -> bool:
+        """Return whether to set an outcome; if the future was cancelled, notify its waiters instead."""
         self._start = self._call = None
         return self.set_running_or_notify_cancel()
 
 
-class Waiting:
-    """The futures of one client whose calls wait to be begun again, and the thread that begins them.
+class RetryQueue:
+    """Futures of one client whose calls wait for a retry, and the thread that starts the retries.
 
-    It runs only while any wait. Thread-safe; no future is called while the lock is held.
+    The thread exists only while a future waits. Thread-safe; no future is called under the lock.
     """
 
     def __init__(self) -> None:
-        # Guards all that follows, but that `closed` is read without.
+        # Guards every field below; `closed` may be read without it.
         self._changed = threading.Condition(threading.Lock())
         self.closed = False
         self._futures: set[InferenceFuture] = set()
-        # When they are due; those that were withdrawn stay until they are first.
+        # Heap by due time. A withdrawn future stays in it until it is first.
         self._due: list[tuple[float, int, InferenceFuture]] = []
         self._numbers = itertools.count()
         self._running = False
 
     def add(self, future: InferenceFuture, delay: float) -> bool:
-        """Begins the call again in so many seconds, or ends the future if this was closed; False if neither can be."""
+        """Retry the call after `delay` seconds, or fail the future if closed; False if no thread can start."""
         with self._changed:
             if not self.closed:
                 if not self._running:
@@ -142,18 +142,18 @@ class Waiting:
                     try:
                         thread.start()
                     except (RuntimeError, MemoryError):
-                        # The system has no thread left, or the interpreter ends.
+                        # The system has no thread left, or the interpreter is exiting.
                         return False
                     self._running = True
                 self._futures.add(future)
                 heapq.heappush(self._due, (time.monotonic() + delay, next(self._numbers), future))
                 self._changed.notify()
                 return True
-        future._fail(errors.closed(future._request_id))
+        future._fail(errors.closed_during_call(future._request_id))
         return True
 
     def withdraw(self, future: InferenceFuture) -> bool:
-        """Whether the future waited; it is the caller's to end then."""
+        """Remove a waiting future; return whether it waited. The caller then owns it."""
         with self._changed:
             if future not in self._futures:
                 return False
@@ -162,21 +162,21 @@ class Waiting:
             return True
 
     def close(self) -> None:
-        """Ends those that wait, and those that come, with `Cancelled`."""
+        """Fail all waiting futures, and all that are added later, with `Cancelled`."""
         with self._changed:
             self.closed = True
             futures = list(self._futures)
             self._futures.clear()
             self._changed.notify()
         for future in futures:
-            future._fail(errors.closed(future._request_id))
+            future._fail(errors.closed_during_call(future._request_id))
 
     def _run(self) -> None:
         while (future := self._next()) is not None:
-            future._begin_again()
+            future._retry()
 
     def _next(self) -> InferenceFuture | None:
-        """Waits for the next that is due; None when none waits, and the thread is to end."""
+        """Wait for the next due future; None if none waits, and the thread must end."""
         with self._changed:
             while self._futures:
                 due, _, future = self._due[0]

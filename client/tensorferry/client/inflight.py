@@ -1,8 +1,8 @@
-"""Which requests of a stream are in flight, and what became of those that are done.
+"""Requests of a stream that are in flight, and their outcomes.
 
-A request is in flight from `add` until its outcome is taken, so the bound on requests in
-flight also bounds what a slow consumer leaves waiting. Answers are matched by request id
-only, whatever order the server chose. Not thread-safe: its owner guards it.
+A request is in flight from `add` until its outcome is taken, so the limit also bounds the
+outcomes that a slow consumer has not taken. Answers are matched by request id, in any order.
+Not thread-safe: the owner guards it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ import grpc
 from tensorferry.client import errors
 from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.messages.arguments import integer
-from tensorferry.client.messages.tensors import InferenceResult
+from tensorferry.client.messages.codec import InferenceResult
 
 Outcome = InferenceResult | InferenceError
 
 
 class InFlight:
-    """The requests of one stream that are in flight, at most `limit` of them.
+    """At most `limit` requests of one stream, with their outcomes.
 
-    With `ordered`, outcomes are taken in the order of the requests, else in that in which
-    they became known.
+    Outcomes are taken in request order if `ordered`, else in order of completion.
     """
 
     def __init__(self, limit: int, *, ordered: bool) -> None:
@@ -35,15 +34,15 @@ class InFlight:
 
     @property
     def awaited(self) -> int:
-        """How many requests still wait for the server's answer."""
+        """Number of requests that wait for the server's answer."""
         return self._awaited
 
     def has_room(self) -> bool:
-        """Whether one more request may be added."""
+        """Return whether one more request may be added."""
         return len(self._outcomes) < self._limit
 
     def check_new(self, request_id: str) -> None:
-        """InvalidInput when that id is in flight already: its two answers could not be told apart."""
+        """Raise InvalidInput if the id is already in flight: its two answers could not be told apart."""
         if request_id in self._outcomes:
             raise InvalidInput(
                 "the stream",
@@ -54,15 +53,15 @@ class InFlight:
             )
 
     def add(self, request_id: str) -> None:
-        """A request enters; its id is new."""
+        """Add a request with a new id."""
         self._outcomes[request_id] = None
         self._awaited += 1
 
     def settle(self, request_id: str, outcome: Outcome) -> None:
-        """A request's outcome is known.
+        """Record the outcome of a request.
 
-        InferenceError with code UNKNOWN when no such request waits for one: the server
-        answered twice, or without the id, and the stream cannot be trusted any further.
+        Raises InferenceError with code UNKNOWN if no request with this id waits: the server
+        answered twice or without the id, so the stream cannot be trusted any further.
         """
         if self._outcomes.get(request_id, outcome) is not None:
             said = f": {outcome.message}" if isinstance(outcome, InferenceError) else ""
@@ -77,7 +76,7 @@ class InFlight:
             self._done.append(request_id)
 
     def abandon(self, error: InferenceError) -> list[Outcome]:
-        """The stream ended: takes all requests, and those unanswered get an error of that code."""
+        """End the stream: take all outcomes; unanswered requests get an error like `error`."""
         outcomes: list[Outcome] = []
         for request_id, outcome in self._outcomes.items():
             if outcome is None:
@@ -89,7 +88,7 @@ class InFlight:
         return outcomes
 
     def take(self) -> Outcome | None:
-        """The next outcome, which leaves with its request; None when none is due."""
+        """Remove and return the next outcome; None if none is due."""
         if self._ordered:
             request_id = next(iter(self._outcomes), None)
         else:
@@ -100,12 +99,12 @@ class InFlight:
 
 
 def id_of(outcome: Outcome) -> str:
-    """The id of the request that an outcome is of."""
+    """Return the id of the request that this is the outcome of."""
     return outcome.id if isinstance(outcome, InferenceResult) else outcome.request_id
 
 
 def unanswered(count: int) -> InferenceError:
-    """The error of a stream that the server ended as if all was well, with requests in flight."""
+    """Return the error for a stream that the server ended with status OK and `count` unanswered requests."""
     return errors.of_code(
         grpc.StatusCode.UNKNOWN, f"the server ended the stream and left {count} requests unanswered"
     )

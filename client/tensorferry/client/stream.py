@@ -1,8 +1,8 @@
-"""The stream of the synchronous client: one call, several requests in flight.
+"""Stream of the synchronous client: one call, several requests in flight.
 
-grpcio pulls the requests on a thread of its own (`_Feed`); the consumer's thread reads the
-answers (`run`). The consumer reads only while an answer is due, so a request that fails
-before it is sent reaches the consumer after at most one answer, never after the next input.
+grpcio takes the requests from `_RequestFeed` on its own thread; the consumer's thread reads the
+answers in `run`. It reads only while an answer is due. So the error of a request that cannot be
+sent reaches the consumer after at most one answer, and never waits for the next input.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import grpc
 from tensorferry.client import errors
 from tensorferry.client.errors import InferenceError
 from tensorferry.client.inflight import InFlight, Outcome, unanswered
-from tensorferry.client.messages import tensors
-from tensorferry.client.messages.tensors import StreamRequest
+from tensorferry.client.messages import codec
+from tensorferry.client.messages.codec import StreamRequest
 from tensorferry.protos import inference_pb2 as pb
 
 Encode = Callable[[StreamRequest], pb.ModelInferRequest]
 Open = Callable[[Iterator[pb.ModelInferRequest]], Any]
 
 
-class _Feed:
-    """The iterator of messages that grpcio sends; it pulls a request when there is room for it.
+class _RequestFeed:
+    """Iterator of the messages that grpcio sends; takes a request whenever there is room for it.
 
-    `next()` is called by one thread of grpcio, all else by the consumer's thread.
+    One thread of grpcio calls `next()`; the consumer's thread calls every other method.
     """
 
     def __init__(self, requests: Iterator[StreamRequest], encode: Encode, in_flight: InFlight) -> None:
@@ -59,8 +59,8 @@ class _Feed:
                 self.stop()
                 raise
             except BaseException as error:
-                # Raised by the caller's iterable: it belongs to the consumer, who gets it once
-                # what was sent is answered. grpcio would only log it.
+                # The caller's iterable raised it. It is raised in the consumer once all sent
+                # requests are answered; grpcio would only log it.
                 self.stop(error)
                 raise StopIteration from None
             with self._lock:
@@ -82,7 +82,7 @@ class _Feed:
             return error
 
     def stop(self, failure: BaseException | None = None) -> None:
-        """Nothing more is sent."""
+        """Send nothing more."""
         with self._lock:
             if not self._over:
                 self._over = True
@@ -91,7 +91,7 @@ class _Feed:
                 self._due_or_over.notify()
 
     def take(self) -> Outcome | None:
-        """The next outcome; None when the consumer should read an answer, or the call's end."""
+        """Return the next outcome, or None if the consumer must read an answer or the call's end."""
         with self._lock:
             while True:
                 outcome = self._in_flight.take()
@@ -103,13 +103,13 @@ class _Feed:
                 self._due_or_over.wait()
 
     def settle(self, answer: pb.ModelStreamInferResponse) -> None:
-        """An answer arrived."""
-        outcome = tensors.decode_stream(answer)
+        """Record an answer."""
+        outcome = codec.decode_stream(answer)
         with self._lock:
             self._in_flight.settle(answer.infer_response.id, outcome)
 
     def abandon(self, broken: InferenceError | None) -> tuple[list[Outcome], BaseException | None]:
-        """The call ended: the outcomes that were not taken, and what is to be raised after them."""
+        """End the stream: return the outcomes not yet taken, and the exception to raise after them."""
         with self._lock:
             if broken is None and self._in_flight.awaited:
                 broken = unanswered(self._in_flight.awaited)
@@ -123,17 +123,17 @@ def run(
     encode: Encode,
     in_flight: InFlight,
 ) -> Generator[Outcome, None, None]:
-    """The outcomes of the requests, until all are answered.
+    """Yield the outcomes of the requests, until all are answered.
 
-    Raises what `requests` raised, once all that was sent is answered; InferenceError when the
-    call ends early, after every request in flight has got it as its outcome. Closing the
-    iterator cancels the call and wakes grpcio's thread, which then ends.
+    An exception of `requests` is raised once all sent requests are answered. If the call ends
+    early, every request in flight gets its InferenceError as outcome, and then it is raised.
+    Closing the iterator cancels the call and wakes grpcio's thread, which then ends.
     """
-    feed = _Feed(requests, encode, in_flight)
+    feed = _RequestFeed(requests, encode, in_flight)
     call = open_call(feed)
     broken: InferenceError | None = None
     try:
-        # The call may end while the consumer waits for the next request to be sent.
+        # The call may end while the consumer waits for the next request.
         if not call.add_callback(feed.stop):
             feed.stop()
         while True:

@@ -58,7 +58,7 @@ _STEPS = ("unlisten", "trailers", "refused", "goaway", "goaway0", "flush", "clos
 
 
 class LeavingServer:
-    """Accepts connections and leaves each call as it is told."""
+    """Accept connections and end each call as the script says."""
 
     def __init__(self, leaving: Leaving) -> None:
         self._leaving = leaving
@@ -68,7 +68,7 @@ class LeavingServer:
         self._accepting.start()
 
     def close(self) -> None:
-        """Accepts no other connection."""
+        """Accept no further connection."""
         try:
             self._listener.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -137,7 +137,7 @@ def requests(count: int, size: int) -> Iterator[dict[str, object]]:
 
 
 def by_threads(target: str, count: int, size: int) -> str:
-    """How a stream ended, by the synchronous client; HUNG where it did not, beyond its timeout."""
+    """Return how a stream of the synchronous client ended; HUNG if it outlasted its timeout."""
     ended: list[str] = []
     with InferenceClient(target, check=False) as client:
 
@@ -152,13 +152,13 @@ def by_threads(target: str, count: int, size: int) -> str:
         thread.start()
         thread.join(2 * PATIENCE)
         outcome = "HUNG" if thread.is_alive() else ended[0]
-    # Its calls end with the client, which is closed now.
+    # Its calls end when the client is closed.
     thread.join(PATIENCE)
     return outcome
 
 
 def by_asyncio(target: str, count: int, size: int) -> str:
-    """The same by the asyncio client."""
+    """Return how a stream of the asyncio client ended; HUNG if it outlasted its timeout."""
 
     async def stream() -> str:
         async with aio.InferenceClient(target, check=False) as client:
@@ -179,7 +179,7 @@ CLIENTS: list[Callable[[str, int, int], str]] = [by_threads, by_asyncio]
 
 
 def one_round(random: Random, client: Callable[[str, int, int], str]) -> str:
-    """A stream to a server that leaves in some way, by chance while requests are written."""
+    """Run a stream to a server that ends in some way, possibly during a write."""
     size, count = random.choice((1, 10, 1000, 20_000)), random.choice((1, 3, 100))
     steps = tuple(step for step in _STEPS if random.random() < 0.4)
     after = random.choice((0, 1, 1, random.randrange(1, 3 * min(count, 64) * size + 2)))
@@ -200,7 +200,7 @@ def main() -> None:
             randoms = [Random(f"{given.seed} {number}") for number in range(given.rounds)]
             outcomes = Counter(threads.map(one_round, randoms, [client] * given.rounds))
         print(client.__name__, dict(outcomes), flush=True)
-    # Threads of calls that hang would keep the interpreter.
+    # Threads of hanging calls would keep the interpreter alive.
     os._exit(0)
 
 

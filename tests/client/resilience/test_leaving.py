@@ -1,4 +1,4 @@
-"""A stream whose server leaves while it is written to ends with an error, and does not hang."""
+"""A stream whose server ends during a write gets an error and does not hang."""
 
 from __future__ import annotations
 

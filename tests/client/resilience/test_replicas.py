@@ -1,4 +1,4 @@
-"""A call that may have ended its server is not handed to all the others; what no server ran is sent again."""
+"""A call that may have crashed its server is retried once at most; a call that no server ran is retried."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from client.scripted import ScriptedServer
 
 from tensorferry.client import InferenceClient, Retry, Unavailable, aio
-from tensorferry.client.connection.retry import ANSWERED_KEY, Attempts, Ending, Retries, ending_of
+from tensorferry.client.connection.retry import ANSWERED_KEY, AttemptEnd, Attempts, RetryBudget, attempt_end
 from tensorferry.client.errors import of_code
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
@@ -33,7 +33,7 @@ class Replicas:
     target: str
 
     def ended(self) -> int:
-        """How many have ended."""
+        """Number of servers that have ended."""
         return sum(map(self._has_ended, self.processes, self.target.removeprefix("ipv4:").split(",")))
 
     def _has_ended(self, process: subprocess.Popen[str], address: str) -> bool:
@@ -74,7 +74,7 @@ def replicas() -> Iterator[Callable[..., Replicas]]:
 
 
 async def call(kind: str, target: str, retry: Retry | None = None, **options: Any) -> None:
-    """One inference by one of the clients."""
+    """Run one inference with one of the clients."""
     given: dict[str, Any] = {} if retry is None else {"retry": retry}
     if kind == "aio":
         async with aio.InferenceClient(target, check=False, **given) as client:
@@ -91,7 +91,9 @@ KINDS = ["infer", "submit", "aio"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_one_call_ends_two_of_three_at_most(kind: str, replicas: Callable[..., Replicas]) -> None:
+async def test_one_call_crashes_two_of_three_servers_at_most(
+    kind: str, replicas: Callable[..., Replicas]
+) -> None:
     three = replicas("ModelInfer")
     with pytest.raises(Unavailable):
         await call(kind, three.target)
@@ -99,14 +101,16 @@ async def test_one_call_ends_two_of_three_at_most(kind: str, replicas: Callable[
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_call_of_a_sequence_ends_one(kind: str, replicas: Callable[..., Replicas]) -> None:
+async def test_a_sequence_call_crashes_one_server_at_most(
+    kind: str, replicas: Callable[..., Replicas]
+) -> None:
     three = replicas("ModelInfer")
     with pytest.raises(Unavailable):
         await call(kind, three.target, parameters=SEQUENCE)
     assert three.ended() == 1
 
 
-def test_a_question_ends_two_at_most(replicas: Callable[..., Replicas]) -> None:
+def test_a_health_call_crashes_two_servers_at_most(replicas: Callable[..., Replicas]) -> None:
     three = replicas("ModelMetadata")
     with InferenceClient(three.target) as client, pytest.raises(Unavailable):
         client.infer("m", INPUTS, timeout=30)
@@ -114,7 +118,9 @@ def test_a_question_ends_two_at_most(replicas: Callable[..., Replicas]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_client_without_retries_ends_one(kind: str, replicas: Callable[..., Replicas]) -> None:
+async def test_a_client_without_retries_crashes_one_server(
+    kind: str, replicas: Callable[..., Replicas]
+) -> None:
     three = replicas("ModelInfer")
     with pytest.raises(Unavailable):
         await call(kind, three.target, retry=Retry(attempts=1))
@@ -122,9 +128,7 @@ async def test_a_client_without_retries_ends_one(kind: str, replicas: Callable[.
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_server_that_is_not_there_does_not_matter(
-    kind: str, replicas: Callable[..., Replicas]
-) -> None:
+async def test_an_unreachable_server_is_skipped(kind: str, replicas: Callable[..., Replicas]) -> None:
     three = replicas()
     three.processes[0].kill()
     three.processes[0].wait()
@@ -132,7 +136,7 @@ async def test_a_server_that_is_not_there_does_not_matter(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_a_server_answered_by_itself_is_sent_again(kind: str, server: ScriptedServer) -> None:
+async def test_unavailable_of_a_tensorferry_server_is_retried(kind: str, server: ScriptedServer) -> None:
     server.servicer.failures = [grpc.StatusCode.UNAVAILABLE] * 3
     server.servicer.failure_trailers = ((ANSWERED_KEY, "1"),)
     await call(kind, server.target, parameters=SEQUENCE)
@@ -140,8 +144,8 @@ async def test_what_a_server_answered_by_itself_is_sent_again(kind: str, server:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_another_server_answered_is_sent_again_once(kind: str, server: ScriptedServer) -> None:
-    """A proxy in front of a server that ended says the same."""
+async def test_unavailable_of_another_server_is_retried_once(kind: str, server: ScriptedServer) -> None:
+    """A proxy whose backend has crashed sends the same status, so the call is retried once."""
     server.servicer.failures = [grpc.StatusCode.UNAVAILABLE] * 2
     with pytest.raises(Unavailable):
         await call(kind, server.target)
@@ -149,7 +153,7 @@ async def test_what_another_server_answered_is_sent_again_once(kind: str, server
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_server_that_wants_no_other_attempt_gets_none(kind: str, server: ScriptedServer) -> None:
+async def test_a_server_can_forbid_a_retry(kind: str, server: ScriptedServer) -> None:
     server.servicer.failures = [grpc.StatusCode.UNAVAILABLE]
     server.servicer.failure_trailers = (("grpc-retry-pushback-ms", "-1"),)
     with pytest.raises(Unavailable):
@@ -157,7 +161,7 @@ async def test_a_server_that_wants_no_other_attempt_gets_none(kind: str, server:
     assert server.servicer.calls == ["ModelInfer"]
 
 
-async def test_a_large_request_is_sent_again(server: ScriptedServer) -> None:
+async def test_a_large_request_is_retried(server: ScriptedServer) -> None:
     large = np.zeros((16_000, 8, 8), np.uint8)  # a megabyte: more than gRPC buffers by default
     server.servicer.failures = [grpc.StatusCode.UNAVAILABLE]
     with InferenceClient(server.target, check=False) as client:
@@ -174,7 +178,7 @@ def test_a_refused_connection_is_tried_four_times() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is seen of a call of grpcio that has ended."""
+    """Stand-in for a finished call of grpcio."""
 
     trailers: tuple[tuple[str, str | bytes], ...] = ()
 
@@ -188,29 +192,29 @@ REFUSED = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0
 @pytest.mark.parametrize(
     ("text", "trailers", "retry_after", "ending"),
     [
-        (REFUSED, (), None, Ending.NEVER_SENT),
-        ("DNS resolution failed for a:1", (), None, Ending.NEVER_SENT),
-        ("Socket closed", (), None, Ending.UNKNOWN),
-        ("Stream removed (Socket closed)", (), None, Ending.UNKNOWN),
-        ("what core may say one day", (), None, Ending.UNKNOWN),
-        # Envoy, for a server that reset the connection, or one that it could not reach.
-        ("upstream connect error or disconnect/reset before headers", (("server", "envoy"),), None, Ending.UNKNOWN),
-        (REFUSED, (("server", "envoy"),), None, Ending.UNKNOWN),
-        ("the model is not ready", ((ANSWERED_KEY, "1"),), None, Ending.ANSWERED),
-        ("the device failed", (), 1.0, Ending.ANSWERED),
-        ("full", (("grpc-retry-pushback-ms", "-1"),), None, Ending.FINAL),
+        (REFUSED, (), None, AttemptEnd.NEVER_SENT),
+        ("DNS resolution failed for a:1", (), None, AttemptEnd.NEVER_SENT),
+        ("Socket closed", (), None, AttemptEnd.UNKNOWN),
+        ("Stream removed (Socket closed)", (), None, AttemptEnd.UNKNOWN),
+        ("what core may say one day", (), None, AttemptEnd.UNKNOWN),
+        # Envoy's messages for a reset connection, and for an unreachable server.
+        ("upstream connect error or disconnect/reset before headers", (("server", "envoy"),), None, AttemptEnd.UNKNOWN),
+        (REFUSED, (("server", "envoy"),), None, AttemptEnd.UNKNOWN),
+        ("the model is not ready", ((ANSWERED_KEY, "1"),), None, AttemptEnd.ANSWERED),
+        ("the device failed", (), 1.0, AttemptEnd.ANSWERED),
+        ("full", (("grpc-retry-pushback-ms", "-1"),), None, AttemptEnd.FINAL),
     ],
 )  # fmt: skip
-def test_what_is_known_of_an_attempt(
-    text: str, trailers: tuple[tuple[str, str], ...], retry_after: float | None, ending: Ending
+def test_attempts_are_classified(
+    text: str, trailers: tuple[tuple[str, str], ...], retry_after: float | None, ending: AttemptEnd
 ) -> None:
     error = of_code(grpc.StatusCode.UNAVAILABLE, text, "", retry_after)
-    assert ending_of(Call(trailers), error) is ending
+    assert attempt_end(Call(trailers), error) is ending
 
 
-def test_one_attempt_of_unknown_ending_more_whatever_comes_between() -> None:
-    """Broken, then refused, then broken again: the second may have ended another server."""
-    attempts = Attempts(Retries(Retry()), pb.ModelInferRequest())
+def test_one_retry_at_most_after_an_unknown_end() -> None:
+    """After a broken connection, a refusal and another broken connection there is no further attempt."""
+    attempts = Attempts(RetryBudget(Retry()), pb.ModelInferRequest())
     broken = of_code(grpc.StatusCode.UNAVAILABLE, "Socket closed")
     refused = of_code(grpc.StatusCode.UNAVAILABLE, REFUSED)
     given = [attempts.delay(error, Call(), None) is not None for error in (broken, refused, broken)]

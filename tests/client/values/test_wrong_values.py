@@ -1,4 +1,4 @@
-"""Values that callers give and that cannot be used: each is an error of this package that says what to change."""
+"""Unusable arguments raise an error of this package that says what to change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from client.scripted import ScriptedServer, ScriptedServicer, model
 
 from tensorferry import client as tf
 from tensorferry.client import InferenceClient, InvalidInput, Retry, StreamRequest, Tls, aio
-from tensorferry.client.messages import tensors
 
 ROW = {"x": [1]}
 Call = Callable[..., Any]
@@ -28,7 +27,7 @@ Call = Callable[..., Any]
 
 @pytest.fixture(params=["threads", "asyncio"])
 def call(request: pytest.FixtureRequest, server: ScriptedServer) -> Iterator[Call]:
-    """Calls a method of one of the clients by its name, and takes all of a stream."""
+    """Call a method of either client by name, and consume a stream."""
     if request.param == "threads":
         with InferenceClient(server.target) as client:
 
@@ -50,7 +49,7 @@ def call(request: pytest.FixtureRequest, server: ScriptedServer) -> Iterator[Cal
 
 
 class NoArray:
-    """Nothing that numpy can use."""
+    """An object that numpy cannot convert."""
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("no array here")
@@ -64,7 +63,7 @@ RIGHT_TIMEOUTS: list[Any] = [
     None, math.inf, 30, 30.5, np.float32(30), np.int64(30), fractions.Fraction(61, 2), 1e300, 10**400, np.float64("inf"),
 ]  # fmt: skip
 
-# Each method with what it needs beside a timeout.
+# Each method with its arguments other than the timeout.
 TIMED: list[tuple[str, tuple[Any, ...]]] = [
     ("infer", ("row", ROW)), ("submit", ("row", ROW)), ("stream", ("row", [ROW])), ("metadata", ("row",)),
     ("server_metadata", ()), ("models", ()), ("is_live", ()), ("is_ready", ()), ("is_model_ready", ("row",)),
@@ -173,7 +172,7 @@ def of_str() -> list[Any]:
     return [None, 1, 1.5, True, b"row", ["row"], {}, object(), "\ud800"]
 
 
-# What each argument of a request cannot be.
+# Invalid values of each argument of a request.
 WRONG: dict[str, list[Any]] = {
     "model": [*of_str(), ""],
     "version": [None, 1, b"1", [], "\ud800"],
@@ -215,7 +214,7 @@ def test_requests(call: Call, servicer: ScriptedServicer, method: str, name: str
 
 
 def check(error: InvalidInput) -> None:
-    """It says what was received, what was expected, and what to change; and no more than can be read."""
+    """The message says what was received, what was expected and what to change, in bounded length."""
     assert isinstance(error, tf.InferenceError)
     assert all((error.subject, error.expected, error.received, error.change))
     assert str(error).startswith(
@@ -234,7 +233,7 @@ def test_models(call: Call, servicer: ScriptedServicer, method: str) -> None:
 
 
 def test_unchecked_requests(server: ScriptedServer) -> None:
-    """Without metadata only what cannot be sent at all is refused, before it is sent."""
+    """Without metadata only values that cannot be encoded are refused, before they are sent."""
     with InferenceClient(server.target, check=False) as client:
         for inputs in [None, 1, [1], {1: [1]}, {"\ud800": 1}, {"x": None}, {"x": NoArray()}, {"x": object()}, {"x": 2**70},
                        {"x": [[1], [1, 2]]}, {"x": 1j}, {"x": np.array([1], "datetime64[s]")}, {"x": ["\ud800"]}]:  # fmt: skip
@@ -288,7 +287,7 @@ def test_bf16_lists_without_ml_dtypes(
         call("infer", "half", {"x": [1.5]})
 
 
-def test_a_datatype_that_the_server_made_up(servicer: ScriptedServicer, call: Call) -> None:
+def test_an_unknown_datatype_in_the_metadata(servicer: ScriptedServicer, call: Call) -> None:
     servicer.models["odd"] = model("odd", {"x": "FP8 -1"}, {"x": "FP8 -1"})
     for value in ([1], np.zeros(1)):
         with pytest.raises(InvalidInput, match="FP8"):
@@ -312,15 +311,13 @@ def test_the_repr_of_a_result_shows_its_outputs_and_no_values() -> None:
         "words": np.array([[b"w" * 10_000]], object),
         "image": np.zeros((512, 512), np.float32),
     }
-    result = tensors.InferenceResult("digits", "1", "r1", {"text": "t" * 10**6, "batch_rows": 3}, outputs)
+    result = tf.InferenceResult("digits", "1", "r1", {"text": "t" * 10**6, "batch_rows": 3}, outputs)
     shown = repr(result)
     assert "outputs={'label': INT64 [2], 'words': BYTES [1, 1], 'image': FP32 [512, 512]}" in shown
     assert shown.startswith("InferenceResult(model_name='digits', model_version='1', id='r1', ")
     assert "'batch_rows': 3" in shown
     assert len(shown) < 500
-    many = tensors.InferenceResult(
-        "m", "", "", {}, {f"{'n' * 10**5}{i}": outputs["label"] for i in range(10_000)}
-    )
+    many = tf.InferenceResult("m", "", "", {}, {f"{'n' * 10**5}{i}": outputs["label"] for i in range(10_000)})
     assert "and 9980 more" in repr(many)
     assert len(repr(many)) < 10_000
 

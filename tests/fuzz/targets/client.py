@@ -14,8 +14,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from tensorferry.client.errors import InferenceError, from_status
 from tensorferry.client.inflight import InFlight
+from tensorferry.client.messages.codec import InferenceResult, decode, decode_stream
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata
-from tensorferry.client.messages.tensors import InferenceResult, decode, decode_stream
 from tensorferry.protos import inference_pb2 as pb
 
 _KINDS = (

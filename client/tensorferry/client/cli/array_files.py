@@ -1,4 +1,4 @@
-"""Arrays in files, without pickle: what the shell commands read and write."""
+"""Array files of the shell commands, read and written without pickle."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tensorferry.protos.tensors import Array
 
 
 def read_array(path: Path) -> Array:
-    """The array of a .npy file; OSError or ValueError when there is none that is safe to load.
+    """Read the array of a .npy file; raise OSError or ValueError if it is unsafe or malformed.
 
-    numpy writes bfloat16 as two opaque bytes, dtype V2; they are read back as BF16.
+    numpy writes bfloat16 as two opaque bytes, dtype V2. They are read as BF16.
     """
     with path.open("rb") as file:
         array: Array = np.lib.format.read_array(file, allow_pickle=False)
@@ -26,12 +26,11 @@ def read_array(path: Path) -> Array:
 
 
 def write_array(directory: Path, name: str, array: Array, taken: set[Path]) -> Path:
-    """Writes an output to a file in the directory and returns its path, which joins `taken`.
+    """Write an output to a file in the directory; add its path to `taken` and return it.
 
-    NAME.npy: BYTES as fixed-width strings, BF16 as float32, neither of which loses anything.
-    BYTES with an element that ends with a zero byte, which numpy's strings drop, go to
-    NAME.jsonl: an object with datatype and shape, then one base64 string per element in
-    row-major order.
+    The file is NAME.npy, with BYTES as fixed-width strings and BF16 as float32; both lose nothing.
+    numpy's strings drop trailing zero bytes, so BYTES with such elements go to NAME.jsonl: an
+    object with datatype and shape, then one base64 string per element in row-major order.
     """
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".") or "_"
     lossless = array.dtype != object or not any(element.endswith(b"\0") for element in array.flat)

@@ -1,7 +1,7 @@
-"""The shell commands that call a running server: `infer`, `ready`, `models` and `describe`.
+"""Shell commands that call a running server: `infer`, `ready`, `models` and `describe`.
 
-Each takes its arguments and returns the exit status: 0, or 1 after one line on stderr when
-the server cannot be reached or refuses. A bad argument exits with 2, as argparse does.
+Each returns its exit status: 0, or 1 after one line on stderr if the server cannot be reached or
+refuses. A bad argument exits with 2, as argparse does.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tensorferry.client.connection.channel import Tls
 from tensorferry.client.connection.deadline import seconds_of
 from tensorferry.client.connection.target import check_target
 from tensorferry.client.errors import InferenceError, InvalidInput, Unavailable
-from tensorferry.client.messages.tensors import InferenceResult, Parameter
+from tensorferry.client.messages.codec import InferenceResult, Parameter
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
 
 T = TypeVar("T")
 
-# Not an argument: every process of the machine can read those.
+# Not an argument, because every process of the machine can read those.
 _TOKEN_VARIABLE = "TENSORFERRY_TOKEN"
 
 _OUTPUT_DIR_HELP = """write each output to DIR instead of printing it, as NAME.npy: BYTES as fixed-width
@@ -38,7 +38,7 @@ per element in row-major order. Characters other than letters, digits, '.', '_' 
 
 
 def infer(argv: Sequence[str]) -> int:
-    """Runs one request with inputs from .npy files; prints the outputs or writes them to files."""
+    """Run one request with inputs from .npy files; print the outputs or write them to files."""
     parser = _parser("infer", "Run one request on a model of a running server.")
     parser.add_argument("model", metavar="MODEL")
     _add_version(parser)
@@ -48,13 +48,13 @@ def infer(argv: Sequence[str]) -> int:
         action="append",
         type=_input,
         default=[],
-        help="an input of the model and the array for it; once per input",
+        help="name of an input and the file with its array; once per input",
     )
     parser.add_argument(
         "--output",
         metavar="NAME",
         action="append",
-        help="an output that is wanted; may be repeated (default: all)",
+        help="name of an output to return; may be repeated (default: all)",
     )
     parser.add_argument(
         "--parameter",
@@ -62,9 +62,11 @@ def infer(argv: Sequence[str]) -> int:
         action="append",
         type=_parameter,
         default=[],
-        help="a request parameter; true, false and numbers are sent as such, all else as a string",
+        help="request parameter; true, false and numbers are sent as such, all other values as strings",
     )
-    parser.add_argument("--request-id", default="", help="an id that the server repeats in its logs")
+    parser.add_argument(
+        "--request-id", default="", help="id of the request, which the server writes to its logs"
+    )
     parser.add_argument("--output-dir", metavar="DIR", type=Path, help=_OUTPUT_DIR_HELP)
     arguments = parser.parse(argv)
 
@@ -84,19 +86,19 @@ def infer(argv: Sequence[str]) -> int:
 
 
 def ready(argv: Sequence[str]) -> int:
-    """Says by its exit status alone whether the server takes requests: 1 if not, or if it cannot be reached."""
-    parser = _parser("ready", "Whether a server is there and ready: the exit code is 0 if so, else 1.")
+    """Return 0 if the server takes requests, 1 if it does not or cannot be reached."""
+    parser = _parser("ready", "Check that a server is running and ready: exit code 0 if so, else 1.")
     arguments = parser.parse(argv)
 
     def run(client: InferenceClient) -> None:
         if not client.is_ready(timeout=arguments.timeout):
-            raise Unavailable(grpc.StatusCode.UNAVAILABLE, "not there, or not ready")
+            raise Unavailable(grpc.StatusCode.UNAVAILABLE, "not reachable or not ready")
 
     return _run(parser, arguments, run)
 
 
 def models(argv: Sequence[str]) -> int:
-    """Lists the models of the server."""
+    """List the models of the server."""
     parser = _parser("models", "List the models of a running server.")
     arguments = parser.parse(argv)
 
@@ -112,7 +114,7 @@ def models(argv: Sequence[str]) -> int:
 
 
 def describe(argv: Sequence[str]) -> int:
-    """Shows the inputs and outputs of a model."""
+    """Show the inputs and outputs of a model."""
     parser = _parser("describe", "Show the inputs and outputs of a model of a running server.")
     parser.add_argument("model", metavar="MODEL")
     _add_version(parser)
@@ -142,14 +144,14 @@ def _parser(command: str, description: str) -> CommandParser:
         type=_target,
         default="127.0.0.1:8001",
         metavar="HOST:PORT",
-        help="the server (default: %(default)s)",
+        help="address of the server (default: %(default)s)",
     )
     server.add_argument(
         "--timeout",
         type=_seconds,
         default=60.0,
         metavar="SECONDS",
-        help="how long to wait for the answer; inf for no limit (default: %(default)s)",
+        help="longest wait for the answer; inf for no limit (default: %(default)s)",
     )
     server.add_argument(
         "--header",
@@ -169,12 +171,16 @@ def _parser(command: str, description: str) -> CommandParser:
         action="store_true",
         help="send the token without TLS, though others on the network can read it",
     )
-    server.add_argument("--tls", action="store_true", help="use TLS; each of the files below implies it")
+    server.add_argument("--tls", action="store_true", help="use TLS; implied by each of the files below")
     server.add_argument(
-        "--ca-file", metavar="FILE", help="PEM: authorities that the server's certificate is held against"
+        "--ca-file",
+        metavar="FILE",
+        help="PEM file of the certificate authorities to trust (default: the system's)",
     )
-    server.add_argument("--cert-file", metavar="FILE", help="PEM: our own certificate, for mutual TLS")
-    server.add_argument("--key-file", metavar="FILE", help="PEM: the private key of --cert-file")
+    server.add_argument(
+        "--cert-file", metavar="FILE", help="PEM file of the client's certificate, for mutual TLS"
+    )
+    server.add_argument("--key-file", metavar="FILE", help="PEM file of the private key of --cert-file")
     return parser
 
 
@@ -231,7 +237,7 @@ def _run(
 
 def _token(parser: CommandParser, file: str | None) -> str | None:
     if file is None:
-        # One that is empty is as good as none.
+        # An empty variable counts as unset.
         return os.environ.get(_TOKEN_VARIABLE) or None
     try:
         return (sys.stdin.read() if file == "-" else Path(file).read_text()).strip()
@@ -311,5 +317,5 @@ def _target(text: str) -> str:
 def _seconds(text: str) -> float | None:
     try:
         return seconds_of(float(text))
-    except ValueError:  # InvalidInput is one, too
+    except ValueError:  # InvalidInput is a ValueError
         raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text!r}") from None

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tensorferry.client.cli.parser import CommandParser
-from tensorferry.client.cli.top_view import Looks, lines_of
+from tensorferry.client.cli.top_view import StatusSamples, lines_of
 
 _DEFAULT = "http://127.0.0.1:8002"
 _HOW = (
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--model", metavar="NAME", help="show this model alone")
     parser.add_argument(
-        "--interval", metavar="SECONDS", type=_interval, default=1.0, help="between looks (default: 1)"
+        "--interval", metavar="SECONDS", type=_interval, default=1.0, help="between samples (default: 1)"
     )
     parser.add_argument("--once", action="store_true", help="look twice, print it as plain text, and end")
     arguments = parser.parse(argv)
@@ -71,24 +71,24 @@ def main(argv: Sequence[str]) -> int:
             parser.error("URL and --target are the same; give one of them")
         given = arguments.target if arguments.url is None else arguments.url
         url = status_url(_DEFAULT if given is None else given)
-        looks = Looks()
-        looks.add(read(url))
+        samples = StatusSamples()
+        samples.add(read(url))
     except StatusError as error:
         print(f"tensorferry top: {error}", file=sys.stderr)
         return 1
-    if arguments.model is not None and arguments.model not in looks.models:
-        known = ", ".join(looks.models) or "none"
+    if arguments.model is not None and arguments.model not in samples.models:
+        known = ", ".join(samples.models) or "none"
         print(f"tensorferry top: there is no model {arguments.model!r}; there are: {known}", file=sys.stderr)
         return 1
     if arguments.once or not sys.stdout.isatty():
-        return _once(url, looks, arguments)
+        return _once(url, samples, arguments)
     with contextlib.suppress(KeyboardInterrupt):
-        _watch(url, looks, arguments)
+        _watch(url, samples, arguments)
     return 0
 
 
 def status_url(given: str) -> str:
-    """Where the status is, of a URL, or host and port; StatusError when it is neither."""
+    """Return the URL of the status, from a URL or HOST:PORT; raise StatusError for anything else."""
     try:
         parts = urlsplit(given if "://" in given else f"//{given}", scheme="http")
         port = parts.port
@@ -100,14 +100,16 @@ def status_url(given: str) -> str:
 
 
 def read(url: str, timeout: float = 5.0) -> Status:
-    """The status of a server now; StatusError when it cannot be had."""
+    """Fetch the status of a server; raise StatusError if that fails."""
     try:
         with urllib.request.urlopen(url, timeout=timeout) as response:
             told = json.loads(response.read(_MOST_BYTES))
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 404:
-            raise StatusError(f"{url} is not there: that is no tensorferry, or an older one") from None
+            raise StatusError(
+                f"{url} does not exist: the server is not tensorferry, or an older version"
+            ) from None
         raise StatusError(f"{url} answered {error.code} {error.reason}") from None
     except (OSError, HTTPException) as error:
         if _speaks_http2(url, timeout):
@@ -125,7 +127,7 @@ def read(url: str, timeout: float = 5.0) -> Status:
 
 
 def _speaks_http2(url: str, timeout: float) -> bool:
-    """Whether what listens there answers the beginning of HTTP/2, which a server of HTTP/1.1 does not understand."""
+    """Return whether the port answers an HTTP/2 preface, as only a gRPC port does."""
     parts = urlsplit(url)
     try:
         with socket.create_connection((parts.hostname, parts.port or 80), timeout) as connection:
@@ -133,7 +135,7 @@ def _speaks_http2(url: str, timeout: float) -> bool:
             answer = connection.recv(9)
     except OSError:
         return False
-    # A frame of settings comes first: its length, and its type 4.
+    # HTTP/2 servers begin with a SETTINGS frame, type 4.
     return len(answer) >= 4 and answer[3] == 4 and not answer.startswith(b"HTTP")
 
 
@@ -144,23 +146,23 @@ def _interval(text: str) -> float:
     return seconds
 
 
-def _once(url: str, looks: Looks, arguments: argparse.Namespace) -> int:
-    """Rates need two looks."""
+def _once(url: str, samples: StatusSamples, arguments: argparse.Namespace) -> int:
+    """Rates need two samples."""
     time.sleep(arguments.interval)
     try:
-        looks.add(read(url))
+        samples.add(read(url))
     except StatusError as error:
         print(f"tensorferry top: {error}", file=sys.stderr)
         return 1
-    # What reads a pipe cuts lines itself, if it wants to.
+    # Lines are cut for terminals only.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
-    for line in lines_of(looks, width, arguments.model, blocks=_blocks()):
+    for line in lines_of(samples, width, arguments.model, blocks=_blocks()):
         print(line.rstrip())
     return 0
 
 
 def _blocks() -> str:
-    """What bars are made of, if it can be written."""
+    """Return the character of bars, `#` if the terminal's encoding lacks blocks."""
     try:
         "█".encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:
@@ -168,25 +170,25 @@ def _blocks() -> str:
     return "█"
 
 
-def _watch(url: str, looks: Looks, arguments: argparse.Namespace) -> None:
-    trouble = ""
+def _watch(url: str, samples: StatusSamples, arguments: argparse.Namespace) -> None:
+    problem = ""
     lost_since = 0.0
     with _screen() as keys:
         while True:
             size = shutil.get_terminal_size((100, 40))
-            shown = lines_of(looks, size.columns, arguments.model, blocks=_blocks())
-            if trouble:
+            shown = lines_of(samples, size.columns, arguments.model, blocks=_blocks())
+            if problem:
                 ago = time.monotonic() - lost_since
-                shown = [f"NO ANSWER for {ago:.0f} s, this is from before: {trouble}"[: size.columns], *shown]
+                shown = [f"NO ANSWER for {ago:.0f} s, older figures below: {problem}"[: size.columns], *shown]
             _draw(shown, size.lines)
             if keys(arguments.interval) in ("q", "Q", "\x03"):
                 return
             try:
-                looks.add(read(url, timeout=2.0))
-                trouble = ""
+                samples.add(read(url, timeout=2.0))
+                problem = ""
             except StatusError as error:
-                lost_since = lost_since if trouble else time.monotonic()
-                trouble = str(error)
+                lost_since = lost_since if problem else time.monotonic()
+                problem = str(error)
 
 
 def _draw(lines: Sequence[str], most: int) -> None:
@@ -197,15 +199,15 @@ def _draw(lines: Sequence[str], most: int) -> None:
 
 @contextlib.contextmanager
 def _screen() -> Iterator[Callable[[float], str]]:
-    """A screen of its own, and what waits for a key for so many seconds: it, or "" for none.
+    """Open the alternate screen; yield a function that waits for a key, given seconds.
 
-    A window that changes its size ends the wait, too.
+    The function returns the key, or "" if none came. A resize of the window also ends the wait.
     """
     number = sys.stdin.fileno() if sys.stdin.isatty() else None
     before = termios.tcgetattr(number) if number is not None else None
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
-    # By it, since a signal that comes just before the wait begins would else not end it.
+    # A wakeup descriptor, because a signal just before the wait would not end the wait otherwise.
     waker = signal.set_wakeup_fd(wakes)
     handler = signal.signal(signal.SIGWINCH, lambda received, frame: None)
 

@@ -1,4 +1,4 @@
-"""What `tensorferry top` shows: lines of text, of the last looks at a server's status."""
+"""Text of `tensorferry top`, from the last samples of a server's status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 Status = dict[str, Any]
 
-# Rates and percentiles are of so many seconds.
+# Period of rates and percentiles, in seconds.
 SPAN_SECONDS = 5.0
 
 _LOST = ("refused", "shed", "expired", "failed", "cancelled", "abandoned")
@@ -16,14 +16,14 @@ _BAR_WIDTH = 24
 _SHOWN_BATCHES = 8
 
 
-class Looks:
-    """The looks of the last seconds, the newest last."""
+class StatusSamples:
+    """Samples of the last seconds, the newest last."""
 
     def __init__(self) -> None:
         self._kept: deque[Status] = deque()
 
     def add(self, status: Status) -> None:
-        """One more. What was before a restart of the server is forgotten."""
+        """Add a sample. A restart of the server discards the earlier samples."""
         kept = self._kept
         if kept and status["server"]["uptime_seconds"] < self.newest["server"]["uptime_seconds"]:
             kept.clear()
@@ -33,7 +33,7 @@ class Looks:
 
     @property
     def newest(self) -> Status:
-        """The last look."""
+        """The newest sample."""
         return self._kept[-1]
 
     @property
@@ -42,7 +42,7 @@ class Looks:
         return list(dict.fromkeys(model["name"] for model in self.newest["models"]))
 
     def before(self, model: Status) -> Status:
-        """The same model as it was at the first of the looks; itself when it counts anew since then."""
+        """Return the model in the first sample; the model itself if its counters were reset since."""
         for one in self._kept[0]["models"]:
             if (one["name"], one["version"]) == (model["name"], model["version"]) and "requests" in one:
                 return one if one["requests"]["accepted"] <= model["requests"]["accepted"] else model
@@ -50,34 +50,34 @@ class Looks:
 
     @property
     def seconds(self) -> float:
-        """From the first look to the last."""
+        """Seconds from the first sample to the last."""
         return float(self.newest["now_seconds"] - self._kept[0]["now_seconds"])
 
 
-def lines_of(looks: Looks, width: int, only: str | None = None, *, blocks: str = "█") -> list[str]:
-    """The whole picture, no line wider than `width`; `only` of the model of this name, if given."""
-    status = looks.newest
+def lines_of(samples: StatusSamples, width: int, only: str | None = None, *, blocks: str = "█") -> list[str]:
+    """Return the lines to show, each at most `width` wide; `only` restricts them to one model."""
+    status = samples.newest
     server = status["server"]
     state = "draining" if status["draining"] else "ready" if status["ready"] else "NOT READY"
     lines = [
         f"tensorferry {server['version']} on {server['address']}: {state}, {server['transport']} transport, "
-        f"up {_lasting(server['uptime_seconds'])}"
+        f"up {_duration(server['uptime_seconds'])}"
     ]
-    lines += [f"! {trouble}" for trouble in status["troubles"]]
+    lines += [f"! {problem}" for problem in status["troubles"]]
     models = [model for model in status["models"] if only in (None, model["name"])]
-    lines += ["", *_table(looks, models)]
+    lines += ["", *_table(samples, models)]
     for model in models:
         if "requests" in model:
-            lines += ["", *_detail(looks, model, blocks)]
+            lines += ["", *_detail(samples, model, blocks)]
     return [_plain(line)[:width] for line in lines]
 
 
 def _plain(text: str) -> str:
-    """Names and ids come from others: nothing in them may reach the terminal as a command."""
+    """Replace unprintable characters, so that names and ids cannot send commands to the terminal."""
     return "".join(one if one.isprintable() else "?" for one in text)
 
 
-def _table(looks: Looks, models: Sequence[Status]) -> list[str]:
+def _table(samples: StatusSamples, models: Sequence[Status]) -> list[str]:
     names = [f"{model['name']} v{model['version']}" for model in models]
     wide = max([5, *map(len, names)])
     lines = [
@@ -87,14 +87,14 @@ def _table(looks: Looks, models: Sequence[Status]) -> list[str]:
     for name, model in zip(names, models, strict=True):
         line = f"{name:{wide}} {model['state'].lower():11}"
         if "requests" in model:
-            line += _figures(looks, model)
+            line += _figures(samples, model)
         lines.append(line)
     return lines
 
 
-def _figures(looks: Looks, model: Status) -> str:
-    then, seconds = looks.before(model), max(looks.seconds, 1e-9)
-    bounds = looks.newest["bounds_seconds"]
+def _figures(samples: StatusSamples, model: Status) -> str:
+    then, seconds = samples.before(model), max(samples.seconds, 1e-9)
+    bounds = samples.newest["bounds_seconds"]
 
     def rate(names: Sequence[str]) -> float:
         return float(sum(model["requests"][name] - then["requests"][name] for name in names)) / seconds
@@ -113,7 +113,7 @@ def _figures(looks: Looks, model: Status) -> str:
 
 
 def percentile(counts: Sequence[int], bounds: Sequence[float], share: float) -> float | None:
-    """In seconds, between the bounds of the interval that it is in; None when there is nothing."""
+    """Return the percentile in seconds, interpolated within its interval; None without data."""
     rest = share * sum(counts)
     low = 0.0
     for count, high in zip(counts, [*bounds, bounds[-1]], strict=True):
@@ -128,13 +128,13 @@ def _less(now: Sequence[int], then: Sequence[int]) -> list[int]:
     return [one - other for one, other in zip(now, then, strict=True)]
 
 
-def _detail(looks: Looks, model: Status, blocks: str) -> list[str]:
+def _detail(samples: StatusSamples, model: Status, blocks: str) -> list[str]:
     settings, now = model["settings"], model["batches"]
-    then = looks.before(model)["batches"]
+    then = samples.before(model)["batches"]
     sizes = _grown(now["by_rows"], then["by_rows"]) or now["by_rows"]
     reasons = _grown(now["by_reason"], then["by_reason"]) or now["by_reason"]
     left = ["batch sizes", *_bars(_grouped(sizes), blocks)]
-    right = ["why batches left", *_bars(reasons, blocks)]
+    right = ["why batches closed", *_bars(reasons, blocks)]
     most = max(len(left), len(right))
     left += [""] * (most - len(left))
     right += [""] * (most - len(right))
@@ -151,7 +151,7 @@ def _grown(now: Mapping[str, int], then: Mapping[str, int]) -> dict[str, int]:
 
 
 def _grouped(by_rows: Mapping[str, int]) -> dict[str, int]:
-    """Sizes from a power of two to the next are one group."""
+    """Group batch sizes by powers of two."""
     grouped: dict[int, int] = {}
     for rows, count in by_rows.items():
         group = max(int(rows), 1).bit_length() - 1
@@ -176,8 +176,8 @@ def _batches(batches: Sequence[Status]) -> list[str]:
     if not batches:
         return []
     lines = [
-        f"  {'BATCH':>9} {'ROWS':>5} {'REQUESTS':>8} {'LEFT':9} {'WAITED':>8} {'RAN':>8} {'TOOK':>8} "
-        f"{'PREDICTED':>9}  WHO RODE"
+        f"  {'BATCH':>9} {'ROWS':>5} {'REQUESTS':>8} {'REASON':9} {'WAITED':>8} {'RAN':>8} {'TOOK':>8} "
+        f"{'PREDICTED':>9}  REQUESTS"
     ]
     for batch in reversed(batches[-_SHOWN_BATCHES:]):
         riders = batch["riders"]
@@ -187,14 +187,14 @@ def _batches(batches: Sequence[Status]) -> list[str]:
         lines.append(
             f"  {number:>9} {batch['rows']:>5} {batch['requests']:>8} {batch['reason'] or '':9} {_time(waited):>8} "
             f"{_time(batch['ended'] - batch['started']):>8} {_time(took):>8} {_time(batch['predicted_seconds']):>9}  "
-            f"{batch['error'] + ' ' if batch['error'] else ''}{_who(riders)}"
+            f"{batch['error'] + ' ' if batch['error'] else ''}{_members(riders)}"
         )
     return lines
 
 
-def _who(riders: Sequence[Status] | None) -> str:
+def _members(riders: Sequence[Status] | None) -> str:
     if riders is None:
-        return "(not noted: nobody was looking)"
+        return "(not recorded: no viewer was active)"
     return ", ".join(
         (rider["id"] or "-") + (f" x{rider['rows']}" if rider["rows"] != 1 else "") for rider in riders
     )
@@ -209,7 +209,7 @@ def _time(seconds: float | None) -> str:
     return f"{seconds * 1e6:.3g}us"
 
 
-def _lasting(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     whole, parts = int(seconds), list[str]()
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         if whole >= size or (unit == "s" and not parts):

@@ -1,4 +1,4 @@
-"""The token by which a server knows a client, and where it may be sent."""
+"""Bearer token of a client, and the check that it is sent only where it stays secret."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import re
 from tensorferry.client.connection.channel import CallMetadata
 from tensorferry.client.errors import InvalidInput
 
-# What a header may have in it, without blanks (RFC 6750 allows less).
+# Printable ASCII without blanks, as in an HTTP header (RFC 6750 allows fewer characters).
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
 def bearer(token: str | None, target: str, *, secure: bool, over_plaintext: bool) -> CallMetadata:
-    """What goes with each call. InvalidInput for what is no token, and where others on the network could read it."""
+    """Return the metadata with the token.
+
+    Raises InvalidInput for a malformed token, and if others on the network could read it.
+    """
     if token is None:
         return ()
-    # It is not quoted, since readers of the error must not have it.
+    # The message does not quote the token, because it is a secret.
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         received = f"a {type(token).__name__}"
         if isinstance(token, str):
@@ -35,10 +38,10 @@ def bearer(token: str | None, target: str, *, secure: bool, over_plaintext: bool
 
 
 def _is_local(target: str) -> bool:
-    """Whether nothing that is sent there leaves this machine."""
+    """Return whether the target is on this machine."""
     if target.startswith(("unix:", "unix-abstract:")):
         return True
-    # Perhaps with the way in which gRPC resolves it in front: dns:///host:port, ipv4:address:port,address:port.
+    # Remove gRPC's resolver prefix, as in dns:///host:port or ipv4:address:port,address:port.
     address = re.sub(r"^(?:dns:(?://[^/]*/)?|ipv[46]:)", "", target)
     return all(_is_local_host(one) for one in address.split(","))
 

@@ -1,4 +1,4 @@
-"""How a client's channels are made: TLS, limits and options."""
+"""Channels of a client: TLS, limits and options."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tensorferry.protos import inference_pb2_grpc
 CallMetadata = tuple[tuple[str, str | bytes], ...]
 ChannelOptions = Sequence[tuple[str, str | int]]
 
-# Asks a tensorferry server to answer the requests of a stream as they finish. Other servers
-# ignore it.
+# Asks a tensorferry server to answer the requests of a stream in order of completion. Other
+# servers ignore it.
 COMPLETION_ORDER: CallMetadata = (("tensorferry-stream-order", "completion"),)
 
 DEFAULT_MAX_MESSAGE_BYTES = 2**31 - 1  # protobuf's own limit
@@ -28,10 +28,10 @@ _VALUE = re.compile(r"[\x20-\x7e]*")
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Where the PEM files for TLS are; without any, the system's authorities are trusted.
+    """PEM files for TLS.
 
-    `ca_file` replaces the authorities that the server's certificate is held against.
-    `cert_file` and `key_file`, given together, are the client's own certificate (mutual TLS).
+    `ca_file` has the certificate authorities to trust, by default the system's. `cert_file` and
+    `key_file`, given together, are the client's certificate for mutual TLS.
     """
 
     ca_file: str | Path | None = None
@@ -48,7 +48,7 @@ class Tls:
             )
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Reads the files; InvalidInput when one cannot be read."""
+        """Read the files; raise InvalidInput if one cannot be read."""
         ca, cert, key = (
             None if file is None else _read(name, file)
             for name, file in (
@@ -63,7 +63,7 @@ class Tls:
 def channel_credentials(
     tls: bool | Tls, credentials: grpc.ChannelCredentials | None
 ) -> grpc.ChannelCredentials | None:
-    """The credentials of the channel, None for one without TLS; InvalidInput when both are given."""
+    """Return the channel credentials, None without TLS; raise InvalidInput if both are given."""
     if not isinstance(tls, (bool, Tls)):
         raise InvalidInput(
             "tls", "True, False or a Tls", shown(tls), "write tls=Tls(ca_file='ca.pem'), or True"
@@ -83,19 +83,18 @@ def channel_credentials(
 
 
 def channel_options(max_message_bytes: int, options: ChannelOptions) -> list[tuple[str, str | int]]:
-    """The channel's options; those in `options` come last and win."""
+    """Return the channel options; `options` overrides the defaults."""
     most = integer("max_message_bytes", max_message_bytes, 1, DEFAULT_MAX_MESSAGE_BYTES)
     ours: dict[str, str | int] = {
         "grpc.max_send_message_length": most,
         "grpc.max_receive_message_length": most,
-        # Core then sends a call again that its server has not seen; retry.py decides about all others.
+        # gRPC core retries calls that no server has seen; retry.py decides about all others.
         "grpc.enable_retries": 1,
-        # A call larger than this buffer is never sent again by core; the default is 256 KiB, less than
-        # one image.
+        # Core never retries a call larger than this buffer. The default of 256 KiB is less than one image.
         "grpc.per_rpc_retry_buffer_size": most,
-        # Each client has a connection of its own, so that more clients mean more connections.
+        # Each client has its own connection, so that more clients use more connections.
         "grpc.use_local_subchannel_pool": 1,
-        # A server that comes back is found within seconds; the default grows to two minutes.
+        # Reconnect within seconds after a restart of the server; the default grows to two minutes.
         "grpc.initial_reconnect_backoff_ms": 100,
         "grpc.max_reconnect_backoff_ms": 5000,
     }
@@ -108,19 +107,19 @@ def channel_options(max_message_bytes: int, options: ChannelOptions) -> list[tup
 
 
 def stream_options(options: list[tuple[str, str | int]]) -> list[tuple[str, str | int]]:
-    """The options of the channel for streams.
+    """Return the options of the channel for streams.
 
-    Core's retries are off on it, whoever asks for them: with them a stream can hang for ever, beyond its timeout, when
-    its server leaves while requests are being sent.
+    Core's retries are always off there. With them a stream can hang beyond its timeout if the
+    server ends while requests are being sent.
     """
     return [*(option for option in options if option[0] != "grpc.enable_retries"), ("grpc.enable_retries", 0)]
 
 
 def call_metadata(metadata: Sequence[tuple[str, str | bytes]]) -> CallMetadata:
-    """The metadata sent with each call, keys in lower case as gRPC wants them.
+    """Return the metadata of each call, with lower-case keys as gRPC requires.
 
-    InvalidInput for what no header can be, and where a value's type does not fit its key: bytes
-    for keys that end in "-bin", str for all others.
+    Raises InvalidInput for an invalid header, and for a value of the wrong type: keys that end in
+    "-bin" take bytes, all others str.
     """
     checked: list[tuple[str, str | bytes]] = []
     for key, value in pairs("metadata", metadata, "[('x-user', 'me')]"):
@@ -133,7 +132,7 @@ def call_metadata(metadata: Sequence[tuple[str, str | bytes]]) -> CallMetadata:
             change = "a key that ends in '-bin' carries bytes, any other carries str"
             raise InvalidInput(f"metadata {key!r}", expected.__name__, type(value).__name__, change)
         if isinstance(value, str) and not _VALUE.fullmatch(value):
-            # It is not quoted, since it may be a secret.
+            # The message does not quote the value, because it may be a secret.
             change = "remove the others, or send bytes under a key that ends in '-bin'"
             raise InvalidInput(f"metadata {key!r}", "printable ASCII", "other characters", change)
         checked.append((lower, value))
@@ -153,7 +152,7 @@ def _read(name: str, file: str | Path) -> bytes:
 def sync_channel(
     target: str, credentials: grpc.ChannelCredentials | None, options: list[tuple[str, str | int]]
 ) -> grpc.Channel:
-    """A channel for threads."""
+    """Return a channel for threads."""
     if credentials is None:
         return grpc.insecure_channel(target, options=options)
     return grpc.secure_channel(target, credentials, options=options)
@@ -162,12 +161,12 @@ def sync_channel(
 def aio_channel(
     target: str, credentials: grpc.ChannelCredentials | None, options: list[tuple[str, str | int]]
 ) -> grpc.aio.Channel:
-    """A channel for the running event loop."""
+    """Return a channel for the running event loop."""
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=options)
     return grpc.aio.secure_channel(target, credentials, options=options)
 
 
 def stub(channel: grpc.Channel | grpc.aio.Channel) -> inference_pb2_grpc.GRPCInferenceServiceStub:
-    """The service's calls on that channel."""
+    """Return the stub of the inference service on this channel."""
     return inference_pb2_grpc.GRPCInferenceServiceStub(channel)

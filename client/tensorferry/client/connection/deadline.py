@@ -12,19 +12,19 @@ import grpc
 from tensorferry.client.errors import DeadlineExceeded, InvalidInput
 from tensorferry.client.messages.arguments import shown
 
-# Some 31 years: gRPC cannot carry much longer ones, and nothing waits for so long.
+# About 31 years. gRPC cannot encode much longer timeouts, so these count as no limit.
 _LONGEST_SECONDS = 1e9
 
 
 def seconds_of(timeout: object) -> float | None:
-    """A timeout in seconds, None for no limit; InvalidInput for what is no timeout."""
+    """Return a timeout in seconds, None for no limit; raise InvalidInput for anything else."""
     if timeout is None:
         return None
     seconds = 0.0
     if isinstance(timeout, Real) and not isinstance(timeout, bool):
         try:
             seconds = float(timeout)
-        except OverflowError:  # an int beyond all floats
+        except OverflowError:  # an int larger than any float
             seconds = math.inf if timeout > 0 else 0.0  # type: ignore[operator]
     if not seconds > 0:
         raise InvalidInput(
@@ -38,22 +38,22 @@ def seconds_of(timeout: object) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment on the monotonic clock, in seconds; None is never. May be used from any thread."""
+    """Time on the monotonic clock, in seconds; None means never. Thread-safe."""
 
     at: float | None
 
     @classmethod
     def after(cls, timeout: float | None) -> Deadline:
-        """The deadline `timeout` seconds from now; InvalidInput for what is no timeout."""
+        """Return the deadline `timeout` seconds from now; raise InvalidInput if it is no timeout."""
         seconds = seconds_of(timeout)
         return cls(None if seconds is None else time.monotonic() + seconds)
 
     def left(self) -> float | None:
-        """The seconds that are left; None without a deadline."""
+        """Return the remaining seconds; None without a deadline."""
         return None if self.at is None else max(0.0, self.at - time.monotonic())
 
     def for_call(self, request_id: str = "") -> float | None:
-        """The timeout of the next call; DeadlineExceeded when no time is left for one."""
+        """Return the timeout of the next call; raise DeadlineExceeded if no time is left."""
         left = self.left()
         if left == 0:
             text = "the timeout passed before the request was sent"

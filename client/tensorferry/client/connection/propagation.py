@@ -1,7 +1,7 @@
-"""The caller's trace goes along with its calls, where the program uses OpenTelemetry.
+"""Trace context in call metadata, if the program uses OpenTelemetry.
 
-OpenTelemetry is no dependency, and nothing of it is imported for the client's sake: a program that has not
-imported it has no span that could be current.
+OpenTelemetry is not a dependency. The client never imports it first: a program that has not
+imported it has no current span.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from tensorferry.client.connection.channel import CallMetadata
 
 
 def with_context(metadata: CallMetadata) -> CallMetadata:
-    """A call's metadata, and what the program's propagators say of the current context, if there is one.
+    """Return a call's metadata with the current trace context, as the program's propagators write it.
 
-    What the user gave counts before that: where it names a trace of its own, that is left as it is.
+    The caller's metadata takes precedence: a trace context in it is kept.
     """
     context = sys.modules.get("opentelemetry.context")
     if context is None or not context.get_current():
@@ -27,7 +27,7 @@ def with_context(metadata: CallMetadata) -> CallMetadata:
         return metadata
     given = {name for name, _ in metadata}
     if "traceparent" in given:
-        # The state of one trace means nothing to another.
+        # The tracestate of another trace does not apply.
         given.add("tracestate")
     added = ((name.lower(), value) for name, value in carrier.items() if name.lower() not in given)
     return (*metadata, *added)

@@ -1,7 +1,8 @@
-"""When a call is sent again.
+"""Retry policy.
 
-gRPC's core sends a call again by itself only where the server has not seen it. Everything else is decided here, since
-core cannot tell a call that may have ended its server from one that a server answered with UNAVAILABLE.
+gRPC core retries only calls that no server has seen. All other retries are decided here, because
+core cannot tell a call that may have crashed its server from a call that a server answered with
+UNAVAILABLE.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from tensorferry.client.errors import InferenceError, InvalidInput, ResourceExha
 from tensorferry.client.messages.arguments import integer, shown
 from tensorferry.protos import inference_pb2 as pb
 
-# Attempts of a call that meets UNAVAILABLE, and the shortest pause in seconds where the server tells none.
+# Attempts of a call after UNAVAILABLE, and the shortest pause in seconds if the server names none.
 _UNAVAILABLE_ATTEMPTS = 4
 _PAUSE = 0.025
-# A tensorferry server adds it to UNAVAILABLE. Proxies and core make that status up for a server that ended.
+# Trailer of a tensorferry server with UNAVAILABLE. Proxies and gRPC core create that status
+# themselves when a server has ended, without this trailer.
 ANSWERED_KEY = "tensorferry-answered"
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
-# The beginnings of core's own messages for a call that found no connection.
+# Prefixes of core's messages for a call that found no connection.
 _NEVER_SENT = (
     "failed to connect to all addresses",
     "connections to all backends failing",
@@ -31,19 +33,21 @@ _NEVER_SENT = (
     "errors resolving ",
     "empty address list",
 )
-# Parameters that begin so make a request part of a sequence, whose model keeps a state.
+# Prefix of the parameters of sequence requests, whose model keeps state between requests.
 _SEQUENCE = "sequence_"
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often calls are sent again: after UNAVAILABLE, or when the server is overloaded and says when to come back.
+    """Retry options: calls are repeated after UNAVAILABLE, and after RESOURCE_EXHAUSTED with a retry time.
 
-    `attempts` is how often a request is sent at most, and after UNAVAILABLE four times at most. The client waits for
-    the time that the server told, and up to as long again, twice as long with each refusal: callers that were refused
-    together do not come back together. It never waits beyond the timeout of the call, but raises at once. `budget`
-    bounds how many are sent again in all: each takes one of it, each answer gives back `ratio`, up to what it was; so
-    in the long run a server that is in trouble meets at most `1 + ratio` times the requests.
+    `attempts` bounds how often a request is sent; after UNAVAILABLE at most four times. The client
+    waits for the time that the server asked for, plus a random time of up to the same length,
+    doubled with each attempt, so that refused callers do not return together. If the timeout of
+    the call does not allow the wait, the error is raised at once.
+
+    `budget` bounds the retries of a client: each retry takes 1, each answer returns `ratio`, up to
+    the initial value. In the long run a failing server gets at most `1 + ratio` times the requests.
     """
 
     attempts: int = 5
@@ -65,7 +69,7 @@ NEVER = Retry(attempts=1)
 
 
 def retry_of(retry: object) -> Retry:
-    """What the caller gave, None for never; InvalidInput for anything else."""
+    """Check the caller's argument; None means no retries."""
     if retry is None:
         return NEVER
     if not isinstance(retry, Retry):
@@ -75,45 +79,45 @@ def retry_of(retry: object) -> Retry:
     return retry
 
 
-def harmless(request: object) -> bool:
-    """Whether a call of the client may be repeated though a server may have run it, wholly or in part.
+def is_repeatable(request: object) -> bool:
+    """Return whether a call may be repeated even if a server has run it, wholly or in part.
 
-    All calls of this client but those of a sequence: they ask, or they run a model that keeps no state.
+    True for every call but those of a sequence: all others read, or run a model without state.
     """
     return not isinstance(request, pb.ModelInferRequest) or not any(
         name.startswith(_SEQUENCE) for name in request.parameters
     )
 
 
-class Ending(enum.Enum):
-    """What is known of an attempt that met UNAVAILABLE."""
+class AttemptEnd(enum.Enum):
+    """How an attempt got UNAVAILABLE."""
 
     NEVER_SENT = enum.auto()
     ANSWERED = enum.auto()
-    # The server asks for no other attempt.
+    # The server asks for no retry.
     FINAL = enum.auto()
-    # The connection broke, or a proxy answered; the request may have run, and may have ended its server.
+    # The connection broke, or a proxy answered. The request may have run, and may have crashed its server.
     UNKNOWN = enum.auto()
 
 
-def ending_of(call: Any, error: InferenceError) -> Ending:
-    """The ending of a call of grpcio that met this error."""
-    # By pairs: older grpcio's asyncio metadata are a mapping that `dict` cannot take.
+def attempt_end(call: Any, error: InferenceError) -> AttemptEnd:
+    """Classify a call of grpcio that failed with this error."""
+    # As pairs, because `dict` cannot take the asyncio metadata of older grpcio versions.
     trailers = dict(list(call.trailing_metadata() or ()))
     if error.retry_after is not None:
-        return Ending.ANSWERED
+        return AttemptEnd.ANSWERED
     if _PUSHBACK_KEY in trailers:
-        return Ending.FINAL
+        return AttemptEnd.FINAL
     if ANSWERED_KEY in trailers:
-        return Ending.ANSWERED
-    # Core adds no trailers of its own, so these are its words and no server's.
+        return AttemptEnd.ANSWERED
+    # A message without trailers comes from core, not from a server.
     if not trailers and error.message.startswith(_NEVER_SENT):
-        return Ending.NEVER_SENT
-    return Ending.UNKNOWN
+        return AttemptEnd.NEVER_SENT
+    return AttemptEnd.UNKNOWN
 
 
-class Retries:
-    """The retries of one client. Thread-safe."""
+class RetryBudget:
+    """Retry budget of one client. Thread-safe."""
 
     def __init__(self, retry: Retry, chance: Callable[[], float] = random.random) -> None:
         self._retry = retry
@@ -124,20 +128,21 @@ class Retries:
 
     @property
     def possible(self) -> bool:
-        """Whether anything is ever sent again."""
+        """Whether retries are enabled."""
         return self._retry.attempts > 1
 
     def answered(self) -> None:
-        """A request was answered."""
-        # What is full stays full: then nothing need be guarded.
+        """Record an answer."""
+        # A full budget stays full, so the lock is not needed.
         if self._left < self._retry.budget:
             with self._lock:
                 self._left = min(self._retry.budget, self._left + self._retry.ratio)
 
     def delay(self, error: InferenceError, attempt: int, left: float | None) -> float | None:
-        """After how many seconds a request is sent again; None when it is not.
+        """Return the seconds until a request is sent again; None for no retry.
 
-        It met `error` when it was sent for the `attempt`th time, from 1, and has `left` seconds (None: no end).
+        Its attempt number `attempt`, from 1, failed with `error`. `left` is the remaining time in
+        seconds, None without a deadline.
         """
         attempts = self._retry.attempts
         told = error.retry_after
@@ -151,7 +156,7 @@ class Retries:
             return None
         delay = told * (1 + self._chance() * (1 << (attempt - 1)))
         if left is not None and delay >= left:
-            # Perhaps what the server asked for fits.
+            # The server's own pause may still fit.
             if told >= left:
                 return None
             delay = told + self._chance() * (left - told) / 2
@@ -163,31 +168,31 @@ class Retries:
 
 
 class Attempts:
-    """The attempts of one call; one thread at a time uses it."""
+    """Attempts of one call. Not thread-safe."""
 
-    def __init__(self, retries: Retries, request: object) -> None:
+    def __init__(self, retries: RetryBudget, request: object) -> None:
         self._retries = retries
-        self._repeatable = harmless(request)
+        self._repeatable = is_repeatable(request)
         self._inference = isinstance(request, pb.ModelInferRequest)
         self._made = 1
 
     def delay(self, error: InferenceError, call: Any, left: float | None) -> float | None:
-        """After how many seconds the request is sent again; None when it is not.
+        """Return the seconds until the request is sent again; None for no retry.
 
-        `call` is the last attempt, as grpcio has it; None for a refusal in a stream.
+        `call` is grpcio's call of the last attempt; None for a refusal inside a stream.
         """
         if isinstance(error, Unavailable) and call is not None:
-            ending = ending_of(call, error)
-            if ending is Ending.FINAL or (ending is Ending.UNKNOWN and not self._repeatable):
+            ending = attempt_end(call, error)
+            if ending is AttemptEnd.FINAL or (ending is AttemptEnd.UNKNOWN and not self._repeatable):
                 return None
-            if ending is Ending.UNKNOWN:
-                # At most one attempt more: each may end a server.
+            if ending is AttemptEnd.UNKNOWN:
+                # At most one more attempt, because each may crash a server.
                 self._repeatable = False
         delay = self._retries.delay(error, self._made, left)
         self._made += 1
         return delay
 
     def answered(self) -> None:
-        """The request was answered; only answers of inference fill the budget, not those of a health check."""
+        """Record an answer. Only inference refills the budget; health checks do not."""
         if self._inference:
             self._retries.answered()

@@ -10,19 +10,19 @@ from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages.arguments import shown
 
 _EXPECTED = "'host:port'"
-# Schemes that gRPC's core resolves; the paths of the last ones have no port.
+# Schemes that gRPC core resolves, with and without a port.
 _WITH_PORTS = ("dns", "ipv4", "ipv6")
 _WITHOUT_PORTS = ("unix", "unix-abstract", "vsock", "xds", "google-c2p")
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/?#@,\[\]]+):([0-9]{1,5})", re.ASCII)
 _EXAMPLE = "127.0.0.1:8001"
-# Of characters; a list of addresses can have some thousand.
+# Longest target in characters. A list may have thousands of addresses.
 _LONGEST = 100_000
-# As many characters of it are in an error.
+# Longest part of a target in an error message, in characters.
 _SHOWN = 200
 
 
 def check_target(target: object) -> str:
-    """The target; InvalidInput, which says what to write, for what gRPC could never reach."""
+    """Return the target; raise InvalidInput with a correction if gRPC could never reach it."""
     if not isinstance(target, str):
         raise _refused(target, _change_of_other(target))
     if not target or len(target) > _LONGEST or not target.strip().isprintable():
@@ -40,7 +40,7 @@ def check_target(target: object) -> str:
         tls = ", with tls=True (--tls)" if secure else ""
         raise _refused(target, f"write '{_with_port(address)}'{tls}")
     if colon and scheme in _WITH_PORTS and not rest.isdecimal():
-        # The brackets of IPv6 may be escaped, as they are in URIs.
+        # Brackets of IPv6 addresses may be percent-encoded.
         addresses = unquote(re.sub(r"^//[^/]*/", "", rest)).split(",")
         for address in addresses:
             _check_address(target, address, scheme)
@@ -64,7 +64,7 @@ def _check_address(target: str, address: str, scheme: str = "") -> None:
 
 
 def _with_port(address: str) -> str:
-    """The address as it should be written, as far as that can be told."""
+    """Return the address with a valid host and port, guessed from what was given."""
     try:
         if ipaddress.ip_address(address.strip("[]")).version == 6:
             return f"[{address.strip('[]')}]:8001"

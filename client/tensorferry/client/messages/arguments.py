@@ -1,7 +1,4 @@
-"""Checks of the values that callers give: each returns the value, or raises `InvalidInput`.
-
-Pure functions; they may be called from any thread.
-"""
+"""Argument checks: each returns the value, or raises `InvalidInput`. Pure and thread-safe."""
 
 from __future__ import annotations
 
@@ -13,12 +10,12 @@ from tensorferry.client.errors import InvalidInput
 
 
 def shown(value: object) -> str:
-    """A short form of a value, with its type, for an error message."""
+    """Return a short form of a value, with its type, for an error message."""
     return f"{reprlib.repr(value)} of type {type(value).__name__}"
 
 
 def text(subject: str, value: object, *, expected: str = "a str", change: str = "") -> str:
-    """A str that can be sent as UTF-8."""
+    """Check a str that UTF-8 can encode."""
     if not isinstance(value, str):
         if not change:
             change = f"write {str(value)!r}" if isinstance(value, int) else "give it as a str"
@@ -36,14 +33,14 @@ def text(subject: str, value: object, *, expected: str = "a str", change: str = 
 
 
 def model(name: object, version: object) -> None:
-    """The name and version of a model."""
+    """Check the name and version of a model."""
     if not text("the model's name", name, change="give the name as a str, such as 'digits'"):
         raise InvalidInput("the model's name", "a str that is not empty", "''", "name a model of the server")
     text("the model's version", version, expected="a str ('' for the server's choice)")
 
 
 def names(subject: str, value: object) -> None:
-    """None, or a sequence of str."""
+    """Check None, or a sequence of str."""
     if value is None:
         return
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
@@ -54,7 +51,7 @@ def names(subject: str, value: object) -> None:
 
 
 def mapping(subject: str, value: object, change: str) -> Mapping[Any, Any]:
-    """A dict or another mapping, whose keys are str."""
+    """Check a mapping whose keys are str."""
     if not isinstance(value, Mapping):
         raise InvalidInput(subject, "a dict", shown(value), change)
     for key in value:
@@ -63,7 +60,7 @@ def mapping(subject: str, value: object, change: str) -> Mapping[Any, Any]:
 
 
 def integer(subject: str, value: object, least: int, most: int) -> int:
-    """An int within bounds; numpy's count, bool does not."""
+    """Check an int within bounds, numpy's included, bool excluded."""
     number = None
     if not isinstance(value, bool) and hasattr(value, "__index__"):
         try:
@@ -76,7 +73,7 @@ def integer(subject: str, value: object, least: int, most: int) -> int:
 
 
 def pairs(subject: str, value: object, example: str) -> list[tuple[Any, Any]]:
-    """A sequence of pairs whose first is a str."""
+    """Check a sequence of pairs whose first element is a str."""
     found: list[tuple[Any, Any]] = []
     if isinstance(value, (list, tuple)):
         for pair in value:

@@ -1,7 +1,7 @@
-"""Holds a request against the model's metadata before it is sent.
+"""Comparison of a request with the model's metadata, before it is sent.
 
-Pure functions; they may be called from any thread. All raise `InvalidInput`, which says what
-was expected, what was received and what to change.
+Pure and thread-safe functions. All raise `InvalidInput`, which says what was expected, what was
+received and what to change.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _FLOATS = ("FP16", "FP32", "FP64", "BF16")
 
 
 def check_inputs(inputs: Mapping[str, object], model: ModelMetadata) -> dict[str, Array]:
-    """The request's arrays, in the order of the model's inputs.
+    """Return the request's arrays, in the order of the model's inputs.
 
     Arrays are never cast. A list, a tuple or a Python scalar becomes an array of the expected
-    datatype where that loses nothing; floats round to the nearest value of a float datatype,
-    as they do wherever numpy meets a Python float.
+    datatype if that loses nothing. Python floats round to the nearest value of a float datatype,
+    as in numpy.
     """
     known = {tensor.name for tensor in model.inputs}
     missing = [t.name for t in model.inputs if t.name not in inputs and not t.optional]
@@ -44,7 +44,7 @@ def check_inputs(inputs: Mapping[str, object], model: ModelMetadata) -> dict[str
 
 
 def check_outputs(outputs: Sequence[str], model: ModelMetadata) -> None:
-    """Each requested output is one of the model's."""
+    """Check that the model has each requested output."""
     known = {tensor.name for tensor in model.outputs}
     unknown = [name for name in outputs if name not in known]
     if unknown:
@@ -57,7 +57,7 @@ def check_outputs(outputs: Sequence[str], model: ModelMetadata) -> None:
 
 
 def array_of(name: str, value: object) -> Array:
-    """The value as an array, with nothing to hold it against; its dtype is numpy's choice."""
+    """Convert a value to an array without metadata; numpy chooses the dtype."""
     array = _as_array(value, f"input {name!r}", "an array")
     if array.dtype.kind in "SU" and array is not value:
         array = _as_array(value, f"input {name!r}", "an array", object)
@@ -90,7 +90,7 @@ def _check_input(value: object, tensor: TensorMetadata, model_name: str) -> Arra
 
 
 def _dtype_change(array: Array, expected: str) -> str:
-    """What to append to the array to give it the datatype; "" when it has it."""
+    """Return the suffix of an expression that converts the array; "" if its datatype is right."""
     if _datatype(array) == expected:
         return ""
     if expected == "BYTES":
@@ -113,7 +113,7 @@ def _shape_change(got: tuple[int, ...], expected: tuple[int, ...]) -> str:
 
 
 def _datatype(array: Array) -> str:
-    """The array's datatype, or numpy's name for a dtype that the protocol has none for."""
+    """Return the array's datatype, or numpy's name of a dtype that the protocol lacks."""
     try:
         return tensors.datatype_of(array)
     except tensors.TensorError:
@@ -132,7 +132,7 @@ def _as_array(value: object, subject: str, expected: str, dtype: type | None = N
 
 def _from_python(value: object, tensor: TensorMetadata, subject: str) -> Array:
     if tensor.datatype == "BYTES":
-        # Strings stay objects: numpy's own string dtypes drop the zero bytes at their ends.
+        # Strings stay objects, because numpy's string dtypes drop trailing zero bytes.
         return _as_array(value, subject, str(tensor), object)
     natural = _as_array(value, subject, str(tensor))
     if natural.dtype.kind not in "biuf":
@@ -144,7 +144,7 @@ def _from_python(value: object, tensor: TensorMetadata, subject: str) -> Array:
     except tensors.TensorError as error:
         change = "install it, then call again"
         raise InvalidInput(subject, str(tensor), f"a {type(value).__name__}; {error}", change) from None
-    with np.errstate(all="ignore"):  # a value that does not fit is found by comparison, below
+    with np.errstate(all="ignore"):  # the comparison below finds values that do not fit
         array = natural.astype(dtype)
     if not _same_values(natural, array, tensor.datatype):
         raise InvalidInput(
@@ -161,7 +161,7 @@ def _same_values(natural: Array, array: Array, datatype: str) -> bool:
         return True
     if datatype in _FLOATS and natural.dtype.kind == "f":
         return bool(np.array_equal(np.isfinite(natural), np.isfinite(array.astype(np.float64))))
-    # Python compares int with float exactly; numpy would round the int first.
+    # Python compares int and float exactly; numpy would round the int first.
     back = array.astype(np.float64) if datatype == "BF16" else array
     return bool(natural.ravel().tolist() == back.ravel().tolist())
 

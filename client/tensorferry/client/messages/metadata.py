@@ -1,4 +1,4 @@
-"""What a server says about itself and its models, as plain records."""
+"""Metadata of a server and its models, as plain records."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tensorferry.protos import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class TensorMetadata:
-    """One input or output: its datatype's protocol name and its shape, -1 for a free size.
+    """One input or output: protocol datatype, and shape with -1 for a dynamic axis.
 
-    A request may leave out an `optional` input.
+    A request may omit an `optional` input.
     """
 
     name: str
@@ -26,7 +26,7 @@ class TensorMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """One model: the versions that are there, its inputs and outputs, and what else the server says of it."""
+    """One model: available versions, inputs, outputs, and the server's other properties."""
 
     name: str
     versions: tuple[str, ...]
@@ -37,7 +37,7 @@ class ModelMetadata:
 
     @classmethod
     def from_message(cls, message: pb.ModelMetadataResponse) -> ModelMetadata:
-        """The record of a `ModelMetadataResponse`."""
+        """Convert a `ModelMetadataResponse`."""
         optional = message.properties.get("optional_inputs", "").split(",")
         return cls(
             name=message.name,
@@ -53,7 +53,7 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ServerMetadata:
-    """The server: its name, its version, and the protocol extensions that it speaks."""
+    """The server: name, version, and supported protocol extensions."""
 
     name: str
     version: str
@@ -61,13 +61,13 @@ class ServerMetadata:
 
     @classmethod
     def from_message(cls, message: pb.ServerMetadataResponse) -> ServerMetadata:
-        """The record of a `ServerMetadataResponse`."""
+        """Convert a `ServerMetadataResponse`."""
         return cls(message.name, message.version, tuple(message.extensions))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """One version of a model in the server's repository; `reason` says why it is not READY."""
+    """One model version in the server's repository; `reason` says why it is not READY."""
 
     name: str
     version: str
@@ -76,5 +76,5 @@ class ModelStatus:
 
     @classmethod
     def from_message(cls, message: pb.RepositoryIndexResponse) -> tuple[ModelStatus, ...]:
-        """The records of a `RepositoryIndexResponse`, in the server's order."""
+        """Convert a `RepositoryIndexResponse`, in the server's order."""
         return tuple(cls(m.name, m.version, m.state, m.reason) for m in message.models)

@@ -1,6 +1,6 @@
-"""A dict of arrays ↔ `ModelInferRequest` and `ModelInferResponse`.
+"""Conversion of arrays to `ModelInferRequest`, and of `ModelInferResponse` to arrays.
 
-Pure functions and immutable records; they may be used from any thread.
+Pure functions and immutable records, thread-safe.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tensorferry.protos.tensors import Array
 
 Parameter = bool | int | float | str
 
-# As many outputs and parameters, and as long strings, as the repr of a result shows.
+# Limits of the repr of a result.
 _SHOWN = 20
 _short = reprlib.Repr()
 _short.maxdict = _SHOWN
@@ -32,10 +32,10 @@ _short.maxstring = _short.maxother = 120
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """One request of a stream, where a dict of inputs alone does not say enough.
+    """One request of a stream, with more than its inputs.
 
-    `inputs` is as for `infer`. A `request_id` of "" has one generated. `outputs` and
-    `parameters`, where given, take the place of those given to `stream`.
+    `inputs` is as for `infer`. A `request_id` of "" is replaced by a generated one. `outputs` and
+    `parameters` override those given to `stream`.
     """
 
     inputs: Mapping[str, object]
@@ -46,11 +46,11 @@ class StreamRequest:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class InferenceResult(Mapping[str, Array]):
-    """One answer: a mapping of output name to numpy array, in the server's order.
+    """One answer: a mapping from output name to numpy array, in the server's order.
 
-    Numbers and bools have their numpy dtype, BF16 is `ml_dtypes.bfloat16`, BYTES an object
-    array of `bytes`. Arrays of a fixed width are read-only views of the received message:
-    copy one to write to it. `id` is the request's id, "" when it had none.
+    Numbers and bools have their numpy dtype, BF16 is `ml_dtypes.bfloat16`, and BYTES is an object
+    array of `bytes`. Arrays of a fixed width are read-only views of the received message; copy
+    an array to write to it. `id` is the request's id, or "".
     """
 
     model_name: str
@@ -83,7 +83,7 @@ class InferenceResult(Mapping[str, Array]):
 
 
 class StreamDefaults:
-    """What the requests of one stream have in common; fills in what each leaves out."""
+    """Defaults for the requests of one stream."""
 
     def __init__(self, outputs: Sequence[str] | None, parameters: Mapping[str, Parameter] | None) -> None:
         _check_choices(outputs, parameters)
@@ -93,7 +93,7 @@ class StreamDefaults:
         self._numbers = itertools.count(1)
 
     def complete(self, request: Mapping[str, object] | StreamRequest) -> StreamRequest:
-        """The request with an id, and with the stream's outputs and parameters where it has none."""
+        """Return the request with an id, and with the stream's outputs and parameters as defaults."""
         if isinstance(request, Mapping):
             request = StreamRequest(request)
         if not isinstance(request, StreamRequest):
@@ -117,7 +117,7 @@ def request_of(
     outputs: Sequence[str] | None,
     parameters: Mapping[str, Parameter] | None,
 ) -> StreamRequest:
-    """A request with checked types; its arrays and names are held against the model later."""
+    """Return a request with checked types; arrays and names are compared with the model later."""
     arguments.mapping("inputs", inputs, "write {'input name': array}")
     if request_id is not None:
         arguments.text("request_id", request_id, expected="a str, or None")
@@ -128,7 +128,7 @@ def request_of(
 def iterated(
     requests: Iterable[Mapping[str, object] | StreamRequest],
 ) -> Iterator[Mapping[str, object] | StreamRequest]:
-    """The iterator of a stream's requests; InvalidInput for what is none, or is one request."""
+    """Return an iterator over a stream's requests; raise InvalidInput for a single request."""
     if not isinstance(requests, (str, bytes, Mapping)):
         try:
             return iter(requests)
@@ -138,7 +138,7 @@ def iterated(
 
 
 def not_iterable(requests: object) -> InvalidInput:
-    """The error for what a stream cannot take its requests from."""
+    """Return the error for an argument that is no iterable of requests."""
     change = (
         "write [inputs] for one" if isinstance(requests, Mapping) else "give a list or a generator of dicts"
     )
@@ -157,10 +157,10 @@ def encode(
     request: StreamRequest,
     metadata: ModelMetadata | None,
 ) -> pb.ModelInferRequest:
-    """The message of a request, every tensor raw.
+    """Return the message of a request, with raw tensors.
 
-    InvalidInput when the request does not fit `metadata`; with None nothing is checked but
-    that the arrays have a datatype.
+    Raises InvalidInput if the request does not fit `metadata`. If `metadata` is None, only the
+    datatypes of the arrays are checked.
     """
     try:
         if metadata is None:
@@ -184,7 +184,7 @@ def encode(
 
 
 def decode(message: pb.ModelInferResponse) -> InferenceResult:
-    """The result in an answer, its tensors raw or typed; Internal when it is malformed."""
+    """Return the result in an answer, with raw or typed tensors; raise Internal if it is malformed."""
     raw = message.raw_output_contents
     if raw and len(raw) != len(message.outputs):
         text = f"the answer has {len(message.outputs)} outputs and {len(raw)} raw contents"
@@ -206,12 +206,12 @@ def decode(message: pb.ModelInferResponse) -> InferenceResult:
 
 
 def decode_stream(message: pb.ModelStreamInferResponse) -> InferenceResult | InferenceError:
-    """What became of one request of a stream: its result, or the error that it met."""
+    """Return the outcome of one request of a stream: its result or its error."""
     answer = message.infer_response
     if message.error_message:
         code_name = answer.parameters[errors.STATUS_PARAMETER].string_param
         milliseconds = answer.parameters[errors.RETRY_PARAMETER].int64_param
-        retry_after = errors.believed(milliseconds / 1000) if milliseconds > 0 else None
+        retry_after = errors.plausible_pause(milliseconds / 1000) if milliseconds > 0 else None
         return errors.from_stream(message.error_message, code_name, answer.id, retry_after)
     try:
         return decode(answer)
@@ -229,7 +229,7 @@ def _raw(name: str, array: Array) -> bytes:
 
 
 def _set_parameter(target: pb.InferParameter, name: str, value: object) -> None:
-    # bool comes first: it is an int, too.
+    # bool comes first, because it is a subclass of int.
     if isinstance(value, bool):
         target.bool_param = value
     elif isinstance(value, int) and -(2**63) <= value < 2**63:
@@ -250,7 +250,7 @@ def _set_parameter(target: pb.InferParameter, name: str, value: object) -> None:
 
 
 def _described(array: Array) -> str:
-    """Datatype and shape, never values."""
+    """Return datatype and shape of an array, without values."""
     return f"{tensors.datatype_of(array)} {list(array.shape)}"
 
 
