@@ -104,9 +104,6 @@ class Intake:
                     # It is what must be kept up with all the same.
                     self._demand[first.rank].arrived(now, rows, deadline - now)
                     raise refusal
-            elif not backlog.rows:
-                # Whoever left last may not have said so.
-                self._standing.since = _INF
         self.accepted += 1
         admission.held_bytes += nbytes
         for request in displaced:

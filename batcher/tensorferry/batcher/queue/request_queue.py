@@ -25,7 +25,6 @@ from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.queue.dispatch import Dispatch
 from tensorferry.batcher.queue.endings import Ends
 from tensorferry.batcher.queue.expiry import Expiry
-from tensorferry.batcher.queue.express import Express
 from tensorferry.batcher.queue.fair_backlog import FairBacklog
 from tensorferry.batcher.queue.inline_execution import InlineExecution
 from tensorferry.batcher.queue.intake import BoundedIntake, Intake
@@ -101,19 +100,6 @@ class RequestQueue:
         )
         dispatch = self._dispatch = Dispatch(
             clock, limits, backlog, each, departure, expiry, company, waking, ends, pipelined=pipelined
-        )
-        self._express = Express(
-            backlog,
-            each,
-            departure.row_limits,
-            company.returners,
-            waking,
-            ends,
-            most=limits.max_batch_size,
-            possible=simple
-            and classes == 1
-            and limits.merges
-            and not (limits.preferred or policies or isinstance(backlog, FairBacklog)),
         )
         self.lessons = LearningSync(lock, clock, backlog, departure.row_limits, company.returners)
         self.outages = DeviceFailures(
@@ -213,9 +199,7 @@ class RequestQueue:
                 return _INF
             now, mine = self._clock.now(), self._devices.each[0]
             if self._lending.possible_now(now):
-                step = self._express.take(most_seconds, mine, now)
-                if step is None and self._backlog.slowest_batch() <= most_seconds:
-                    step = self._poll_locked(mine)
+                step = self._poll_locked(mine) if self._backlog.slowest_batch() <= most_seconds else None
                 if isinstance(step, BatchAssignment):
                     mine.borrowed = bool(step.batch)
                     return step
