@@ -65,9 +65,6 @@ class Scheduler(Protocol):
     def released(self, device: int, now: float) -> None:
         """A device has run a batch, which the host is yet to complete."""
 
-    def gives_up(self, batch: Sequence[int], device: int, ready: float, now: float) -> bool:
-        """Whether a batch that was prepared at `ready`, and whose turn on its device is now, is dropped: then it is over."""
-
     def ran(self, batch: Sequence[int], device: int, times: Times, now: float) -> None:
         """A batch is over, its requests are answered."""
 
@@ -163,12 +160,7 @@ class _Devices:
         device.running, device.free_since = None, now
         self._scheduler.released(flight.device, now)
         if device.waiting:
-            waiting = device.waiting.popleft()
-            if self._scheduler.gives_up(waiting.batch, waiting.device, waiting.ready, now):
-                device.workers += 1
-                self.dropped += waiting.batch
-            else:
-                self._start(waiting, now)
+            self._start(device.waiting.popleft(), now)
         if not flight.times.after:
             return self._complete(flight, now)
         flight.completing = True

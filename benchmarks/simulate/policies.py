@@ -49,10 +49,6 @@ class Peer:
     def released(self, device: int, now: float) -> None:
         """Nobody prepares anything in time for this."""
 
-    def gives_up(self, batch: Sequence[int], device: int, ready: float, now: float) -> bool:
-        """What has left is run."""
-        return False
-
     def ran(self, batch: Sequence[int], device: int, times: Times, now: float) -> None:
         """Learns what a batch took."""
         self.lines[self.trace.keys[batch[0]]].observe(len(batch), sum(times))

@@ -17,7 +17,7 @@ from traces import Trace
 from tensorferry.batcher.errors import DeadlineExceeded, QueueFull
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import BatchAssignment, Outcome, Request, in_vain
+from tensorferry.batcher.request import BatchAssignment, Outcome, Request
 from tensorferry.batcher.settings import Limits
 
 # High enough that only deadlines refuse: without them nothing is shed, as with the peers.
@@ -130,18 +130,6 @@ class Shipping:
         if self._pipelined:
             self._clock.time = now
             self._queue.released(device)
-
-    def gives_up(self, batch: Sequence[int], device: int, ready: float, now: float) -> bool:
-        """As a worker does when its batch's turn on the device comes."""
-        work, left = self._running[batch[0]]
-        latest = max([request.deadline for request in work.batch])
-        if not in_vain(work.predicted, latest, left, ready, now):
-            return False
-        del self._running[batch[0]]
-        self.released(device, now)
-        self._queue.finish(work.batch)
-        self._queue.ran(work.batch, None, device=device)
-        return True
 
     def ran(self, batch: Sequence[int], device: int, times: Times, now: float) -> None:
         """A worker has completed its batch and is free."""

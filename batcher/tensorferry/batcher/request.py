@@ -230,15 +230,6 @@ class BatchAssignment(NamedTuple):
     predicted: float = 0.0
 
 
-def in_vain(predicted: float, latest: float, begun: float, ready: float, now: float) -> bool:
-    """Whether a batch whose turn on the device is now would be answered after the latest of its deadlines.
-
-    Only if it would have been in time when it left, begun to be joined at `begun` and ready at `ready`, had the
-    device run the one before it as fast as it should: what is wrong about the batch itself only a run can tell.
-    """
-    return begun + predicted < latest <= now + predicted - (ready - begun)
-
-
 class Times(NamedTuple):
     """When a batch began to be joined and was ready for the device, when that started on it, and had run it.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from typing import Any
 
@@ -16,7 +15,6 @@ from support.batcher.rig import (
     enqueue,
     error,
     fails_below_zero,
-    figures_add_up,
     reach,
     result,
     rows,
@@ -27,7 +25,7 @@ from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.learning.return_model import Returners
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import BatchAssignment, in_vain
+from tensorferry.batcher.request import BatchAssignment
 from tensorferry.batcher.settings import Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -236,66 +234,3 @@ def test_where_callers_come_back_the_next_batch_waits_for_the_answers_unless_it_
     queue.finish(first.batch)
     queue.ran(first.batch, 1.0)
     assert isinstance(queue.poll(), BatchAssignment)
-
-
-class Turn:
-    """The turn on a device, which tells when somebody has to wait for it."""
-
-    def __init__(self) -> None:
-        self._turn = threading.Lock()
-        self.awaited = threading.Event()
-
-    def __enter__(self) -> None:
-        if not self._turn.acquire(blocking=False):
-            self.awaited.set()
-            self._turn.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._turn.release()
-
-
-# The first batch takes 20 s instead of 10, so the second would be answered at 30 s, not at 20 s.
-@pytest.mark.parametrize(
-    ("deadlines", "run"),
-    [([25.0, 29.0], False), ([25.0, 31.0], True), ([25.0, math.inf], True)],
-    ids=["nobody is in time any more", "one is in time", "one has all the time"],
-)
-def test_a_batch_is_not_run_in_vain_when_the_one_before_took_too_long(
-    make: Make, runner: ScriptedRunner, clock: VirtualClock, deadlines: list[float], run: bool
-) -> None:
-    batcher = make(runner, 4, pipelined=True, clock=clock)
-    turn: Any = Turn()
-    batcher._crew._instances[0].turn = turn
-    for count in (1, 4):
-        batcher.anchor(count, SECONDS)
-    first = enqueue(batcher, [0.0])[1]
-    runner.await_batches(1)
-    clock.await_sleepers(1)
-    seconds = [enqueue(batcher, [1.0], deadline=deadline)[1] for deadline in deadlines]
-    turn_at = batcher._queue._devices.each[0].turn(clock.now())
-    clock.await_sleepers(until=turn_at)
-    clock.advance(turn_at)
-    reach(turn.awaited)
-    clock.advance(2 * SECONDS - turn_at)
-    runner.open()
-    for one in seconds:
-        one.await_outcome()
-    third = enqueue(batcher, [3.0], deadline=clock.now() + 10 * SECONDS)[1]
-    assert third.await_outcome().error is None, "the device is free again"
-    assert batcher.drain()
-    assert first.kind == "answered"
-    assert len(runner.batches) == (3 if run else 2)
-    assert [one.kind for one in seconds] == ["answered" if run else "DeadlineExceeded"] * 2
-    statistics = batcher.statistics()
-    figures_add_up(statistics)
-    assert (statistics.expired, statistics.failed_batches) == (0 if run else 2, 0)
-
-
-def test_what_is_run_in_vain() -> None:
-    """Only what had to wait: who was late from the first may be so by a prediction that a run would correct."""
-    expected = {"predicted": 10.0, "begun": 100.0, "ready": 101.0}
-    assert not in_vain(**expected, latest=112.0, now=102.9)
-    assert in_vain(**expected, latest=112.0, now=103.0)
-    assert not in_vain(**expected, latest=109.0, now=103.0)
-    assert not in_vain(**expected, latest=math.inf, now=1e9)
-    assert in_vain(**{**expected, "predicted": 0.0}, latest=112.0, now=113.0), "whatever it takes"

@@ -50,15 +50,6 @@ def test_a_second_batch_runs_after_the_first(device: Device) -> None:
     assert device.unanswered == 2
 
 
-def test_who_rides_behind_another_batch_allows_for_its_error_too(device: Device) -> None:
-    device.preparation, device.doubt = 1.0, 2.0
-    device.left(0.0, 10.0)
-    assert device.starts(0.0) == 12.0
-    assert device.turn(0.0) == 10.0 - GUARD, "it leaves when it should be its turn"
-    device.released(10.0)
-    assert device.starts(10.0) == 10.0
-
-
 @pytest.mark.parametrize("when", [8.0, 12.0], ids=["early", "late"])
 def test_a_release_corrects_what_was_expected(device: Device, when: float) -> None:
     device.left(0.0, 10.0)

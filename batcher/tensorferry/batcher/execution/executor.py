@@ -7,14 +7,12 @@ the device's memory in parts that do.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import (
     BatcherError,
-    DeadlineExceeded,
     InstanceFailed,
     OutOfMemory,
     RunTimedOut,
@@ -25,7 +23,7 @@ from tensorferry.batcher.execution.instance import Instance
 from tensorferry.batcher.execution.splitting import cut, join_outputs
 from tensorferry.batcher.policy.batch_forming import riders
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import BatchAssignment, Request, Times, in_vain
+from tensorferry.batcher.request import BatchAssignment, Request, Times
 from tensorferry.batcher.statistics.counters import Ledger
 from tensorferry.batcher.statistics.recent_batches import Record
 
@@ -39,10 +37,6 @@ FELL = "what ran the batch ended unexpectedly"
 
 class _NotRun(InstanceFailed):
     """The batch was not run at all: what would have run it was broken already."""
-
-
-class _InVain(DeadlineExceeded):
-    """The batch was not run at all: the one before it took so long that nobody would have been answered in time."""
 
 
 class Running:
@@ -97,7 +91,7 @@ class Running:
     def _run(self, batch: Sequence[Request], work: BatchAssignment, back: list[Request]) -> Times | None:
         """Runs the work's batch, or a part of it again; None if it did not succeed at once."""
         whole = batch is work.batch
-        outputs, error, times = self._execute(batch, work.predicted if whole else math.inf)
+        outputs, error, times = self._execute(batch)
         if self._instance.pipelined and whole:
             self._queue.released(self._instance.index)
         if error is None:
@@ -105,11 +99,6 @@ class Running:
             if not whole and self._queue.lessons.limits_rows:
                 self._queue.lessons.fitted(batch, self._instance.index, times.ended - times.started)
             return times
-        if isinstance(error, _InVain):
-            self._record.failed(error, batch, self._instance.index, work, times)
-            for request in self._queue.finish(batch):
-                self._completions.fail(request, DeadlineExceeded(str(error)))
-            return None
         self._ledger.failed_to_run(work.reason if whole else None)
         self._record.failed(error, batch, self._instance.index, work, times)
         again: Callable[[Sequence[Request], BatchAssignment, list[Request]], None] | None = None
@@ -165,14 +154,9 @@ class Running:
             self._ledger.retried(len(queued))
         self._completions.turn_away(ended, error)
 
-    def _execute(
-        self, batch: Sequence[Request], predicted: float = math.inf
-    ) -> tuple[Sequence[Any], BaseException | None, Times]:
-        """Joins, runs and splits a batch; `predicted` is how long that should take, inf: it is run in any case."""
+    def _execute(self, batch: Sequence[Request]) -> tuple[Sequence[Any], BaseException | None, Times]:
+        """Joins, runs and splits a batch."""
         now, instance = self._clock.now, self._instance
-        # Nobody is late for a batch that had not to wait for another's end.
-        waits = instance.pipelined and predicted < math.inf
-        latest = max([request.deadline for request in batch]) if waits else math.inf
         begun = ready = started = ended = now()
         try:
             staged = instance.staged
@@ -182,8 +166,6 @@ class Running:
                 if instance.recover is not None or instance.given_up:
                     raise _NotRun("the device failed before the batch ran", recover=instance.recover)
                 started = now()
-                if latest < math.inf and in_vain(predicted, latest, begun, ready, started):
-                    raise _InVain("the deadline could not be met: the batch before took longer than expected")
                 instance.running = batch
                 try:
                     outputs = instance.model_fn(joined)

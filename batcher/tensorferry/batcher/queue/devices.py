@@ -42,7 +42,6 @@ class Device:
         "_free_at",
         "_in_flight",
         "borrowed",
-        "doubt",
         "outage",
         "preparation",
         "ready",
@@ -62,8 +61,6 @@ class Device:
         self.unanswered = 0
         # How long the last batch was expected to be prepared by the host, in seconds.
         self.preparation = 0.0
-        # By how much that batch may take longer than expected, in seconds; 0 where that is not allowed for.
-        self.doubt = 0.0
         # How long each batch in flight should keep the device, in seconds, the running one first.
         self._in_flight: deque[float] = deque()
         self._free_at = -math.inf
@@ -81,7 +78,7 @@ class Device:
         """The time from which on a batch that leaves now is on its way without waiting, at the latest."""
         if not self._in_flight:
             return now
-        return max(now, self._free_at + self.doubt - self.preparation)
+        return max(now, self._free_at - self.preparation)
 
     def turn(self, now: float) -> float:
         """When the next batch should leave, to be prepared just in time."""

@@ -117,9 +117,6 @@ class Dispatch:
             keeps = whole = profile.whole(rows)
             if self._pipelined:
                 device.preparation, keeps = profile.preparation(rows), profile.mean(rows)
-                if len(self._devices.each) > 1:
-                    # A single device would lose more by the smaller batches than is late: nobody else takes the rest.
-                    device.doubt = profile.upper(rows) - whole
             self._devices.left(device, now, keeps)
             # As `Work(...)`, in half the time.
             work = _new(BatchAssignment, (tuple(batch), close.reason, tuple(dead), tuple(shed), whole))
