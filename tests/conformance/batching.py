@@ -143,7 +143,7 @@ def _tried_rows(path: Path) -> str | None:
         session = Session(path)
     except Exception:
         return None
-    if session.signature.lacks_batch_axis() is not None:
+    if session.signature.no_batch_axis_reason() is not None:
         return None
     comparison = compare_rows(session.signature, session.run, ComparisonSettings(most=8, seconds=0))
     # Of the rows that are drawn, some may fail alone: an integer divided by zero, say.

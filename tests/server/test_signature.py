@@ -98,4 +98,4 @@ BATCHED = spec("fine", "FP32", "", 3)
 def test_a_batch_axis_is_a_first_dimension_that_varies_everywhere(
     made: Signature, reason: str | None
 ) -> None:
-    assert made.lacks_batch_axis() == reason
+    assert made.no_batch_axis_reason() == reason

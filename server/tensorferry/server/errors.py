@@ -3,7 +3,7 @@
 _MOST_SHOWN = 128
 
 
-def cut(text: str, most: int = _MOST_SHOWN) -> str:
+def truncate(text: str, most: int = _MOST_SHOWN) -> str:
     """What a client sent, for an error message: at most `most` characters of it."""
     return text if len(text) <= most else text[:most] + "..."
 
@@ -28,7 +28,7 @@ class LimitError(ServerError):
     """The server has as many of something as it keeps, or the machine has no more room."""
 
 
-class UnreadAnswersError(LimitError):
+class UnreadResponsesError(LimitError):
     """Clients have yet to read as many bytes of answers as the server keeps; `retry_after` in seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:

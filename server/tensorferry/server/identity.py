@@ -19,7 +19,7 @@ ROLES = frozenset({INFER, CONTROL})
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class ClientIdentity:
     """A client, by the name that it is known by, and what it may do."""
 
     name: str
@@ -27,7 +27,7 @@ class Caller:
 
 
 # Where nothing asks who calls.
-ANYONE = Caller("anyone", ROLES)
+ANONYMOUS = ClientIdentity("anyone", ROLES)
 
 # While a unary method other than ModelInfer runs: who calls it.
-CURRENT: ContextVar[Caller] = ContextVar("tensorferry_caller", default=ANYONE)
+CURRENT_CLIENT: ContextVar[ClientIdentity] = ContextVar("tensorferry_caller", default=ANONYMOUS)

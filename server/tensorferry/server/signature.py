@@ -54,11 +54,11 @@ class TensorSpec:
         return tuple(dim if isinstance(dim, int) else -1 for dim in self.dims)
 
     @property
-    def leads_with_rows(self) -> bool:
+    def has_row_axis(self) -> bool:
         """Whether axis 0 varies, and so counts the rows if the model is batched. That of an optional input never does."""
         return bool(self.dims) and not isinstance(self.dims[0], int) and not self.optional
 
-    def along(self, shape: tuple[int, ...]) -> Iterator[tuple[int, int | str, int]]:
+    def axes(self, shape: tuple[int, ...]) -> Iterator[tuple[int, int | str, int]]:
         """Each axis of a tensor of this shape, which fits: its number, the dimension here, and its length."""
         dims = ("",) * len(shape) if self.any_rank else self.dims
         for axis, (dim, size) in enumerate(zip(dims, shape, strict=True)):
@@ -76,33 +76,33 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
     optional: tuple[TensorSpec, ...] = ()
 
-    def given(self, names: Collection[str]) -> Signature:
+    def with_given_inputs(self, names: Collection[str]) -> Signature:
         """The signature of a request with these inputs: the optional ones among them are inputs as the others."""
         extra = tuple(spec for spec in self.optional if spec.name in names)
         return replace(self, inputs=self.inputs + extra, optional=()) if extra else self
 
-    def lacks_batch_axis(self) -> str | None:
+    def no_batch_axis_reason(self) -> str | None:
         """Why the model has no batch axis; None when an input and every output leads with one that varies.
 
         Other inputs may be small and of a fixed shape: requests share a batch if theirs are equal.
         """
-        none_leads = not any(spec.leads_with_rows for spec in self.inputs)
+        none_leads = not any(spec.has_row_axis for spec in self.inputs)
         for spec in self.inputs:
             if spec.any_rank:
                 return f"the file does not say how many dimensions input {spec.name!r} has"
-            if spec.leads_with_rows or not (none_leads or _too_much_to_share(spec)):
+            if spec.has_row_axis or not (none_leads or _too_much_to_share(spec)):
                 continue
             return _no_rows("input", spec)
         for spec in self.outputs:
-            if not spec.leads_with_rows:
+            if not spec.has_row_axis:
                 return _no_rows("output", spec)
         return None if self.inputs else "the model has no inputs"
 
-    def shared(self, *, batched: bool) -> frozenset[int]:
+    def shared_inputs(self, *, batched: bool) -> frozenset[int]:
         """The places of the inputs without rows, if the model is batched: equal ones may share a batch."""
         if not batched:
             return frozenset()
-        return frozenset(at for at, spec in enumerate(self.inputs) if not spec.leads_with_rows)
+        return frozenset(at for at, spec in enumerate(self.inputs) if not spec.has_row_axis)
 
     def __str__(self) -> str:
         inputs = [str(spec) for spec in self.inputs]

@@ -38,7 +38,7 @@ from tensorferry.server.errors import (
     NotReadyError,
     PermissionDeniedError,
     UnauthenticatedError,
-    UnreadAnswersError,
+    UnreadResponsesError,
     UnsupportedError,
 )
 
@@ -103,7 +103,7 @@ _TABLE = (
 )
 
 
-_RETRIED = (QueueFull, Shed, InstanceFailed, UnreadAnswersError)
+_RETRIED = (QueueFull, Shed, InstanceFailed, UnreadResponsesError)
 
 
 # By kind, as far as they were met: those are few, and under overload a status is all that most calls get.
@@ -133,7 +133,7 @@ def status_of(
     Nothing else becomes of it, so its tracebacks go: their frames hold the request and its reply,
     which holds the exception, and only the garbage collector would ever free all of that.
     """
-    status = known_status_of(error, triton=triton)
+    status = mapped_status(error, triton=triton)
     if status is None:
         status = INTERNAL
         _log.error("unexpected error while serving a request", exc_info=error, extra=about())
@@ -149,7 +149,7 @@ def code_of(error: BaseException, *, triton: bool = False) -> grpc.StatusCode:
     return grpc.StatusCode.INTERNAL if row is None else _code(row, triton)
 
 
-def known_status_of(error: BaseException, *, triton: bool = False) -> Status | None:
+def mapped_status(error: BaseException, *, triton: bool = False) -> Status | None:
     """The status that `status_of` gives it, of which nothing is logged; None for one that nobody foresaw."""
     row = _row_of(type(error))
     if row is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tensorferry.server.cli.make_token import main
-from tensorferry.server.identity import Caller
+from tensorferry.server.identity import ClientIdentity
 from tensorferry.server.security.credential_files import read_tokens
 
 
@@ -22,7 +22,7 @@ def test_it_prints_the_token_and_the_line_that_knows_it(
     path = tmp_path / "tokens"
     path.write_text(second)
     digest = hashlib.sha256(first.encode()).hexdigest()
-    assert read_tokens(path) == {digest: Caller("alice", frozenset({"infer", "control"}))}
+    assert read_tokens(path) == {digest: ClientIdentity("alice", frozenset({"infer", "control"}))}
 
 
 def test_no_two_are_the_same_and_none_can_be_guessed(

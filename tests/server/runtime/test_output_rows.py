@@ -38,7 +38,7 @@ def test_one_label_for_all_rows_is_none_for_each(tmp_path: Path) -> None:
     )
     signature = Session(path).signature
     assert signature.outputs[0].dims == (1,)
-    assert "fixed to 1" in str(signature.lacks_batch_axis())
+    assert "fixed to 1" in str(signature.no_batch_axis_reason())
 
 
 def test_a_configuration_may_say_either(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_it_is_no_scalar(tmp_path: Path) -> None:
     assert [spec.any_rank for spec in (*signature.inputs, *signature.outputs)] == [True, True]
     assert [spec.shape for spec in (*signature.inputs, *signature.outputs)] == [(-1,), (-1,)]
     assert str(signature) == "(x: FP32[...]) -> (y: FP32[...])"
-    assert signature.lacks_batch_axis() == "the file does not say how many dimensions input 'x' has"
+    assert signature.no_batch_axis_reason() == "the file does not say how many dimensions input 'x' has"
     scalar = save(
         tmp_path / "scalar.onnx", [node("Add", "x x", "y")], [value("x", dims=[])], [value("y", dims=[])]
     )

@@ -34,18 +34,18 @@ def load(path: Path, config: str = "", **options: object) -> Model:
 
 def test_what_has_a_batch_axis() -> None:
     x, y = spec("x", "FP32", "n", 3), spec("y", "FP32", "n", 3)
-    assert signature(x, spec("s", "FP32"), outputs=(y,)).lacks_batch_axis() is None
-    assert signature(x, spec("s", "BYTES", 7), outputs=(y,)).lacks_batch_axis() is None
-    assert signature(x, spec("s", "FP32"), outputs=(y,)).shared(batched=True) == {1}
-    assert signature(x, spec("s", "FP32"), outputs=(y,)).shared(batched=False) == set()
+    assert signature(x, spec("s", "FP32"), outputs=(y,)).no_batch_axis_reason() is None
+    assert signature(x, spec("s", "BYTES", 7), outputs=(y,)).no_batch_axis_reason() is None
+    assert signature(x, spec("s", "FP32"), outputs=(y,)).shared_inputs(batched=True) == {1}
+    assert signature(x, spec("s", "FP32"), outputs=(y,)).shared_inputs(batched=False) == set()
     # Too large to be compared, of no fixed size, and without any rows.
     for others in ([spec("s", "FP32", 1, 3, 224, 224)], [spec("s", "FP32", 1, "k")]):
         assert (
-            signature(x, *others, outputs=(y,)).lacks_batch_axis()
+            signature(x, *others, outputs=(y,)).no_batch_axis_reason()
             == "the first dimension of input 's' is fixed to 1"
         )
-    assert signature(spec("x", "FP32", 1, 3), outputs=(y,)).lacks_batch_axis() is not None
-    assert signature(x, outputs=(spec("y", "FP32"),)).lacks_batch_axis() == "output 'y' is a scalar"
+    assert signature(spec("x", "FP32", 1, 3), outputs=(y,)).no_batch_axis_reason() is not None
+    assert signature(x, outputs=(spec("y", "FP32"),)).no_batch_axis_reason() == "output 'y' is a scalar"
 
 
 def test_a_message_is_known_by_the_value(tmp_path: Path) -> None:

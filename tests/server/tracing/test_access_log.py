@@ -13,8 +13,8 @@ from support.server.rig import PATIENCE
 
 from tensorferry.batcher import BatchInfo, Cancelled, DeadlineExceeded, QueueFull, Shed
 from tensorferry.server.errors import ModelFailedError
-from tensorferry.server.identity import Caller
-from tensorferry.server.status import known_status_of
+from tensorferry.server.identity import ClientIdentity
+from tensorferry.server.status import mapped_status
 from tensorferry.server.telemetry import logs
 from tensorferry.server.telemetry.trace_context import TraceContext
 from tensorferry.server.tracing.access_log import AccessLog, access_log_fields
@@ -58,7 +58,7 @@ def ended(
     trace = RequestTrace([] if log is None else [log], request_id, 1.0, **more)
     trace.accepted = accepted
     trace.addressed = ("m", "2")
-    status = None if error is None else known_status_of(error)
+    status = None if error is None else mapped_status(error)
     trace.completed(INFO if error is None else None, 0.25, error, status)
     trace.sent()
     return trace
@@ -85,7 +85,7 @@ def test_what_became_of_a_request(
 
 def test_a_line_says_whose_request_it_was_and_where_it_rode() -> None:
     context = TraceContext("a" * 32, "b" * 16, True)
-    trace = ended(context=context, caller=Caller("team", frozenset()))
+    trace = ended(context=context, caller=ClientIdentity("team", frozenset()))
     trace.rows, trace.sent_at = 2, 3.5
     assert access_log_fields(trace) == {
         "method": "ModelInfer",
@@ -171,7 +171,7 @@ def test_text_is_one_line_whatever_a_client_says(lines: Lines) -> None:
     log = AccessLog(9)
     log.start()
     trace = ended(log, request_id="a\r\n\x1b[31mERROR b=1 " + "x" * 1000)
-    trace.caller = Caller("o\nther", frozenset())
+    trace.caller = ClientIdentity("o\nther", frozenset())
     assert log.stop(PATIENCE)
     (record,) = lines.kept
     message = record.getMessage()

@@ -17,7 +17,7 @@ from support.server.rig import PATIENCE
 from support.server.scripted_service import Door, success
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.identity import ANYONE, Caller, Metadata
+from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
@@ -117,7 +117,7 @@ class Hooked(InferenceService):
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
         needs_run: Any = None,
-        caller: Caller = ANYONE,
+        caller: ClientIdentity = ANONYMOUS,
     ) -> InferenceCall:
         self._complete = complete
         self.arrived.set()

@@ -9,7 +9,7 @@ import pytest
 from support.server.rig import PATIENCE
 from support.server.scripted_service import Door
 
-from tensorferry.server.identity import ANYONE
+from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.security.access_control import AccessControl, address_of
 
 
@@ -21,7 +21,7 @@ def test_without_access_every_call_is_anyones(door: Door) -> None:
     door.service.answer("1", "2")
     assert call.result(PATIENCE).id == "1"
     assert stream.read_ids(1) == ["2"]
-    assert door.service.callers["1"] is door.service.callers["2"] is ANYONE
+    assert door.service.callers["1"] is door.service.callers["2"] is ANONYMOUS
 
 
 def test_a_caller_is_known_by_its_address(open_door: Callable[..., Door]) -> None:

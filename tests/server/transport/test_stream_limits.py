@@ -12,7 +12,7 @@ from support.server.rig import PATIENCE
 from support.server.scripted_service import Door, OpenStream, ScriptedService, success
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.identity import ANYONE, Caller, Metadata
+from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.stream_order import StreamOptions
 from tensorferry.server.models.registry import ModelRegistry
@@ -203,7 +203,7 @@ def test_a_client_that_leaves_while_its_request_is_submitted_withdraws_it(ordere
             complete: Callable[[InferenceReply], None],
             metadata: Metadata = (),
             needs_run: Any = None,
-            caller: Caller = ANYONE,
+            caller: ClientIdentity = ANONYMOUS,
         ) -> InferenceCall:
             call = super().submit(data, deadline, complete, metadata)
             stream.close()

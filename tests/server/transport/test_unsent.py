@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensorferry.server.errors import UnreadAnswersError
+from tensorferry.server.errors import UnreadResponsesError
 from tensorferry.server.transport.unread_responses import Account, Unsent
 
 MOST = 1600
@@ -20,7 +20,7 @@ class World:
         self.given_up: list[str] = []
 
     def account(self, connection: str, name: str = "") -> Account:
-        def give_up(error: UnreadAnswersError) -> None:
+        def give_up(error: UnreadResponsesError) -> None:
             assert error.retry_after > 0
             self.given_up.append(name)
 

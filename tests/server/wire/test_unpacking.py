@@ -17,7 +17,7 @@ from support.server.tokens import METHODS
 
 from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.identity import ANYONE
+from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.inference import service
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.transport.lane.unpacking import Unpacker
@@ -72,7 +72,7 @@ class Desk:
         return self.served[-1]
 
     def submit(self) -> InferenceCall:
-        return self._unpacker.submit(b"", 0.0, self.replies.append, (), ANYONE)
+        return self._unpacker.submit(b"", 0.0, self.replies.append, (), ANONYMOUS)
 
 
 def test_it_is_served_later() -> None:
@@ -113,7 +113,7 @@ def test_one_that_is_withdrawn_meanwhile_is_withdrawn_from_the_service() -> None
         call.cancel()
         return desk._submit(b"")
 
-    call = Unpacker(submit, desk.later).submit(b"", 0.0, desk.replies.append, (), ANYONE)
+    call = Unpacker(submit, desk.later).submit(b"", 0.0, desk.replies.append, (), ANONYMOUS)
     desk.later.run()
     assert desk.served[0].withdrawn == ["cancel"]
 

@@ -18,7 +18,7 @@ from support.server.rig import PATIENCE
 from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
-from tensorferry.server.identity import ANYONE, Caller, Metadata
+from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
@@ -52,7 +52,7 @@ class ScriptedService(InferenceService):
         self.received: list[str] = []
         self.deadlines: dict[str, float] = {}
         self.metadata: dict[str, Metadata] = {}
-        self.callers: dict[str, Caller] = {}
+        self.callers: dict[str, ClientIdentity] = {}
         self.cancelled: list[str] = []
         self._waiting: dict[str, Callable[[InferenceReply], None]] = {}
 
@@ -63,7 +63,7 @@ class ScriptedService(InferenceService):
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
         needs_run: Any = None,
-        caller: Caller = ANYONE,
+        caller: ClientIdentity = ANONYMOUS,
     ) -> InferenceCall:
         request_id = pb.ModelInferRequest.FromString(data).id
         with self._changed:

@@ -97,7 +97,7 @@ def by_options(model: Candidate) -> tuple[BatchingDecision, int | None]:
         return model.unchecked(
             BatchingDecision(0, False, "unbatched (--max-batch-size 0)", BatchingVerdict.OFF.value)
         )
-    lacking = model.signature.lacks_batch_axis()
+    lacking = model.signature.no_batch_axis_reason()
     if lacking is not None:
         _log.warning("model %s is served unbatched: %s%s", name, lacking, _cure(model.signature))
         return model.unchecked(

@@ -29,7 +29,7 @@ def mixing_through_shared_inputs(
     `compare_rows` has one random value of each; here are zeros, ones and more random ones. Values that the model does
     not accept say nothing.
     """
-    names = [signature.inputs[at].name for at in sorted(signature.shared(batched=True))]
+    names = [signature.inputs[at].name for at in sorted(signature.shared_inputs(batched=True))]
     if not names:
         return ""
     drawn = [random_inputs(signature, 1, size, seed) for seed in _SEEDS]

@@ -24,7 +24,7 @@ from tensorferry.protos.tensors import (
     encode_raw,
 )
 from tensorferry.server.config.limits import RequestLimits
-from tensorferry.server.errors import InvalidRequestError, cut
+from tensorferry.server.errors import InvalidRequestError, truncate
 from tensorferry.server.inference.classification import BYTES, PLAIN, Classifier, class_count
 from tensorferry.server.inference.request_limits import DEFAULT, check_claims, check_lengths
 from tensorferry.server.shared_memory.regions import RegionLease, Span
@@ -86,7 +86,7 @@ def decode_request(
     check_claims(request, limits)
     parameters = read_parameters(request)
     given = _inputs_by_name(request, model, signature)
-    signature = signature.given(given)
+    signature = signature.with_given_inputs(given)
     outputs = _requested_outputs(request, model, signature)
     classes, places = _destinations(request, outputs, lease)
     spans = _spans(request, lease)
@@ -104,12 +104,12 @@ def decode_request(
             tensors.append(_tensor(wire, spec, model, raws, spans.get(spec.name), limits))
         except TensorError as error:
             raise InvalidRequestError(f"input {spec.name!r} of model {model!r}: {error}") from None
-    rows, shared = 1, signature.shared(batched=batched)
+    rows, shared = 1, signature.shared_inputs(batched=batched)
     if batched:
         first, rows = next(
             (spec.name, tensor.shape[0])
             for spec, tensor in zip(signature.inputs, tensors, strict=True)
-            if spec.leads_with_rows
+            if spec.has_row_axis
         )
         if limits.rows and rows > limits.rows:
             raise InvalidRequestError(
@@ -117,7 +117,7 @@ def decode_request(
                 "larger --max-request-rows"
             )
         for tensor, spec in zip(tensors, signature.inputs, strict=True):
-            if spec.leads_with_rows and tensor.shape[0] != rows:
+            if spec.has_row_axis and tensor.shape[0] != rows:
                 raise InvalidRequestError(
                     f"input {spec.name!r} batch size does not match other inputs for model {model!r}: "
                     f"{tensor.shape[0]} rows, {first!r} has {rows}"
@@ -147,7 +147,7 @@ def _inputs_by_name(request: pb.ModelInferRequest, model: str, signature: Signat
     for tensor in request.inputs:
         if tensor.name in given:
             raise InvalidRequestError(
-                f"input {cut(tensor.name)!r} already exists in request for model {model!r}"
+                f"input {truncate(tensor.name)!r} already exists in request for model {model!r}"
             )
         given[tensor.name] = tensor
     expected = [spec.name for spec in signature.inputs]
@@ -155,7 +155,7 @@ def _inputs_by_name(request: pb.ModelInferRequest, model: str, signature: Signat
     for name in given:
         if name not in allowed:
             raise InvalidRequestError(
-                f"unexpected inference input {cut(name)!r} for model {model!r}; it takes {expected}"
+                f"unexpected inference input {truncate(name)!r} for model {model!r}; it takes {expected}"
             )
     missing = [name for name in expected if name not in given]
     if missing:
@@ -223,16 +223,16 @@ def _check_tensor(tensor: _Wire, spec: TensorSpec, model: str, batched: bool) ->
             f"{spec.datatype.name!r}"
         )
     shape = tensor.shape
-    if batched and spec.leads_with_rows and not shape:
+    if batched and spec.has_row_axis and not shape:
         raise InvalidRequestError(
             f"input {spec.name!r} has no shape but model {model!r} requires a batch dimension"
         )
     if (len(shape) != len(spec.dims) and not spec.any_rank) or any(
-        size != dim if isinstance(dim, int) else size < 0 for _, dim, size in spec.along(tuple(shape))
+        size != dim if isinstance(dim, int) else size < 0 for _, dim, size in spec.axes(tuple(shape))
     ):
         raise InvalidRequestError(
             f"unexpected shape for input {spec.name!r} for model {model!r}. Expected {list(spec.shape)}, "
-            f"got {list(shape)}" + (" (axis 0 counts rows)" if batched and spec.leads_with_rows else "")
+            f"got {list(shape)}" + (" (axis 0 counts rows)" if batched and spec.has_row_axis else "")
         )
 
 
@@ -291,11 +291,11 @@ def _requested_outputs(
     for output in request.outputs:
         if output.name not in by_name:
             raise InvalidRequestError(
-                f"unexpected inference output {cut(output.name)!r} for model {model!r}; it gives {list(by_name)}"
+                f"unexpected inference output {truncate(output.name)!r} for model {model!r}; it gives {list(by_name)}"
             )
         if output.name in wanted:
             raise InvalidRequestError(
-                f"output {cut(output.name)!r} already exists in request for model {model!r}"
+                f"output {truncate(output.name)!r} already exists in request for model {model!r}"
             )
         wanted[output.name] = by_name[output.name]
     return tuple(wanted.values())

@@ -26,7 +26,7 @@ from tensorferry.server.errors import (
     ServerError,
     UnauthenticatedError,
 )
-from tensorferry.server.identity import ANYONE, Caller, Metadata
+from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.codec import decode_request
 from tensorferry.server.inference.early_rejection import EarlyRejection
 from tensorferry.server.inference.pending_inference import (
@@ -47,7 +47,7 @@ from tensorferry.server.inference.responses import id_field_of
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.shapes.no_rows import empty_outputs
 from tensorferry.server.shared_memory.regions import RegionLease, Regions
-from tensorferry.server.status import INTERNAL, Status, code_of, known_status_of, status_of
+from tensorferry.server.status import INTERNAL, Status, code_of, mapped_status, status_of
 from tensorferry.server.telemetry.trace_context import TRACEPARENT
 from tensorferry.server.tracing.trace import RequestTrace, Tracer
 from tensorferry.server.wire import structure
@@ -146,7 +146,7 @@ class InferenceService:
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
         needs_run: set[Batcher] | None = None,
-        caller: Caller = ANYONE,
+        caller: ClientIdentity = ANONYMOUS,
     ) -> InferenceCall:
         """Serves one ModelInferRequest; `complete` is called exactly once, perhaps before this returns.
 
@@ -264,7 +264,7 @@ class InferenceService:
         return completed
 
     def _known_status_of(self, error: BaseException) -> Status:
-        return known_status_of(error, triton=self._triton_status_codes) or INTERNAL
+        return mapped_status(error, triton=self._triton_status_codes) or INTERNAL
 
 
 def _metadata_of(trace: RequestTrace) -> Metadata:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import grpc
 
-from tensorferry.server.errors import cut
+from tensorferry.server.errors import truncate
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.responses import stream_error
@@ -53,7 +53,7 @@ def parse_stream_options(metadata: Metadata) -> StreamOptions | Status:
     order = given.get(STREAM_ORDER, "request")
     if order in ("request", "completion"):
         return StreamOptions(order == "request", end_on_error=given.get(END_ON_ERROR) == "true")
-    message = f"metadata {STREAM_ORDER} is {cut(str(order))!r}; it must be 'request' or 'completion'"
+    message = f"metadata {STREAM_ORDER} is {truncate(str(order))!r}; it must be 'request' or 'completion'"
     return Status(grpc.StatusCode.INVALID_ARGUMENT, message)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.errors import InvalidRequestError, UnsupportedError, cut
+from tensorferry.server.errors import InvalidRequestError, UnsupportedError, truncate
 from tensorferry.server.telemetry.logs import LogLevels, LogOutput
 
 _log = logging.getLogger("tensorferry.server")
@@ -75,7 +75,9 @@ class LogSettingsMethods:
         # In one order, so that the same request always gets the same error.
         for name in sorted(settings):
             if name not in _KINDS:
-                raise InvalidRequestError(f"unknown log setting {cut(name)!r}; known are {', '.join(_KINDS)}")
+                raise InvalidRequestError(
+                    f"unknown log setting {truncate(name)!r}; known are {', '.join(_KINDS)}"
+                )
             field, kind = _KINDS[name]
             given = settings[name].WhichOneof("parameter_choice")
             if given != field:
@@ -92,11 +94,11 @@ class LogSettingsMethods:
     def _iso_times(self, value: str) -> bool:
         if value not in (_DEFAULT, _ISO):
             raise InvalidRequestError(
-                f"invalid argument for log_format, got: {cut(value)}; it must be {_DEFAULT} or {_ISO}"
+                f"invalid argument for log_format, got: {truncate(value)}; it must be {_DEFAULT} or {_ISO}"
             )
         if self._output.json and value != _ISO:
             raise InvalidRequestError(
-                f"invalid argument for log_format, got: {cut(value)}; this server logs JSON (--log-format json), whose times "
+                f"invalid argument for log_format, got: {truncate(value)}; this server logs JSON (--log-format json), whose times "
                 f"are always {_ISO}"
             )
         return value == _ISO

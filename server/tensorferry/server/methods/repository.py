@@ -11,8 +11,8 @@ from google.protobuf import json_format
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.errors import InvalidRequestError, cut
-from tensorferry.server.identity import CONTROL, CURRENT
+from tensorferry.server.errors import InvalidRequestError, truncate
+from tensorferry.server.identity import CONTROL, CURRENT_CLIENT
 from tensorferry.server.models.registry import ModelRegistry, ModelState
 from tensorferry.server.models.repository_control import RepositoryController
 from tensorferry.server.names import NAME
@@ -58,7 +58,7 @@ class RepositoryMethods:
         serve, no version, but a reason. Callers without the role `control` get reasons without paths.
         """
         _check_repository(request.repository_name)
-        in_full = CONTROL in CURRENT.get().roles
+        in_full = CONTROL in CURRENT_CLIENT.get().roles
         index = pb.RepositoryIndexResponse.ModelIndex
         models: list[pb.RepositoryIndexResponse.ModelIndex] = [
             index(
@@ -95,18 +95,18 @@ class RepositoryMethods:
                 path = name.removeprefix(FILE)
                 if not _FILE_PATH.fullmatch(path):
                     raise InvalidRequestError(
-                        f"parameter {cut(name)!r} must be 'file:VERSION/NAME', such as 'file:1/model.onnx'"
+                        f"parameter {truncate(name)!r} must be 'file:VERSION/NAME', such as 'file:1/model.onnx'"
                     )
                 _check_path(path)
                 files[path] = parameter.bytes_param
             elif name == CONFIG or name.startswith(FILE):
                 expected = "string_param" if name == CONFIG else "bytes_param"
                 raise InvalidRequestError(
-                    f"invalid value type for load parameter {cut(name)!r}: it is {kind}, it must be {expected}"
+                    f"invalid value type for load parameter {truncate(name)!r}: it is {kind}, it must be {expected}"
                 )
             else:
                 raise InvalidRequestError(
-                    f"unrecognized load parameter {cut(name)!r}; there are 'config' and 'file:VERSION/NAME'"
+                    f"unrecognized load parameter {truncate(name)!r}; there are 'config' and 'file:VERSION/NAME'"
                 )
         if files and config is None:
             raise InvalidRequestError(
@@ -123,7 +123,7 @@ class RepositoryMethods:
             # No model here depends on another, so it makes no difference.
             if name != _UNLOAD_DEPENDENTS or parameter.WhichOneof("parameter_choice") != "bool_param":
                 raise InvalidRequestError(
-                    f"unrecognized unload parameter {cut(name)!r}, or not of its type; there is {_UNLOAD_DEPENDENTS!r}, a "
+                    f"unrecognized unload parameter {truncate(name)!r}, or not of its type; there is {_UNLOAD_DEPENDENTS!r}, a "
                     "bool_param"
                 )
         self._control.unload(request.model_name)
@@ -139,7 +139,7 @@ def _check_path(path: str) -> None:
     parts = path.split("/")
     if len(parts) > _MOST_PARTS or max(map(len, parts)) > _LONGEST_PART:
         raise InvalidRequestError(
-            f"the path {cut(path)!r} has {len(parts)} parts, the longest of {max(map(len, parts))} characters; this server "
+            f"the path {truncate(path)!r} has {len(parts)} parts, the longest of {max(map(len, parts))} characters; this server "
             f"takes at most {_MOST_PARTS} parts of {_LONGEST_PART} characters: send the file with a shorter path"
         )
 
@@ -163,10 +163,10 @@ def _config(text: str, name: str) -> ModelConfig:
         config = json_format.Parse(text, ModelConfig())
     except json_format.ParseError as error:
         raise InvalidRequestError(
-            f"parameter 'config' is not a ModelConfig in JSON: {cut(str(error), _MOST_OF_JSON_ERROR)}"
+            f"parameter 'config' is not a ModelConfig in JSON: {truncate(str(error), _MOST_OF_JSON_ERROR)}"
         ) from None
     if config.name not in ("", name):
         raise InvalidRequestError(
-            f"parameter 'config' has the name {cut(config.name)!r}; it must be {name!r}, or none"
+            f"parameter 'config' has the name {truncate(config.name)!r}; it must be {name!r}, or none"
         )
     return config

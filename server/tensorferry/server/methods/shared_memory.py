@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.errors import NotFoundError, cut
+from tensorferry.server.errors import NotFoundError, truncate
 from tensorferry.server.shared_memory.cuda import CudaSharedMemory
 from tensorferry.server.shared_memory.regions import RegionMemory, Regions
 from tensorferry.server.shared_memory.system import SystemSharedMemory
@@ -88,7 +88,9 @@ class SharedMemoryMethods:
         for memory in memories:
             if memory.name == name:
                 raise NotFoundError(
-                    f"The region named {cut(name)!r} is registered as {_CALLED[type(memory)]}, not {_CALLED[kind]}"
+                    f"The region named {truncate(name)!r} is registered as {_CALLED[type(memory)]}, not {_CALLED[kind]}"
                 )
         # With a small letter here, as there.
-        raise NotFoundError(f"Unable to find {_CALLED[kind].replace('CUDA', 'cuda')} region: {cut(name)!r}")
+        raise NotFoundError(
+            f"Unable to find {_CALLED[kind].replace('CUDA', 'cuda')} region: {truncate(name)!r}"
+        )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.errors import InvalidRequestError, ServerError, UnsupportedError, cut
+from tensorferry.server.errors import InvalidRequestError, ServerError, UnsupportedError, truncate
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.tracing.triton import TritonTracing
 
@@ -67,11 +67,13 @@ def _changes(settings: Mapping[str, Any]) -> dict[str, bool | int | None]:
     for name in sorted(settings):
         values: Sequence[str] = settings[name].value
         if name not in _KNOWN:
-            raise InvalidRequestError(f"unknown trace setting {cut(name)!r}; known are {', '.join(_KNOWN)}")
+            raise InvalidRequestError(
+                f"unknown trace setting {truncate(name)!r}; known are {', '.join(_KNOWN)}"
+            )
         if name == "trace_mode":
             if list(values) not in ([], [_MODE]):
                 raise UnsupportedError(
-                    f"trace_mode is {cut(', '.join(values))}; this server has {_MODE} only"
+                    f"trace_mode is {truncate(', '.join(values))}; this server has {_MODE} only"
                 )
         elif name == _LEVEL:
             changes["timestamps"] = _timestamps(values)
@@ -88,10 +90,12 @@ def _timestamps(levels: Sequence[str]) -> bool | None:
                 "use TIMESTAMPS"
             )
         if level not in ("OFF", "TIMESTAMPS"):
-            raise InvalidRequestError(f"unknown trace level {cut(level)!r}; it must be OFF or TIMESTAMPS")
+            raise InvalidRequestError(
+                f"unknown trace level {truncate(level)!r}; it must be OFF or TIMESTAMPS"
+            )
     if "OFF" in levels and len(levels) > 1:
         raise InvalidRequestError(
-            f"Expect only one trace level 'OFF' is specified, got {cut(', '.join(levels))}"
+            f"Expect only one trace level 'OFF' is specified, got {truncate(', '.join(levels))}"
         )
     return "TIMESTAMPS" in levels if levels else None
 
@@ -106,16 +110,16 @@ def _number(name: str, values: Sequence[str]) -> int | None:
     sign, digits = ("-", values[0][1:]) if values[0].startswith("-") else ("", values[0])
     if not (digits.isascii() and digits.isdecimal()):
         raise InvalidRequestError(
-            f"Unable to parse {name!r}, got: {cut(values[0])}; it must be a whole number"
+            f"Unable to parse {name!r}, got: {truncate(values[0])}; it must be a whole number"
         )
     # No number of so many digits is in any range; to read it would take long.
     number = int(sign + digits) if len(digits) < 20 else most + 1
     if name == "trace_count" and number < least:
         raise InvalidRequestError(
-            f"Unable to parse {name!r}. Expecting value >= {least}, got: {cut(values[0])}"
+            f"Unable to parse {name!r}. Expecting value >= {least}, got: {truncate(values[0])}"
         )
     if not least <= number <= most:
         raise InvalidRequestError(
-            f"Unable to parse {name!r}, value is out of range [ {least}, {most} ], got: {cut(values[0])}"
+            f"Unable to parse {name!r}, value is out of range [ {least}, {most} ], got: {truncate(values[0])}"
         )
     return number

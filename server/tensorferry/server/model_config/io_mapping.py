@@ -104,7 +104,7 @@ def io_mapping_of(config: pb.ModelConfig, signature: Signature) -> IoMapping:
     optional, reshapes_optional = _tensors(given, signature.optional, "optional input", model, batched)
     outputs, reshapes_out = _tensors(config.output, signature.outputs, "output", model, batched)
     served = Signature(inputs, outputs, optional)
-    if served.shared(batched=batched) and (lacking := served.lacks_batch_axis()):
+    if served.shared_inputs(batched=batched) and (lacking := served.no_batch_axis_reason()):
         raise ModelConfigError(
             f"unable to load model {model!r}: {lacking}. A batched model needs an input with rows, and shape tensors that are "
             "small"

@@ -108,7 +108,7 @@ def complete(
     if config.version_policy.WhichOneof("policy_choice") is None:
         config.version_policy.latest.num_versions = 1
     config.max_batch_size = batching.max_batch_size
-    shares = signature.lacks_batch_axis() is None
+    shares = signature.no_batch_axis_reason() is None
     given_inputs = signature.inputs + signature.optional
     for given_tensors, specs in ((config.input, given_inputs), (config.output, signature.outputs)):
         if not given_tensors:
@@ -134,12 +134,7 @@ def _describe(
     tensor.name = spec.name
     if isinstance(tensor, pb.ModelInput):
         tensor.optional = spec.optional
-    if (
-        batched
-        and (shares or spec.optional)
-        and isinstance(tensor, pb.ModelInput)
-        and not spec.leads_with_rows
-    ):
+    if batched and (shares or spec.optional) and isinstance(tensor, pb.ModelInput) and not spec.has_row_axis:
         # Triton's word for it: requests share a batch only if these are equal, and they have no batch axis.
         tensor.is_shape_tensor = True
         batched = False

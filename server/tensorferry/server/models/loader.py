@@ -361,7 +361,7 @@ def _decide_padding(
         how = "served unbatched" if not prepared.settings.max_batch_size else "not batched"
         _log.warning("model %s is not padded: it is %s, so nothing shares a batch", name, how)
         return None
-    if prepared.io_mapping.signature.shared(batched=True):
+    if prepared.io_mapping.signature.shared_inputs(batched=True):
         _log.warning("model %s is not padded: it has an input without a batch axis", name)
         return None
     if batching_policy(prepared.config, config) == "trust":

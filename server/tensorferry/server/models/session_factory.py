@@ -50,7 +50,7 @@ class SessionFactory:
         graphs, settings = session.graphs, self.settings
         if graphs is None:
             return []
-        shared = self.io_mapping.signature.shared(batched=settings.max_batch_size > 0)
+        shared = self.io_mapping.signature.shared_inputs(batched=settings.max_batch_size > 0)
         if shared:
             name = self.io_mapping.signature.inputs[min(shared)].name
             session.go_without_graphs(f"its input {name!r} has no batch axis")

@@ -83,7 +83,7 @@ def _inputs(
         name: _array(
             given.inputs[name],
             spec,
-            given.batch_size if max_batch_size and spec.leads_with_rows else 0,
+            given.batch_size if max_batch_size and spec.has_row_axis else 0,
             directory,
         )
         for name, spec in expected.items()

@@ -316,7 +316,7 @@ class Session:
         binding = self._session.io_binding()
         with self._using():
             # What is bound is copied to the device here.
-            for spec in signature.given(inputs).inputs:
+            for spec in signature.with_given_inputs(inputs).inputs:
                 binding.bind_ortvalue_input(spec.name, _to_ort(inputs[spec.name], spec))
         for spec in signature.outputs:
             binding.bind_output(spec.name, "cpu")

@@ -1,7 +1,7 @@
 """Who may call, for every method and both transports.
 
 A call is known by its token, else by its client's certificate; where the server asks for neither, by the address that
-it comes from. Where nothing wants to know there is no `AccessControl` at all, and every call is `ANYONE`'s.
+it comes from. Where nothing wants to know there is no `AccessControl` at all, and every call is `ANONYMOUS`'s.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from tensorferry.server.config.limits import identifies_clients
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import PermissionDeniedError, StartError, UnauthenticatedError
-from tensorferry.server.identity import INFER, ROLES, Caller, Metadata
+from tensorferry.server.identity import INFER, ROLES, ClientIdentity, Metadata
 from tensorferry.server.security.certificate_names import has_nul_in_name
 from tensorferry.server.security.credential_files import (
     COMMON_NAME,
@@ -61,9 +61,9 @@ class ClientCertificate(NamedTuple):
 class _Credentials(NamedTuple):
     """What the files say, and the texts of the headers that were found in them."""
 
-    tokens: Mapping[str, Caller]
-    certificates: Mapping[str, Caller]
-    headers: dict[str | bytes, Caller]
+    tokens: Mapping[str, ClientIdentity]
+    certificates: Mapping[str, ClientIdentity]
+    headers: dict[str | bytes, ClientIdentity]
 
 
 class AccessControl:
@@ -92,7 +92,7 @@ class AccessControl:
         self._lock = threading.Lock()
         self._refused = 0
         # By where they come from, for those who are known by that.
-        self._callers: dict[str, Caller] = {}
+        self._callers: dict[str, ClientIdentity] = {}
 
     def open(self) -> None:
         """Reads the files; StartError when they cannot be used."""
@@ -117,7 +117,7 @@ class AccessControl:
         metadata: Metadata,
         peer: Callable[[], str],
         certificate: Callable[[], ClientCertificate],
-    ) -> Caller:
+    ) -> ClientIdentity:
         """Who calls a method that wants this role; a `ServerError` that says why it must not.
 
         Peer and certificate are functions, since it takes a while to find them out.
@@ -146,12 +146,14 @@ class AccessControl:
             )
         return caller
 
-    def _by_origin(self, peer: Callable[[], str], certificate: Callable[[], ClientCertificate]) -> Caller:
+    def _by_origin(
+        self, peer: Callable[[], str], certificate: Callable[[], ClientCertificate]
+    ) -> ClientIdentity:
         names = self._checked(certificate(), peer).names
         origin = names[0].decode(errors="replace") if names else peer()
         caller = self._callers.get(origin)
         if caller is None:
-            caller = Caller(origin if names else network_of(address_of(origin)), ROLES)
+            caller = ClientIdentity(origin if names else network_of(address_of(origin)), ROLES)
             if len(self._callers) >= _MAX_CACHED:
                 self._callers = {}
             self._callers[origin] = caller
@@ -244,7 +246,7 @@ class StreamAuthorization:
         self._generation = access.generation
         self.caller = access.admit(INFER, *self._call)
 
-    def refresh(self) -> Caller:
+    def refresh(self) -> ClientIdentity:
         """Whose it is now; a `ServerError` when it may not go on."""
         generation = self._access.generation
         if generation != self._generation:
@@ -286,7 +288,7 @@ def network_of(address: str) -> str:
     return str(mapped or network)
 
 
-def _by_token(known: _Credentials, header: str | bytes) -> Caller | None:
+def _by_token(known: _Credentials, header: str | bytes) -> ClientIdentity | None:
     text = header if isinstance(header, str) else header.decode(errors="replace")
     scheme, _, token = text.partition(" ")
     if scheme.lower() != SCHEME:
@@ -299,7 +301,7 @@ def _by_token(known: _Credentials, header: str | bytes) -> Caller | None:
     return caller
 
 
-def _by_certificate(known: _Credentials, certificate: ClientCertificate) -> Caller | None:
+def _by_certificate(known: _Credentials, certificate: ClientCertificate) -> ClientIdentity | None:
     kind = COMMON_NAME if certificate.kind == _BY_COMMON_NAME else SAN
     for name in certificate.names:
         caller = known.certificates.get(kind + name.decode(errors="replace"))

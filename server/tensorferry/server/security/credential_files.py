@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from tensorferry.server.identity import ROLES, Caller
+from tensorferry.server.identity import ROLES, ClientIdentity
 from tensorferry.server.names import NAME
 
 TOKEN = "sha256:"
@@ -27,12 +27,12 @@ class CredentialFileError(Exception):
     """The file cannot be used: the message names it, the line, and what is wrong, and quotes nothing that may be secret."""
 
 
-def read_tokens(path: Path) -> Mapping[str, Caller]:
+def read_tokens(path: Path) -> Mapping[str, ClientIdentity]:
     """Callers by the SHA-256 of their tokens, in hexadecimal."""
     return _read(path, (TOKEN,), "sha256: and 64 hexadecimal digits, as tensorferry token prints them")
 
 
-def read_certificates(path: Path) -> Mapping[str, Caller]:
+def read_certificates(path: Path) -> Mapping[str, ClientIdentity]:
     """Callers by the names in their certificates: san: and a subject alternative name, or cn: and a common name."""
     return _read(path, (SAN, COMMON_NAME), "san: or cn:, and the name that the certificate has")
 
@@ -45,7 +45,7 @@ def parse_roles(text: str) -> frozenset[str]:
     return roles
 
 
-def _read(path: Path, kinds: tuple[str, ...], expected: str) -> Mapping[str, Caller]:
+def _read(path: Path, kinds: tuple[str, ...], expected: str) -> Mapping[str, ClientIdentity]:
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -56,7 +56,7 @@ def _read(path: Path, kinds: tuple[str, ...], expected: str) -> Mapping[str, Cal
         raise CredentialFileError(f"{path} is not text in UTF-8") from None
     if len(data) > _MAX_BYTES:
         raise CredentialFileError(f"{path} has more than {_MAX_BYTES} bytes")
-    callers: dict[str, Caller] = {}
+    callers: dict[str, ClientIdentity] = {}
     for number, line in enumerate(text.splitlines(), 1):
         # A comment has a line of its own: a name in a certificate may have a # in it.
         if not line.strip() or line.lstrip().startswith("#"):
@@ -88,5 +88,5 @@ def _read(path: Path, kinds: tuple[str, ...], expected: str) -> Mapping[str, Cal
             raise CredentialFileError(
                 f"{where} has for {name} what another line has for {callers[proof].name}"
             )
-        callers[proof] = Caller(name, allowed)
+        callers[proof] = ClientIdentity(name, allowed)
     return callers

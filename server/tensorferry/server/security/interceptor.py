@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from tensorferry.server.identity import CONTROL, CURRENT
+from tensorferry.server.identity import CONTROL, CURRENT_CLIENT
 from tensorferry.server.security.access_control import AccessControl, ClientCertificate
 from tensorferry.server.security.method_roles import HEALTH, SELF_AUTHORIZING, required_role
 from tensorferry.server.status import status_of
@@ -72,11 +72,11 @@ class AccessInterceptor(grpc.ServerInterceptor):
                 context.abort(status.code, status.message)
             if role == CONTROL:
                 _log.info("%s is called by %s", method.rpartition("/")[2], caller.name)
-            called = CURRENT.set(caller)
+            called = CURRENT_CLIENT.set(caller)
             try:
                 return behaviour(request, context, *more)
             finally:
-                CURRENT.reset(called)
+                CURRENT_CLIENT.reset(called)
 
         return guarded
 

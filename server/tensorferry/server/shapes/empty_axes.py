@@ -36,7 +36,7 @@ class EmptyAxes:
             (spec.name, axis, tensor.shape)
             for spec, tensor in zip(signature.inputs, tensors, strict=True)
             if 0 in tensor.shape
-            for axis, dim, size in spec.along(tensor.shape)
+            for axis, dim, size in spec.axes(tensor.shape)
             if size == 0 and not isinstance(dim, int)
         ]
         if not empty:

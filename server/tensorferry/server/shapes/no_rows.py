@@ -29,7 +29,7 @@ def named_dimensions(signature: Signature, tensors: Sequence[Tensor]) -> Mapping
     """The sizes of the inputs' dimensions by name; None for a name that stands for two sizes."""
     sizes: dict[str, int | None] = {}
     for spec, tensor in zip(signature.inputs, tensors, strict=True):
-        for _, dim, size in spec.along(tensor.shape):
+        for _, dim, size in spec.axes(tensor.shape):
             if isinstance(dim, str) and dim:
                 sizes[dim] = size if sizes.get(dim, size) == size else None
     return sizes

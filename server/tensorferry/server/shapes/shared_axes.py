@@ -32,7 +32,7 @@ def _disagreement(signature: Signature, shapes: Sequence[tuple[int, ...]]) -> st
     """Which axes of one name differ in length, in words; "" when none do."""
     places: dict[str, list[tuple[str, int, int]]] = {}
     for spec, shape in zip(signature.inputs, shapes, strict=True):
-        for axis, dim, size in spec.along(shape):
+        for axis, dim, size in spec.axes(shape):
             if isinstance(dim, str) and dim:
                 places.setdefault(dim, []).append((spec.name, axis, size))
     found = []

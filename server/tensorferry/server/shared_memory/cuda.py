@@ -11,7 +11,7 @@ from tensorferry.server.errors import (
     NotReadyError,
     ServerError,
     UnsupportedError,
-    cut,
+    truncate,
 )
 from tensorferry.server.shared_memory.cuda_driver import (
     HANDLE_BYTES,
@@ -78,7 +78,7 @@ class CudaSharedMemory:
 
     def _gone(self, done: str, error: CudaError) -> ServerError:
         return _as_server_error(
-            f"CUDA shared memory region {cut(self.name)!r} cannot be {done}",
+            f"CUDA shared memory region {truncate(self.name)!r} cannot be {done}",
             error,
             "has its memory been freed? Unregister a region first",
         )
@@ -88,13 +88,13 @@ def open_cuda_memory(
     driver: CudaDriver, name: str, handle: bytes, device: int, nbytes: int
 ) -> CudaSharedMemory:
     """The memory that a client exported by a cudaIpcMemHandle_t. A ServerError says why it cannot be had."""
-    failed = f"failed to register CUDA shared memory region {cut(name)!r}"
+    failed = f"failed to register CUDA shared memory region {truncate(name)!r}"
     try:
         count = driver.count()
     except CudaMissingError as missing:
         # Triton's words, of a build without CUDA.
         raise UnsupportedError(
-            f"failed to register CUDA shared memory region: {cut(name)!r}, GPUs not supported: {missing}"
+            f"failed to register CUDA shared memory region: {truncate(name)!r}, GPUs not supported: {missing}"
         ) from None
     if len(handle) != HANDLE_BYTES:
         raise InvalidRequestError(

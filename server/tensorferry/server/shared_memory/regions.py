@@ -19,7 +19,7 @@ from tensorferry.server.errors import (
     LimitError,
     NotFoundError,
     UnsupportedError,
-    cut,
+    truncate,
 )
 from tensorferry.server.shared_memory.cuda import CudaSharedMemory, open_cuda_memory
 from tensorferry.server.shared_memory.cuda_driver import CudaDriver
@@ -168,7 +168,7 @@ class Regions:
                 region.users += 1
                 return region
         reason = "" if self.allowed else f". {_DISABLED}"
-        raise NotFoundError(f"Unable to find shared memory region: {cut(name)!r}{reason}")
+        raise NotFoundError(f"Unable to find shared memory region: {truncate(name)!r}{reason}")
 
     def release(self, region: Region) -> None:
         """Gives back what was acquired."""
@@ -188,7 +188,7 @@ class Regions:
     def _check_room_locked(self, name: str) -> None:
         if name in self._regions:
             raise AlreadyExistsError(
-                f"shared memory region {cut(name)!r} already in manager: unregister it first, or choose another name"
+                f"shared memory region {truncate(name)!r} already in manager: unregister it first, or choose another name"
             )
         most = min(_MOST_REGIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE_OF_FILES)
         if len(self._regions) >= most:
@@ -242,10 +242,10 @@ class RegionLease:
 
 def _check_bounds(region: Region, offset: int, nbytes: int) -> None:
     size = region.memory.nbytes
-    has = f"region {cut(region.name)!r} has {size} bytes"
+    has = f"region {truncate(region.name)!r} has {size} bytes"
     if offset >= size:
         raise InvalidRequestError(
-            f"Invalid offset for shared memory region: {cut(region.name)!r}: {offset}, but {has}"
+            f"Invalid offset for shared memory region: {truncate(region.name)!r}: {offset}, but {has}"
         )
     if nbytes > _UNSIGNED - offset:
         raise InvalidRequestError(
@@ -254,5 +254,5 @@ def _check_bounds(region: Region, offset: int, nbytes: int) -> None:
         )
     if offset + nbytes > size:
         raise InvalidRequestError(
-            f"Invalid offset + byte size for shared memory region: {cut(region.name)!r}: {offset} + {nbytes}, but {has}"
+            f"Invalid offset + byte size for shared memory region: {truncate(region.name)!r}: {offset} + {nbytes}, but {has}"
         )

@@ -12,7 +12,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from tensorferry.server.errors import InvalidRequestError, LimitError, NotFoundError, cut
+from tensorferry.server.errors import InvalidRequestError, LimitError, NotFoundError, truncate
 
 # Where Linux has the files of POSIX shared memory.
 DIRECTORY = Path("/dev/shm")
@@ -56,7 +56,7 @@ class SystemSharedMemory:
                 data, at = data[written:], at + written
         except OSError as error:
             raise LimitError(
-                f"shared memory region {cut(self.name)!r} cannot be written to: {error.strerror}"
+                f"shared memory region {truncate(self.name)!r} cannot be written to: {error.strerror}"
             ) from None
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class SystemSharedMemory:
 
     def _smaller(self) -> InvalidRequestError:
         return InvalidRequestError(
-            f"shared memory region {cut(self.name)!r}: the file of key {cut(self.key)!r} has become smaller since it was registered"
+            f"shared memory region {truncate(self.name)!r}: the file of key {truncate(self.key)!r} has become smaller since it was registered"
         )
 
 
@@ -76,7 +76,7 @@ def open_system_memory(directory: Path, name: str, key: str, offset: int, nbytes
     if not nbytes or offset + nbytes > size:
         os.close(file)
         raise InvalidRequestError(
-            f"failed to register shared memory region {cut(name)!r}: invalid args: {nbytes} bytes from offset {offset}, "
+            f"failed to register shared memory region {truncate(name)!r}: invalid args: {nbytes} bytes from offset {offset}, "
             f"of a file of {size} bytes"
         )
     return SystemSharedMemory(name, key, offset, nbytes, file)
@@ -87,12 +87,12 @@ def _path_of(directory: Path, name: str, key: str) -> Path:
     file = key.lstrip("/")
     if file.startswith(_RESERVED_KEYS):
         raise InvalidRequestError(
-            f"cannot register shared memory region {cut(name)!r} with key {cut(key)!r} as the key contains the reserved prefix "
+            f"cannot register shared memory region {truncate(name)!r} with key {truncate(key)!r} as the key contains the reserved prefix "
             f"{_RESERVED_KEYS!r}"
         )
     if not file or "/" in file or "\0" in file or file in (".", "..") or len(file.encode()) > _LONGEST_KEY:
         raise InvalidRequestError(
-            f"cannot register shared memory region {cut(name)!r} - invalid shm key {cut(key)!r}: it must name one file, without "
+            f"cannot register shared memory region {truncate(name)!r} - invalid shm key {truncate(key)!r}: it must name one file, without "
             f"further slashes, of at most {_LONGEST_KEY} bytes"
         )
     return directory / file
@@ -103,8 +103,10 @@ def _opened(path: Path, key: str) -> int:
         # Neither a link that leads elsewhere is followed, nor a pipe waited for.
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise NotFoundError(f"Unable to open shared memory region: {cut(key)!r}: {error.strerror}") from None
+        raise NotFoundError(
+            f"Unable to open shared memory region: {truncate(key)!r}: {error.strerror}"
+        ) from None
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise NotFoundError(f"Unable to open shared memory region: {cut(key)!r}: it is no shared memory")
+        raise NotFoundError(f"Unable to open shared memory region: {truncate(key)!r}: it is no shared memory")
     return file

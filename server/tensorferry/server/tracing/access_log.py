@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensorferry.batcher.supervision import Pauses
-from tensorferry.server.identity import ANYONE
+from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.models.registry import Model
 from tensorferry.server.telemetry import logs
 from tensorferry.server.telemetry.log_writer import BackgroundWriter
@@ -133,7 +133,7 @@ def access_log_fields(trace: RequestTrace) -> dict[str, Any]:
         "code": "OK" if trace.status is None else trace.status.code.name,
         "duration_seconds": round(ended - trace.started, 6),
     }
-    if trace.caller is not ANYONE:
+    if trace.caller is not ANONYMOUS:
         fields["caller"] = trace.caller.name
     if trace.rows:
         fields["rows"] = trace.rows

@@ -28,7 +28,7 @@ from opentelemetry.trace.span import TraceState
 
 from tensorferry.batcher import BatchInfo, Together
 from tensorferry.protos import SERVICE_NAME
-from tensorferry.server.identity import ANYONE
+from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.models.registry import Model
 from tensorferry.server.telemetry.trace_context import TraceContext
 from tensorferry.server.tracing.otel_sampling import Sampler
@@ -262,7 +262,7 @@ def _attributes(trace: RequestTrace, method: str) -> dict[str, str | int | float
         attributes["tensorferry.request.id"] = trace.request_id[:_MOST_QUOTED]
     if trace.rows:
         attributes["tensorferry.request.rows"] = trace.rows
-    if trace.caller is not ANYONE:
+    if trace.caller is not ANONYMOUS:
         attributes["enduser.id"] = trace.caller.name
     if trace.status is not None:
         attributes["error.type"] = trace.status.code.name

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tensorferry.batcher import BatchInfo
-from tensorferry.server.identity import ANYONE, Caller
+from tensorferry.server.identity import ANONYMOUS, ClientIdentity
 from tensorferry.server.models.registry import Model
 from tensorferry.server.status import Status
 from tensorferry.server.telemetry.trace_context import TraceContext, parse_trace_context
@@ -82,7 +82,7 @@ class RequestTrace:
         request_id: str,
         started: float,
         context: TraceContext | None = None,
-        caller: Caller = ANYONE,
+        caller: ClientIdentity = ANONYMOUS,
     ) -> None:
         self._sinks = sinks
         self.request_id = request_id
@@ -180,7 +180,7 @@ class Tracer:
         request_id: str,
         started: float,
         metadata: Sequence[tuple[str, str | bytes]] = (),
-        caller: Caller = ANYONE,
+        caller: ClientIdentity = ANONYMOUS,
     ) -> RequestTrace | None:
         """The trace of a request that arrived at `started`; None if nobody wants one."""
         parent = parse_trace_context(metadata)

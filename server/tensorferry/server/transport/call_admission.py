@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from tensorferry.batcher import QueueFull
-from tensorferry.server.identity import ANYONE, INFER, Caller
+from tensorferry.server.identity import ANONYMOUS, INFER, ClientIdentity
 from tensorferry.server.inference.service import SHUTTING_DOWN, InferenceService
 from tensorferry.server.security.access_control import AccessControl, ClientCertificate, StreamAuthorization
 from tensorferry.server.status import Status
@@ -60,7 +60,7 @@ class Door:
         self._refusal: QueueFull | None = None
         self._ending = self._too_many
 
-    def caller_of(self, event: Any, deadline: float, calls: int) -> Caller | cygrpc.Ending:
+    def caller_of(self, event: Any, deadline: float, calls: int) -> ClientIdentity | cygrpc.Ending:
         """Whose unary call it is, while so many are in progress."""
         if self._service.draining and not self._service.early_rejection.tracing_enabled:
             self._service.count_refused(grpc.StatusCode.UNAVAILABLE)
@@ -70,7 +70,7 @@ class Door:
             return self._too_many
         if (unread := self._unread(event)) is not None:
             return cygrpc.ending_of(unread)
-        caller = ANYONE
+        caller = ANONYMOUS
         if self._access is not None:
             try:
                 caller = self._access.admit(INFER, *_origin_of(event))

@@ -15,8 +15,8 @@ import grpc
 
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.errors import InvalidRequestError, ServerError, UnreadAnswersError, UnsupportedError
-from tensorferry.server.identity import ANYONE, INFER, Caller
+from tensorferry.server.errors import InvalidRequestError, ServerError, UnreadResponsesError, UnsupportedError
+from tensorferry.server.identity import ANONYMOUS, INFER, ClientIdentity
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.stream_order import TOO_MANY, parse_stream_options, too_many_streams
@@ -250,13 +250,13 @@ class Servicer:
             _abort(context, self._service.status_of(error))
 
     def _account_of(self, context: grpc.ServicerContext) -> Account:
-        def give_up(error: UnreadAnswersError) -> None:
+        def give_up(error: UnreadResponsesError) -> None:
             context.cancel()
 
         return Account(self._unsent, context.peer(), give_up)
 
     def _hold(self, context: grpc.ServicerContext, nbytes: int) -> None:
-        """Counts the answer of a unary call until it is sent; UnreadAnswersError if it must not be kept."""
+        """Counts the answer of a unary call until it is sent; UnreadResponsesError if it must not be kept."""
         account = self._account_of(context)
         error = account.add(nbytes)
         if error is not None:
@@ -265,9 +265,9 @@ class Servicer:
         if not context.add_callback(account.close):
             account.close()
 
-    def _caller_of(self, context: grpc.ServicerContext) -> Caller:
+    def _caller_of(self, context: grpc.ServicerContext) -> ClientIdentity:
         if self._access is None:
-            return ANYONE
+            return ANONYMOUS
         try:
             return self._access.admit(
                 INFER, context.invocation_metadata(), context.peer, lambda: certificate_from_context(context)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from tensorferry.server.identity import ANYONE, Metadata
+from tensorferry.server.identity import ANONYMOUS, Metadata
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.stream_order import (
@@ -142,7 +142,7 @@ class ResponseStream:
                 self._deliverable.notify()
 
     def _submit(self, data: bytes) -> bool:
-        caller = ANYONE
+        caller = ANONYMOUS
         if self._standing is not None:
             try:
                 caller = self._standing.refresh()

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from tensorferry.server.errors import UnreadAnswersError
+from tensorferry.server.errors import UnreadResponsesError
 
 # A connection may hold this part of the bound for all connections.
 _CONNECTION_SHARE = 4
@@ -22,9 +22,9 @@ _RETRY_SECONDS = 1.0
 SMALL_BYTES = 4096
 
 
-def given_up() -> UnreadAnswersError:
+def given_up() -> UnreadResponsesError:
     """Why a call ends whose answers are dropped because others need their room."""
-    return UnreadAnswersError(
+    return UnreadResponsesError(
         f"the client has read nothing of its answers for {_PATIENCE_SECONDS:g} s, and others needed their room; read answers "
         "as they come, or start the server with a larger --max-unsent-bytes",
         _RETRY_SECONDS,
@@ -62,7 +62,7 @@ class Unsent:
         with self.lock:
             return self._total
 
-    def refusal(self, connection: str) -> UnreadAnswersError | None:
+    def refusal(self, connection: str) -> UnreadResponsesError | None:
         """Return why no new call of this connection is taken on; None if it is. Ask only while `pressed`."""
         with self.lock:
             nbytes = self._wanted.get(connection, 0) or self._wanted_of_all
@@ -94,7 +94,7 @@ class Unsent:
                 stale.append(account)
         return stale
 
-    def _refusal_locked(self, connection: str, nbytes: int) -> UnreadAnswersError | None:
+    def _refusal_locked(self, connection: str, nbytes: int) -> UnreadResponsesError | None:
         if not self._exceeds_locked(connection, nbytes):
             return None
         held = self._connections.get(connection, 0)
@@ -105,13 +105,15 @@ class Unsent:
         else:
             self._wanted_of_all = nbytes
             what, most = f"{self._total} bytes of answers to all clients", self.most
-        return UnreadAnswersError(
+        return UnreadResponsesError(
             f"{what} wait to be read, of at most {most}; read answers as they come, or start the server with a larger "
             "--max-unsent-bytes",
             _RETRY_SECONDS,
         )
 
-    def admit_locked(self, account: Account, nbytes: int) -> tuple[UnreadAnswersError | None, list[Account]]:
+    def admit_locked(
+        self, account: Account, nbytes: int
+    ) -> tuple[UnreadResponsesError | None, list[Account]]:
         """Counts bytes of an account, or returns why not; and the accounts that are to be given up for it."""
         stale = self._make_room_locked(account.connection, nbytes)
         error = self._refusal_locked(account.connection, nbytes)
@@ -150,7 +152,7 @@ class Account:
     __slots__ = ("_closed", "connection", "give_up", "held", "unsent")
 
     def __init__(
-        self, unsent: Unsent, connection: str, give_up: Callable[[UnreadAnswersError], None]
+        self, unsent: Unsent, connection: str, give_up: Callable[[UnreadResponsesError], None]
     ) -> None:
         self.unsent = unsent
         self.connection = connection
@@ -159,7 +161,7 @@ class Account:
         self.held = 0
         self._closed = False
 
-    def add(self, nbytes: int) -> UnreadAnswersError | None:
+    def add(self, nbytes: int) -> UnreadResponsesError | None:
         """Count an answer that is to be sent; or return why it must not be kept."""
         with self.unsent.lock:
             if self._closed or not nbytes:

@@ -9,7 +9,7 @@ import math
 from typing import Any, NamedTuple
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.errors import InvalidRequestError, cut
+from tensorferry.server.errors import InvalidRequestError, truncate
 
 # A request with this parameter true learns what batch it rode in, from the response's parameters.
 EXPLAIN = "explain"
@@ -68,7 +68,7 @@ def read_parameters(request: pb.ModelInferRequest) -> RequestParameters:
             parameter_value(given[key], key, *_KINDS[key])
         elif key.startswith(_RESERVED):
             raise InvalidRequestError(
-                f"parameter keys starting with {_RESERVED!r} are reserved for Triton usage, got {cut(key)!r}. Only the "
+                f"parameter keys starting with {_RESERVED!r} are reserved for Triton usage, got {truncate(key)!r}. Only the "
                 f"following keys starting with {_RESERVED!r} are allowed: {_EMPTY_FINAL}"
             )
     return RequestParameters(
@@ -83,7 +83,7 @@ def parameter_value(parameter: pb.InferParameter, key: str, *kinds: str, of: str
     kind = parameter.WhichOneof("parameter_choice")
     if kind not in kinds:
         raise InvalidRequestError(
-            f"invalid value type for {cut(key)!r} parameter{of}, expected {' or '.join(kinds)}"
+            f"invalid value type for {truncate(key)!r} parameter{of}, expected {' or '.join(kinds)}"
             f"{_MEANINGS.get(key, '')}, got {kind or 'none'}"
         )
     return getattr(parameter, kind)

@@ -21,7 +21,7 @@ from support.server.scripted_service import calls_of, failure, success
 from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, NotReadyError, UnauthenticatedError
-from tensorferry.server.identity import ANYONE, Caller, Metadata
+from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
@@ -77,7 +77,7 @@ class LoomedService(InferenceService):
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
         needs_run: Any = None,
-        caller: Caller = ANYONE,
+        caller: ClientIdentity = ANONYMOUS,
     ) -> InferenceCall:
         self.core.pause()
         request_id = pb.ModelInferRequest.FromString(data).id
@@ -137,10 +137,10 @@ class Fickle(AccessControl):
         self._looks += 1
         return self._looks
 
-    def admit(self, *call: Any) -> Caller:
+    def admit(self, *call: Any) -> ClientIdentity:
         if self._random.random() < 0.2:
             raise UnauthenticatedError("who are you")
-        return ANYONE
+        return ANONYMOUS
 
 
 class World:

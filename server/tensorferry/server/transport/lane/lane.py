@@ -28,7 +28,7 @@ import grpc
 
 from tensorferry.batcher import Batcher, QueueFull
 from tensorferry.protos import SERVICE_NAME
-from tensorferry.server.identity import Caller
+from tensorferry.server.identity import ClientIdentity
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.stream_order import INTERNAL_ERROR, TOO_MANY
@@ -230,7 +230,7 @@ class Lane:
         deadline: float,
         complete: Callable[[InferenceReply], None],
         metadata: Any,
-        caller: Caller,
+        caller: ClientIdentity,
     ) -> InferenceCall:
         """As the service's. On the polling thread, which attends to the batcher when nothing else is there."""
         if self._unpacker is not None and is_compressed(data):
@@ -346,7 +346,7 @@ class UnaryCall:
         "replied",
     )
 
-    def __init__(self, lane: Lane, event: Any, deadline: float, caller: Caller) -> None:
+    def __init__(self, lane: Lane, event: Any, deadline: float, caller: ClientIdentity) -> None:
         self._lane = lane
         self._call = event.call
         self._caller = caller

@@ -18,7 +18,7 @@ import grpc
 
 from tensorferry.batcher import Batcher
 from tensorferry.server.errors import NotFoundError
-from tensorferry.server.identity import ANYONE, ROLES, Caller, Metadata
+from tensorferry.server.identity import ANONYMOUS, ROLES, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.responses import stream_response
 from tensorferry.server.inference.service import InferenceService
@@ -60,7 +60,7 @@ class _Echo(InferenceService):
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
         needs_run: set[Batcher] | None = None,
-        caller: Caller = ANYONE,
+        caller: ClientIdentity = ANONYMOUS,
     ) -> InferenceCall:
         if data == _HELD:
             self.held.set()
@@ -88,11 +88,11 @@ class _Asking(AccessControl):
         metadata: Metadata,
         peer: Callable[[], str],
         certificate: Callable[[], ClientCertificate],
-    ) -> Caller:
+    ) -> ClientIdentity:
         found = certificate()
         if found != ClientCertificate(None, ()):
             raise NotFoundError(f"the certificate {found} of a connection that has none")
-        return Caller(peer().partition(":")[0], ROLES)
+        return ClientIdentity(peer().partition(":")[0], ROLES)
 
 
 class _Tried(Lane):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
-from tensorferry.server.identity import ANYONE, Caller
+from tensorferry.server.identity import ANONYMOUS, ClientIdentity
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.stream_order import (
     INTERNAL_ERROR,
@@ -48,7 +48,7 @@ class Owner(Protocol):
         deadline: float,
         complete: Callable[[InferenceReply], None],
         metadata: Any,
-        caller: Caller,
+        caller: ClientIdentity,
     ) -> InferenceCall:
         """As `InferenceService.submit`."""
 
@@ -83,7 +83,7 @@ class StreamCall:
         self._metadata = event.invocation_metadata
         self._deadline = deadline
         # The polling thread's own, both.
-        self._caller = ANYONE if standing is None else standing.caller
+        self._caller = ANONYMOUS if standing is None else standing.caller
         self._standing = standing
         self._max_in_flight = max_in_flight
         self._account = account_of(owner.unsent, event.call)

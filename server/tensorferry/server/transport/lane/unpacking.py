@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from typing import Protocol
 
 from tensorferry.batcher import Cancelled
-from tensorferry.server.identity import Caller, Metadata
+from tensorferry.server.identity import ClientIdentity, Metadata
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply, error_reply
 
 _log = logging.getLogger("tensorferry.server")
@@ -28,7 +28,7 @@ class Submit(Protocol):
         complete: Callable[[InferenceReply], None],
         metadata: Metadata,
         *,
-        caller: Caller,
+        caller: ClientIdentity,
     ) -> InferenceCall:
         """Serve one request."""
 
@@ -85,7 +85,7 @@ class Unpacker:
         deadline: float,
         complete: Callable[[InferenceReply], None],
         metadata: Metadata,
-        caller: Caller,
+        caller: ClientIdentity,
     ) -> InferenceCall:
         """As `InferenceService.submit`, but that nothing is done here. A request that is withdrawn first is not unpacked."""
         waiting = _Waiting()

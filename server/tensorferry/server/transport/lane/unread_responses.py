@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from tensorferry.server.errors import ServerError, UnreadAnswersError
+from tensorferry.server.errors import ServerError, UnreadResponsesError
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.status import status_of
 from tensorferry.server.transport.lane import cygrpc
@@ -20,7 +20,7 @@ def account_of(unsent: Unsent, call: Any) -> Account:
 
 
 def hold(unsent: Unsent, call: Any, reply: InferenceReply, nbytes: int) -> Account:
-    """Count the one answer of a call, whose message was built; UnreadAnswersError if it must not be kept."""
+    """Count the one answer of a call, whose message was built; UnreadResponsesError if it must not be kept."""
     account = account_of(unsent, call)
     error = account.add(nbytes)
     if error is not None:
@@ -30,5 +30,5 @@ def hold(unsent: Unsent, call: Any, reply: InferenceReply, nbytes: int) -> Accou
     return account
 
 
-def _give_up(call: Any, error: UnreadAnswersError) -> None:
+def _give_up(call: Any, error: UnreadResponsesError) -> None:
     cygrpc.end(call, status_of(error))
