@@ -185,18 +185,6 @@ def test_a_bucket_unlike_the_one_that_was_warmed_up_is_known_after_a_few_batches
     assert worst_error(model, factor) < 0.15
 
 
-def test_frozen_it_learns_nothing() -> None:
-    model = anchored()
-    model.freeze()
-    before = model.statistics()
-    model.observe(8, 1.0)
-    assert model.statistics() == before
-    assert before.frozen
-    model.thaw()
-    model.observe(8, affine(8))
-    assert model.statistics().observations == 1
-
-
 @pytest.mark.parametrize(("rows", "seconds"), [(0, 1.0), (-1, 1.0), (1, -0.1), (1, math.nan), (1, math.inf)])
 def test_what_cannot_be_is_refused(rows: int, seconds: float) -> None:
     with pytest.raises(ValueError, match="rows must be at least 1, seconds at least 0"):

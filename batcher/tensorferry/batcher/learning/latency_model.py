@@ -65,7 +65,6 @@ class LatencyStatistics:
     beta: float
     stairs: bool
     deviation: float
-    frozen: bool
     table: Mapping[int, float]
 
 
@@ -155,7 +154,6 @@ class LatencyModel:
         self._observations = 0
         self._clipped = 0
         self._side_run = 0
-        self._frozen = False
 
     def anchor(self, rows: int, seconds: float) -> None:
         """A warm-up run: what it teaches never fades."""
@@ -171,8 +169,6 @@ class LatencyModel:
     def observe(self, rows: int, seconds: float) -> None:
         """A batch that ran. A single slow one changes little, a lasting change is followed."""
         _check(rows, seconds)
-        if self._frozen:
-            return
         self._observations += 1
         by_size = seconds
         curve = self.curve
@@ -303,14 +299,6 @@ class LatencyModel:
         """As `Curve.fit`."""
         return self.curve.fit(slack)
 
-    def freeze(self) -> None:
-        """Learns no more."""
-        self._frozen = True
-
-    def thaw(self) -> None:
-        """Learns again."""
-        self._frozen = False
-
     def statistics(self) -> LatencyStatistics:
         """What was learned so far."""
         curve = self.curve
@@ -321,7 +309,6 @@ class LatencyModel:
             beta=curve.beta,
             stairs=curve.stairs,
             deviation=curve.deviation,
-            frozen=self._frozen,
             table=dict(zip(curve.sizes, curve.means, strict=True)),
         )
 

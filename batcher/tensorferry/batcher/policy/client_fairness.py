@@ -38,7 +38,7 @@ class Turns:
     a weight of its own has 1.
     """
 
-    __slots__ = ("_heaviest", "_last", "_weights", "contended", "looked", "shares", "weight")
+    __slots__ = ("_heaviest", "_last", "_weights", "compared_at", "shares", "weight")
 
     def __init__(self, weights: Mapping[str, int]) -> None:
         self._weights = weights
@@ -48,9 +48,8 @@ class Turns:
         self._last = 0.0
         # The client that held most when somebody last looked; perhaps it is gone.
         self._heaviest = ""
-        # Whether there are buckets to choose from, and not all that is queued can be in time; and when that was seen.
-        self.contended = False
-        self.looked = 0.0
+        # When buckets were last compared by their clients' turns; None if there is no choice.
+        self.compared_at: float | None = None
 
     def entered(self, client: str, rows: int) -> None:
         """So many rows of a client are queued."""

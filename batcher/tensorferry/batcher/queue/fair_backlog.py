@@ -21,10 +21,10 @@ _edf_key = attrgetter("edf_key")
 
 _INF = math.inf
 
-# So many full batches before its deadline a request goes first whose client had no more than others: one may just
-# have left, and another one of theirs.
+# A client that is owed service comes first this many full batches' time before its deadline: one batch may just have
+# been dispatched, and one of another client may follow.
 _TIMELY_BATCHES = 3
-# Before all that is due by deadline or age.
+# Subtracted from a deadline or arrival, it sorts before all others.
 _LONG_AGO = 1e9
 
 
@@ -40,26 +40,27 @@ class FairClassQueue(ClassQueue):
 
     @property
     def due(self) -> float:
-        """When the first must ride. Where not all can be in time, those of clients that had no more than others go first.
+        """The time by which the first request is to be served.
 
-        Not at once, but while there is time for it: a batch of theirs would be smaller than it need be.
+        If buckets compete, a client that is owed service comes before all deadlines of others once its own deadline
+        is near. It is not served earlier, because a batch of its requests would be smaller than necessary.
         """
         due, turns = super().due, self.turns
-        if not turns.contended:
+        now = turns.compared_at
+        if now is None:
             return due
-        now, full = turns.looked, self.max_wait_before_priority / AGING_BATCHES
+        max_wait = self.max_wait_before_priority
+        near = now + max_wait * _TIMELY_BATCHES / AGING_BATCHES
         for client, own in self.clients.items():
-            if turns.behind(client):
-                if own.with_deadline and own.with_deadline[0].deadline <= now + _TIMELY_BATCHES * full:
-                    due = min(due, own.with_deadline[0].deadline - _LONG_AGO)
-                # Nothing says when those are too late; but so long they may well wait for company.
-                if (
-                    own.without_deadline
-                    and (arrival := next(iter(own.without_deadline)).arrival)
-                    + self.max_wait_before_priority / 2
-                    <= now
-                ):
-                    due = min(due, arrival - _LONG_AGO)
+            if not turns.behind(client):
+                continue
+            if own.with_deadline and own.with_deadline[0].deadline <= near:
+                due = min(due, own.with_deadline[0].deadline - _LONG_AGO)
+            if (
+                own.without_deadline
+                and (arrival := next(iter(own.without_deadline)).arrival) + max_wait / 2 <= now
+            ):
+                due = min(due, arrival - _LONG_AGO)
         return due
 
     def add(self, request: Request) -> None:
@@ -149,21 +150,10 @@ class FairBacklog(Backlog):
         return bucket
 
     def look(self, now: float) -> None:
-        """Before it is decided which bucket leaves: whether there is a choice, and not time for all."""
-        for rank, turns in enumerate(self._turns):
-            turns.looked = now
-            turns.contended = len(self.buckets) > 1 and len(turns.shares) > 1 and self._late(rank, now)
-
-    def _late(self, rank: int, now: float) -> bool:
-        """Whether of a class somebody will be late, or waits without a deadline."""
-        most = self._limits.max_batch_size
-        for bucket in self.buckets.values():
-            lane = bucket.class_queues[rank]
-            if lane.without_deadline or not all_in_time(
-                lane.with_deadline, lane.rows, most, now, bucket.profile, bucket.rows / self.rows
-            ):
-                return True
-        return False
+        """Note the time before a bucket is chosen; clients are compared only if there are several of both."""
+        for turns in self._turns:
+            compare = len(self.buckets) > 1 and len(turns.shares) > 1
+            turns.compared_at = now if compare else None
 
     def add(self, request: Request, bucket: Bucket) -> None:
         """Puts a request into the bucket of its key."""
