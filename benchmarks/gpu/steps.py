@@ -28,14 +28,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# As a script it has its own folder on the path, whose modules are only ever meant as gpu.NAME.
+# A script's own folder is first on the path. Its modules are imported as gpu.NAME, and test support from tests/.
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[:1] = [
+        str(Path(__file__).resolve().parents[1]),
+        str(Path(__file__).resolve().parents[2] / "tests"),
+    ]
 
 from gpu.needs import use_this_checkout
 
 if __name__ == "__main__":
     use_this_checkout()
+
+from support.server.cpu_as_device import CpuDeviceMemory
 
 from gpu.workloads import ON_GPU, workload_of
 from serving.run import cache_folder
@@ -43,7 +48,6 @@ from tensorferry.batcher import Outcome, Request
 from tensorferry.batcher.execution.collate import join, request_of
 from tensorferry.server.errors import StartError
 from tensorferry.server.gpu.cuda_graphs import GraphOptions
-from tensorferry.server.gpu.pinned_memory import CpuDeviceMemory
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.runtime.ort import onnxruntime
 from tensorferry.server.runtime.ort_options import OrtOptions

@@ -14,8 +14,7 @@ from tensorferry.server.config.load import load_config
 from tensorferry.server.config.option import Option
 from tensorferry.server.config.server_config import OPTIONS, ServerConfig
 from tensorferry.server.models.registry import ModelRegistry
-from tensorferry.server.monitoring.metrics import Metrics
-from tensorferry.server.monitoring.server_statistics import ServerStatistics
+from tensorferry.server.monitoring.metrics import Metrics, ServerStatistics
 
 OVERLAYS = sorted(folder.name for folder in (DEPLOY / "kubernetes" / "overlays").iterdir())
 COMPONENTS = sorted(folder.name for folder in (DEPLOY / "kubernetes" / "components").iterdir())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.models import small
 from support.models.controlled import World
-from support.server.cpu_as_device import Device
+from support.server.cpu_as_device import CountingDeviceMemory
 from support.server.rig import Load, Make, made_apps
 from support.server.scripted_service import Door, opened
 from support.server.tokens import TOKENS, line
@@ -80,12 +80,12 @@ def load(tmp_path: Path) -> Iterator[Load]:
 
 
 @pytest.fixture
-def device() -> Device:
-    return Device()
+def device() -> CountingDeviceMemory:
+    return CountingDeviceMemory()
 
 
 @pytest.fixture
-def on_device(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
+def on_device(device: CountingDeviceMemory, monkeypatch: pytest.MonkeyPatch) -> CountingDeviceMemory:
     """What models are loaded on."""
     staged = partial(Session, memory=device)
     monkeypatch.setattr(fp16, "Session", staged)

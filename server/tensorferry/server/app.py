@@ -31,7 +31,7 @@ from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.models.repository import Repository
 from tensorferry.server.models.repository_control import RepositoryController
 from tensorferry.server.monitoring.gpu_metrics import GpuReader, open_nvml
-from tensorferry.server.monitoring.server_statistics import ServerStatistics
+from tensorferry.server.monitoring.metrics import ServerStatistics
 from tensorferry.server.names import HEALTH_SERVICE, REFLECTION_SERVICES
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.recovery.recovering_instance import REBUILD_SECONDS

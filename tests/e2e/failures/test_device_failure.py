@@ -123,7 +123,7 @@ def test_no_request_is_lost_while_memory_runs_out_and_the_device_breaks(serve_fa
         assert stub.ModelReady(pb.ModelReadyRequest(name="probe"), timeout=PATIENCE).ready
         assert [infer(stub, 5.0, rows=16) for _ in range(3)] == ["right"] * 3
     assert server.stop() == 0
-    assert any("works again, built anew" in line for line in server.log)
+    assert any("works again, rebuilt" in line for line in server.log)
     assert any("does not fit into the memory" in line for line in server.log)
 
 

@@ -34,8 +34,7 @@ from tensorferry.server.models.registry import Model, ModelState
 from tensorferry.server.models.repository import Repository
 from tensorferry.server.models.repository_control import RepositoryController
 from tensorferry.server.models.warmup_samples import warmup_samples
-from tensorferry.server.runtime.onnx_strings import string_lists
-from tensorferry.server.runtime.steady import is_steady
+from tensorferry.server.runtime.onnx_file import has_steady_run_time, string_lists
 from tensorferry.server.signature import Signature
 from tensorferry.server.transport.threaded_servicer import Extension
 
@@ -284,7 +283,7 @@ class FilesTarget:
             lists = string_lists(self._path)
             if len(lists) > 16 or any(len(words) > 64 for words in lists):
                 raise FindingError("more words than it may remember")
-            return "steady" if is_steady(self._path) else "not steady"
+            return "steady" if has_steady_run_time(self._path) else "not steady"
 
     def check(self) -> None:
         pass

@@ -18,7 +18,7 @@ from tensorferry.server.batching_check.row_comparison import (
     RowComparison,
     compare_rows,
 )
-from tensorferry.server.runtime.onnx_strings import string_lists
+from tensorferry.server.runtime.onnx_file import string_lists
 from tensorferry.server.runtime.sampling import random_inputs
 from tensorferry.server.runtime.session import Session
 

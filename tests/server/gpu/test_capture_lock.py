@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from polling import until
 from support.models import small
+from support.server.cpu_as_device import CpuDeviceMemory
 
 from tensorferry.server.gpu import capture_lock
 from tensorferry.server.gpu.capture_lock import CaptureLock
 from tensorferry.server.gpu.cuda_graphs import GraphOptions
-from tensorferry.server.gpu.pinned_memory import CpuDeviceMemory
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
 
@@ -83,7 +83,7 @@ def test_captures_come_one_after_another() -> None:
 
 @pytest.mark.parametrize("inside", ["using", "capturing"])
 def test_a_capture_gives_up_and_leaves_the_gate_as_it_was(inside: str) -> None:
-    door = CaptureLock(patience=0.01)
+    door = CaptureLock(timeout=0.01)
     hung = Inside(getattr(door, inside)())
     assert hung.entered.wait(PATIENCE)
     with pytest.raises(TimeoutError), door.capturing():
@@ -136,7 +136,7 @@ def test_a_capture_that_cannot_begin(
     session = Session(
         small.twice(tmp_path / "m.onnx"), "cpu", OrtOptions(graphs=GraphOptions()), CpuDeviceMemory()
     )
-    busy = CaptureLock(patience=0.01)
+    busy = CaptureLock(timeout=0.01)
     monkeypatch.setattr(capture_lock, "CUDA", busy)
     with busy.using():
         assert not session.capture([{"x": (2, 3)}], pads=True)

@@ -13,12 +13,15 @@ from support.server.rig import Load, fp32
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError, StartError
-from tensorferry.server.gpu.captured_shapes import shapes_to_capture
-from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec
+from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec, shapes_to_capture
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.runtime.ort_options import ExecutionProvider, OrtOptions, parse_ort_options
+from tensorferry.server.runtime.ort_options import (
+    ExecutionProvider,
+    OrtOptions,
+    ort_options_for,
+    parse_ort_options,
+)
 from tensorferry.server.runtime.session import Session
-from tensorferry.server.runtime.tuning import tuned
 
 pytestmark = pytest.mark.usefixtures("on_device")
 
@@ -189,31 +192,32 @@ def config(**options: Any) -> ServerConfig:
     return ServerConfig((), **options)
 
 
-def test_what_a_models_configuration_says_counts_first() -> None:
-    asked = GraphOptions((GraphSpec(3),), required=True)
-    assert tuned(OrtOptions(graphs=asked), config(cuda_graphs=()), "m").graphs == asked
-    assert tuned(OrtOptions(), config(cuda_graphs=(8, 1, 8)), "m").graphs == GraphOptions(
+def test_a_models_configuration_has_precedence_over_the_flag() -> None:
+    own = parse_config("optimization { cuda { graphs: true graph_spec { batch_size: 3 } } }", "test")
+    plain = parse_config("", "test")
+    assert ort_options_for(own, config(cuda_graphs=()), "m").graphs == GraphOptions(
+        (GraphSpec(3),), required=True
+    )
+    assert ort_options_for(plain, config(cuda_graphs=(8, 1, 8)), "m").graphs == GraphOptions(
         (GraphSpec(1), GraphSpec(8))
     )
-    assert tuned(OrtOptions(), config(), "m").graphs is None
+    assert ort_options_for(plain, config(), "m").graphs is None
 
 
 def test_tensorrt_keeps_its_engines(tmp_path: Path) -> None:
-    given = OrtOptions(
-        gpu=(
-            ExecutionProvider("TensorrtExecutionProvider", (("trt_timing_cache_path", "own"),)),
-            ExecutionProvider("Another"),
-        ),
+    own = parse_config(
+        'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" '
+        'parameters { key: "trt_timing_cache_path" value: "own" } } } }',
+        "test",
     )
-    assert tuned(given, config(), "m") == given
-    tensorrt, other = tuned(given, config(tensorrt_cache=tmp_path), "m").gpu
+    assert ort_options_for(own, config(), "m") == parse_ort_options(own)
+    (tensorrt,) = ort_options_for(own, config(tensorrt_cache=tmp_path), "m").gpu
     assert dict(tensorrt.options) == {
         "trt_engine_cache_enable": "1",
         "trt_engine_cache_path": str(tmp_path / "m"),
         "trt_timing_cache_enable": "1",
         "trt_timing_cache_path": "own",
     }
-    assert other == ExecutionProvider("Another")
 
 
 def test_tensorrt_is_not_captured(

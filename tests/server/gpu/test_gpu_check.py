@@ -10,10 +10,11 @@ import gpu_failures
 import numpy as np
 import pytest
 from support.models import small
+from support.server.cpu_as_device import CpuDeviceMemory
 
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.errors import StartError
-from tensorferry.server.gpu.pinned_memory import CpuDeviceMemory, MemoryBlock
+from tensorferry.server.gpu.pinned_memory import MemoryBlock
 from tensorferry.server.runtime.sampling import random_inputs
 from tensorferry.server.runtime.session import Session
 

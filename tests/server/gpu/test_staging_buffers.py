@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from server.runtime.test_session import numbers
 from support.models import small
-from support.server.cpu_as_device import Device
+from support.server.cpu_as_device import CountingDeviceMemory
 from support.server.rig import fp32
 
 from tensorferry.protos.tensors import DATATYPES
@@ -30,7 +30,7 @@ STRINGLESS = [name for name in DATATYPES if name != "BYTES"]
 
 
 @pytest.mark.parametrize("name", STRINGLESS)
-def test_every_datatype_of_any_size(name: str, tmp_path: Path, device: Device) -> None:
+def test_every_datatype_of_any_size(name: str, tmp_path: Path, device: CountingDeviceMemory) -> None:
     session = Session(small.echo(tmp_path / "m.onnx", name), memory=device)
     whole = numbers(name)
     for x in (whole, whole[:1], whole[:0], whole[:, :0], np.ascontiguousarray(whole[:, 1:]), whole):
@@ -40,14 +40,14 @@ def test_every_datatype_of_any_size(name: str, tmp_path: Path, device: Device) -
 
 
 @pytest.mark.parametrize("name", STRINGLESS)
-def test_scalars(name: str, tmp_path: Path, device: Device) -> None:
+def test_scalars(name: str, tmp_path: Path, device: CountingDeviceMemory) -> None:
     session = Session(small.echo(tmp_path / "m.onnx", name, dims=()), memory=device)
     x = numbers(name)[1:, :1].reshape(())
     out = session.run({"x": x})["x_out"]
     assert (out.shape, out.dtype, out.tolist(), device.loads) == ((), x.dtype, x.tolist(), 1)
 
 
-def test_strings_go_as_before(tmp_path: Path, device: Device) -> None:
+def test_strings_go_as_before(tmp_path: Path, device: CountingDeviceMemory) -> None:
     session = Session(small.echo(tmp_path / "m.onnx", "BYTES"), memory=device)
     x = np.array([["a"]], dtype=object)
     assert session.run({"x": x})["x_out"].tolist() == [["a"]]
@@ -81,7 +81,7 @@ def test_where_tensors_lie(tmp_path: Path) -> None:
 
 
 def test_an_answer_keeps_its_numbers_for_as_long_as_anybody_has_a_view_of_it(
-    tmp_path: Path, device: Device
+    tmp_path: Path, device: CountingDeviceMemory
 ) -> None:
     session = Session(small.twice(tmp_path / "m.onnx"), memory=device)
     rows = [session.run({"x": fp32(4, 3) + number})["y"][1:2, :2] for number in range(5)]
@@ -95,7 +95,9 @@ def test_an_answer_keeps_its_numbers_for_as_long_as_anybody_has_a_view_of_it(
     assert view.tolist() == ((fp32(4, 3) + 2) * 2)[1, :2].tolist()
 
 
-def test_a_batch_that_is_dropped_at_any_step_gives_its_memory_back(tmp_path: Path, device: Device) -> None:
+def test_a_batch_that_is_dropped_at_any_step_gives_its_memory_back(
+    tmp_path: Path, device: CountingDeviceMemory
+) -> None:
     session = Session(small.lookup(tmp_path / "m.onnx"), memory=device)
     steps = session.staged
     assert steps is not None
@@ -138,7 +140,7 @@ def test_the_pool_has_an_end_and_makes_room_for_other_sizes() -> None:
 
 
 def test_without_memory_a_batch_runs_in_that_of_the_caller(
-    tmp_path: Path, device: Device, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, device: CountingDeviceMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     device.full = True
     session = Session(small.twice(tmp_path / "m.onnx"), memory=device)
@@ -152,7 +154,7 @@ def test_without_memory_a_batch_runs_in_that_of_the_caller(
 # Outputs.
 
 
-def test_an_output_whose_shape_only_the_run_tells(tmp_path: Path, device: Device) -> None:
+def test_an_output_whose_shape_only_the_run_tells(tmp_path: Path, device: CountingDeviceMemory) -> None:
     session = Session(small.found(tmp_path / "m.onnx"), memory=device)
     kept = []
     for ones in (1, 3, 2, 0):
@@ -182,7 +184,7 @@ def kept_rows(path: Path) -> Path:
 
 
 def test_an_output_that_is_not_as_it_is_declared(
-    tmp_path: Path, device: Device, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, device: CountingDeviceMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = Session(kept_rows(tmp_path / "m.onnx"), memory=device)
     for _ in range(2):
@@ -193,7 +195,7 @@ def test_an_output_that_is_not_as_it_is_declared(
 
 
 def test_a_request_that_fails_for_its_shape_does_not_make_outputs_unknown(
-    tmp_path: Path, device: Device, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, device: CountingDeviceMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = Session(small.with_positions(tmp_path / "m.onnx", most=4), memory=device)
     with pytest.raises(ModelFailedError):
@@ -246,7 +248,7 @@ Capture = Callable[..., tuple[Session, Graphs]]
 
 
 @pytest.fixture
-def capture(tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> Capture:
+def capture(tmp_path: Path, device: CountingDeviceMemory, monkeypatch: pytest.MonkeyPatch) -> Capture:
     def make(
         build: Callable[[Path], Path], *, required: bool = False, stale: bool = False
     ) -> tuple[Session, Graphs]:
@@ -265,7 +267,9 @@ def shapes(*rows: int) -> list[Mapping[str, Shape]]:
     return [{"x": (count, 3)} for count in rows]
 
 
-def test_batches_are_padded_up_to_captured_graphs_and_cut_back(capture: Capture, device: Device) -> None:
+def test_batches_are_padded_up_to_captured_graphs_and_cut_back(
+    capture: Capture, device: CountingDeviceMemory
+) -> None:
     session, graphs = capture(small.twice)
     assert session.capture(shapes(1, 4), pads=True)
     assert sorted(graphs.captured) == [1, 2, 3, 4]
@@ -343,7 +347,7 @@ def test_more_batches_at_a_time_than_slots_run_without_a_graph(capture: Capture)
     assert sorted(graphs.ran, key=str) == [1, 2, None]
 
 
-def captured_wrongly(caplog: pytest.LogCaptureFixture, session: Session, device: Device) -> str:
+def captured_wrongly(caplog: pytest.LogCaptureFixture, session: Session, device: CountingDeviceMemory) -> str:
     """What was said; and that the model is served all the same."""
     x = fp32(2, 3)
     assert session.run({"x": x})["y"].tolist() == (x * 2).tolist()
@@ -354,7 +358,7 @@ def captured_wrongly(caplog: pytest.LogCaptureFixture, session: Session, device:
 
 
 def test_a_graph_that_answers_what_was_asked_before_is_found_out(
-    capture: Capture, device: Device, caplog: pytest.LogCaptureFixture
+    capture: Capture, device: CountingDeviceMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     session, _ = capture(small.twice, stale=True)
     assert not session.capture(shapes(2), pads=True)
@@ -390,7 +394,7 @@ def test_a_session_on_the_cpu_has_no_graphs(tmp_path: Path) -> None:
     assert not session.capture(shapes(2), pads=True)
 
 
-def test_runs_of_graphs_are_all_on_one_thread(tmp_path: Path, device: Device) -> None:
+def test_runs_of_graphs_are_all_on_one_thread(tmp_path: Path, device: CountingDeviceMemory) -> None:
     session = Session(small.twice(tmp_path / "m.onnx"), "cpu", OrtOptions(graphs=GraphOptions()), device)
     threads = set()
 
@@ -403,7 +407,7 @@ def test_runs_of_graphs_are_all_on_one_thread(tmp_path: Path, device: Device) ->
     assert threads == {"tensorferry-graphs-m_0"}
 
 
-def test_staging_needs_every_input(tmp_path: Path, device: Device) -> None:
+def test_staging_needs_every_input(tmp_path: Path, device: CountingDeviceMemory) -> None:
     session = Session(small.added(tmp_path / "m.onnx"), memory=device)
     staging = session._staging
     assert isinstance(staging, StagingBuffers)

@@ -24,7 +24,7 @@ def settings(
     config.name, config.max_batch_size = "m", most
     groups = instance_groups(config, "m", AvailableDevices())
     return settings_of(
-        config, BatchingDecision(most, merges, ""), groups, ServerConfig((), **options), own=own
+        config, BatchingDecision(most, merges, ""), groups, ServerConfig((), **options), OrtOptions(), own=own
     )
 
 
@@ -105,13 +105,8 @@ def test_without_sharing_batches_there_are_no_windows() -> None:
     assert found.policies == (QueuePolicy(math.inf, max_requests=3),)
 
 
-def test_instances_and_the_session_s_options() -> None:
-    found = settings(
-        "instance_group { count: 2 kind: KIND_CPU } optimization { graph { level: 1 } }"
-        'parameters { key: "intra_op_thread_count" value { string_value: "2" } }'
-    )
-    assert found.devices == ("cpu", "cpu")
-    assert found.session == OrtOptions(graph="extended", intra_op_threads=2)
+def test_each_instance_has_a_device() -> None:
+    assert settings("instance_group { count: 2 kind: KIND_CPU }").devices == ("cpu", "cpu")
 
 
 DELAYING = "timeout_action: DELAY default_timeout_microseconds: 5"

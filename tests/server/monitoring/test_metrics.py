@@ -25,8 +25,7 @@ from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.monitoring.gpu_metrics import GpuReader
 from tensorferry.server.monitoring.http_server import MetricsServer, PageRenderer, _Handler, _Server
 from tensorferry.server.monitoring.metric_names import PROCESS_METRICS, GpuMetric, ModelMetric, ServerMetric
-from tensorferry.server.monitoring.metrics import CONTENT_TYPE, Metrics
-from tensorferry.server.monitoring.server_statistics import ServerStatistics
+from tensorferry.server.monitoring.metrics import CONTENT_TYPE, Metrics, ServerStatistics
 from tensorferry.server.recovery.instance_health import InstanceEvent
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "reference" / "metrics.md"

@@ -1,4 +1,4 @@
-"""ONNX Runtime's messages about the device, told apart from those about requests."""
+"""Classification of ONNX Runtime's messages into failures of the device and of requests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ARENA = (
 )
 
 
-def cuda(number: int, words: str, kind: str = "CUDA") -> str:
-    return f"{kind} failure {number}: {words} ; GPU=0 ; hostname=h ; file=cuda_call.cc ; line=1 ; expr=f(x)"
+def cuda(number: int, text: str, library: str = "CUDA") -> str:
+    return f"{library} failure {number}: {text} ; GPU=0 ; hostname=h ; file=cuda_call.cc ; line=1 ; expr=f(x)"
 
 
 @pytest.mark.parametrize(
-    ("message", "trouble"),
+    ("message", "kind"),
     [
         (ARENA + "Failed to allocate memory for requested buffer of size 939524096", DeviceErrorKind.MEMORY),
         (ARENA + "Available memory of 1024 is smaller than requested bytes of 4096", DeviceErrorKind.MEMORY),
@@ -42,8 +42,8 @@ def cuda(number: int, words: str, kind: str = "CUDA") -> str:
         ("Exiting due to terminate flag being set to true.", None),
     ],
 )
-def test_messages(message: str, trouble: DeviceErrorKind | None) -> None:
-    assert classify_device_error(RuntimeError(message)) is trouble
+def test_messages(message: str, kind: DeviceErrorKind | None) -> None:
+    assert classify_device_error(RuntimeError(message)) is kind
 
 
 def test_other_errors() -> None:
@@ -51,6 +51,6 @@ def test_other_errors() -> None:
     assert classify_device_error(MemoryError()) is DeviceErrorKind.MEMORY
 
 
-def test_the_number_is_all_that_clients_read() -> None:
+def test_clients_get_only_the_error_number() -> None:
     assert cuda_error_suffix(RuntimeError(cuda(700, "an illegal memory access"))) == " (CUDA error 700)"
     assert cuda_error_suffix(RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")) == ""

@@ -1,4 +1,4 @@
-"""An instance that survives: what it tells the batcher, what it frees, when it is ready; and the watchdog."""
+"""Recovering instance: errors for the batcher, release of memory, recovery; and the watchdog."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.recovery import recovering_instance
 from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
 from tensorferry.server.recovery.recovering_instance import RecoveringInstance
-from tensorferry.server.recovery.watchdog import RunOutcome, Watchdog, WatchedRun
+from tensorferry.server.recovery.watchdog import RunLimits, RunOutcome, Watchdog, WatchedRun
 from tensorferry.server.runtime.session import Session
 
 BROKEN = (
@@ -29,7 +29,7 @@ BROKEN = (
 
 
 class Scripted:
-    """Stands in for a session: runs what it is given."""
+    """Stand-in for a session, with a scripted run."""
 
     device = "cuda:0"
     staged = None
@@ -58,44 +58,44 @@ def raising(message: str) -> Callable[[], Any]:
     return run
 
 
-def survivor(session: Any, rebuild: Callable[[], Any] = Scripted, **options: Any) -> RecoveringInstance:
+def instance(session: Any, rebuild: Callable[[], Any] = Scripted, **options: Any) -> RecoveringInstance:
     health = options.pop("health", None) or InstanceHealth("m", "1")
     return RecoveringInstance(session, rebuild, health, 0, **options)
 
 
-def test_what_is_wrong_with_a_request_is_passed_on() -> None:
+def test_an_error_of_the_request_is_passed_on() -> None:
     with pytest.raises(ModelFailedError, match="failed on this request"):
-        survivor(Scripted(raising("indices element out of data bounds"))).run({})
+        instance(Scripted(raising("indices element out of data bounds"))).run({})
 
 
-def test_too_little_memory_breaks_nothing() -> None:
+def test_out_of_memory_does_not_mark_the_instance_down() -> None:
     health = InstanceHealth("m", "1")
-    one = survivor(
+    recovering = instance(
         Scripted(raising("Failed to allocate memory for requested buffer of size 9")), health=health
     )
     for _ in range(2):
         with pytest.raises(OutOfMemory):
-            one.run({})
+            recovering.run({})
     assert health.reason is None
     assert health.statistics().events == {}
 
 
-def test_a_broken_session_is_freed_before_it_is_built_anew() -> None:
+def test_a_broken_session_is_freed_before_the_rebuild() -> None:
     broken = Scripted(raising(BROKEN))
     gone = weakref.ref(broken)
     health = InstanceHealth("m", "1")
 
     def rebuild() -> Any:
-        assert gone() is None, "both would need their memory on the device"
+        assert gone() is None, "the device would have to hold both sessions"
         return Scripted(lambda: {"y": 1})
 
-    one = survivor(broken, rebuild, health=health)
+    recovering = instance(broken, rebuild, health=health)
     del broken
     gc.disable()
     try:
         with pytest.raises(InstanceFailed) as caught:
-            one.run({})
-        assert str(caught.value) == "the device failed (CUDA error 700), and its session is being built anew"
+            recovering.run({})
+        assert str(caught.value) == "the device failed (CUDA error 700), and its session is being rebuilt"
         assert health.reason == str(caught.value)
         recover = caught.value.recover
         assert recover is not None
@@ -104,36 +104,36 @@ def test_a_broken_session_is_freed_before_it_is_built_anew() -> None:
     finally:
         gc.enable()
     assert health.reason is None
-    assert one.run({}) == {"y": 1}
+    assert recovering.run({}) == {"y": 1}
     assert health.statistics().events == {InstanceEvent.DEVICE_FAILED: 1, InstanceEvent.REBUILT: 1}
 
 
-def test_tries_in_vain_come_later_and_later_until_it_is_hopeless() -> None:
+def test_delays_between_failed_rebuilds_double_and_the_fifth_reports_the_loss() -> None:
     lost: list[str] = []
     health = InstanceHealth("m", "1", lost=lost.append)
-    vain = 8
+    failures = 8
 
     def rebuild() -> Any:
-        nonlocal vain
-        vain -= 1
-        if vain >= 0:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
             raise StartError("no such device")
         return Scripted()
 
-    one = survivor(Scripted(raising(BROKEN)), rebuild, health=health)
+    recovering = instance(Scripted(raising(BROKEN)), rebuild, health=health)
     with pytest.raises(InstanceFailed):
-        one.run({})
-    waits = []
+        recovering.run({})
+    delays = []
     for number in range(8):
         with pytest.raises(InstanceFailed) as caught:
-            one.recover()
-        waits.append(caught.value.retry_after)
+            recovering.recover()
+        delays.append(caught.value.retry_after)
         assert len(lost) == (number >= 4)
-    assert waits == [0.5, 1, 2, 4, 8, 16, 32, 60]
-    assert "the server has to be restarted" in lost[0]
+    assert delays == [0.5, 1, 2, 4, 8, 16, 32, 60]
+    assert "restart the server" in lost[0]
     with pytest.raises(InstanceFailed):
-        one.run({})
-    one.recover()
+        recovering.run({})
+    recovering.recover()
     assert health.reason is None
     assert health.statistics().events == {
         InstanceEvent.DEVICE_FAILED: 1,
@@ -142,7 +142,7 @@ def test_tries_in_vain_come_later_and_later_until_it_is_hopeless() -> None:
     }
 
 
-def test_a_model_is_out_when_all_its_instances_are() -> None:
+def test_a_model_is_down_when_all_its_instances_are() -> None:
     seen: list[str | None] = []
     health = InstanceHealth("m", "1", 2, lambda changed: seen.append(changed.reason))
     health.mark_down(0, "first")
@@ -153,16 +153,16 @@ def test_a_model_is_out_when_all_its_instances_are() -> None:
     assert seen == [None, "second", "still", None, None]
 
 
-def test_a_long_run_is_ended_for_real_and_the_next_is_not(tmp_path: Path) -> None:
+def test_a_run_above_the_limit_is_ended_and_the_next_one_runs(tmp_path: Path) -> None:
     session = Session(models.probe(tmp_path / "probe.onnx"))
     watchdog = Watchdog(0.05)
     try:
         health = InstanceHealth("m", "1")
-        one = survivor(session, watchdog=watchdog, limit=0.05, health=health)
+        recovering = instance(session, limits=RunLimits(watchdog, 0.05), health=health)
         inputs: dict[str, Array] = {"x": np.ones((1, 4), np.float32), "index": np.zeros(1, np.int64)}
         for _ in range(2):
             with pytest.raises(RunTimedOut, match=r"longer than 0\.05 s, which --run-timeout-seconds"):
-                one.run({**inputs, "work": np.full(1, 100_000_000)})
+                recovering.run({**inputs, "work": np.full(1, 100_000_000)})
             assert session.run({**inputs, "work": np.zeros(1, np.int64)})["y"].tolist() == [[2.0] * 4]
         assert health.statistics().events == {InstanceEvent.RUN_ENDED: 2}
     finally:
@@ -175,21 +175,21 @@ def test_a_run_that_does_not_end_is_given_up_until_it_returns(monkeypatch: pytes
     changes: list[str | None] = []
     health = InstanceHealth("m", "1", 1, lambda changed: changes.append(changed.reason))
     given_up: list[RunTimedOut] = []
-    told = threading.Event()
+    gave_up = threading.Event()
 
     def give_up(error: RunTimedOut) -> None:
         given_up.append(error)
-        told.set()
+        gave_up.set()
 
     session = Scripted(lambda: may_return.wait(PATIENCE) and {"y": 2})
     watchdog = Watchdog(0.02)
     try:
-        one = survivor(session, watchdog=watchdog, limit=0.02, health=health)
-        one.give_up = give_up
+        recovering = instance(session, limits=RunLimits(watchdog, 0.02), health=health)
+        recovering.give_up = give_up
         results: list[Any] = []
-        thread = threading.Thread(target=lambda: results.append(one.run({})))
+        thread = threading.Thread(target=lambda: results.append(recovering.run({})))
         thread.start()
-        assert told.wait(PATIENCE)
+        assert gave_up.wait(PATIENCE)
         assert session.ended.is_set()
         assert health.reason is not None
         assert "the device hangs" in health.reason
@@ -197,10 +197,10 @@ def test_a_run_that_does_not_end_is_given_up_until_it_returns(monkeypatch: pytes
         may_return.set()
         thread.join(PATIENCE)
         assert results == [{"y": 2}]
-        # Whoever is last, the watchdog or the run, says that it is back.
+        # The later of the watchdog and the run marks the instance up.
         watchdog.close()
         assert health.reason is None
-        assert not session.ended.is_set(), "the next may run"
+        assert not session.ended.is_set(), "the next run is allowed"
         assert len(given_up) == 1
     finally:
         watchdog.close()
@@ -208,7 +208,7 @@ def test_a_run_that_does_not_end_is_given_up_until_it_returns(monkeypatch: pytes
 
 def test_a_rebuild_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovering_instance, "REBUILD_SECONDS", 0.02)
-    may_return, told = threading.Event(), threading.Event()
+    may_return, gave_up = threading.Event(), threading.Event()
     health = InstanceHealth("m", "1")
 
     def rebuild() -> Any:
@@ -217,14 +217,14 @@ def test_a_rebuild_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPa
 
     watchdog = Watchdog(0.02)
     try:
-        one = survivor(Scripted(raising(BROKEN)), rebuild, watchdog=watchdog, health=health)
-        one.give_up = lambda error: told.set()
+        recovering = instance(Scripted(raising(BROKEN)), rebuild, limits=RunLimits(watchdog), health=health)
+        recovering.give_up = lambda error: gave_up.set()
         with pytest.raises(InstanceFailed):
-            one.run({})
-        thread = threading.Thread(target=one.recover)
+            recovering.run({})
+        thread = threading.Thread(target=recovering.recover)
         thread.start()
-        assert told.wait(PATIENCE)
-        assert "not built anew" in str(health.reason)
+        assert gave_up.wait(PATIENCE)
+        assert "not rebuilt" in str(health.reason)
         may_return.set()
         thread.join(PATIENCE)
         watchdog.close()
@@ -238,8 +238,7 @@ def test_a_rebuild_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPa
         watchdog.close()
 
 
-def test_what_ends_in_time_is_left_alone() -> None:
-    """And what ends at the last moment: of the end and the look, one is first."""
+def test_a_run_that_ends_in_time_is_not_ended_by_the_watchdog() -> None:
     calls: list[str] = []
     watched = WatchedRun(lambda: calls.append("hung"))
     now = time.monotonic()
@@ -255,7 +254,7 @@ def test_what_ends_in_time_is_left_alone() -> None:
     assert calls == ["end", "allow_next"]
 
 
-def test_the_watchdog_keeps_nobody_alive() -> None:
+def test_the_watchdog_keeps_no_instance_alive() -> None:
     watchdog = Watchdog(PATIENCE)
     try:
         watched = WatchedRun(lambda: None)

@@ -8,16 +8,16 @@ import pytest
 from onnx import TensorProto, helper, parser, save
 from support.processes import models
 
-from tensorferry.server.runtime.steady import is_steady
+from tensorferry.server.runtime.onnx_file import has_steady_run_time
 
 
 def test_dense_layers_are_steady(digits_model: Path, echo_model: Path) -> None:
-    assert is_steady(digits_model)
-    assert is_steady(echo_model)
+    assert has_steady_run_time(digits_model)
+    assert has_steady_run_time(echo_model)
 
 
 def test_a_loop_is_not(tmp_path: Path) -> None:
-    assert not is_steady(models.probe(tmp_path / "probe.onnx"))
+    assert not has_steady_run_time(models.probe(tmp_path / "probe.onnx"))
 
 
 # In each `n` decides the size of something; it is an input of the model, or a constant of it.
@@ -55,7 +55,7 @@ def _steady(folder: Path, inputs: str, body: str) -> bool:
     body = "axis = Constant <value_ints = [0]> () " + body
     text = f"{header} g ({inputs}) => (float[N] y) {{ {body} }} {_FUNCTION}"
     save(parser.parse_model(text), folder / "m.onnx")
-    return is_steady(folder / "m.onnx")
+    return has_steady_run_time(folder / "m.onnx")
 
 
 @pytest.mark.parametrize("operator", SIZED)
@@ -84,11 +84,11 @@ def test_names_that_only_look_alike_do_not_count(tmp_path: Path) -> None:
     value = helper.make_tensor_value_info("Loop", TensorProto.FLOAT, ["Range"])
     graph = helper.make_graph([helper.make_node("Identity", ["Loop"], ["Tile"])], "If", [value], [value])
     save(helper.make_model(graph), tmp_path / "m.onnx")
-    assert is_steady(tmp_path / "m.onnx")
+    assert has_steady_run_time(tmp_path / "m.onnx")
 
 
 def test_another_format_cannot_be_told(tmp_path: Path) -> None:
     (tmp_path / "m.ort").write_bytes(b"ORTM")
     (tmp_path / "m.onnx").write_bytes(b"")
-    assert not is_steady(tmp_path / "m.ort")
-    assert not is_steady(tmp_path / "m.onnx")
+    assert not has_steady_run_time(tmp_path / "m.ort")
+    assert not has_steady_run_time(tmp_path / "m.onnx")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from support.models.scaled import scaled, with_defaults
-from support.server.cpu_as_device import Device
+from support.server.cpu_as_device import CountingDeviceMemory
 from support.server.rig import PATIENCE
 
 from tensorferry.batcher import Batcher, Outcome, Request, Tensor
@@ -65,7 +65,7 @@ def _answered(session: Session, given: list[dict[str, Any]]) -> list[Any]:
     return [answers.outcomes[number].outputs["y"].tolist() for number in range(len(given))]
 
 
-def test_a_scalar_lies_beside_the_rows(tmp_path: Path, device: Device) -> None:
+def test_a_scalar_lies_beside_the_rows(tmp_path: Path, device: CountingDeviceMemory) -> None:
     session = Session(scaled(tmp_path / "m.onnx"), memory=device)
     scales = [2, 3, 3, 2]
     found = _answered(session, [{"scale": scale} for scale in scales])
@@ -73,7 +73,7 @@ def test_a_scalar_lies_beside_the_rows(tmp_path: Path, device: Device) -> None:
     assert device.loads == 2
 
 
-def test_an_optional_input_takes_the_way_of_the_host(tmp_path: Path, device: Device) -> None:
+def test_an_optional_input_takes_the_way_of_the_host(tmp_path: Path, device: CountingDeviceMemory) -> None:
     session = Session(with_defaults(tmp_path / "m.onnx"), memory=device)
     given: list[dict[str, Any]] = [{}, {"scale": 3}, {"bias": [1, 1, 1]}] * 2
     found = _answered(session, given)

@@ -1,14 +1,34 @@
-"""The CPU in the place of a device, with memory of its own."""
+"""The CPU as a device with its own memory."""
 
 from __future__ import annotations
 
 import ctypes
 
-from tensorferry.server.gpu.pinned_memory import CpuDeviceMemory, MemoryBlock
+import numpy as np
+
+from tensorferry.server.gpu.pinned_memory import MemoryBlock
 
 
-class Device(CpuDeviceMemory):
-    """The CPU, which counts its blocks and its copies, and can be out of memory. Its blocks are dirty."""
+class CpuDeviceMemory:
+    """`DeviceMemory` in which host and device blocks are both ordinary memory."""
+
+    device_type = "cpu"
+    device_id = 0
+
+    def host(self, nbytes: int) -> MemoryBlock:
+        array = np.zeros(nbytes, np.uint8)
+        return MemoryBlock(array.ctypes.data, nbytes, array.view)  # the finalizer keeps the array alive
+
+    device = host
+
+    def load(self, target: int, source: int, nbytes: int) -> None:
+        ctypes.memmove(target, source, nbytes)
+
+    fetch = load
+
+
+class CountingDeviceMemory(CpuDeviceMemory):
+    """Device memory that counts blocks and copies and can run out. Host blocks start with nonzero bytes."""
 
     def __init__(self) -> None:
         self.hosts: list[MemoryBlock] = []

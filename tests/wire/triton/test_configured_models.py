@@ -148,7 +148,7 @@ class Gate:
 
         monkeypatch.setattr(Session, "run", gated)
         # A worker is to be held, never the thread that serves the lane.
-        monkeypatch.setattr(loader, "is_steady", lambda path: False)
+        monkeypatch.setattr(loader, "has_steady_run_time", lambda path: False)
 
     def _heard(self, put: Callable[..., Any]) -> Callable[..., Any]:
         def heard(*arguments: Any) -> Any:

@@ -18,7 +18,7 @@ from tensorferry.server.batching_check.verdict import BatchingFinding, BatchingV
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.pbtxt import BatchingDecision, is_complete
-from tensorferry.server.runtime.onnx_strings import string_lists
+from tensorferry.server.runtime.onnx_file import string_lists
 from tensorferry.server.runtime.ort_options import BATCHING
 from tensorferry.server.runtime.sampling import Array, working_size
 from tensorferry.server.runtime.session import Session

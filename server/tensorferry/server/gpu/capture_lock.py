@@ -1,4 +1,7 @@
-"""Keeps the process off CUDA while a graph is captured: CUDA then lets no thread of it allocate, and ends the capture."""
+"""Lock that keeps other threads off CUDA while a graph is captured.
+
+CUDA aborts a capture when another thread of the process allocates device memory.
+"""
 
 from __future__ import annotations
 
@@ -9,60 +12,59 @@ from time import monotonic
 
 
 class CaptureLock:
-    """Many may use the device at a time, or one capture alone. Thread-safe.
+    """Shared lock for users of the device, exclusive for a capture. Thread-safe.
 
-    A capture that waits keeps newcomers out, for at most `patience` seconds: if what runs has not ended by then, it
-    gives up by TimeoutError.
+    A waiting capture blocks new users. It raises TimeoutError if the current users need more than `timeout` seconds.
     """
 
-    def __init__(self, patience: float = 5.0) -> None:
-        self._patience = patience
-        # Guards _using and _capturing; nothing of CUDA is called while it is held.
+    def __init__(self, timeout: float = 5.0) -> None:
+        self._timeout = timeout
+        # Guards _users and _capturing. CUDA is never called while it is held.
         self._lock = threading.Lock()
         self._unused = threading.Condition(self._lock)
-        self._open = threading.Condition(self._lock)
-        self._using = 0
-        # A capture runs, or waits until nothing else does.
+        self._not_capturing = threading.Condition(self._lock)
+        self._users = 0
+        # True while a capture runs or waits for the users to finish.
         self._capturing = False
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """While the caller runs a model, or allocates memory of the device."""
+        """Hold the lock shared, to run a model or to allocate device memory."""
         with self._lock:
             while self._capturing:
-                self._open.wait()
-            self._using += 1
+                self._not_capturing.wait()
+            self._users += 1
         try:
             yield
         finally:
             with self._lock:
-                self._using -= 1
-                if not self._using:
+                self._users -= 1
+                if not self._users:
                     self._unused.notify()
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """While the caller captures a graph."""
+        """Hold the lock exclusively, to capture a graph."""
         with self._lock:
-            deadline = monotonic() + self._patience
+            deadline = monotonic() + self._timeout
             while self._capturing:
-                if not self._open.wait(deadline - monotonic()):
+                if not self._not_capturing.wait(deadline - monotonic()):
                     raise TimeoutError("another model was being captured all the while")
             self._capturing = True
-            while self._using:
+            while self._users:
                 if not self._unused.wait(deadline - monotonic()):
-                    self._open_locked()
+                    self._end_capture_locked()
                     raise TimeoutError("other models kept the GPU busy")
         try:
             yield
         finally:
             with self._lock:
-                self._open_locked()
+                self._end_capture_locked()
 
-    def _open_locked(self) -> None:
+    def _end_capture_locked(self) -> None:
         self._capturing = False
-        self._open.notify_all()
+        self._not_capturing.notify_all()
 
 
-# CUDA counts by process, whatever the device.
+# One lock for all devices, because CUDA applies the rule to the whole process.
 CUDA = CaptureLock()

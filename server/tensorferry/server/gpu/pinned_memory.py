@@ -1,79 +1,53 @@
-"""Memory that batches are copied through: page-locked on the host, and the device's own."""
+"""Memory for batches: page-locked host memory and device memory."""
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from tensorferry.server.errors import StartError
 from tensorferry.server.gpu import capture_lock
 
-Array = npt.NDArray[Any]
-
 
 class MemoryBlock:
-    """A piece of memory by its address. Freed when the last reference to it is gone."""
+    """Memory block with an address. The last reference to it frees it."""
 
     __slots__ = ("__weakref__", "address", "nbytes")
 
     def __init__(self, address: int, nbytes: int, free: Callable[[], object]) -> None:
         self.address = address
         self.nbytes = nbytes
-        # Not as the interpreter ends: the device's driver goes before us, and takes it all.
+        # Not at interpreter exit: the device's driver is unloaded earlier and has freed everything.
         weakref.finalize(self, free).atexit = False
 
 
 class DeviceMemory(Protocol):
-    """Allocates for one device and copies to and from it. Every method is thread-safe.
+    """Allocator of one device, and copies to and from it. Every method is thread-safe.
 
-    Copies are done when the call returns, and other threads may run Python meanwhile.
+    A copy is complete when the call returns. The GIL is released meanwhile.
     """
 
-    # As ONNX Runtime names the device of `device` blocks.
+    # ONNX Runtime's names for the device of `device` blocks.
     device_type: str
     device_id: int
 
     def host(self, nbytes: int) -> MemoryBlock:
-        """Host memory that the device copies from and to without a detour."""
+        """Allocate host memory that the device can copy from and to directly."""
 
     def device(self, nbytes: int) -> MemoryBlock:
-        """The device's memory."""
+        """Allocate device memory."""
 
     def load(self, target: int, source: int, nbytes: int) -> None:
-        """Copies from the host's address `source` to the device's `target`."""
+        """Copy from the host address `source` to the device address `target`."""
 
     def fetch(self, target: int, source: int, nbytes: int) -> None:
-        """Copies from the device's address `source` to the host's `target`."""
-
-
-class CpuDeviceMemory:
-    """The CPU as a device beside the host: what is copied to it is copied within the host's memory."""
-
-    device_type = "cpu"
-    device_id = 0
-
-    def host(self, nbytes: int) -> MemoryBlock:
-        """Ordinary memory."""
-        array = np.zeros(nbytes, np.uint8)
-        return MemoryBlock(array.ctypes.data, nbytes, array.view)  # the finalizer keeps the array
-
-    device = host
-
-    def load(self, target: int, source: int, nbytes: int) -> None:
-        """Copies."""
-        ctypes.memmove(target, source, nbytes)
-
-    fetch = load
+        """Copy from the device address `source` to the host address `target`."""
 
 
 class CudaDeviceMemory:
-    """A CUDA device. StartError, which says what is missing, where it cannot be used."""
+    """Memory of a CUDA device. StartError says what is missing if the device cannot be used."""
 
     device_type = "cuda"
 
@@ -86,7 +60,7 @@ class CudaDeviceMemory:
             ) from None
         self.device_id = device_id
         self._cuda = runtime
-        # Each thread copies on a stream of its own: its copies wait for no other's, nor for a model's kernels.
+        # Each thread has its own copy stream: its copies wait neither for other copies nor for a model's kernels.
         self._threads = threading.local()
         try:
             self._stream()
@@ -94,7 +68,7 @@ class CudaDeviceMemory:
             raise StartError(f"the CUDA runtime of cuda-bindings does not work here: {error}") from None
 
     def host(self, nbytes: int) -> MemoryBlock:
-        """Page-locked memory."""
+        """Allocate page-locked memory."""
         self._stream()
         with capture_lock.CUDA.using():
             address = int(self._done(self._cuda.cudaHostAlloc(nbytes, self._cuda.cudaHostAllocPortable)))
@@ -102,7 +76,7 @@ class CudaDeviceMemory:
         return MemoryBlock(address, nbytes, lambda: cuda.cudaFreeHost(address))
 
     def device(self, nbytes: int) -> MemoryBlock:
-        """The device's memory."""
+        """Allocate device memory."""
         self._stream()
         with capture_lock.CUDA.using():
             address = int(self._done(self._cuda.cudaMalloc(nbytes)))
@@ -110,21 +84,21 @@ class CudaDeviceMemory:
         return MemoryBlock(address, nbytes, lambda: cuda.cudaFree(address))
 
     def stream(self, *, first: bool) -> MemoryBlock:
-        """A stream of no bytes whose kernels the device starts before those of others, or else after them."""
+        """Create a stream, a block of 0 bytes. The device starts its kernels before those of other streams, or after."""
         self._done(self._cuda.cudaSetDevice(self.device_id))
-        # The lower the number the sooner; a device without priorities has 0 for both.
-        last, soonest = self._done(self._cuda.cudaDeviceGetStreamPriorityRange())
-        flags, priority = self._cuda.cudaStreamNonBlocking, soonest if first else last
+        # A lower number means a higher priority. A device without priorities has 0 for both.
+        lowest, highest = self._done(self._cuda.cudaDeviceGetStreamPriorityRange())
+        flags, priority = self._cuda.cudaStreamNonBlocking, highest if first else lowest
         handle = int(self._done(self._cuda.cudaStreamCreateWithPriority(flags, priority)))
         cuda = self._cuda
         return MemoryBlock(handle, 0, lambda: cuda.cudaStreamDestroy(handle))
 
     def load(self, target: int, source: int, nbytes: int) -> None:
-        """Copies on the thread's stream."""
+        """Copy on the calling thread's stream."""
         self._copy(target, source, nbytes, self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice)
 
     def fetch(self, target: int, source: int, nbytes: int) -> None:
-        """Copies on the thread's stream."""
+        """Copy on the calling thread's stream."""
         self._copy(target, source, nbytes, self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost)
 
     def _copy(self, target: int, source: int, nbytes: int, kind: Any) -> None:
@@ -133,16 +107,16 @@ class CudaDeviceMemory:
         self._done(self._cuda.cudaStreamSynchronize(stream))
 
     def _stream(self) -> Any:
-        """The calling thread's stream; from then on, the thread's CUDA calls are to this device."""
-        # Another library may have chosen another device on this thread meanwhile.
+        """Return the calling thread's stream, and make this device the thread's current one."""
+        # Another library may have selected another device on this thread.
         self._done(self._cuda.cudaSetDevice(self.device_id))
         stream = getattr(self._threads, "stream", None)
         if stream is None:
             flags = self._cuda.cudaStreamNonBlocking
             stream = self._threads.stream = self._done(self._cuda.cudaStreamCreateWithFlags(flags))
             cuda, handle = self._cuda, int(stream)
-            # Goes with the thread.
-            self._threads.end = MemoryBlock(handle, 0, lambda: cuda.cudaStreamDestroy(handle))
+            # Destroyed when the thread ends.
+            self._threads.stream_owner = MemoryBlock(handle, 0, lambda: cuda.cudaStreamDestroy(handle))
         return stream
 
     def _done(self, result: tuple[Any, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""Where the tensors of a batch lie in one block of memory: the inputs first, then the outputs known in advance."""
+"""Layout of a batch's tensors in one block of memory: the inputs first, then the outputs of known shape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tensorferry.server.signature import Signature, TensorSpec
 
-# CUDA's own allocations have this alignment, and kernels count on it.
+# CUDA aligns its own allocations to this many bytes, and kernels rely on it.
 _ALIGNMENT = 256
 _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
 
@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TensorPlacement:
-    """Where one tensor lies, from the block's start."""
+    """Shape of one tensor, and its offset in bytes from the start of the block."""
 
     spec: TensorSpec
     shape: Shape
@@ -26,20 +26,20 @@ class TensorPlacement:
 
     @property
     def nbytes(self) -> int:
-        """The tensor's bytes."""
+        """Size of the tensor in bytes."""
         return math.prod(self.shape) * self.spec.datatype.size
 
     @property
     def element_type(self) -> Any:
-        """The type of its elements, as ONNX Runtime takes it."""
+        """Element type in the form that ONNX Runtime takes."""
         return _ONNX_BFLOAT16 if self.spec.datatype.name == "BF16" else self.spec.datatype.storage
 
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """The places of a batch's tensors. `unknown` are the outputs whose shapes only a run tells.
+    """Placements of a batch's tensors. `unknown` lists the outputs whose shapes are known only after the run.
 
-    The first `input_bytes` hold the inputs, all `nbytes` the outputs as well.
+    The inputs take the first `input_bytes` of the block, inputs and outputs together `nbytes`.
     """
 
     inputs: tuple[TensorPlacement, ...]
@@ -52,33 +52,33 @@ class TensorLayout:
 def tensor_layout_for(
     signature: Signature, shapes: Mapping[str, Shape], *, outputs: bool = True
 ) -> TensorLayout:
-    """The layout of a batch whose inputs have these shapes; without `outputs`, none of them is known.
+    """Return the layout of a batch with these input shapes. Without `outputs`, every output's shape is unknown.
 
-    An output is known if each of its dimensions is fixed, or varies under a name that an input has too.
+    An output's shape is known if each dimension is fixed or has the name of a dimension of an input.
     """
-    at = 0
+    offset = 0
     inputs = []
     sizes: dict[str, int] = {}
     for spec in signature.inputs:
         shape = shapes[spec.name]
-        inputs.append(TensorPlacement(spec, shape, at))
-        at += _aligned(inputs[-1].nbytes)
+        inputs.append(TensorPlacement(spec, shape, offset))
+        offset += _aligned(inputs[-1].nbytes)
         for dim, size in zip(spec.dims, shape, strict=True):
             if isinstance(dim, str) and dim:
-                # Of a name that stands for two sizes nothing can be told.
+                # A name with two different sizes says nothing about an output.
                 sizes[dim] = size if sizes.get(dim, size) == size else -1
-    input_bytes = at
+    input_bytes = offset
     known, unknown = [], []
     for spec in signature.outputs:
         shape = tuple(dim if isinstance(dim, int) else sizes.get(dim, -1) for dim in spec.dims)
         if -1 in shape or not outputs:
             unknown.append(spec)
             continue
-        known.append(TensorPlacement(spec, shape, at))
-        at += _aligned(known[-1].nbytes)
-    return TensorLayout(tuple(inputs), tuple(known), tuple(unknown), input_bytes, at)
+        known.append(TensorPlacement(spec, shape, offset))
+        offset += _aligned(known[-1].nbytes)
+    return TensorLayout(tuple(inputs), tuple(known), tuple(unknown), input_bytes, offset)
 
 
 def _aligned(nbytes: int) -> int:
-    # Of nothing, too, something: no two tensors have one address.
+    # An empty tensor takes space too, so that no two tensors share an address.
     return -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT

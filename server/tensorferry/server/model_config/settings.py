@@ -12,8 +12,7 @@ from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.instance_groups import InstanceGroup
 from tensorferry.server.model_config.pbtxt import BatchingDecision
-from tensorferry.server.runtime.ort_options import OrtOptions, parse_ort_options
-from tensorferry.server.runtime.tuning import tuned
+from tensorferry.server.runtime.ort_options import OrtOptions
 
 # Each is looked at for every batch.
 _MOST_LEVELS = 64
@@ -44,10 +43,13 @@ def settings_of(
     batching: BatchingDecision,
     groups: Sequence[InstanceGroup],
     options: ServerConfig,
+    session: OrtOptions,
     *,
     own: bool,
 ) -> ModelSettings:
-    """The settings in a completed configuration; ModelConfigError names a value that is not allowed.
+    """Return the settings in a completed configuration; `session` are the options for ONNX Runtime.
+
+    ModelConfigError names a value that is not allowed.
 
     `own` says that its dynamic_batching is the server's, made from the options, rather than the file's.
     """
@@ -71,7 +73,7 @@ def settings_of(
         default_priority=default,
         policies=_policies(dynamic),
         devices=tuple(device for group in groups for device in group.devices),
-        session=tuned(parse_ort_options(config), options, config.name),
+        session=session,
     )
 
 

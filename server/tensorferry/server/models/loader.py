@@ -28,15 +28,14 @@ from tensorferry.server.models.registry import Model
 from tensorferry.server.models.session_factory import SessionFactory
 from tensorferry.server.models.warmup_samples import warmup_samples
 from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
-from tensorferry.server.recovery.recovering_instance import RecoveringInstance
-from tensorferry.server.recovery.recovering_steps import RecoveringStagedModel
-from tensorferry.server.recovery.watchdog import Watchdog
+from tensorferry.server.recovery.recovering_instance import RecoveringInstance, RecoveringStagedModel
+from tensorferry.server.recovery.watchdog import RunLimits, Watchdog
 from tensorferry.server.runtime.fp16 import accuracy_inputs, check_accuracy
 from tensorferry.server.runtime.host_memory import GrowthCheck
+from tensorferry.server.runtime.onnx_file import has_steady_run_time
 from tensorferry.server.runtime.ort_options import Fp16
 from tensorferry.server.runtime.sampling import Array, random_inputs, varies, working_size
 from tensorferry.server.runtime.session import Session
-from tensorferry.server.runtime.steady import is_steady
 from tensorferry.server.signature import Signature
 from tensorferry.server.telemetry.exemplars import Exemplars
 from tensorferry.server.telemetry.load_progress import LoadProgress, set_load_stage
@@ -84,22 +83,20 @@ def load_model(
     )
     health = InstanceHealth(source.name, source.version, len(settings.devices), changed, lost)
     rebuild = partial(loaded.blueprint.rebuild, runs=any(loaded.runs))
-    survivors = [
+    instances = [
         RecoveringInstance(
             session,
             partial(rebuild, session.device),
             health,
             index,
-            watchdog,
-            limit=config.run_timeout,
-            took=took,
+            RunLimits(watchdog, config.run_timeout, took),
         )
         for index, session in enumerate(loaded.sessions)
     ]
-    functions = [_function(io_mapping, one) for one in survivors]
+    functions = [_function(io_mapping, one) for one in instances]
     batcher = _batcher(source, config, settings, functions, together, _health_callback(health))
-    for index, survivor in enumerate(survivors):
-        survivor.give_up = _giving_up(weakref.ref(batcher), index)
+    for index, instance in enumerate(instances):
+        instance.give_up = _giving_up(weakref.ref(batcher), index)
     _anchor(batcher, loaded, prepared)
     slo = config.slo or math.inf
     _warn_of_unreachable_batches(
@@ -216,7 +213,7 @@ def _batcher(
         max_queue_bytes=config.max_queue_bytes,
         # The host has hands free while a GPU computes; on the CPU both would share the cores.
         pipelined=on_gpus,
-        steady=not on_gpus and is_steady(source.path),
+        steady=not on_gpus and has_steady_run_time(source.path),
         together=together,
         clients=client_policy(config),
         name=source.name,
@@ -295,11 +292,11 @@ def _check_fp16(
     check_accuracy(name, signature, run, in_fp32, inputs, fp16.tolerance)
 
 
-def _function(io_mapping: IoMapping, survivor: RecoveringInstance) -> Callable[[Any], Any]:
+def _function(io_mapping: IoMapping, instance: RecoveringInstance) -> Callable[[Any], Any]:
     """What the batcher runs: in steps, where the tensors of the wire are those of the model."""
-    if survivor.staged and not io_mapping.inputs and not io_mapping.outputs:
-        return RecoveringStagedModel(survivor)
-    return io_mapping.runner(survivor.run)
+    if instance.staged and not io_mapping.inputs and not io_mapping.outputs:
+        return RecoveringStagedModel(instance)
+    return io_mapping.runner(instance.run)
 
 
 def _places(devices: tuple[str, ...]) -> str:

@@ -18,13 +18,12 @@ from tensorferry.server.model_config.supported_fields import check_fields
 from tensorferry.server.runtime.devices import available_devices
 from tensorferry.server.runtime.fp16 import ModelFile, model_file
 from tensorferry.server.runtime.ort_options import (
-    OrtOptions,
-    parse_ort_options,
+    has_gpu_options,
+    ort_options_for,
     unknown_parameters,
     with_server_defaults,
 )
 from tensorferry.server.runtime.session import Session
-from tensorferry.server.runtime.tuning import tuned
 from tensorferry.server.telemetry.load_progress import set_load_stage
 
 _log = logging.getLogger("tensorferry.server")
@@ -57,8 +56,8 @@ def prepare(source: ModelSource, options: ServerConfig, device: str, scratch: Ex
     groups = instance_groups(asked, source.name, available_devices(options.device, device))
     devices = [place for group in groups for place in group.devices]
     own = asked or ModelConfig(name=source.name)
-    _warn_of_unused_providers(source.name, parse_ort_options(own), devices)
-    tuning = tuned(parse_ort_options(with_server_defaults(own, options, devices)), options, source.name)
+    _warn_of_unused_providers(source.name, own, devices)
+    tuning = ort_options_for(with_server_defaults(own, options, devices), options, source.name)
     file = model_file(source.path, tuning.fp16, scratch)
     if tuning.fp16 is not None and "cpu" in devices:
         _log.warning(
@@ -99,7 +98,7 @@ def prepare(source: ModelSource, options: ServerConfig, device: str, scratch: Ex
         )
     config = completed(batching)
     own_batching = asked is None or not asked.HasField("dynamic_batching")
-    settings = settings_of(config, batching, groups, options, own=own_batching)
+    settings = settings_of(config, batching, groups, options, tuning, own=own_batching)
     return Prepared(
         file, session, io_mapping_of(config, session.signature), batching, size, settings, config, precision
     )
@@ -128,14 +127,14 @@ def _asked(source: ModelSource) -> ModelConfig | None:
     return asked
 
 
-def _warn_of_unused_providers(name: str, tuning: OrtOptions, devices: list[str]) -> None:
-    if (tuning.gpu or tuning.cuda or tuning.graphs or tuning.priority) and "cpu" in devices:
+def _warn_of_unused_providers(name: str, config: ModelConfig, devices: list[str]) -> None:
+    if has_gpu_options(config) and "cpu" in devices:
         _log.warning(
             "the configuration of model %r has options of the GPU's execution providers, CUDA graphs or a priority: they "
             "change nothing of its instances on the CPU",
             name,
         )
-    if tuning.cpu and set(devices) != {"cpu"}:
+    if config.optimization.execution_accelerators.cpu_execution_accelerator and set(devices) != {"cpu"}:
         _log.warning(
             "the configuration of model %r has a cpu_execution_accelerator: it changes nothing of its instances on "
             "GPUs",

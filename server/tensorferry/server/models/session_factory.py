@@ -13,7 +13,7 @@ from typing import Any
 from tensorferry.batcher.learning.calibration import calibrate
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import ModelFailedError, StartError
-from tensorferry.server.gpu.captured_shapes import shapes_to_capture
+from tensorferry.server.gpu.cuda_graphs import shapes_to_capture
 from tensorferry.server.model_config.io_mapping import IoMapping
 from tensorferry.server.model_config.settings import ModelSettings
 from tensorferry.server.models.warmup_samples import WarmupSample

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -31,7 +32,6 @@ from tensorferry.server.monitoring.metric_names import (
     ModelMetric,
     ServerMetric,
 )
-from tensorferry.server.monitoring.server_statistics import ServerStatistics
 from tensorferry.server.monitoring.triton_metrics import Counted, triton_gpu_text, triton_text
 from tensorferry.server.recovery.instance_health import InstanceEvent
 from tensorferry.server.telemetry.exemplars import Exemplars
@@ -59,7 +59,7 @@ _KINDS: Mapping[str, Callable[..., Any]] = {
     "histogram": HistogramMetricFamily,
 }
 # Of each GPU that serves: what of its statistics.
-_OF_GPUS: Mapping[GpuMetric, str] = {
+_GPU_ATTRIBUTES: Mapping[GpuMetric, str] = {
     GpuMetric.UTILIZATION: "utilization",
     GpuMetric.MEMORY_USED: "memory_used_bytes",
     GpuMetric.MEMORY_TOTAL: "memory_total_bytes",
@@ -72,6 +72,24 @@ _OF_GPUS: Mapping[GpuMetric, str] = {
 # Values by the labels beside those of the group.
 _Values: TypeAlias = Mapping[tuple[str, ...], float]
 _N = TypeVar("_N", bound=MetricName)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatistics:
+    """State of the server as a whole, in addition to the counts of its models' batchers.
+
+    `refused` counts by code the requests that were answered before they reached a model's queue. `transport` names
+    the transport of the inference methods. `unsent_bytes` is the size of responses that clients have yet to read.
+    `call_threads` counts threads in the pools for calls: they are started on demand and kept.
+    """
+
+    release: str
+    transport: str
+    ready: bool
+    open_streams: int = 0
+    call_threads: int = 0
+    unsent_bytes: int = 0
+    refused: Mapping[grpc.StatusCode, int] = field(default_factory=dict)
 
 
 class Metrics:
@@ -172,9 +190,9 @@ def server_families(server: ServerStatistics) -> Sequence[Metric]:
 def gpu_families(gpus: Sequence[GpuStatistics]) -> Sequence[Metric]:
     """Our own metrics of the GPUs; none where there are no GPUs, and without those that none of them tells."""
     every = _families(GpuMetric, GPU_LABELS)
-    for metric, field in _OF_GPUS.items():
+    for metric, attribute in _GPU_ATTRIBUTES.items():
         for gpu in gpus:
-            if (value := getattr(gpu, field)) is not None:
+            if (value := getattr(gpu, attribute)) is not None:
                 every[metric].add_metric((gpu.device, gpu.uuid), value)
     return [family for family in every.values() if family.samples]
 
@@ -193,7 +211,7 @@ def _values(model: Model, counts: BatcherStatistics) -> Mapping[ModelMetric, _Va
     health = model.health.statistics()
     return {
         ModelMetric.INSTANCES: {(): health.instances},
-        ModelMetric.INSTANCES_OUT: {(): health.out},
+        ModelMetric.INSTANCES_OUT: {(): health.down},
         ModelMetric.INSTANCE_EVENTS: {(event.value,): health.events.get(event, 0) for event in InstanceEvent},
         ModelMetric.ACCEPTED: {(): counts.accepted},
         ModelMetric.REQUESTS: {

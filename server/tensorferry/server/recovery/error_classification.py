@@ -1,6 +1,6 @@
-"""What an error of ONNX Runtime says about the device: too little memory, or broken.
+"""Classification of ONNX Runtime errors: out of memory, or a failed device.
 
-ONNX Runtime has no codes for it: its messages, and the CUDA libraries' in them, are read. They look like
+ONNX Runtime has no error codes for this, so its messages are matched, and those of CUDA libraries in them:
 `CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=... ; file=... ; line=... ; expr=...`.
 """
 
@@ -11,7 +11,7 @@ import re
 
 
 class DeviceErrorKind(enum.Enum):
-    """What is wrong: MEMORY does not suffice for these rows; the SESSION is broken; or the PROCESS cannot use the device again."""
+    """Kind of failure: not enough MEMORY for these rows, the SESSION is broken, or the PROCESS can never use the device again."""
 
     MEMORY = "memory"
     SESSION = "session"
@@ -27,10 +27,10 @@ _MEMORY = re.compile(
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"\bCUDA (?:failure|error):? (\d+)\b", re.IGNORECASE)
-# CUDA's documentation says of these that the process must be ended and started again.
+# According to CUDA's documentation, the process must be restarted after these.
 _PROCESS = frozenset({700, 702, 710, 714, 715, 716, 717, 718, 719, 721})
-# Of these it does not, but no run on the device succeeds after them: memory or link with errors that cannot be
-# corrected, the device taken away or not there, its context destroyed, its multi-process service gone, unknown.
+# No run of the session succeeds after these: uncorrectable memory or link errors, a missing or removed device, a
+# destroyed context, a stopped multi-process service, an unknown error.
 _SESSION = frozenset({46, 100, 101, 201, 214, 220, 709, 802, 805, 806, 807, 810, 999})
 _PROCESS_WORDS = re.compile(
     r"an illegal memory access was encountered|unspecified launch failure|device-side assert triggered"
@@ -46,7 +46,7 @@ _SESSION_WORDS = re.compile(
 
 
 def classify_device_error(error: BaseException | None) -> DeviceErrorKind | None:
-    """What an error says of the device; None when only of the request and the model."""
+    """Return the kind of device failure that an error reports; None if the request or the model is at fault."""
     if error is None:
         return None
     if isinstance(error, MemoryError):
@@ -55,7 +55,7 @@ def classify_device_error(error: BaseException | None) -> DeviceErrorKind | None
     numbers = {int(number) for number in _NUMBER.findall(text)}
     if numbers & _PROCESS or _PROCESS_WORDS.search(text):
         return DeviceErrorKind.PROCESS
-    # Before the others: without memory, libraries cannot be initialised either.
+    # Checked first, because libraries also report a failed initialisation when memory runs out.
     if _MEMORY.search(text):
         return DeviceErrorKind.MEMORY
     if numbers & _SESSION or _SESSION_WORDS.search(text):
@@ -64,6 +64,6 @@ def classify_device_error(error: BaseException | None) -> DeviceErrorKind | None
 
 
 def cuda_error_suffix(error: BaseException | None) -> str:
-    """The CUDA error that a client may read of, in brackets behind a blank; empty when there is none."""
+    """Return the CUDA error number as a suffix for clients, like " (CUDA error 700)"; empty if there is none."""
     number = _NUMBER.search(str(error))
     return f" (CUDA error {number[1]})" if number else ""

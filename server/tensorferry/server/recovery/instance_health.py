@@ -1,4 +1,4 @@
-"""The health of a loaded model: which of its instances work, and what has befallen them."""
+"""Health of a loaded model: which instances work, and counts of their failures."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 
 class InstanceEvent(enum.Enum):
-    """What befalls an instance; the values are those of the label of its metric."""
+    """Event of an instance. The values are label values of its metric."""
 
-    # Its worker ended unexpectedly, and another takes its place.
+    # A worker thread ended unexpectedly and was replaced.
     WORKER_DIED = "worker_died"
-    # Its device, or its session, failed, and is to be built anew.
+    # The device or the session failed. The session will be rebuilt.
     DEVICE_FAILED = "device_failed"
     # The watchdog ended a run that took too long.
     RUN_ENDED = "run_ended"
-    # What the watchdog told to end, or a session that is being built, did not, and was given up.
+    # A run or a rebuild did not end when asked to, and was given up.
     HUNG = "hung"
     REBUILD_FAILED = "rebuild_failed"
     REBUILT = "rebuilt"
@@ -26,18 +26,18 @@ class InstanceEvent(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class InstanceHealthStatistics:
-    """How many instances a model has, how many of them are out, and how often what befell them."""
+    """Number of instances, number of those that are down, and counts of their events."""
 
     instances: int
-    out: int
+    down: int
     events: Mapping[InstanceEvent, int]
 
 
 class InstanceHealth:
-    """Which of a model's instances are out, and why. Thread-safe.
+    """Record of a model's instances that are down, and why. Thread-safe.
 
-    `changed` is called, outside the lock, whenever `reason` may have changed; what is true then is to be asked again.
-    `lost` is called, once, with the reason when none is left and none is expected back.
+    `changed` is called outside the lock whenever `reason` may have changed; it must read `reason` again. `lost` is
+    called once, with the reason, when every instance is unrecoverable.
     """
 
     def __init__(
@@ -53,35 +53,35 @@ class InstanceHealth:
         self._instances = instances
         self._changed = changed
         self._lost = lost
-        # Guards _out, _unrecoverable and _events. Nothing is called while it is held.
+        # Guards _down, _unrecoverable and _events. Nothing is called while it is held.
         self._lock = threading.Lock()
-        self._out: dict[int, str] = {}
+        self._down: dict[int, str] = {}
         self._unrecoverable: set[int] = set()
         self._events: Counter[InstanceEvent] = Counter()
 
     @property
     def reason(self) -> str | None:
-        """Why no instance works; None while one does."""
+        """Reason why no instance works; None while one does."""
         with self._lock:
-            if len(self._out) < self._instances:
+            if len(self._down) < self._instances:
                 return None
-            return next(reversed(self._out.values()))
+            return next(reversed(self._down.values()))
 
     def statistics(self) -> InstanceHealthStatistics:
-        """Of this moment."""
+        """Return the current counts."""
         with self._lock:
-            return InstanceHealthStatistics(self._instances, len(self._out), dict(self._events))
+            return InstanceHealthStatistics(self._instances, len(self._down), dict(self._events))
 
     def record(self, event: InstanceEvent) -> None:
-        """Counts it. Before what comes of it is told: who hears of that finds it counted."""
+        """Count an event. Call this before notifying listeners, so that they see the updated count."""
         with self._lock:
             self._events[event] += 1
 
     def mark_down(self, instance: int, reason: str, *, unrecoverable: bool = False) -> None:
-        """An instance does not work; if `unrecoverable`, nothing that the process can do brings it back."""
+        """Mark an instance as not working; `unrecoverable` means until the process is restarted."""
         with self._lock:
-            self._out.pop(instance, None)
-            self._out[instance] = reason
+            self._down.pop(instance, None)
+            self._down[instance] = reason
             before = len(self._unrecoverable)
             if unrecoverable:
                 self._unrecoverable.add(instance)
@@ -91,8 +91,8 @@ class InstanceHealth:
             self._lost(reason)
 
     def mark_up(self, instance: int) -> None:
-        """An instance works again."""
+        """Mark an instance as working again."""
         with self._lock:
-            self._out.pop(instance, None)
+            self._down.pop(instance, None)
             self._unrecoverable.discard(instance)
         self._changed(self)

@@ -1,7 +1,7 @@
-"""An instance that survives its device: out of memory, broken, or hung.
+"""Instance that recovers when its device runs out of memory, fails or hangs.
 
-It runs a session and tells the batcher, in the batcher's words, what went wrong; a broken session is built anew,
-on a worker's thread and outside every lock.
+It runs a session and reports failures by the batcher's exceptions. A failed session is rebuilt on a worker thread,
+outside every lock.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tensorferry.batcher import InstanceFailed, OutOfMemory, RunTimedOut, StagedModel
 from tensorferry.server.errors import ModelFailedError, StartError
@@ -20,27 +22,27 @@ from tensorferry.server.recovery.error_classification import (
     cuda_error_suffix,
 )
 from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
-from tensorferry.server.recovery.watchdog import GRACE_SECONDS, RunOutcome, Watchdog, WatchedRun
+from tensorferry.server.recovery.watchdog import GRACE_SECONDS, RunLimits, RunOutcome, WatchedRun
 from tensorferry.server.runtime.sampling import Array
 from tensorferry.server.runtime.session import Session
 
 _log = logging.getLogger("tensorferry.server")
 
-# After a try in vain the next is so many seconds later, then twice as many, up to the last; after so many tries
-# it is said that the process has to be restarted.
+# Delay before the second try to rebuild a session. It doubles with every try, up to the longest.
 _FIRST_SECONDS = 0.5
 _LAST_SECONDS = 60.0
+# After this number of tries the instance counts as unrecoverable. Tries go on.
 _MAX_TRIES = 5
-# A session is built and warmed up anew in about the time of the first one, or it hangs.
+# A rebuild takes about as long as the first load. A longer one counts as hung.
 REBUILD_SECONDS = 60.0
 _REBUILD_FACTOR = 10.0
 
 
 class RecoveringInstance:
-    """One instance of a model; `run` is called by one thread at a time, the rest by any.
+    """One instance of a model. One thread at a time may call `run`; the other methods are thread-safe.
 
-    `rebuild` gives a new session, warmed up, or raises; `took` is how long the first one took. With `limit` 0 a
-    run may take for ever. `give_up` is told when a run, or a rebuild, does not even end when it is told to.
+    `rebuild` returns a new session that is warmed up, or raises. `give_up` is called if a run or a rebuild does not
+    end even after it was asked to.
     """
 
     def __init__(
@@ -49,58 +51,53 @@ class RecoveringInstance:
         rebuild: Callable[[], Session],
         health: InstanceHealth,
         index: int,
-        watchdog: Watchdog | None = None,
-        *,
-        limit: float = 0.0,
-        took: float = 0.0,
+        limits: RunLimits = RunLimits(),  # noqa: B008 (frozen)
     ) -> None:
-        # None while it is broken. The runs' and, while there are none, the recovery's.
+        # None while it is broken. Written by the running thread, or by `recover` while nothing runs.
         self._session: Session | None = session
-        # The same in steps, where it can be had so.
+        # The session's staged form, if it has one.
         self.steps: StagedModel | None = session.staged
-        # Whether it could when it was loaded: then it is asked for steps for good.
+        # Fixed when the model is loaded: decides whether the batcher uses staged runs for this instance.
         self.staged = self.steps is not None
         self._rebuild = rebuild
         self._health = health
         self._index = index
-        self._limit = limit
-        self._most_rebuild = max(REBUILD_SECONDS, _REBUILD_FACTOR * took)
+        self._limit = limits.run_seconds
+        self._rebuild_limit = max(REBUILD_SECONDS, _REBUILD_FACTOR * limits.load_seconds)
         self._where = f"model {health.name} version {health.version}, instance {index} on {session.device}"
         self._tries = 0
         self._began = 0.0
         self.give_up: Callable[[RunTimedOut], None] = lambda error: None
-        # Weakly: the session's threads and memory go with the last who holds it, not when the collector of cycles comes by.
-        hung = weakref.WeakMethod(self._hung)
+        # A weak reference, so that the session's memory is freed with the last use and not by the cycle collector.
+        on_hang = weakref.WeakMethod(self._on_hang)
 
-        def tell() -> None:
-            here = hung()
-            if here is not None:
-                here()
+        def call_on_hang() -> None:
+            method = on_hang()
+            if method is not None:
+                method()
 
-        self._watched = WatchedRun(tell)
-        if watchdog is not None:
-            watchdog.watch(self._watched)
+        self._watched = WatchedRun(call_on_hang)
+        if limits.watchdog is not None:
+            limits.watchdog.watch(self._watched)
 
     def run(self, inputs: Mapping[str, Array], steps: StagedModel | None = None) -> Any:
-        """Runs the model once, as `Session.run` does; with `steps`, which are in use, a batch that these have loaded.
+        """Run the model once, as `Session.run` does. `inputs` is a batch loaded by `steps`, if those are given.
 
-        OutOfMemory, InstanceFailed or RunTimedOut where that is what happened, else ModelFailedError.
+        Raises OutOfMemory, InstanceFailed or RunTimedOut for a failure of the device, else ModelFailedError.
         """
         session = self._session
         if session is None:
-            raise InstanceFailed(
-                "the device failed, and its session is being built anew", recover=self.recover
-            )
+            raise InstanceFailed("the device failed, and its session is being rebuilt", recover=self.recover)
         if self._limit:
             self._began = self._watched.begin(self._limit, session.end_runs, session.allow_runs)
         try:
             return session.run(inputs) if steps is None else steps(inputs)
         except ModelFailedError as error:
-            failure = self._failure(error, self._over())
+            failure = self._failure(error, self._finish())
             if failure is None:
                 raise
         finally:
-            # This frame is in the failure's traceback, and would keep what the session holds on the device.
+            # The failure's traceback holds this frame, and would keep the session's device memory.
             del session, steps
             if self._limit and self._watched.finish() is RunOutcome.HUNG:
                 self._returned()
@@ -110,56 +107,51 @@ class RecoveringInstance:
             del failure
 
     def copy_failure(self, error: ModelFailedError, steps: StagedModel) -> Exception:
-        """What it is to the batcher that these steps could not load a batch, or fetch one."""
+        """Return the batcher's exception for a failure of `steps` to load or fetch a batch."""
         if steps is self.steps or classify_device_error(error.__cause__) is DeviceErrorKind.MEMORY:
             return self._failure(error, RunOutcome.IN_TIME) or error
-        # What ran meanwhile has said that they are broken.
+        # A run on the same session has already reported that the session failed.
         recover = self.recover if self._session is None else None
         return InstanceFailed("the device failed before the batch was copied", _FIRST_SECONDS, recover)
 
-    def _over(self) -> RunOutcome:
+    def _finish(self) -> RunOutcome:
         return self._watched.finish() if self._limit else RunOutcome.IN_TIME
 
-    def _failure(self, error: ModelFailedError, verdict: RunOutcome) -> Exception | None:
-        """What a failed run is to the batcher; None where the request or the model is at fault."""
+    def _failure(self, error: ModelFailedError, outcome: RunOutcome) -> Exception | None:
+        """Return the batcher's exception for a failed run; None if the request or the model is at fault."""
         cause = error.__cause__
-        trouble = classify_device_error(cause)
-        # Its text alone: its traceback holds the session, and whoever handles log records may keep it.
+        kind = classify_device_error(cause)
+        # Only the text is logged: the traceback holds the session, and a log handler may keep the record.
         text = str(cause)
-        if trouble is DeviceErrorKind.MEMORY:
+        if kind is DeviceErrorKind.MEMORY:
             _log.warning("%s: a batch does not fit into the memory: %s", self._where, text)
             return OutOfMemory("the device has no memory for it")
-        if trouble is not None:
-            reason = f"the device failed{cuda_error_suffix(cause)}, and its session is being built anew"
+        if kind is not None:
+            reason = f"the device failed{cuda_error_suffix(cause)}, and its session is being rebuilt"
             _log.error("%s: %s: %s", self._where, reason, text)
             self._session = self.steps = None
             self._tries = 0
             self._health.record(InstanceEvent.DEVICE_FAILED)
             self._health.mark_down(self._index, reason)
             return InstanceFailed(reason, _FIRST_SECONDS, self.recover)
-        if verdict is not RunOutcome.IN_TIME:
+        if outcome is not RunOutcome.IN_TIME:
             _log.error("%s: a run was ended after %g s (--run-timeout-seconds)", self._where, self._limit)
-            if verdict is RunOutcome.ENDED:
-                # One that hung was counted as such.
+            if outcome is RunOutcome.ENDED:
+                # A hung run has been counted by `_on_hang`.
                 self._health.record(InstanceEvent.RUN_ENDED)
-            return RunTimedOut(self._too_long())
+            return RunTimedOut(
+                f"the batch ran for longer than {self._limit:g} s, which --run-timeout-seconds allows, and was ended: "
+                "raise that if this model takes so long"
+            )
         return None
 
-    def _too_long(self) -> str:
-        return (
-            f"the batch ran for longer than {self._limit:g} s, which --run-timeout-seconds allows, and was ended: raise "
-            "that if this model takes so long"
-        )
-
-    def _hung(self) -> None:
-        """On the watchdog's thread: what was told to end did not."""
+    def _on_hang(self) -> None:
+        """Give up a run that did not end when asked to. Called on the watchdog's thread."""
         if self._session is None:
-            reason = (
-                f"the device failed, and its session is not built anew even after {self._most_rebuild:g} s"
-            )
+            reason = f"the device failed, and its session is not rebuilt even after {self._rebuild_limit:g} s"
         else:
             reason = (
-                f"a run did not end {GRACE_SECONDS:g} s after it was told to, at {self._limit:g} s "
+                f"a run did not end {GRACE_SECONDS:g} s after it was asked to, at {self._limit:g} s "
                 "(--run-timeout-seconds): the device hangs"
             )
         _log.critical("%s: %s; restart the server if it stays so", self._where, reason)
@@ -167,7 +159,7 @@ class RecoveringInstance:
         self._health.mark_down(self._index, reason, unrecoverable=True)
         self.give_up(RunTimedOut(reason))
         if not self._watched.hangs and self._session is not None:
-            # It ended meanwhile, and may have said so before.
+            # The run ended meanwhile, and may have marked the instance up before it was marked down here.
             self._health.mark_up(self._index)
 
     def _returned(self) -> None:
@@ -176,25 +168,25 @@ class RecoveringInstance:
             self._health.mark_up(self._index)
 
     def recover(self) -> None:
-        """Builds the session anew; InstanceFailed, with when to try again, when that does not succeed."""
+        """Rebuild the session. InstanceFailed says when to try again if that fails."""
         if self._session is not None:
             return
         self._tries += 1
         started = time.monotonic()
-        self._watched.begin(self._most_rebuild)
+        self._watched.begin(self._rebuild_limit)
         try:
             session = self._rebuild()
         except (StartError, ModelFailedError) as error:
             failed = str(error)
         except Exception as error:
-            _log.exception("%s: the session cannot be built anew", self._where)
+            _log.exception("%s: the session cannot be rebuilt", self._where)
             failed = type(error).__name__
         else:
-            # In this order: who sees the session may use its steps.
+            # `steps` first, because a thread that sees the session may use them.
             self.steps = session.staged
             self._session = session
             _log.warning(
-                "%s: works again, built anew in %.2f s at try %d",
+                "%s: works again, rebuilt in %.2f s at try %d",
                 self._where,
                 time.monotonic() - started,
                 self._tries,
@@ -204,13 +196,65 @@ class RecoveringInstance:
             return
         finally:
             self._watched.finish()
-        again = min(_FIRST_SECONDS * 2 ** (self._tries - 1), _LAST_SECONDS)
+        delay = min(_FIRST_SECONDS * 2 ** (self._tries - 1), _LAST_SECONDS)
         unrecoverable = self._tries >= _MAX_TRIES
-        reason = f"the device failed, and its session could not be built anew at {self._tries} tries"
+        reason = f"the device failed, and {self._tries} tries to rebuild its session failed"
         if unrecoverable:
-            reason += ": the server has to be restarted"
+            reason += ": restart the server"
         level = logging.CRITICAL if unrecoverable else logging.ERROR
-        _log.log(level, "%s: %s; the next try is in %g s: %s", self._where, reason, again, failed)
+        _log.log(level, "%s: %s; the next try is in %g s: %s", self._where, reason, delay, failed)
         self._health.record(InstanceEvent.REBUILD_FAILED)
         self._health.mark_down(self._index, reason, unrecoverable=unrecoverable)
-        raise InstanceFailed(reason, again)
+        raise InstanceFailed(reason, delay)
+
+
+class _LoadedBatch(NamedTuple):
+    """Batch, or its outputs, in the memory of the session that `steps` belongs to."""
+
+    steps: StagedModel
+    batch: Any
+
+
+class RecoveringStagedModel:
+    """`StagedModel` on the current session of an instance. Without a session, batches stay in the batcher's memory.
+
+    Raises as `RecoveringInstance.run` does. A batch may have been loaded into a session that has failed since.
+    """
+
+    def __init__(self, instance: RecoveringInstance) -> None:
+        self._instance = instance
+
+    def place(
+        self, tensors: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+    ) -> Mapping[str, Array] | None:
+        """Return arrays in memory that the device can copy from directly, or None."""
+        steps = self._instance.steps
+        return None if steps is None else steps.place(tensors)
+
+    def load(self, batch: Any) -> Any:
+        """Copy a batch to the device."""
+        steps = self._instance.steps
+        if steps is None:
+            return batch
+        try:
+            return _LoadedBatch(steps, steps.load(batch))
+        except ModelFailedError as error:
+            raise self._instance.copy_failure(error, steps) from None
+
+    def __call__(self, batch: Any) -> Any:
+        """Run the model on a loaded batch."""
+        if not isinstance(batch, _LoadedBatch):
+            return self._instance.run(batch)
+        if batch.steps is not self._instance.steps:
+            # Its device memory belongs to a session that is gone. Its arrays on the host are still valid.
+            return self._instance.run(dict(batch.batch))
+        return _LoadedBatch(batch.steps, self._instance.run(batch.batch, batch.steps))
+
+    def fetch(self, outputs: Any) -> Any:
+        """Copy the outputs from the device."""
+        if not isinstance(outputs, _LoadedBatch):
+            return outputs
+        try:
+            return outputs.steps.fetch(outputs.batch)
+        except ModelFailedError as error:
+            raise self._instance.copy_failure(error, outputs.steps) from None

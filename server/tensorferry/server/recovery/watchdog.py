@@ -1,4 +1,4 @@
-"""The watchdog: ends runs that take too long, and says so when one does not even end then."""
+"""Watchdog: ends runs that exceed their limit, and reports those that do not end when asked to."""
 
 from __future__ import annotations
 
@@ -8,46 +8,47 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tensorferry.batcher.supervision import last
 
-# After so many seconds the watchdog goes on, should it have failed itself.
+# Delay before the watchdog restarts after an unexpected exception.
 _AGAIN_SECONDS = 0.1
 
 _log = logging.getLogger("tensorferry.server")
 
-# How long a run that was told to end may take to do so before it counts as hung.
+# A run counts as hung if it has not ended this long after it was asked to.
 GRACE_SECONDS = 1.0
 
 
 class RunOutcome(enum.Enum):
-    """What the watchdog has made of what ran."""
+    """State of a run with respect to its limit."""
 
     IN_TIME = "in time"
-    ENDED = "told to end"
+    ENDED = "asked to end"
     HUNG = "hung"
 
 
-# For what is done for each run: to look a member up costs more.
+# A module global, because attribute lookup on the enum is measurable for each run.
 _IN_TIME = RunOutcome.IN_TIME
 
 
 class WatchedRun:
-    """Something that runs, one at a time, and what may be done about it. Thread-safe.
+    """Current run of one instance, and its limit. Thread-safe.
 
-    `end` tells what runs to end, and `allow_next` that the next may run; both only set a flag. `hung` is called, on the
-    watchdog's thread, when it did not end.
+    `end` asks the run to end, `allow_next` permits the next one; both only set a flag. `hung` is called on the
+    watchdog's thread if the run did not end.
     """
 
     def __init__(self, hung: Callable[[], None]) -> None:
-        # Guards every field below. Nothing is called while it is held but `end` and `allow_next`: of a run that ends in
-        # time, and the watchdog's wish to end it, one is first, and the next run must not suffer for it.
+        # Guards every field below. Only `end` and `allow_next` are called while it is held: without the lock, `end`
+        # could come after the run has ended by itself, and end the next one.
         self._lock = threading.Lock()
         self._hung = hung
         self._due: float | None = None
-        self._verdict = RunOutcome.IN_TIME
+        self._outcome = RunOutcome.IN_TIME
         self._end: Callable[[], None] | None = None
-        self._unend: Callable[[], None] | None = None
+        self._allow_next: Callable[[], None] | None = None
 
     def begin(
         self,
@@ -55,105 +56,118 @@ class WatchedRun:
         end: Callable[[], None] | None = None,
         allow_next: Callable[[], None] | None = None,
     ) -> float:
-        """It starts, and may take so many seconds. Returns when that was, on the clock of `time.monotonic`."""
+        """Start a run that may take `limit` seconds. Return the current time of `time.monotonic`."""
         now = time.monotonic()
         with self._lock:
             self._due = now + limit
-            self._verdict = _IN_TIME
-            self._end, self._unend = end, allow_next
+            self._outcome = _IN_TIME
+            self._end, self._allow_next = end, allow_next
         return now
 
     def finish(self) -> RunOutcome:
-        """It has ended."""
+        """Finish the run, and return its outcome."""
         with self._lock:
             self._due = self._end = None
-            allow_next, self._unend = self._unend, None
-            verdict = self._verdict
-            if allow_next is not None and verdict is not _IN_TIME:
+            allow_next, self._allow_next = self._allow_next, None
+            outcome = self._outcome
+            if allow_next is not None and outcome is not _IN_TIME:
                 allow_next()
-            return verdict
+            return outcome
 
     @property
     def hangs(self) -> bool:
-        """Whether it was told to end and has not."""
+        """Whether the run was asked to end and has not."""
         with self._lock:
-            return self._due is not None and self._verdict is RunOutcome.HUNG
+            return self._due is not None and self._outcome is RunOutcome.HUNG
 
     def check(self, now: float) -> float | None:
-        """Does what is due; when to look again, None when nothing runs."""
+        """End the run, or report it as hung, if its time is over. Return the time of the next check, if any."""
         with self._lock:
-            if self._due is None or self._verdict is RunOutcome.HUNG:
+            if self._due is None or self._outcome is RunOutcome.HUNG:
                 return None
             if now < self._due:
                 return self._due
-            if self._verdict is RunOutcome.IN_TIME and self._end is not None:
-                self._verdict = RunOutcome.ENDED
+            if self._outcome is RunOutcome.IN_TIME and self._end is not None:
+                self._outcome = RunOutcome.ENDED
                 self._end()
                 self._due = now + GRACE_SECONDS
                 return self._due
-            self._verdict = RunOutcome.HUNG
+            self._outcome = RunOutcome.HUNG
         self._hung()
         return None
 
 
 class Watchdog:
-    """One thread that looks after everything that is watched. Thread-safe; `close` ends it.
+    """Thread that checks all watched runs. Thread-safe; `close` ends it.
 
-    Whatever starts after a look has at least `least` seconds, and needs no look before: so nothing tells it of a start.
+    `shortest_limit` is the shortest limit of any run, in seconds. Checks are at most that far apart, so the thread
+    need not be woken when a run begins.
     """
 
-    def __init__(self, least: float) -> None:
-        self._least = least
+    def __init__(self, shortest_limit: float) -> None:
+        self._shortest_limit = shortest_limit
         # Guards _watched and _closed. Nothing is called while it is held.
         self._lock = threading.Lock()
-        self._ended = threading.Condition(self._lock)
-        # Weakly: instances come and go with their models.
+        self._closing = threading.Condition(self._lock)
+        # Weak references, because instances are dropped with their models.
         self._watched: weakref.WeakSet[WatchedRun] = weakref.WeakSet()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 
     def watch(self, watched: WatchedRun) -> None:
-        """Looks after this, too, from now on."""
+        """Check this run too from now on."""
         with self._lock:
             self._watched.add(watched)
 
     def close(self) -> None:
-        """Ends the thread. Idempotent."""
+        """End the thread. Idempotent."""
         with self._lock:
             self._closed = True
-            self._ended.notify()
+            self._closing.notify()
         self._thread.join()
 
     def _run(self) -> None:
-        last(self._look_until_closed, self._begin_again)
+        last(self._check_until_closed, self._on_crash)
 
-    def _begin_again(self, fault: BaseException) -> None:
-        _log.error("the watchdog ended unexpectedly; it is begun again", exc_info=fault)
+    def _on_crash(self, fault: BaseException) -> None:
+        _log.error("the watchdog crashed (bug); restarting", exc_info=fault)
         with self._lock:
             if not self._closed:
-                self._ended.wait(_AGAIN_SECONDS)
+                self._closing.wait(_AGAIN_SECONDS)
 
-    def _look_until_closed(self) -> None:
+    def _check_until_closed(self) -> None:
         while True:
             now = time.monotonic()
             with self._lock:
                 everything = list(self._watched)
-            due = now + self._least
+            due = now + self._shortest_limit
             for watched in everything:
                 try:
-                    again = watched.check(now)
+                    next_check = watched.check(now)
                 except BaseException:
                     _log.exception("the watchdog failed; this is a bug in tensorferry.server")
                     continue
-                if again is not None:
-                    due = min(due, again)
-            # An idle thread must not keep models that are gone.
+                if next_check is not None:
+                    due = min(due, next_check)
+            # The waiting thread must not keep models alive.
             watched = None  # type: ignore[assignment]
             everything.clear()
             with self._lock:
                 if self._closed:
                     return
-                self._ended.wait(max(0.0, due - time.monotonic()))
+                self._closing.wait(max(0.0, due - time.monotonic()))
                 if self._closed:
                     return
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """Limits of an instance, and the watchdog that enforces them.
+
+    A run may take `run_seconds` (0: no limit). `load_seconds` is how long the first load took.
+    """
+
+    watchdog: Watchdog | None = None
+    run_seconds: float = 0.0
+    load_seconds: float = 0.0

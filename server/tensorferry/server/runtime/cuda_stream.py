@@ -12,8 +12,8 @@ from typing import Any
 
 from tensorferry.server.errors import StartError
 from tensorferry.server.gpu.pinned_memory import CudaDeviceMemory, MemoryBlock
-from tensorferry.server.runtime.ort_options import KernelPriority
-from tensorferry.server.runtime.providers import CUDA, TENSORRT, Providers
+from tensorferry.server.runtime.ort_options import TENSORRT, KernelPriority
+from tensorferry.server.runtime.providers import CUDA, Providers
 
 _log = logging.getLogger("tensorferry.server")
 

@@ -1,4 +1,4 @@
-"""How a configuration tunes ONNX Runtime: by the names and values that Triton's backend for it reads."""
+"""Options for ONNX Runtime from config.pbtxt and flags, by the names and values of Triton's ONNX Runtime backend."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import enum
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelOptimizationPolicy
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec
 
-# By optimization.graph.level.
+TENSORRT = "TensorrtExecutionProvider"
+
+# Keys are values of optimization.graph.level.
 _GRAPH_LEVELS = {-1: "basic", 0: "all", 1: "extended", 2: "none"}
 _BOOLEANS = {"0": False, "false": False, "1": True, "true": True}
 
-# How a model is batched, in place of --batching: `batching_check` reads it.
+# Parameter that overrides --batching for a model. `batching_check` reads it.
 BATCHING = "batching"
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
-# Options of the CUDA provider that may stand among the parameters, the older way.
+# Options of the CUDA provider that Triton also accepts as parameters.
 _CUDA_PARAMETERS: Mapping[str, Sequence[str] | None] = {
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     "gpu_mem_limit": None,
@@ -29,8 +31,7 @@ _CUDA_PARAMETERS: Mapping[str, Sequence[str] | None] = {
     "do_copy_in_default_stream": ("0", "1"),
     "use_tf32": ("0", "1"),
 }
-# Of these an execution accelerator may have any, but no addresses: ONNX Runtime would jump to them. The device is
-# the instance's.
+# Options that an execution accelerator must not set. ONNX Runtime would call the addresses among them.
 _REFUSED = {
     "device_id": "the device is said by instance_group",
     **dict.fromkeys(
@@ -46,8 +47,8 @@ _REFUSED = {
         "it is of programs that hand over addresses in their own memory",
     ),
 }
-# Of a session. ONNX Runtime's threads wait by spinning: to make 512 on two cores takes ten seconds, in which little else
-# runs.
+# Limit for the threads of a session. ONNX Runtime's threads spin while they wait: starting 512 on two cores takes ten
+# seconds and nearly blocks the machine.
 _MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))
 _FP16_PARAMETERS = ("fp16", "fp16_tolerance", "fp16_except")
 _PARAMETERS = (
@@ -63,7 +64,7 @@ _PARAMETERS = (
     *_FP16_PARAMETERS,
 )
 
-# TensorRT's options have names of ONNX Runtime's, `trt_...`, but for these.
+# Triton's names for TensorRT's options. All others have ONNX Runtime's names, `trt_...`.
 _TENSORRT_NAMES = {
     "max_workspace_size_bytes": "trt_max_workspace_size",
     "int8_calibration_table_name": "trt_int8_calibration_table_name",
@@ -75,21 +76,20 @@ _PRECISIONS: Mapping[str, Mapping[str, str]] = {
     "BF16": {"trt_bf16_enable": "1"},
     "INT8": {"trt_int8_enable": "1"},
 }
-# In the order of ONNX Runtime's numbers.
+# The index of a value is ONNX Runtime's number for it.
 _GROWTHS = ("doubling", "exact")
 _SEARCHES = ("exhaustive", "heuristic", "default")
 
-# What rounding to so many bits of a mantissa, over the layers of a model, may come to: as the proof has it for
-# outputs that are FP16 and BF16.
-_OF_11_BITS = 1e-2
-_OF_8_BITS = 5e-2
+# Allowed difference for computation with 11 and 8 bits of mantissa: the batching check's tolerances for FP16 and BF16.
+_TOLERANCE_11_BITS = 1e-2
+_TOLERANCE_8_BITS = 5e-2
 
-# Set by the server where graphs are wanted: each is captured by it, for batches of one size.
+# Set by the server itself, because it captures each graph for one batch shape.
 _GRAPH_OPTIONS = ("enable_cuda_graph", "trt_cuda_graph_enable")
 
 
 class KernelPriority(enum.Enum):
-    """Whose kernels a GPU starts first, of models that it computes at the same time."""
+    """Priority of a model's kernels on a GPU that other models use at the same time."""
 
     FIRST = "before those of other models"
     LAST = "after those of other models"
@@ -103,7 +103,7 @@ _PRIORITIES = {
 
 @dataclass(frozen=True, slots=True)
 class ExecutionProvider:
-    """An execution provider of ONNX Runtime, by its name there, and its options."""
+    """ONNX Runtime execution provider: its name and its options."""
 
     name: str
     options: tuple[tuple[str, str], ...] = ()
@@ -111,9 +111,9 @@ class ExecutionProvider:
 
 @dataclass(frozen=True, slots=True)
 class Fp16:
-    """That a model is converted to FP16, but for operators or nodes by these names.
+    """Conversion of a model to FP16. Operators and nodes named in `excepted` stay in FP32.
 
-    `tolerance` is how far its outputs may then be off, relative to their greatest magnitudes.
+    `tolerance` is the allowed difference of an output, relative to its greatest magnitude.
     """
 
     tolerance: float
@@ -122,11 +122,11 @@ class Fp16:
 
 @dataclass(frozen=True, slots=True)
 class OrtOptions:
-    """What a session is made with; 0 threads are ONNX Runtime's own choice.
+    """Options of a session. With 0 threads, ONNX Runtime chooses the number.
 
-    `graph` is what the graph optimizer does: all, extended, basic or none. `gpu` are the providers of a session
-    on a GPU before the CUDA provider, whose options are `cuda`; `cpu` those of one on the CPU. `graphs` are the
-    CUDA graphs of one on a GPU, whose kernels have a `priority`.
+    `graph` is the level of graph optimization: all, extended, basic or none. `cuda` holds the CUDA provider's options.
+    `gpu` lists the providers that come before the CUDA provider on a GPU, `cpu` those before the CPU provider on the
+    CPU. `graphs` and `priority` apply to sessions on GPUs.
     """
 
     graph: str = "all"
@@ -145,18 +145,18 @@ class OrtOptions:
     priority: KernelPriority | None = None
 
     def precision(self, device: str) -> float:
-        """To how much, relative to its greatest magnitude, a device computes an output that is FP32."""
+        """Return the precision of FP32 outputs on a device, relative to the output's greatest magnitude."""
         if device != "cpu":
             accelerated = {name for provider in self.gpu for name, value in provider.options if value == "1"}
             if accelerated & {"trt_bf16_enable", "trt_int8_enable"}:
-                return _OF_8_BITS
+                return _TOLERANCE_8_BITS
             if "trt_fp16_enable" in accelerated or ("use_tf32", "0") not in self.cuda:
-                return _OF_11_BITS
-        return _OF_11_BITS if self.fp16 is not None else 0.0
+                return _TOLERANCE_11_BITS
+        return _TOLERANCE_11_BITS if self.fp16 is not None else 0.0
 
 
 def with_server_defaults(config: ModelConfig, options: ServerConfig, devices: Sequence[str]) -> ModelConfig:
-    """A copy that has, for a model on these devices, what the options say and it leaves open, as parameters."""
+    """Return a copy with the server's options as parameters, unless the configuration sets them itself."""
     completed = ModelConfig()
     completed.CopyFrom(config)
     defaults = ServerConfig(())
@@ -187,12 +187,26 @@ def with_server_defaults(config: ModelConfig, options: ServerConfig, devices: Se
 
 
 def unknown_parameters(config: ModelConfig) -> Sequence[str]:
-    """The parameters that nothing here reads."""
+    """Return the names of parameters that have no effect."""
     return sorted(key for key in config.parameters if key not in _PARAMETERS)
 
 
+def ort_options_for(config: ModelConfig, options: ServerConfig, name: str) -> OrtOptions:
+    """Return the options for a model called `name`: its configuration's, else CUDA graphs and caches of the server.
+
+    ModelConfigError names a value that is not allowed.
+    """
+    own = parse_ort_options(config)
+    graphs = own.graphs
+    if graphs is None and options.cuda_graphs is not None:
+        graphs = GraphOptions(tuple(map(GraphSpec, sorted(set(options.cuda_graphs)))))
+    return replace(
+        own, graphs=graphs, gpu=tuple(_with_engine_cache(provider, options, name) for provider in own.gpu)
+    )
+
+
 def parse_ort_options(config: ModelConfig) -> OrtOptions:
-    """The options that a configuration asks for; ModelConfigError names a value that is not allowed."""
+    """Return the options in a configuration. ModelConfigError names a value that is not allowed."""
     read = _Reader(config)
     accelerators = config.optimization.execution_accelerators
     cuda = read.cuda()
@@ -202,7 +216,7 @@ def parse_ort_options(config: ModelConfig) -> OrtOptions:
             cuda.update(accelerator.parameters)
         elif accelerator.name == "tensorrt":
             options = _tensorrt(accelerator.parameters, config.name)
-            providers.append(ExecutionProvider("TensorrtExecutionProvider", tuple(sorted(options.items()))))
+            providers.append(ExecutionProvider(TENSORRT, tuple(sorted(options.items()))))
         else:
             raise _unknown(accelerator, "gpu", "tensorrt and cuda", config.name)
     for accelerator in accelerators.cpu_execution_accelerator:
@@ -307,7 +321,7 @@ def _tensorrt(parameters: Mapping[str, str], model: str) -> dict[str, str]:
 
 
 class _Reader:
-    """Reads parameters, each a text."""
+    """Reader of a configuration's parameters, which are strings."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._parameters = config.parameters
@@ -318,13 +332,13 @@ class _Reader:
 
     def natural(self, name: str, most: int = (1 << 64) - 1) -> int:
         text = self.text(name) or "0"
-        # More digits than any number here has take long to read.
+        # Converting a number with very many digits takes long, and no valid number has more than 20.
         if not (text.isascii() and text.isdecimal() and len(text) <= 20 and int(text) <= most):
             raise self._wrong(name, text[:64], f"an integer of at least 0, at most {most}")
         return int(text)
 
     def boolean(self, name: str, default: bool = True) -> bool:
-        """`default` where it is not given; that is ONNX Runtime's of what is asked of it."""
+        """Return a parameter, or `default` (ONNX Runtime's own) if it is missing."""
         text = self.text(name) or str(default)
         if text.lower() not in _BOOLEANS:
             raise self._wrong(name, text, "0 or 1")
@@ -366,3 +380,28 @@ class _Reader:
         return ModelConfigError(
             f"model {self._model!r}: parameter {name} is {text!r}; expected values for {name} are {allowed}"
         )
+
+
+def has_gpu_options(config: ModelConfig) -> bool:
+    """Return whether a configuration has options that apply to instances on GPUs only."""
+    optimization = config.optimization
+    return bool(
+        optimization.execution_accelerators.gpu_execution_accelerator
+        or optimization.cuda.graphs
+        or optimization.priority in _PRIORITIES
+        or any(name in config.parameters for name in _CUDA_PARAMETERS)
+    )
+
+
+def _with_engine_cache(provider: ExecutionProvider, options: ServerConfig, name: str) -> ExecutionProvider:
+    """Give TensorRT a folder for its engines, because building one takes minutes."""
+    if provider.name != TENSORRT or options.tensorrt_cache is None:
+        return provider
+    folder = str(options.tensorrt_cache / name)
+    cache = {
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": folder,
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": folder,
+    }
+    return ExecutionProvider(provider.name, tuple(sorted({**cache, **dict(provider.options)}.items())))

@@ -1,4 +1,4 @@
-"""ONNX Runtime's execution providers of a session, with their options."""
+"""Execution providers of a session, with their options."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any
 from tensorferry.server.runtime.ort_options import OrtOptions
 
 CUDA = "CUDAExecutionProvider"
-TENSORRT = "TensorrtExecutionProvider"
 
 Providers = list[tuple[str, dict[str, Any]]]
 
 
 def providers_of(device: str, settings: OrtOptions) -> Providers:
-    """The execution providers, the first preferred; the CPU's takes what the others cannot."""
+    """Return the execution providers in order of preference. The CPU's comes last and runs what the others cannot."""
     cpu: Providers = [("CPUExecutionProvider", {})]
     if device == "cpu":
         return [(provider.name, dict(provider.options)) for provider in settings.cpu] + cpu
@@ -23,7 +22,7 @@ def providers_of(device: str, settings: OrtOptions) -> Providers:
 
 
 def capturing(providers: Providers) -> Providers:
-    """The same, with the CUDA provider's graphs."""
+    """Return the same providers with CUDA graphs enabled."""
     return [
         (name, {**options, "enable_cuda_graph": "1"} if name == CUDA else options)
         for name, options in providers

@@ -32,9 +32,9 @@ from tensorferry.server.runtime.arena_shrinkage import ArenaShrinkage
 from tensorferry.server.runtime.cuda_stream import create_stream, keep_until_closed, with_stream
 from tensorferry.server.runtime.load_cures import remedy_for
 from tensorferry.server.runtime.ort import onnxruntime
-from tensorferry.server.runtime.ort_options import ARENA_SHRINKAGE, DEVICE_ALLOCATOR, OrtOptions
+from tensorferry.server.runtime.ort_options import ARENA_SHRINKAGE, DEVICE_ALLOCATOR, TENSORRT, OrtOptions
 from tensorferry.server.runtime.output_rows import with_output_rows
-from tensorferry.server.runtime.providers import CUDA, TENSORRT, Providers, capturing, providers_of
+from tensorferry.server.runtime.providers import CUDA, Providers, capturing, providers_of
 from tensorferry.server.runtime.sampling import describe_difference, random_array
 from tensorferry.server.signature import Signature, TensorSpec, signature_of
 

@@ -9,6 +9,7 @@ import mmap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tensorferry.server.onnx_graph import value_dependent_nodes
 from tensorferry.server.wire.fields import DELIMITED, MalformedError, fields
 
 # What of a message is looked into, by its field's number; "word" is a string.
@@ -58,3 +59,8 @@ def _lists(data: mmap.mmap, start: int, end: int, message: str) -> Iterator[Sequ
             yield from _lists(data, at, stop, inside)
     if words:
         yield tuple(words)
+
+
+def has_steady_run_time(path: Path) -> bool:
+    """True when the graph lets the time of a run depend on shapes alone. False where that cannot be shown."""
+    return path.suffix == ".onnx" and not value_dependent_nodes(path)

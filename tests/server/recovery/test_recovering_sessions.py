@@ -1,4 +1,4 @@
-"""Sessions that are staged, captured or converted to FP16 are ended and built anew; the CPU stands for the device."""
+"""Ending and rebuilding of sessions that are staged, captured or in FP16, with the CPU as the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.models import small
 from support.processes import models as e2e_models
-from support.server.cpu_as_device import Device
+from support.server.cpu_as_device import CountingDeviceMemory
 from support.server.rig import PATIENCE, Load, fp32
 
 from tensorferry.batcher import Batcher, InstanceFailed, RunTimedOut
@@ -25,8 +25,7 @@ from tensorferry.server.models.repository import Repository
 from tensorferry.server.models.repository_control import RepositoryController
 from tensorferry.server.recovery import recovering_instance
 from tensorferry.server.recovery.instance_health import InstanceHealth
-from tensorferry.server.recovery.recovering_instance import RecoveringInstance
-from tensorferry.server.recovery.recovering_steps import RecoveringStagedModel
+from tensorferry.server.recovery.recovering_instance import RecoveringInstance, RecoveringStagedModel
 from tensorferry.server.recovery.watchdog import Watchdog
 from tensorferry.server.runtime.session import Session
 
@@ -40,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Faults:
-    """Breaks the sessions that run next, and knows which ran what: each by its number, and the number of its graph."""
+    """Breaks the next `armed` sessions that run. `runs` lists the number of the session and of the graph of each run."""
 
     def __init__(self) -> None:
         self.armed = 0
@@ -73,8 +72,8 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 
 @pytest.fixture
-def load(tmp_path: Path, on_device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """Loads a model on the CPU as a device, watched, and pipelined as on one."""
+def load(tmp_path: Path, on_device: CountingDeviceMemory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+    """Function that loads a model with the CPU as a pipelined device, under a watchdog."""
     monkeypatch.setattr(
         loader,
         "Batcher",
@@ -96,7 +95,7 @@ def load(tmp_path: Path, on_device: Device, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_broken_session_is_built_anew_as_it_was(
+def test_a_broken_session_is_rebuilt_with_the_same_options(
     kind: str, load: Load, faults: Faults, scratch: Path
 ) -> None:
     model = load(small.mlp, **KINDS[kind])
@@ -108,16 +107,16 @@ def test_a_broken_session_is_built_anew_as_it_was(
     after = model.batcher.submit_rows(inputs).result(PATIENCE)[name]
     assert after.tobytes() == before.tobytes()
     number, graph = faults.runs[-1]
-    assert number == old, "a session of its own"
+    assert number == old, "a new session ran it"
     assert (graph is not None) == ("cuda_graphs" in KINDS[kind])
     assert (faults.sessions[number].path.parent.parent == scratch) == ("fp16" in KINDS[kind])
-    assert not list(scratch.iterdir()), "what was converted is gone again"
+    assert not list(scratch.iterdir()), "the converted file is removed"
     assert model.health.reason is None
     assert model.batcher.statistics().retried == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_long_run_is_ended_for_real_and_the_next_is_not(
+def test_a_run_above_the_limit_is_ended_and_the_next_one_runs(
     kind: str, load: Load, faults: Faults, scratch: Path
 ) -> None:
     model = load(e2e_models.probe, **KINDS[kind], run_timeout=1, batching="trust")
@@ -132,19 +131,19 @@ def test_a_long_run_is_ended_for_real_and_the_next_is_not(
 
 
 @pytest.mark.parametrize("step", ["load", "fetch"])
-def test_copies_tell_of_a_broken_device_too(
+def test_a_copy_that_fails_reports_a_broken_device(
     step: str, load: Load, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load(small.twice)
-    copy, fails = getattr(Device, step), [True]
+    copy, fails = getattr(CountingDeviceMemory, step), [True]
 
-    def failing(device: Device, *given: Any) -> None:
+    def failing(device: CountingDeviceMemory, *given: Any) -> None:
         if fails:
             fails.pop()
             raise RuntimeError(BROKEN)
         copy(device, *given)
 
-    monkeypatch.setattr(Device, step, failing)
+    monkeypatch.setattr(CountingDeviceMemory, step, failing)
     old = len(faults.sessions)
     x = fp32(2, 3)
     assert model.batcher.submit_rows({"x": x}).result(PATIENCE)["y"].tolist() == (x * 2).tolist()
@@ -152,19 +151,19 @@ def test_copies_tell_of_a_broken_device_too(
     assert model.health.reason is None
 
 
-def test_too_little_memory_for_a_copy_breaks_nothing(
+def test_out_of_memory_in_a_copy_does_not_break_the_session(
     load: Load, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load(small.twice)
-    copy, fails = Device.load, [True]
+    copy, fails = CountingDeviceMemory.load, [True]
 
-    def failing(device: Device, *given: Any) -> None:
+    def failing(device: CountingDeviceMemory, *given: Any) -> None:
         if fails:
             fails.pop()
             raise RuntimeError("CUDA failure 2: cudaErrorMemoryAllocation")
         copy(device, *given)
 
-    monkeypatch.setattr(Device, "load", failing)
+    monkeypatch.setattr(CountingDeviceMemory, "load", failing)
     old = len(faults.sessions)
     x = fp32(2, 3)
     assert model.batcher.submit_rows({"x": x}).result(PATIENCE)["y"].tolist() == (x * 2).tolist()
@@ -172,8 +171,8 @@ def test_too_little_memory_for_a_copy_breaks_nothing(
     assert model.batcher.statistics().retried == 0
 
 
-def test_a_model_that_a_client_sent_is_built_anew_from_its_files(
-    tmp_path: Path, faults: Faults, scratch: Path, on_device: Device
+def test_an_uploaded_model_is_rebuilt_from_its_files(
+    tmp_path: Path, faults: Faults, scratch: Path, on_device: CountingDeviceMemory
 ) -> None:
     (tmp_path / "repository").mkdir()
     registry = ModelRegistry()
@@ -202,11 +201,11 @@ def test_a_model_that_a_client_sent_is_built_anew_from_its_files(
 
 
 class TestBatchesOfABrokenSession:
-    """They lie in its memory when another takes its place."""
+    """Batches that are in the memory of a session when it is replaced."""
 
     @pytest.fixture
-    def survivor(self, tmp_path: Path, faults: Faults) -> RecoveringInstance:
-        path, device = small.twice(tmp_path / "m.onnx"), Device()
+    def instance(self, tmp_path: Path, faults: Faults) -> RecoveringInstance:
+        path, device = small.twice(tmp_path / "m.onnx"), CountingDeviceMemory()
 
         def session() -> Session:
             return Session(path, memory=device)
@@ -221,18 +220,20 @@ class TestBatchesOfABrokenSession:
         return batch
 
     @staticmethod
-    def broken(survivor: RecoveringInstance, faults: Faults) -> Callable[[], None]:
+    def broken(instance: RecoveringInstance, faults: Faults) -> Callable[[], None]:
         faults.armed = 1
         with pytest.raises(InstanceFailed) as caught:
-            survivor.run({"x": fp32(1, 3)})
+            instance.run({"x": fp32(1, 3)})
         assert caught.value.recover is not None
         return caught.value.recover
 
-    def test_loaded_ones_run_in_the_new_one(self, survivor: RecoveringInstance, faults: Faults) -> None:
-        steps, x = RecoveringStagedModel(survivor), fp32(2, 3)
+    def test_loaded_batches_run_in_the_new_session(
+        self, instance: RecoveringInstance, faults: Faults
+    ) -> None:
+        steps, x = RecoveringStagedModel(instance), fp32(2, 3)
         placed, loaded = self.placed(steps, x), steps.load(self.placed(steps, x))
-        recover = self.broken(survivor, faults)
-        with pytest.raises(InstanceFailed, match="being built anew"):
+        recover = self.broken(instance, faults)
+        with pytest.raises(InstanceFailed, match="being rebuilt"):
             steps(loaded)
         assert steps.place({"x": (x.dtype, x.shape)}) is None
         recover()
@@ -240,19 +241,19 @@ class TestBatchesOfABrokenSession:
             assert steps.fetch(steps(batch))["y"].tolist() == (x * 2).tolist()
             assert faults.runs[-1][0] == len(faults.sessions) - 1
 
-    def test_a_copy_that_fails_late_leaves_the_new_one_alone(
-        self, survivor: RecoveringInstance, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    def test_a_late_failure_of_a_copy_does_not_break_the_new_session(
+        self, instance: RecoveringInstance, faults: Faults, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        steps, x = RecoveringStagedModel(survivor), fp32(2, 3)
+        steps, x = RecoveringStagedModel(instance), fp32(2, 3)
         computed = steps(steps.load(self.placed(steps, x)))
-        self.broken(survivor, faults)()
+        self.broken(instance, faults)()
 
         def failing(*_: Any) -> None:
             raise RuntimeError(BROKEN)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Device, "fetch", failing)
+            patch.setattr(CountingDeviceMemory, "fetch", failing)
             with pytest.raises(InstanceFailed) as caught:
                 steps.fetch(computed)
         assert caught.value.recover is None
-        assert survivor.run({"x": x})["y"].tolist() == (x * 2).tolist()
+        assert instance.run({"x": x})["y"].tolist() == (x * 2).tolist()
