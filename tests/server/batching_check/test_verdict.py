@@ -134,7 +134,7 @@ def test_both_count(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    analysed(monkeypatch, finding, "Odd /a/node is of an operator that is not analysed")
+    analysed(monkeypatch, finding, "Odd /a/node is an operator that cannot be analysed")
     found = judged(build(tmp_path / "m.onnx"))
     assert (found.verdict, found.shown) == (expected, shown), found.reason
 

@@ -1,4 +1,4 @@
-"""Small ONNX models, written as text, for the tests of the graph analysis."""
+"""Small ONNX models in text syntax, for the tests of the graph analysis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensorferry.server.onnx_graph import BatchAnalysis, analyse_batching
 
 
 def model(text: str, opset: int = 21) -> onnx.ModelProto:
-    """The model of a graph in ONNX's text syntax."""
+    """Return the model of a graph in ONNX's text syntax."""
     opsets = ", ".join(
         [f'"" : {opset}', '"local" : 1', '"com.microsoft" : 1', '"ai.onnx.ml" : 3', '"com.acme" : 1']
     )
@@ -21,7 +21,7 @@ def model(text: str, opset: int = 21) -> onnx.ModelProto:
 
 
 def analysed(folder: Path, text: str, batched: Collection[str] = ("x",), opset: int = 21) -> BatchAnalysis:
-    """What the analysis says of a graph in ONNX's text syntax."""
+    """Return the analysis of a graph in ONNX's text syntax."""
     path = folder / "m.onnx"
     onnx.save(model(text, opset), path)
     return analyse_batching(path, batched)

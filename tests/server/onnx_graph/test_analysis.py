@@ -1,4 +1,4 @@
-"""The interface of the graph analysis: its three findings, and what it says of files that it cannot read."""
+"""The graph analysis has three findings, and handles files that it cannot read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from server.onnx_graph.build import analysed
 from tensorferry.server.onnx_graph import BatchAnalysis, RowMixing, analyse_batching
 
 
-def test_elementwise_operators_keep_rows_apart(tmp_path: Path) -> None:
+def test_elementwise_operators_keep_rows_separate(tmp_path: Path) -> None:
     text = "g (float[N, 4] x) => (float[N, 4] y) { t = Relu(x) \n y = Add(t, x) }"
     assert analysed(tmp_path, text) == BatchAnalysis(RowMixing.SEPARATE)
 
@@ -25,7 +25,7 @@ def test_a_custom_operator_is_named(tmp_path: Path) -> None:
     text = "g (float[N, 4] x) => (float[N, 4] y) { y = com.acme.Foo(x) }"
     found = analysed(tmp_path, text)
     assert found.finding is RowMixing.UNKNOWN
-    assert found.reasons == ("com.acme.Foo y is of an operator that is not analysed",)
+    assert found.reasons == ("com.acme.Foo y is an operator that cannot be analysed",)
 
 
 def test_a_file_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:

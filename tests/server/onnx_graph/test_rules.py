@@ -1,4 +1,4 @@
-"""What the rules say of small graphs: one for each way to keep rows apart, move them, or mix them."""
+"""The rules find whether small graphs keep rows separate, mix them, or have an unknown effect."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tensorferry.server.onnx_graph import RowMixing, analyse_batching
 
 _C = "= Constant <value_ints = "
 
-APART = {
+SEPARATE = {
     "softmax of a row": "y = Softmax <axis = -1> (x)",
     "merged and split again": f"a {_C}[-1, 4]> () b {_C}[-1, 3, 4]> () m = Reshape (x, a) w = Softmax (m) y = Reshape (w, b)",
-    "on_axis and on_axis back": "t = Transpose <perm = [1, 2, 0]> (x) r = Relu (t) y = Transpose <perm = [2, 0, 1]> (r)",
+    "moved to another axis and back": "t = Transpose <perm = [1, 2, 0]> (x) r = Relu (t) y = Transpose <perm = [2, 0, 1]> (r)",
     "copies joined and split": "j = Concat <axis = 0> (x, x) r = Relu (j) y, z = Split <axis = 0, num_outputs = 2> (r)",
     "a scalar of a constant": "c = Constant <value_float = 2.0> () y = Mul (x, c)",
     "a product with its own transpose": "t = Transpose <perm = [0, 2, 1]> (x) y = MatMul (x, t)",
@@ -38,33 +38,33 @@ APART = {
 MIXED = {
     "a maximum of the batch": ("m = ReduceMax <keepdims = 0> (x) y = Sub (x, m)", "ReduceMax m reduces over the batch axis"),
     "softmax over the batch": ("y = Softmax <axis = 0> (x)", "Softmax y normalises over the batch axis"),
-    "sums so far": ("a = Constant <value_int = 0> () y = CumSum (x, a)", "CumSum y adds up along the batch axis"),
+    "a cumulative sum": ("a = Constant <value_int = 0> () y = CumSum (x, a)", "CumSum y adds up along the batch axis"),
     "the last row": ("i = Constant <value_int = -1> () g = Gather (x, i) y = Add (x, g)", "Gather g picks elements along the batch axis"),
     "another order": (f"a {_C}[-1]> () e {_C}[-9223372036854775807]> () z {_C}[0]> () y = Slice (x, a, e, z, a)", "Slice y takes a part of the batch axis"),
     "one scale for all": ("q, s, z = DynamicQuantizeLinear (x) y = DequantizeLinear (q, s, z)", "DynamicQuantizeLinear q takes one scale"),
-    "rows cut elsewhere": (f"a {_C}[2, -1]> () m = Reshape (x, a) y = Softmax (m)", "Reshape m cuts the batch axis into other pieces"),
+    "rows split differently": (f"a {_C}[2, -1]> () m = Reshape (x, a) y = Softmax (m)", "Reshape m splits the batch axis across rows"),
     "all pairs of rows": ('y = Einsum <equation = "aij,bij->ab"> (x, x)', "Einsum y multiplies rows along one axis with rows along another"),
-    "how many rows there are": ("s = Shape <start = 0, end = 1> (x) f = Cast <to = 1> (s) y = Div (x, f)", "Div y makes the rows' values depend on how many rows a batch has"),
+    "the number of rows": ("s = Shape <start = 0, end = 1> (x) f = Cast <to = 1> (s) y = Div (x, f)", "Div y makes the rows' values depend on the number of rows in the batch"),
     "no rows at all": ("c = Constant <value_float = 2.0> () y = Identity (c)", "output y does not follow the batch axis: it is the same for all rows"),
     "rows on another axis": ("y = Transpose <perm = [1, 0, 2]> (x)", "output y does not follow the batch axis: the rows are on its axis 1"),
     "several for each row": (f"a {_C}[-1, 4]> () y = Reshape (x, a)", "output y does not follow the batch axis: its axis 0 has the size 3*rows"),
     "padded": (f"p {_C}[0, 0, 0, 1, 0, 0]> () y = Pad (x, p)", "Pad y pads the batch axis"),
     "in a branch": ("c = Constant <value_int = 0> () b = Cast <to = 9> (c) "
                     "y = If <then_branch = a () => (p) { p = Relu (x) }, else_branch = e () => (q) { m = ReduceMax <keepdims = 1> (x) q = Add (x, m) }> (b)", "ReduceMax m reduces over the batch axis"),
-    "in a loop, from one time to the next": ("n = Constant <value_int = 3> () c = Constant <value_int = 1> () b = Cast <to = 9> (c) "
+    "in a loop, from one iteration to the next": ("n = Constant <value_int = 3> () c = Constant <value_int = 1> () b = Cast <to = 9> (c) "
               "y = Loop <body = g (i, d, h) => (d2, o) { d2 = Identity (d) m = ReduceMax <keepdims = 1> (h) o = Add (h, m) }> (n, b, x)", "ReduceMax m reduces over the batch axis"),
     "in a function": ("y = local.Mixed (x)", "ReduceMax m reduces over the batch axis"),
     "scanned over the batch": ("z = Constant <value_float = 0.0> () e, y = Scan <num_scan_inputs = 1, body = g (h, e) => (h2, o) { h2 = Identity (h) o = Relu (e) }> (z, x)", "Scan e runs along the batch axis"),
 }  # fmt: skip
 
 UNKNOWN = {
-    "a custom operator": ("y = com.acme.Foo (x)", "com.acme.Foo y is of an operator that is not analysed"),
-    "as many as values say": ("n = NonZero (x) y = Cast <to = 1> (n)", "NonZero n makes a shape that depends on the rows' values"),
+    "a custom operator": ("y = com.acme.Foo (x)", "com.acme.Foo y is an operator that cannot be analysed"),
+    "a size that depends on values": ("n = NonZero (x) y = Cast <to = 1> (n)", "NonZero n computes a shape that depends on the rows' values"),
     "random": ("y = RandomNormalLike (x)", "RandomNormalLike y is random"),
-    "squeezed without axes": ("y = Squeeze (x)", "Squeeze y leaves out the batch axis when there is one row"),
-    "rows' places": ("s = Shape <start = 0, end = 1> (x) n = Squeeze (s) z = Constant <value_int = 0> () o = Constant <value_int = 1> () "
-                     "r = Range (z, n, o) f = Cast <to = 7> (r) y = Neg (f)", "Neg y depends on the places of rows in the batch"),
-    "as often as the rows say": ("c = Cast <to = 7> (x) t = ReduceMax <keepdims = 0> (c) w = Constant <value_int = 1> () y = com.acme.Foo (x, w)", "com.acme.Foo y"),
+    "squeezed without axes": ("y = Squeeze (x)", "Squeeze y removes the batch axis if there is one row"),
+    "row indices": ("s = Shape <start = 0, end = 1> (x) n = Squeeze (s) z = Constant <value_int = 0> () o = Constant <value_int = 1> () "
+                     "r = Range (z, n, o) f = Cast <to = 7> (r) y = Neg (f)", "Neg y depends on the indices of rows in the batch"),
+    "a repetition count from the rows": ("c = Cast <to = 7> (x) t = ReduceMax <keepdims = 0> (c) w = Constant <value_int = 1> () y = com.acme.Foo (x, w)", "com.acme.Foo y"),
 }  # fmt: skip
 
 _FUNCTIONS = """
@@ -77,9 +77,9 @@ def _graph(body: str) -> str:
     return f"g (float[N, 3, 4] x) => (float[N] y) {{ {body} }} {_FUNCTIONS}"
 
 
-@pytest.mark.parametrize("case", APART)
-def test_rows_are_kept_apart(tmp_path: Path, case: str) -> None:
-    found = analysed(tmp_path, _graph(APART[case]))
+@pytest.mark.parametrize("case", SEPARATE)
+def test_rows_are_separate(tmp_path: Path, case: str) -> None:
+    found = analysed(tmp_path, _graph(SEPARATE[case]))
     assert found.finding is RowMixing.SEPARATE, found.reasons
 
 
@@ -92,32 +92,32 @@ def test_rows_are_mixed(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
-def test_what_is_not_known(tmp_path: Path, case: str) -> None:
+def test_the_effect_is_unknown(tmp_path: Path, case: str) -> None:
     body, reason = UNKNOWN[case]
     found = analysed(tmp_path, _graph(body))
     assert found.finding is RowMixing.UNKNOWN, found.reasons
     assert found.reasons[0].startswith(reason)
 
 
-def test_before_version_13_softmax_is_over_all_axes_from_one_on(tmp_path: Path) -> None:
+def test_softmax_before_opset_13_is_over_an_axis_and_all_later_axes(tmp_path: Path) -> None:
     text = "g (float[N, 3, 4] x) => (float[N, 3, 4] y) { y = Softmax <axis = 0> (x) }"
     assert analysed(tmp_path, text, opset=11).finding is RowMixing.MIXES
-    on_axis = (
+    moved = (
         "g (float[N, 3, 4] x) => (float[N, 3, 4] y) { t = Transpose <perm = [1, 0, 2]> (x) "
         "s = Softmax <axis = 1> (t) y = Transpose <perm = [1, 0, 2]> (s) }"
     )
-    assert analysed(tmp_path, on_axis, opset=11).finding is RowMixing.MIXES
-    assert analysed(tmp_path, on_axis.replace("axis = 1", "axis = 2"), opset=11).finding is RowMixing.SEPARATE
+    assert analysed(tmp_path, moved, opset=11).finding is RowMixing.MIXES
+    assert analysed(tmp_path, moved.replace("axis = 1", "axis = 2"), opset=11).finding is RowMixing.SEPARATE
 
 
-def test_an_input_without_rows_is_the_same_for_all(tmp_path: Path) -> None:
+def test_an_input_without_rows_is_the_same_for_all_rows(tmp_path: Path) -> None:
     text = "g (float[N, 3] x, float scale, float[M, 3] other) => (float[N, 3] y) { y = Mul (x, scale) }"
     assert analysed(tmp_path, text).finding is RowMixing.SEPARATE
     assert analysed(tmp_path, text.replace("scale)", "other)")).finding is RowMixing.UNKNOWN
 
 
 @pytest.mark.parametrize("axis", [0, 2])
-def test_small_constants_in_other_files_are_read_and_weights_are_not(tmp_path: Path, axis: int) -> None:
+def test_small_external_constants_are_read_and_large_weights_are_not(tmp_path: Path, axis: int) -> None:
     weights = numpy_helper.from_array(np.ones((4, 2000), np.float32), "w")
     axes = numpy_helper.from_array(np.array([axis]), "axes")
     graph = helper.make_graph(
@@ -137,7 +137,7 @@ def test_small_constants_in_other_files_are_read_and_weights_are_not(tmp_path: P
     assert analyse_batching(tmp_path / "m.onnx", ["x"]).finding is RowMixing.UNKNOWN
 
 
-def test_graphs_made_to_grow_end_soon(tmp_path: Path) -> None:
+def test_the_analysis_of_hostile_graphs_is_bounded(tmp_path: Path) -> None:
     doubling = " ".join(f"a{at + 1} = Mul (a{at}, a{at})" for at in range(60))
     numbers = f"s = Shape (x) a0 = Identity (s) {doubling} y = Reshape (x, a60)"
     assert analysed(tmp_path, _graph(numbers)).finding is RowMixing.UNKNOWN

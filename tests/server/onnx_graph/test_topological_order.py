@@ -1,4 +1,4 @@
-"""Nodes that stand before those whose outputs they take, as ONNX Runtime's converter to FP16 leaves them."""
+"""The analysis sorts nodes that precede their inputs' producers, as ONNX Runtime's FP16 converter leaves them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_nodes_in_the_opposite_order_are_sorted(text: str, tmp_path: Path) -> No
     assert analyse_batching(tmp_path / "m.onnx", ["x"]).finding is RowMixing.SEPARATE
 
 
-def test_nodes_that_need_each_other_are_unknown(tmp_path: Path) -> None:
+def test_a_cycle_of_nodes_is_unknown(tmp_path: Path) -> None:
     made = model("g (float[N, 4] x) => (float[N, 4] y) { a = Add(x, b) \n b = Relu(a) \n y = Neg(b) }")
     onnx.save(made, tmp_path / "m.onnx")
     assert analyse_batching(tmp_path / "m.onnx", ["x"]).finding is RowMixing.UNKNOWN

@@ -1,4 +1,4 @@
-"""The analysis of ONNX graphs: whether rows of a batch are kept apart, and whether time depends on values."""
+"""Analysis of ONNX graphs: are the rows of a batch independent, and does the run time depend on values?"""
 
 from tensorferry.server.onnx_graph.analysis import (
     BatchAnalysis,

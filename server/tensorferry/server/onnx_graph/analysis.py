@@ -1,4 +1,4 @@
-"""Whether a model keeps the rows of a batch apart, by its graph."""
+"""Analysis of a model's graph: are the rows of a batch independent?"""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from tensorferry.server.onnx_graph.values import RowAxis, RowProblems, Value, me
 
 
 class RowMixing(enum.Enum):
-    """What the graph says of the rows of a batch."""
+    """The result of the analysis."""
 
     SEPARATE = "separate"
-    """Each row of every output is computed from the same row of the inputs alone."""
+    """Each row of every output depends only on the same row of the inputs."""
     MIXES = "mixes"
-    """A row's answer depends on other rows, or an output does not have one row for each of the inputs."""
+    """A row's output depends on other rows, or an output does not have one row per input row."""
     UNKNOWN = "unknown"
-    """Some of the graph could not be analysed."""
+    """A part of the graph could not be analysed."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchAnalysis:
-    """What was found, and why: the nodes that mix rows, or what could not be analysed; empty for SEPARATE."""
+    """The finding and its reasons: nodes that mix rows or could not be analysed. SEPARATE has no reasons."""
 
     finding: RowMixing
     reasons: tuple[str, ...] = ()
 
 
 def analyse_batching(path: Path, batched_inputs: Collection[str]) -> BatchAnalysis:
-    """Follow the rows of the inputs named, which have them on axis 0, through the graph of a model.
+    """Follow the rows of the given inputs, on axis 0, through the graph of a model.
 
-    A file that cannot be read is UNKNOWN, with the reason. Large weights are never loaded.
+    A file that cannot be read gives UNKNOWN with the reason. Large weights are not loaded. Never raises.
     """
     try:
         return _analyse(read_model(path), batched_inputs)
@@ -57,7 +57,7 @@ def analyse_batching(path: Path, batched_inputs: Collection[str]) -> BatchAnalys
 
 
 def value_dependent_nodes(path: Path) -> tuple[str, ...]:
-    """Why the time of a run can depend on the inputs' values, and not only on their shapes; empty where it cannot."""
+    """Return why the run time can depend on input values, not only on shapes; empty if it cannot."""
     try:
         model = read_model(path)
         walk = GraphWalk(model)
@@ -68,7 +68,7 @@ def value_dependent_nodes(path: Path) -> tuple[str, ...]:
 
 
 def _not_analysed(error: Exception) -> str:
-    """The reason for a file that is no model, or a model that the analysis fails on."""
+    """Return the reason for a file that cannot be read or a graph on which the analysis fails."""
     if isinstance(error, UnreadableModel):
         return f"the file {error}"
     return f"the graph could not be analysed ({type(error).__name__}: {error})"
@@ -89,7 +89,7 @@ def _analyse(model: onnx.ModelProto, batched: Collection[str]) -> BatchAnalysis:
 
 
 def _inputs(model: onnx.ModelProto, batched: Collection[str]) -> dict[str, Value]:
-    # Before version 4 of the format every initialiser is listed among the inputs, and none can be given.
+    # Before IR version 4 every initializer is listed among the inputs, but cannot be set by a caller.
     constants = {one.name for one in model.graph.initializer}
     inputs = {}
     for declared in model.graph.input:
@@ -121,9 +121,9 @@ def _input(declared: onnx.ValueInfoProto, batched: bool) -> Value:
         if dim.HasField("dim_value") and dim.dim_value >= 0:
             shape.append(dim.dim_value)
         else:
-            # Axes of one name have one length, as the server requires of requests.
+            # Axes with the same name have the same length, because the server requires this of requests.
             name = dim.dim_param or f"{declared.name}[{axis}]"
-            # Quoted where it could be taken for a size that is computed.
+            # A name that looks like a computed size is quoted.
             shape.append(of_symbol(Symbol(name if name.isidentifier() and name != ROWS.name else repr(name))))
     if not batched:
         return Value(tuple(shape), value_dependent=True)
@@ -131,14 +131,14 @@ def _input(declared: onnx.ValueInfoProto, batched: bool) -> Value:
 
 
 def _problems_of(name: str, value: Value | None) -> RowProblems | None:
-    """Why an output is not one row for each row of the inputs; None when it is."""
+    """Return why an output does not have one independent row per input row; None if it does."""
     if value is None:
-        return RowProblems(unknown=(f"output {name} is made by no node",))
+        return RowProblems(unknown=(f"no node produces output {name}",))
     if value.problems is not None:
         return value.problems
     rows = value.rows
     if value.row_indices:
-        return RowProblems(unknown=(f"output {name} has the places of rows in the batch",))
+        return RowProblems(unknown=(f"output {name} contains the indices of rows in the batch",))
     if rows is None:
         return RowProblems(
             mixes=(f"output {name} does not follow the batch axis: it is the same for all rows",)

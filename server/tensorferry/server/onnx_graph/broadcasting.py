@@ -1,4 +1,4 @@
-"""Where the rows are once tensors are broadcast together."""
+"""The row axis after broadcasting."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tensorferry.server.onnx_graph.values import RowAxis, Value
 
 
 def broadcast(values: Sequence[Value]) -> Value:
-    """The shape and rows of tensors that are broadcast together, element by element."""
+    """Return the shape and the row axis of tensors that are broadcast together."""
     shapes = [value.shape for value in values]
-    place = row_axis_from_right(values)
+    position = row_axis_from_right(values)
     if any(shape is None for shape in shapes):
-        if place is None:
+        if position is None:
             return Value()
         raise UnknownEffect("takes a tensor of unknown rank")
     known = [shape for shape in shapes if shape is not None]
     rank = max(map(len, known), default=0)
     shape = tuple(_longest(known, rank - at) for at in range(rank))
-    if place is None:
+    if position is None:
         return Value(shape)
-    from_right, rows = place
+    from_right, rows = position
     for value in values:
         if value.rows is None and value.shape is not None and len(value.shape) >= from_right:
             _check_stretched(value.shape[-from_right])
@@ -32,23 +32,26 @@ def broadcast(values: Sequence[Value]) -> Value:
 
 
 def row_axis_from_right(values: Sequence[Value]) -> tuple[int, RowAxis] | None:
-    """Where the rows are in all the tensors that have any, depends_on_row_count from the last axis; None when none has."""
+    """Return the row axis, counted from the last axis, that all tensors with rows share; None if none has rows.
+
+    Raises MixesRows or UnknownEffect if the tensors differ.
+    """
     found: tuple[int, RowAxis] | None = None
     for value in values:
         if value.rows is None or value.shape is None:
             continue
-        place = len(value.shape) - value.rows.axis, value.rows
+        position = len(value.shape) - value.rows.axis, value.rows
         if found is None:
-            found = place
-        elif found[0] != place[0]:
+            found = position
+        elif found[0] != position[0]:
             raise MixesRows("combines rows along one axis with rows along another")
-        elif (found[1].outer, found[1].inner) != (place[1].outer, place[1].inner):
+        elif (found[1].outer, found[1].inner) != (position[1].outer, position[1].inner):
             raise UnknownEffect("combines rows that are merged with other axes in different ways")
     return found
 
 
 def _check_stretched(size: Size) -> None:
-    """A tensor that has no rows must have size 1 where others have them."""
+    """Raise unless a tensor without rows has size 1 on the row axis of the others."""
     if size == 1:
         return
     if isinstance(size, int):

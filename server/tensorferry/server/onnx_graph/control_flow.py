@@ -1,4 +1,4 @@
-"""If, Loop and Scan: graphs within a graph."""
+"""The operators If, Loop and Scan, which contain graphs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tensorferry.server.onnx_graph.values import Value, merged_problems
 if TYPE_CHECKING:
     from tensorferry.server.onnx_graph.graph_walk import GraphWalk
 
-# Passes through a loop's body until nothing changes any more.
+# Most passes over a loop's body to reach a fixed point.
 _PASSES = 12
-# Numbers in the names of sizes that are not known.
+# Makes the names of unknown sizes unique.
 _count = itertools.count()
 
 _Inputs = Sequence[Value | None]
@@ -28,7 +28,7 @@ _Inputs = Sequence[Value | None]
 def conditional(
     walk: GraphWalk, node: onnx.NodeProto, label: str, inputs: _Inputs, scope: Mapping[str, Value | None]
 ) -> list[Value]:
-    """One of two graphs, for all rows alike."""
+    """Run one of two graphs; the same one for all rows."""
     condition = _given(inputs, 0)
     attributes = walk.attributes(node)
     branches = [attributes["then_branch"], attributes["else_branch"]]
@@ -40,16 +40,16 @@ def conditional(
         walk.value_dependent_nodes.append(f"{label} chooses a branch by values")
     then, other = (_outputs(walk, branch, scope, {}) for branch in branches)
     name = f"?if{next(_count)}"
-    made = [_merged(f"{name}.{at}", *pair) for at, pair in enumerate(zip(then, other, strict=True))]
+    merged = [_merged(f"{name}.{at}", *pair) for at, pair in enumerate(zip(then, other, strict=True))]
     return [
-        replace(value, value_dependent=value.value_dependent or condition.value_dependent) for value in made
+        replace(value, value_dependent=value.value_dependent or condition.value_dependent) for value in merged
     ]
 
 
 def loop(
     walk: GraphWalk, node: onnx.NodeProto, label: str, inputs: _Inputs, scope: Mapping[str, Value | None]
 ) -> list[Value]:
-    """A graph repeated, with tensors handed on from one time to the next."""
+    """Run a graph repeatedly; tensors pass from one iteration to the next."""
     body: onnx.GraphProto = walk.attributes(node)["body"]
     valued = False
     for value in inputs[:2]:
@@ -62,21 +62,21 @@ def loop(
     for _ in range(_PASSES):
         given = dict(zip(names, [Value(()), Value(()), *state], strict=False))
         outputs = _outputs(walk, body, scope, given)
-        going_on, carried, collected = outputs[0], outputs[1 : 1 + len(state)], outputs[1 + len(state) :]
+        continues, carried, collected = outputs[0], outputs[1 : 1 + len(state)], outputs[1 + len(state) :]
         pairs = zip(state, carried, strict=True)
         new = [_merged(f"{name}.{at}", one, _loop_state(other)) for at, (one, other) in enumerate(pairs)]
         if new == state:
             break
         state = new
     else:
-        raise UnknownEffect("hands on tensors that change each time")
-    if going_on.problems is not None:
-        return [replace(going_on, value_dependent=True)] * len(node.output)
-    if _number(going_on) is None:
-        _check_shared(going_on, "ends its body's repetition for all rows together")
-        valued = valued or going_on.value_dependent
+        raise UnknownEffect("passes on tensors whose shape changes in each iteration")
+    if continues.problems is not None:
+        return [replace(continues, value_dependent=True)] * len(node.output)
+    if _number(continues) is None:
+        _check_shared(continues, "ends its body's repetition for all rows together")
+        valued = valued or continues.value_dependent
     if valued:
-        walk.value_dependent_nodes.append(f"{label} repeats its body as often as values say")
+        walk.value_dependent_nodes.append(f"{label} has a number of iterations that depends on values")
     times = unknown(f"{name}.times")
     made = [*state, *(_stacked(value, 0, times) for value in collected)]
     return [replace(value, value_dependent=value.value_dependent or valued) for value in made]
@@ -85,7 +85,7 @@ def loop(
 def scan(
     walk: GraphWalk, node: onnx.NodeProto, label: str, inputs: _Inputs, scope: Mapping[str, Value | None]
 ) -> list[Value]:
-    """A graph repeated for each element along an axis of some inputs."""
+    """Run a graph for each element along an axis of some inputs."""
     attributes = walk.attributes(node)
     body: onnx.GraphProto = attributes["body"]
     if len(inputs) != len(body.input) or any(value is None for value in inputs):
@@ -108,10 +108,10 @@ def scan(
             break
         state = new
     else:
-        raise UnknownEffect("hands on tensors that change each time")
+        raise UnknownEffect("passes on tensors whose shape changes in each iteration")
     collected = outputs[len(state) :]
-    places = attributes.get("scan_output_axes") or [0] * len(collected)
-    return [*state, *(_stacked(value, axis, length) for value, axis in zip(collected, places, strict=True))]
+    axes = attributes.get("scan_output_axes") or [0] * len(collected)
+    return [*state, *(_stacked(value, axis, length) for value, axis in zip(collected, axes, strict=True))]
 
 
 OPERATORS: Mapping[
@@ -127,7 +127,7 @@ def _outputs(
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:
-    """Names of tensors around the node that its graphs may use."""
+    """Return the names of outer tensors that the node's graphs may use."""
     names = set()
     for attribute in node.attribute:
         for inner in attribute.g.node:
@@ -152,15 +152,15 @@ def _number(value: Value) -> int | None:
 
 
 def _check_shared(value: Value, how: str) -> None:
-    """What decides for all rows together must not depend on them."""
+    """Raise if a value that decides for all rows together depends on rows or on their number."""
     if value.rows is not None:
         raise MixesRows(how)
     if value.problems is None and value.depends_on_row_count and _number(value) is None:
-        raise UnknownEffect(f"{how}, by how many rows a batch has")
+        raise UnknownEffect(f"{how}, depending on the number of rows in the batch")
 
 
 def _loop_state(value: Value | None) -> Value:
-    """A tensor without its numbers, which are others each time."""
+    """Return a tensor without its constant content, which changes in each iteration."""
     return Value() if value is None else replace(_unnumbered(value), content=None)
 
 
@@ -171,19 +171,19 @@ def _unnumbered(value: Value) -> Value:
 
 
 def _merged(name: str, one: Value, other: Value) -> Value:
-    """What holds of a tensor that is one of two; sizes that differ get names made from `name`."""
+    """Return what is known of a tensor that is one of two. Sizes that differ become unknown sizes named by `name`."""
     valued = one.value_dependent or other.value_dependent
     if one.problems is not None or other.problems is not None:
         return Value(problems=merged_problems((one.problems, other.problems)), value_dependent=True)
     if _unnumbered(one).rows != _unnumbered(other).rows:
-        raise UnknownEffect("makes a tensor with rows on one axis, or one with none or on another")
+        raise UnknownEffect("produces a tensor whose row axis depends on the branch")
     depends_on_row_count = one.depends_on_row_count or other.depends_on_row_count
     same = one.content is not None and other.content is not None and one.content.shape == other.content.shape
     if same and all(a == b for a, b in zip(one.content.flat, other.content.flat, strict=True)):  # type: ignore[union-attr]
         return replace(one, value_dependent=valued)
     if one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
         if one.rows is not None or depends_on_row_count:
-            raise UnknownEffect("makes a tensor of one rank or another")
+            raise UnknownEffect("produces a tensor whose rank depends on the branch")
         return Value(value_dependent=valued)
     sizes = tuple(
         a if a == b else unknown(f"{name}.{axis}", a, b)
@@ -193,7 +193,7 @@ def _merged(name: str, one: Value, other: Value) -> Value:
 
 
 def _element(value: Value, axis: int) -> tuple[Value, Size]:
-    """What the body gets of a tensor that is scanned along the axis, and how often."""
+    """Return the body's input for a tensor scanned along the axis, and the number of iterations."""
     sizes = shape_of(_unnumbered(value))
     axis = axis_of(axis, len(sizes))
     rows = value.rows
@@ -207,7 +207,7 @@ def _element(value: Value, axis: int) -> tuple[Value, Size]:
 
 
 def _stacked(value: Value, axis: int, length: Size) -> Value:
-    """Tensors of each time, on a new axis."""
+    """Return the tensors of all iterations stacked on a new axis."""
     if value.problems is not None:
         return value
     if value.shape is None:

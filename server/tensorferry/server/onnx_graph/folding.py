@@ -1,4 +1,4 @@
-"""Arithmetic on numbers that are known, and on sizes, as graphs do it to make shapes."""
+"""Constant folding: arithmetic on known numbers and symbolic sizes, which graphs use to compute shapes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tensorferry.server.onnx_graph.operators import Node
 from tensorferry.server.onnx_graph.sizes import Product, is_size, product, quotient, total, unknown
 from tensorferry.server.onnx_graph.values import Content
 
-# Numbers in a result that is worth computing.
+# Larger results are not folded.
 _MOST = 256
 
 
 def fold(node: Node) -> Content | None:
-    """The numbers that an elementwise operator makes of those of its inputs; None where they are unknown."""
+    """Return the result of an elementwise operator on known inputs; None if it is unknown."""
     compute = _OPERATORS.get(node.operator)
     contents = [value.content for value in node.inputs if value is not None]
     if compute is None or not contents or len(contents) != len(node.inputs):
@@ -48,7 +48,7 @@ def _one(name: str, compute: Callable[..., Any], numbers: list[Any]) -> Any:
 
 
 def _exact(numbers: tuple[Any, ...]) -> bool:
-    """Whether sizes can be computed with: none of the others is a fraction."""
+    """Whether symbolic arithmetic is exact: there is a size, and no number is a fraction."""
     return any(isinstance(number, Product) for number in numbers) and not any(
         isinstance(number, float) and not number.is_integer() for number in numbers
     )
@@ -135,7 +135,7 @@ def _greatest(*numbers: Any) -> Any:
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of numbers; unknown of sizes."""
+    """Return the function restricted to numbers; its result is unknown for symbolic sizes."""
     return lambda *numbers: None if any(isinstance(one, Product) for one in numbers) else function(*numbers)
 
 

@@ -1,4 +1,4 @@
-"""The walk through a graph: what is known of each tensor, from the inputs to the outputs."""
+"""A walk over a graph from its inputs to its outputs, which computes what is known of each tensor."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from tensorferry.server.onnx_graph.sizes import counts_rows
 from tensorferry.server.onnx_graph.topological_order import topological_order
 from tensorferry.server.onnx_graph.values import RowProblems, Value, merged_problems
 
-# Tensors by name, in a graph and those around it; None for an input of a function that a call leaves out.
+# Tensors by name, of a graph and the graphs around it. None is an input that a function call leaves out.
 Scope = Mapping[str, Value | None]
 # Functions by domain and name; attributes by name.
 _Functions = Mapping[tuple[str, str], onnx.FunctionProto]
 _Attributes = Mapping[str, onnx.AttributeProto]
 
-# Numbers kept of a tensor: more are never axes or shapes.
+# Tensors with more numbers are not kept, because they are never axes or shapes.
 _MOST_NUMBERS = 256
-# Depth of functions within functions. The format forbids recursion, but a file may have it.
+# Maximum depth of nested functions. The format forbids recursion, but a file may contain it.
 _DEEPEST = 40
-# Nodes that are looked at, those of loops and functions each time: few graphs have 20,000.
+# Maximum number of visited nodes. Bodies of loops and functions count once per visit; few graphs have 20,000 nodes.
 _MOST_NODES = 100_000
 
 _MISSING = Value(
-    problems=RowProblems(unknown=("the graph uses a tensor that nothing makes",)), value_dependent=True
+    problems=RowProblems(unknown=("the graph uses a tensor that no node produces",)), value_dependent=True
 )
 
 
 class GraphTooLarge(Exception):
-    """A graph with more nodes than are looked at."""
+    """The graph has more nodes than the analysis visits."""
 
 
 class Attributes(Mapping[str, Any]):
-    """The values of attributes, each made when it is asked for: those of trees are long."""
+    """Attribute values, decoded on access because those of tree ensembles are large."""
 
     def __init__(self, found: _Attributes) -> None:
         self._found = found
@@ -57,7 +57,7 @@ class Attributes(Mapping[str, Any]):
 
 
 class GraphWalk:
-    """One pass through a model. `unsteady` collects why its time may depend on values."""
+    """One pass over a model. `value_dependent_nodes` collects the reasons why its run time may depend on values."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.value_dependent_nodes: list[str] = []
@@ -67,8 +67,8 @@ class GraphWalk:
         self._depth = 0
         self._nodes_left = [_MOST_NODES]
 
-    def _within(self, function: onnx.FunctionProto, bound: _Attributes) -> GraphWalk:
-        """A walk through a function's body that collects into the same list."""
+    def _function_walk(self, function: onnx.FunctionProto, bound: _Attributes) -> GraphWalk:
+        """Return a walk over a function's body that collects into the same list."""
         walk = GraphWalk(onnx.ModelProto())
         walk.value_dependent_nodes, walk._functions, walk._bound = (
             self.value_dependent_nodes,
@@ -80,7 +80,7 @@ class GraphWalk:
         return walk
 
     def tensors_of(self, graph: onnx.GraphProto, outer: Scope, inputs: Scope) -> dict[str, Value | None]:
-        """All tensors of the graph by name, given those of its inputs and of the graph around it."""
+        """Return all tensors of the graph by name, given its inputs and the tensors of the graph around it."""
         scope: dict[str, Value | None] = dict(outer)
         for tensor in graph.initializer:
             scope[tensor.name] = constant(tensor)
@@ -95,7 +95,7 @@ class GraphWalk:
             self._nodes_left[0] -= 1
             if self._nodes_left[0] < 0:
                 raise GraphTooLarge(
-                    f"it has more than {_MOST_NODES} nodes, depends_on_row_count each time they run"
+                    f"it has more than {_MOST_NODES} nodes, counting those in loops once per pass"
                 )
             values = self._node(node, scope)
             scope.update((name, value) for name, value in zip(node.output, values, strict=False) if name)
@@ -110,7 +110,7 @@ class GraphWalk:
             return self._call(function, node, inputs, {})
         if domain == operators.DOMAIN and node.op_type in control_flow.OPERATORS:
             around = [*inputs, *(scope.get(name) for name in control_flow.captured_names(node))]
-            return self._guarded(
+            return self._apply_rule(
                 label,
                 inputs,
                 around,
@@ -120,16 +120,16 @@ class GraphWalk:
         found = operators.find(domain, node.op_type)
         if found is None:
             return self._by_schema(domain, node, label, inputs)
-        self._check_steady(label, found, inputs)
+        self._record_value_dependence(label, found, inputs)
         opset = self._opsets.get(domain, 1)
         view = Node(node.op_type, opset, inputs, count, self.attributes(node), label)
-        # The shape of a tensor may be known even where its rows are not.
+        # The shape of a tensor may be known although its rows are not.
         counting = [] if found.shape_only and _have_shapes(inputs) else inputs
-        values = self._guarded(label, counting, inputs, count, lambda: _apply(found, view))
+        values = self._apply_rule(label, counting, inputs, count, lambda: _apply(found, view))
         valued = not found.shape_only and any(value is not None and value.value_dependent for value in inputs)
         return [replace(value, value_dependent=valued or value.problems is not None) for value in values]
 
-    def _guarded(
+    def _apply_rule(
         self,
         label: str,
         inputs: Sequence[Value | None],
@@ -137,7 +137,7 @@ class GraphWalk:
         count: int,
         rule: Callable[[], Sequence[Value]],
     ) -> Sequence[Value]:
-        """What the rule makes, or why it makes nothing that keeps rows apart; `used` is all that goes into it."""
+        """Apply a rule; return its outputs, or outputs with the problem that it found. `used` has all its inputs."""
         problems = merged_problems(value.problems for value in inputs if value is not None)
         if problems.mixes or problems.unknown:
             return [Value(problems=problems, value_dependent=True)] * count
@@ -152,23 +152,23 @@ class GraphWalk:
     def _by_schema(
         self, domain: str, node: onnx.NodeProto, label: str, inputs: Sequence[Value | None]
     ) -> Sequence[Value]:
-        """An operator that the table lacks: by the function that the onnx package has for it, if any."""
+        """Analyse an operator without a rule by the function body that the onnx package has for it, if any."""
         try:
             own = "" if domain == operators.DOMAIN else domain
             schema = onnx.defs.get_schema(node.op_type, self._opsets.get(domain, 1), own)
             body = schema.function_body if schema.has_function else None  # type: ignore[attr-defined]
-        except Exception:  # onnx has an error of its own for operators that it does not know
+        except Exception:  # onnx raises its own error type for an unknown operator
             body = None
         if body is not None:
             defaults = {
                 name: one.default_value for name, one in schema.attributes.items() if one.default_value.type
             }
             return self._call(body, node, inputs, defaults)
-        self.value_dependent_nodes.append(f"{label} is of an operator whose time is not known")
+        self.value_dependent_nodes.append(f"{label} is an operator with unknown run time")
         problems = merged_problems(value.problems for value in inputs if value is not None)
         if problems.mixes or problems.unknown:
             return [Value(problems=problems, value_dependent=True)] * len(node.output)
-        return _unknown_effect(f"{label} is of an operator that is not analysed", inputs, len(node.output))
+        return _unknown_effect(f"{label} is an operator that cannot be analysed", inputs, len(node.output))
 
     def _call(
         self,
@@ -183,11 +183,11 @@ class GraphWalk:
         bound.update((one.name, one) for one in self.bound_attributes(node))
         given = itertools.chain(inputs, itertools.repeat(None))
         scope: dict[str, Value | None] = dict(zip(function.input, given, strict=False))
-        self._within(function, bound)._run(function.node, scope)
+        self._function_walk(function, bound)._run(function.node, scope)
         return [scope.get(name) or _MISSING for name in function.output]
 
     def bound_attributes(self, node: onnx.NodeProto) -> list[onnx.AttributeProto]:
-        """The node's attributes; in a function, those that refer to its own have the values of the call."""
+        """Return the node's attributes. In a function, references to its attributes get the values of the call."""
         found = []
         for attribute in node.attribute:
             if not attribute.ref_attr_name:
@@ -200,15 +200,15 @@ class GraphWalk:
         return found
 
     def attributes(self, node: onnx.NodeProto) -> Attributes:
-        """The values of the node's attributes by name."""
+        """Return the values of the node's attributes by name."""
         return Attributes({one.name: one for one in self.bound_attributes(node)})
 
-    def _check_steady(self, label: str, found: Operator, inputs: Sequence[Value | None]) -> None:
+    def _record_value_dependence(self, label: str, found: Operator, inputs: Sequence[Value | None]) -> None:
         deciding = range(len(inputs)) if found.shape_from_values else found.shape_inputs
         for index in deciding:
             value = inputs[index] if index < len(inputs) else None
             if value is not None and value.value_dependent:
-                self.value_dependent_nodes.append(f"{label} makes a shape from values")
+                self.value_dependent_nodes.append(f"{label} computes a shape from values")
                 return
 
 
@@ -217,7 +217,7 @@ def _have_shapes(inputs: Sequence[Value | None]) -> bool:
 
 
 def label_of(node: onnx.NodeProto) -> str:
-    """How a node is called in a reason: its operator and its name, or that of its first output."""
+    """Return a node's label in a reason: its operator and its name, or the name of its first output."""
     own = f"{node.domain}.{node.op_type}" if node.domain not in ("", operators.DOMAIN) else node.op_type
     name = node.name or next((output for output in node.output if output), "")
     return f"{own} {name}".rstrip()
@@ -235,10 +235,10 @@ def _apply(found: Operator, node: Node) -> Sequence[Value]:
         [value for value in others if value.depends_on_row_count] if not found.shape_only else []
     )
     if depends_on_row_count and any(value.rows for value in others):
-        raise MixesRows("makes the rows' values depend on how many rows a batch has")
+        raise MixesRows("makes the rows' values depend on the number of rows in the batch")
     for index in found.shape_inputs:
         if node.has(index) and node.input(index).rows is not None:
-            raise UnknownEffect("makes a shape that depends on the rows' values")
+            raise UnknownEffect("computes a shape that depends on the rows' values")
     if not found.row_indices and any(value.row_indices for value in node.given):
         raise UnknownEffect(USES_ROW_INDICES)
     made = found.rule(node)
@@ -252,7 +252,7 @@ def _apply(found: Operator, node: Node) -> Sequence[Value]:
 
 
 def _checked(value: Value) -> Value:
-    """The value if what it says of the rows holds: a size that counts them may only be that of their own axis."""
+    """Return the value if it is consistent: only the size of the row axis may depend on the number of rows."""
     content = value.content
     if content is not None:
         depends_on_row_count = any(counts_rows(number) for number in content.flat)
@@ -262,19 +262,21 @@ def _checked(value: Value) -> Value:
         return value
     for axis, size in enumerate(value.shape or ()):
         if counts_rows(size) and (value.rows is None or axis != value.rows.axis):
-            raise UnknownEffect(f"makes an axis of size {size}, which depends on how many rows a batch has")
+            raise UnknownEffect(
+                f"produces an axis of size {size}, which depends on the number of rows in the batch"
+            )
     if value.rows is not None:
         if value.shape is None or value.shape[value.rows.axis] != value.rows.size:
-            raise UnknownEffect("makes a batch axis of another size")
+            raise UnknownEffect("produces a batch axis of another size")
         if counts_rows(value.rows.outer) or counts_rows(value.rows.inner):
-            raise UnknownEffect("makes a size that depends on how many rows a batch has")
+            raise UnknownEffect("produces a size that depends on the number of rows in the batch")
         if value.depends_on_row_count:
-            raise MixesRows("makes the rows' values depend on how many rows a batch has")
+            raise MixesRows("makes the rows' values depend on the number of rows in the batch")
     return value
 
 
 def _unknown_effect(reason: str, inputs: Sequence[Value | None], count: int) -> list[Value]:
-    """Outputs of a node that could not be analysed: that matters only if rows go into it."""
+    """Return the outputs of a node that could not be analysed; this is a problem only if an input has rows."""
     if all(value is None or value.is_free for value in inputs):
         return [Value(value_dependent=True)] * count
     return [Value(problems=RowProblems(unknown=(reason,)), value_dependent=True)] * count

@@ -1,4 +1,4 @@
-"""ONNX files, read without their weights."""
+"""Reading of ONNX files without their weights."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from onnx import external_data_helper, numpy_helper
 from tensorferry.server.onnx_graph.values import Content, Value, of_content
 from tensorferry.server.wire.fields import DELIMITED, encode_varint, fields
 
-# Numbers that a constant may have to be kept: axes, shapes, pads and the like have few.
+# Constants with more numbers are not kept; axes, shapes and pads have few.
 _SMALL = 256
-# Fields of a tensor with more bytes are left out; 256 numbers have fewer.
+# Tensor fields with more bytes are left out; 256 numbers need fewer.
 _LARGE = 4096
 
-# The messages in a message, by their fields' numbers.
+# Nested messages by field number.
 _INSIDE: dict[str, dict[int, str]] = {
     "model": {7: "graph", 25: "function"},
     "graph": {1: "node", 5: "tensor"},
@@ -28,18 +28,18 @@ _INSIDE: dict[str, dict[int, str]] = {
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph"},
     "tensor": {},
 }
-# An attribute's lists of numbers and strings.
+# Field numbers of an attribute's lists of numbers and strings.
 _LISTS = (7, 8, 9)
 
 
 class UnreadableModel(ValueError):
-    """A file that is no ONNX model."""
+    """The file is not an ONNX model."""
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """The model in a file, with large weights left empty; UnreadableModel when there is none.
+    """Return the model in a file, with large weights left empty; raise UnreadableModel if there is none.
 
-    The last one is kept, because a model's load needs it more than once. Callers must not change it.
+    The last result is cached, because loading a model needs it more than once. Callers must not change it.
     """
     try:
         status = path.stat()
@@ -53,12 +53,12 @@ def _read(path: Path, _inode: int, _modified: int, size: int) -> onnx.ModelProto
     if not size:
         raise UnreadableModel("is empty")
     if path.suffix == ".ort":
-        raise UnreadableModel("is in the format of ONNX Runtime, of which the graph cannot be read")
+        raise UnreadableModel("is in ONNX Runtime's own format, whose graph cannot be read")
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             model = onnx.ModelProto.FromString(_without_weights(data, 0, len(data), "model"))
-    except Exception as error:  # protobuf's own errors differ between its versions
-        raise UnreadableModel("is no ONNX model") from error
+    except Exception as error:  # protobuf's error types differ between its versions
+        raise UnreadableModel("is not an ONNX model") from error
     if not model.graph.node and not model.graph.output:
         raise UnreadableModel("has no graph")
     for tensor in _tensors(model):
@@ -68,12 +68,12 @@ def _read(path: Path, _inode: int, _modified: int, size: int) -> onnx.ModelProto
 
 
 def _without_weights(data: mmap.mmap, start: int, end: int, message: str) -> bytes:
-    """The serialised message, without the numbers of large tensors in it."""
+    """Return the serialised message without the numbers of large tensors."""
     parts = []
     began = start
     for number, kind, at, stop in fields(data, start, end):
         if message == "attribute" and number in _LISTS:
-            # Of trees these have millions of entries, and no tensor is beside them.
+            # Attributes of tree ensembles have millions of entries and contain no tensor.
             parts.append(data[began:end])
             break
         large = kind == DELIMITED and stop - at > _LARGE
@@ -108,19 +108,19 @@ def _tensors_of_nodes(nodes: object) -> Iterator[onnx.TensorProto]:
 
 
 def _read_if_small(tensor: onnx.TensorProto, folder: Path) -> None:
-    """Read the numbers of a small tensor that lie in another file."""
+    """Read a small tensor's numbers from its external data file."""
     if int(np.prod(tensor.dims, dtype=np.int64)) > _SMALL:
         return
     try:
         external_data_helper.load_external_data_for_tensor(tensor, str(folder))
-    except Exception:  # they are then unknown, and a node that needs them says so
+    except Exception:  # the numbers stay unknown; a node that needs them gives the reason
         return
     tensor.ClearField("external_data")
     tensor.data_location = onnx.TensorProto.DEFAULT
 
 
 def constant(tensor: onnx.TensorProto) -> Value:
-    """A tensor of the file, with its numbers where they are few."""
+    """Return a tensor of the file, with its numbers if it is small."""
     shape = tuple(tensor.dims)
     return _content(tensor, shape) or Value(shape)
 
@@ -132,7 +132,7 @@ def _content(tensor: onnx.TensorProto, shape: tuple[int, ...]) -> Value | None:
         return None
     try:
         array = numpy_helper.to_array(tensor)
-    except Exception:  # of a datatype that this version of onnx does not have, or data in another file
+    except Exception:  # a datatype that this version of onnx lacks, or data in another file
         return None
     if array.dtype.kind not in "biuf" or array.shape != shape:
         return None

@@ -1,4 +1,4 @@
-"""The table of operators: for each, the rule that says where the rows are in its outputs."""
+"""The table of operators: each has a rule that computes the row axis of its outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tensorferry.server.onnx_graph.sizes import Product, Size, unknown
 from tensorferry.server.onnx_graph.values import Content, Value
 
-# Numbers in the names of sizes that are not known: each is its own.
+# Makes the names of unknown sizes unique.
 _fresh = itertools.count()
 
 DOMAIN = "ai.onnx"
@@ -18,21 +18,21 @@ ML = "ai.onnx.ml"
 MICROSOFT = "com.microsoft"
 
 
-# Why a node is not known that takes tensors with `row_indices`.
-USES_ROW_INDICES = "depends on the places of rows in the batch"
+# The reason for a node with an unknown effect on tensors with `row_indices`.
+USES_ROW_INDICES = "depends on the indices of rows in the batch"
 
 
 class MixesRows(Exception):
-    """A rule's finding that the node makes an answer depend on other rows; the message says how."""
+    """The node makes a row's output depend on other rows. The message says how."""
 
 
 class UnknownEffect(Exception):
-    """A rule's finding that it cannot tell what the node does to the rows; the message says why."""
+    """The rule cannot determine what the node does to the rows. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as its rule sees it: `inputs` are None where an optional one is left out."""
+    """A node as its rule sees it. An optional input that is left out is None."""
 
     operator: str
     opset: int
@@ -46,14 +46,14 @@ class Node:
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def input(self, index: int) -> Value:
-        """An input that must be there."""
+        """Return a required input; raise UnknownEffect if it is missing."""
         value = self.inputs[index] if index < len(self.inputs) else None
         if value is None:
             raise UnknownEffect(f"lacks its input {index}")
         return value
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute, or what holds where it is left out."""
+        """Return an attribute, or its default."""
         return self.attributes.get(name, default)
 
     @property
@@ -62,16 +62,16 @@ class Node:
         return [value for value in self.inputs if value is not None]
 
     def content(self, index: int) -> Content | None:
-        """The numbers of an input, None when it is left out; UnknownEffect when they are computed as the model runs."""
+        """Return the numbers of an input; None if it is left out. UnknownEffect if they are computed at run time."""
         if not self.has(index):
             return None
         content = self.input(index).content
         if content is None:
-            raise UnknownEffect(f"takes its input {index} from numbers that are computed as it runs")
+            raise UnknownEffect(f"has an input {index} that is computed at run time")
         return content
 
     def sizes(self, name: str, index: int) -> list[Any] | None:
-        """The numbers of an attribute or else of an input, in order; None when neither is given."""
+        """Return the numbers of an attribute or else of an input, in order; None if neither is given."""
         if name in self.attributes:
             given = self.attributes[name]
             return list(given) if isinstance(given, Sequence) else [given]
@@ -79,18 +79,18 @@ class Node:
         return None if content is None else list(content.flat)
 
     def integers(self, name: str, index: int) -> list[int] | None:
-        """The same where they are all fixed; UnknownEffect when one is not."""
+        """Return the same numbers as integers; raise UnknownEffect if one is symbolic."""
         numbers = self.sizes(name, index)
         if numbers is not None and not all(isinstance(number, (int, float)) for number in numbers):
-            raise UnknownEffect(f"takes its {name} from shapes")
+            raise UnknownEffect(f"computes its {name} from shapes")
         return None if numbers is None else [int(number) for number in numbers]
 
     def fresh(self, *origins: object) -> Product:
-        """A size that is not known; `origins` are those that it is computed from."""
+        """Return a new unknown size, computed from `origins`."""
         return unknown(f"?{next(_fresh)}", *origins)
 
     def fresh_shape(self, rank: int) -> tuple[Size, ...]:
-        """A shape of that rank with sizes that are not known."""
+        """Return a shape of that rank with unknown sizes."""
         return tuple(self.fresh() for _ in range(rank))
 
 
@@ -101,9 +101,9 @@ Rule = Callable[[Node], Value | Sequence[Value]]
 class Operator:
     """An operator's rule.
 
-    The values of the inputs `shape_inputs` decide the shapes of its outputs. `shape_only` is true when only the
-    shapes of its inputs matter. With `shape_from_values` the values of any input decide the shapes of its outputs.
-    `row_indices` is true when the rule takes tensors that have these.
+    The values of the inputs `shape_inputs` determine the shapes of the outputs; with `shape_from_values`, those of any
+    input do. `shape_only` means that only the shapes of the inputs matter. `row_indices` means that the rule accepts
+    tensors with row indices.
     """
 
     rule: Rule
@@ -124,7 +124,7 @@ def operator(
     shape_from_values: bool = False,
     row_indices: bool = False,
 ) -> Callable[[Rule], Rule]:
-    """Enter a function into the table as the rule of the operators named."""
+    """Register a function as the rule of the named operators."""
 
     def enter(rule: Rule) -> Rule:
         for name in names:
@@ -135,5 +135,5 @@ def operator(
 
 
 def find(domain: str, name: str) -> Operator | None:
-    """The operator's entry in the table, None when there is none."""
+    """Return the operator's entry in the table, or None."""
     return _TABLE.get((domain or DOMAIN, name))

@@ -8,17 +8,17 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# What a hostile graph could double with each of its nodes.
+# Limits, because a hostile graph could double both with each node.
 _MOST_SYMBOLS = 64
 _LONGEST_NAME = 80
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Symbol:
-    """A size or number that is not known before the model runs.
+    """A number that is unknown before the model runs.
 
-    `counts_rows` is true when it depends on how many rows a batch has. `is_size` is true when it
-    is the length of an axis, and so never negative.
+    `counts_rows`: it depends on the number of rows in the batch. `is_size`: it is the length of an axis, and so never
+    negative.
     """
 
     name: str
@@ -31,7 +31,7 @@ ROWS = Symbol("rows", counts_rows=True)
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """An integer times at least one symbol. The symbols are sorted."""
+    """An integer times at least one symbol. Symbols are sorted."""
 
     factor: int
     symbols: tuple[Symbol, ...]
@@ -41,7 +41,7 @@ class Product:
         return "*".join([*parts, *(symbol.name for symbol in self.symbols)])
 
 
-# An integer where all of it is known.
+# An int if it is fully known.
 Size = int | Product
 
 
@@ -54,26 +54,26 @@ NUMBER_OF_ROWS = of_symbol(ROWS)
 
 
 def unknown(name: str, *origins: object, is_size: bool = True) -> Product:
-    """A new symbol that stands for a function of `origins`; equal names stand for equal numbers."""
+    """Return a new symbol for a function of `origins`. Equal names mean equal numbers."""
     if len(name) > _LONGEST_NAME:
         name = f"?{hashlib.sha256(name.encode()).hexdigest()}"
     return of_symbol(Symbol(name, any(counts_rows(origin) for origin in origins), is_size))
 
 
 def counts_rows(size: object) -> bool:
-    """Whether the size depends on how many rows a batch has."""
+    """Whether the size depends on the number of rows in the batch."""
     return isinstance(size, Product) and any(symbol.counts_rows for symbol in size.symbols)
 
 
 def is_size(size: object) -> bool:
-    """Whether the number is known to be zero or more."""
+    """Whether the number is known to be at least zero."""
     if isinstance(size, Product):
         return size.factor >= 0 and all(symbol.is_size for symbol in size.symbols)
     return isinstance(size, int) and size >= 0
 
 
 def product(*sizes: Size) -> Size:
-    """The sizes multiplied."""
+    """Return the product of the sizes."""
     factor = math.prod(size.factor if isinstance(size, Product) else int(size) for size in sizes)
     symbols = [symbol for size in sizes if isinstance(size, Product) for symbol in size.symbols]
     if abs(factor) >= 2**63 or len(symbols) > _MOST_SYMBOLS:
@@ -84,7 +84,7 @@ def product(*sizes: Size) -> Size:
 
 
 def quotient(size: Size, divisor: Size) -> Size | None:
-    """`size` divided by `divisor`, where the division is exact for all values of the symbols; else None."""
+    """Return `size` divided by `divisor` if that is exact for all values of the symbols, else None."""
     above = size if isinstance(size, Product) else Product(int(size), ())
     below = divisor if isinstance(divisor, Product) else Product(int(divisor), ())
     if not below.factor or above.factor % below.factor:
@@ -99,7 +99,7 @@ def quotient(size: Size, divisor: Size) -> Size | None:
 
 
 def total(one: Size, other: Size) -> Size:
-    """The sizes added."""
+    """Return the sum of two sizes."""
     if isinstance(one, Product) and isinstance(other, Product) and one.symbols == other.symbols:
         factor = one.factor + other.factor
         return Product(factor, one.symbols) if factor else 0
@@ -111,5 +111,5 @@ def total(one: Size, other: Size) -> Size:
 
 
 def fixed(sizes: Iterable[object]) -> list[int]:
-    """The sizes that are known, which are all of them in a tensor whose numbers are."""
+    """Return the sizes that are known."""
     return [size for size in sizes if isinstance(size, int)]

@@ -1,4 +1,4 @@
-"""The order of nodes: each after those whose outputs it takes."""
+"""Topological order of nodes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import onnx
 def topological_order(
     nodes: Iterable[onnx.NodeProto], captured_names: Callable[[onnx.NodeProto], Iterable[str]]
 ) -> Sequence[onnx.NodeProto]:
-    """The nodes of a graph, sorted; as they are where that cannot be.
+    """Return the nodes in topological order; in the given order if the graph has a cycle.
 
-    The format wants them sorted. ONNX Runtime takes others as well, and its converter to FP16 makes such.
-    `captured_names` has the names that a node's subgraphs take from the graph around them.
+    The format requires sorted nodes, but ONNX Runtime accepts any order and its FP16 converter produces unsorted ones.
+    `captured_names` returns the names that a node's subgraphs use from the graph around them.
     """
     listed = list(nodes)
-    makers = {name: place for place, node in enumerate(listed) for name in node.output if name}
+    producers = {name: index for index, node in enumerate(listed) for name in node.output if name}
     needs = {
-        place: {makers[name] for name in (*node.input, *captured_names(node)) if name in makers}
-        for place, node in enumerate(listed)
+        index: {producers[name] for name in (*node.input, *captured_names(node)) if name in producers}
+        for index, node in enumerate(listed)
     }
-    if all(need < place for place, needed in needs.items() for need in needed):
+    if all(need < index for index, needed in needs.items() for need in needed):
         return listed
     try:
-        return [listed[place] for place in TopologicalSorter(needs).static_order()]
+        return [listed[index] for index in TopologicalSorter(needs).static_order()]
     except CycleError:
         return listed

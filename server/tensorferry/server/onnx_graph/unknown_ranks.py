@@ -1,4 +1,4 @@
-"""What an ONNX file says of its inputs and outputs that ONNX Runtime does not tell."""
+"""Inputs and outputs of unknown rank, which ONNX Runtime's API does not report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tensorferry.server.onnx_graph.model_file import UnreadableModel, read_model
 
 
 def tensors_of_unknown_rank(path: Path) -> frozenset[str]:
-    """The inputs and outputs whose type has no shape: they may have any rank. None of a file that cannot be read."""
+    """Return the names of inputs and outputs declared without a shape; empty for a file that cannot be read."""
     try:
         graph = read_model(path).graph
     except UnreadableModel:

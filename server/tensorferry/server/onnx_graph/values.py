@@ -1,4 +1,4 @@
-"""What is known of a tensor in the graph before the model runs."""
+"""What is known of a tensor before the model runs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy.typing as npt
 
 from tensorferry.server.onnx_graph.sizes import NUMBER_OF_ROWS, Size, counts_rows, product
 
-# Numbers in a small tensor: integers, sizes, booleans and floats, in an array of objects.
+# The numbers of a small tensor: an object array of integers, symbolic sizes, booleans and floats.
 Content = npt.NDArray[Any]
 
-# Reasons kept of each kind: the first say enough.
+# Most reasons kept of each kind.
 _REASONS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class RowAxis:
-    """Where the rows of a batch are in a tensor: its axis `axis` has the size outer × rows × inner.
+    """The axis of a tensor that has the rows of the batch. Its size is outer × rows × inner.
 
-    `outer` and `inner` are 1 but for axes that were merged with the batch axis by Reshape.
+    `outer` and `inner` differ from 1 only if Reshape merged other axes with the batch axis.
     """
 
     axis: int
@@ -37,26 +37,25 @@ class RowAxis:
 
 @dataclass(frozen=True, slots=True)
 class RowProblems:
-    """Why a tensor does not keep rows apart: nodes that mix them, and nodes that could not be analysed."""
+    """Why the rows of a tensor may not be independent: nodes that mix rows, and nodes that could not be analysed."""
 
     mixes: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
 
 
-# For `row_indices`: all elements.
+# Value of `row_indices`: all elements.
 ALL = frozenset({-1})
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor.
+    """What is known of a tensor.
 
-    `rows` says where the rows of the batch are, each computed from the same row of the inputs alone.
-    `problems` says why that could not be shown. With neither, the tensor does not depend on the rows'
-    values; `depends_on_row_count` is then true when it depends on how many there are.
-    `shape` is None when the rank is unknown, `content` None when the numbers are.
-    `value_dependent` is true when the numbers depend on the values of the model's inputs.
-    `row_indices` are places along the last axis where each row has its own number in the batch, or `ALL`.
+    `rows` is the row axis; each row depends only on the same row of the inputs. `problems` says why this could not be
+    shown. A tensor with neither does not depend on the rows' values; `depends_on_row_count` says whether it depends on
+    their number. `shape` is None if the rank is unknown, `content` None if the numbers are. `value_dependent` says
+    whether the numbers depend on the values of the model's inputs. `row_indices` are the positions on the last axis
+    at which each row holds its own index in the batch, or `ALL`.
     """
 
     shape: tuple[Size, ...] | None = None
@@ -69,23 +68,23 @@ class Value:
 
     @property
     def rank(self) -> int | None:
-        """The number of axes, None when it is unknown."""
+        """The number of axes; None if it is unknown."""
         return None if self.shape is None else len(self.shape)
 
     @property
     def is_free(self) -> bool:
-        """True when the tensor does not depend on the rows at all."""
+        """Whether the tensor does not depend on the rows at all."""
         return self.rows is None and self.problems is None and not self.depends_on_row_count
 
 
 def of_content(content: Content) -> Value:
-    """A tensor whose numbers are known."""
+    """Return a tensor with known numbers."""
     depends_on_row_count = any(counts_rows(number) for number in content.flat)
     return Value(content.shape, depends_on_row_count=depends_on_row_count, content=content)
 
 
 def integers(numbers: Iterable[Size]) -> Content:
-    """A vector of sizes as the content of a tensor."""
+    """Return a vector of sizes as the content of a tensor."""
     listed = list(numbers)
     array = np.empty(len(listed), object)
     array[:] = listed
@@ -93,7 +92,7 @@ def integers(numbers: Iterable[Size]) -> Content:
 
 
 def merged_problems(found_problems: Iterable[RowProblems | None]) -> RowProblems:
-    """All the reasons, each once."""
+    """Return all reasons, each once."""
     mixes: dict[str, None] = {}
     unknown: dict[str, None] = {}
     for problems in found_problems:

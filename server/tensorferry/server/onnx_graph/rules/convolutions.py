@@ -20,14 +20,14 @@ from tensorferry.server.onnx_graph.values import RowAxis, RowProblems, Value
 
 @operator("Conv", "ConvInteger", "ConvTranspose")
 def convolution(node: Node) -> Value:
-    """Each row by itself, with the weights of input 1."""
+    """Convolve each row with the weights of input 1."""
     rows = rows_on_first_axis(node, (0,), "convolves over")
     return _convolved(node, shape_of(node.input(0)), node.input(1), rows)
 
 
 @operator("FusedConv", domain=MICROSOFT)
 def fused_convolution(node: Node) -> Value:
-    """The same, with a tensor of the result's shape added."""
+    """Convolve, and add a tensor of the result's shape."""
     rows = rows_on_first_axis(node, (0, 3), "convolves over")
     return _convolved(node, shape_of(node.input(0)), node.input(1), rows)
 
@@ -35,7 +35,7 @@ def fused_convolution(node: Node) -> Value:
 @operator("QLinearConv")
 @operator("QLinearConv", domain=MICROSOFT)
 def quantised_convolution(node: Node) -> Value:
-    """The same; weights are input 3, the others scales and zero points."""
+    """Convolve with the weights of input 3; other inputs are scales and zero points."""
     rows = rows_on_first_axis(node, (0,), "convolves over")
     if node.attribute("channels_last", 0):
         return with_rows(node.fresh_shape(len(shape_of(node.input(0)))), rows)
@@ -44,7 +44,7 @@ def quantised_convolution(node: Node) -> Value:
 
 @operator("DeformConv")
 def deformable_convolution(node: Node) -> Value:
-    """The same, with offsets and a mask for each row."""
+    """Convolve with offsets and a mask for each row."""
     rows = rows_on_first_axis(node, (0, 2, 4), "convolves over")
     return _convolved(node, shape_of(node.input(0)), node.input(1), rows)
 
@@ -61,7 +61,7 @@ def _convolved(node: Node, sizes: tuple[Size, ...], weights: Value, rows: RowAxi
 
 
 def _windows(node: Node, sizes: Sequence[Size], kernel: Sequence[Size]) -> list[Size]:
-    """How many windows there are along each axis."""
+    """Return the number of windows along each axis."""
     count = len(sizes)
     strides = node.attribute("strides") or [1] * count
     dilations = node.attribute("dilations") or [1] * count
@@ -87,13 +87,13 @@ def _windows(node: Node, sizes: Sequence[Size], kernel: Sequence[Size]) -> list[
 
 @operator("MaxPool", "AveragePool", "LpPool")
 def pool(node: Node) -> list[Value]:
-    """Windows of each row; the places that MaxPool also gives count through the whole batch."""
+    """Pool windows of each row. The indices that MaxPool also returns count through the whole batch."""
     rows = rows_on_first_axis(node, (0,), "pools over")
     sizes = shape_of(node.input(0))
     found = with_rows((*sizes[:2], *_windows(node, sizes[2:], node.attribute("kernel_shape", []))), rows)
     places = found
     if rows is not None:
-        why = f"{node.label} gives places that are depends_on_row_count through the whole batch"
+        why = f"{node.label} returns indices that count through the whole batch"
         places = Value(problems=RowProblems(unknown=(why,)))
     return [found, places][: node.outputs]
 
@@ -108,7 +108,7 @@ def global_pool(node: Node) -> Value:
 
 @operator("QLinearAveragePool", "QLinearGlobalAveragePool", domain=MICROSOFT)
 def quantised_pool(node: Node) -> Value:
-    """The same; the other inputs are scales and zero points."""
+    """Pool each row; other inputs are scales and zero points."""
     rows = rows_on_first_axis(node, (0,), "pools over")
     sizes = shape_of(node.input(0))
     if node.attribute("channels_last", 0):
@@ -120,15 +120,15 @@ def quantised_pool(node: Node) -> Value:
 
 @operator("MaxUnpool", shape_inputs=(2,))
 def unpool(node: Node) -> Value:
-    """Elements put at places that are depends_on_row_count through the whole batch."""
+    """Scatter elements by indices that count through the whole batch."""
     if any(value.rows is not None for value in node.given):
-        raise UnknownEffect("takes places that are depends_on_row_count through the whole batch")
+        raise UnknownEffect("takes indices that count through the whole batch")
     return Value(node.fresh_shape(len(shape_of(node.input(0)))))
 
 
 @operator("DepthToSpace", "SpaceToDepth")
 def blocks(node: Node) -> Value:
-    """Blocks of channels to blocks of pixels, or back."""
+    """Move blocks of channels to blocks of pixels, or back."""
     rows = rows_on_first_axis(node, (0,), "moves elements along")
     sizes = shape_of(node.input(0))
     return with_rows((sizes[0], *node.fresh_shape(len(sizes) - 1)), rows)
@@ -136,7 +136,7 @@ def blocks(node: Node) -> Value:
 
 @operator("GridSample")
 def grid_sample(node: Node) -> Value:
-    """Each row of input 0 at the places in the same row of input 1."""
+    """Sample each row of input 0 at the coordinates in the same row of input 1."""
     rows = rows_on_first_axis(node, (0, 1), "samples over")
     sizes, grid = shape_of(node.input(0)), shape_of(node.input(1))
     return with_rows((*sizes[:2], *grid[1:-1]), rows)
@@ -144,7 +144,7 @@ def grid_sample(node: Node) -> Value:
 
 @operator("AffineGrid", shape_inputs=(1,))
 def affine_grid(node: Node) -> Value:
-    """A grid for each row."""
+    """Make a grid for each row."""
     rows = rows_on_first_axis(node, (0,), "makes grids over")
     size = node.sizes("size", 1)
     if size is None:
@@ -157,9 +157,9 @@ def affine_grid(node: Node) -> Value:
 
 @operator("RoiAlign")
 def regions(node: Node) -> Value:
-    """One result for each region, from an image that its index names."""
+    """Return one result for each region, from the image selected by the region's index."""
     if node.input(0).rows is not None:
-        raise UnknownEffect("takes the image of each region by its place in the batch")
+        raise UnknownEffect("selects the image of each region by its index in the batch")
     rows = rows_on_first_axis(node, (1, 2), "crops over")
     sizes = shape_of(node.input(0))
     return with_rows((shape_of(node.input(1))[0], sizes[1], *node.fresh_shape(2)), rows)
@@ -167,7 +167,7 @@ def regions(node: Node) -> Value:
 
 @operator("Col2Im", shape_inputs=(1, 2))
 def columns_to_image(node: Node) -> Value:
-    """An image from the columns of each row."""
+    """Make an image from the columns of each row."""
     rows = rows_on_first_axis(node, (0,), "adds up over")
     image = node.sizes("image_shape", 1) or []
     return with_rows((shape_of(node.input(0))[0], node.fresh(), *image), rows)
@@ -175,7 +175,7 @@ def columns_to_image(node: Node) -> Value:
 
 @operator("CenterCropPad", shape_inputs=(1,))
 def centre_crop(node: Node) -> Value:
-    """Axes cropped or padded to sizes."""
+    """Crop or pad axes to sizes."""
     value = node.input(0)
     sizes = list(shape_of(value))
     target = node.sizes("shape", 1) or []
@@ -192,7 +192,7 @@ def centre_crop(node: Node) -> Value:
 @operator("Resize", shape_inputs=(1, 2, 3))
 @operator("Upsample", shape_inputs=(1,))
 def resize(node: Node) -> Value:
-    """Axes made longer or shorter."""
+    """Resize axes."""
     value = node.input(0)
     sizes = shape_of(value)
     axes = node.attribute("axes")
@@ -218,10 +218,10 @@ def resize(node: Node) -> Value:
 
 
 def _scales(node: Node) -> tuple[list[Any] | None, list[Any] | None]:
-    """Scales or sizes: one is given, the other None."""
+    """Return scales or sizes; the other is None."""
     if node.operator == "Upsample" or node.opset < 11:
         return node.sizes("scales", 1), None
-    # An empty tensor stands for one that is left out.
+    # An empty tensor means that the input is left out.
     wanted = node.sizes("sizes", 3)
     return (None, wanted) if wanted else (node.sizes("scales", 2), None)
 
@@ -238,20 +238,20 @@ def _check_not_resized(node: Node, rows: RowAxis, scale: Any, size: Any) -> None
     if isinstance(scale, (int, float)) and scale != 1:
         raise MixesRows(f"resizes the batch axis by {scale}")
     if scale != 1:
-        raise UnknownEffect("resizes the batch axis by a number that is computed as it runs")
+        raise UnknownEffect("resizes the batch axis by a number computed at run time")
 
 
 @operator("NonMaxSuppression", shape_from_values=True)
 def suppression(node: Node) -> Value:
-    """Indices of boxes, as many as are left, with the number of the row in each."""
+    """Return the indices of the selected boxes, each with its row's index."""
     if any(value.rows is not None for value in node.given):
-        raise UnknownEffect("makes a shape that depends on the rows' values")
+        raise UnknownEffect("computes a shape that depends on the rows' values")
     return Value((node.fresh(), 3))
 
 
 @operator("ImageDecoder", shape_from_values=True)
 def image_decoder(node: Node) -> Value:
-    """One image from the bytes of one file."""
+    """Decode one image from the bytes of one file."""
     reject_rows_on(node.input(0), (0,), "reads one file along")
     require_rows_only_in(node)
     return Value((*node.fresh_shape(2), 3))

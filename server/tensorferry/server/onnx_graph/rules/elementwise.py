@@ -1,4 +1,4 @@
-"""Operators that compute each element from the elements at the same place."""
+"""Operators that compute each element from the elements at the same position."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ _ARITHMETIC = ["Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "PR
 @operator(*_OF_ONE, *_OF_SEVERAL, "Clip", row_indices=True)
 @operator("BiasGelu", "FastGelu", "Gelu", "QuickGelu", domain=MICROSOFT)
 def elementwise(node: Node) -> Value:
-    """All inputs broadcast together."""
+    """Broadcast all inputs together."""
     if node.operator in _ARITHMETIC and node.opset < 7 and node.attribute("broadcast"):
         raise UnknownEffect("is aligned by the attributes of an old version")
     content = fold(node)
@@ -114,7 +114,7 @@ def elementwise(node: Node) -> Value:
         return of_content(content)
     value = broadcast(node.given)
     if any(one.row_indices for one in node.given):
-        # Some exporters take nothing but its shape.
+        # The shape stays known, because some exporters use only that.
         return Value(value.shape, problems=RowProblems(unknown=(f"{node.label} {USES_ROW_INDICES}",)))
     return value
 
@@ -122,13 +122,13 @@ def elementwise(node: Node) -> Value:
 @operator("Binarizer", "LabelEncoder", "CategoryMapper", domain=ML)
 @operator("RegexFullMatch")
 def each_element(node: Node) -> Value:
-    """One input, each element by itself."""
+    """Map each element of one input."""
     return broadcast([node.input(0)])
 
 
 @operator("Cast", row_indices=True)
 def cast(node: Node) -> Value:
-    """Elementwise; numbers keep their values where the datatype has them."""
+    """Convert each element; known numbers stay known."""
     value = node.input(0)
     content = None if value.content is None else _converted(value.content, node.attribute("to"))
     if content is not None:
@@ -151,7 +151,7 @@ _INTEGERS = {
 
 
 def _converted(content: Content, to: object) -> Content | None:
-    """The numbers in another datatype; None where these are not known."""
+    """Return the numbers in another datatype; None if they are unknown there."""
     result = content.copy()
     for at in range(content.size):
         number = content.flat[at]
@@ -173,7 +173,7 @@ def _converted(content: Content, to: object) -> Content | None:
 
 @operator("CastLike", "BitCast")
 def cast_like(node: Node) -> Value:
-    """Elementwise; of the second input only the datatype matters."""
+    """Convert each element; only the datatype of the second input matters."""
     return broadcast([node.input(0)])
 
 
@@ -192,7 +192,7 @@ def dropout(node: Node) -> list[Value]:
 @operator("QuantizeLinear", "DequantizeLinear")
 @operator("QuantizeLinear", "DequantizeLinear", domain=MICROSOFT)
 def quantise(node: Node) -> Value:
-    """Elementwise, with scales along one axis or for blocks along it."""
+    """Quantise each element, with scales along one axis or for blocks along it."""
     require_rows_only_in(node, 0)
     value = node.input(0)
     scale = node.input(1)
@@ -209,7 +209,7 @@ def quantise(node: Node) -> Value:
 
 @operator("DynamicQuantizeLinear")
 def quantise_dynamically(node: Node) -> list[Value]:
-    """One scale for all elements, from the least and the greatest."""
+    """Quantise with one scale for all elements, from the smallest and the greatest."""
     value = node.input(0)
     if value.rows is not None:
         raise MixesRows("takes one scale from the values of all rows (dynamic quantisation)")

@@ -1,4 +1,4 @@
-"""Operators that pick elements by indices, or put them in places."""
+"""Operators that gather or scatter elements by indices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tensorferry.server.onnx_graph.values import ALL, RowAxis, Value, of_content
 
 @operator("Gather", row_indices=True)
 def gather(node: Node) -> Value:
-    """Parts of an axis, at indices of any shape."""
+    """Take parts of an axis, at indices of any shape."""
     data, indices = node.input(0), node.input(1)
     sizes, at = shape_of(data), shape_of(indices)
     axis = axis_of(int(node.attribute("axis", 0)), len(sizes))
@@ -56,17 +56,17 @@ def gather(node: Node) -> Value:
 
 @operator("GatherElements")
 def gather_elements(node: Node) -> Value:
-    """For each element of the indices, the one at the same place but along one axis."""
+    """Take, for each index, the element at the same position on all axes but one."""
     data, indices = node.input(0), node.input(1)
     sizes = shape_of(indices)
     axis = axis_of(int(node.attribute("axis", 0)), len(sizes))
     if data.rows is None:
         if indices.rows is not None and indices.rows.axis != axis:
-            raise MixesRows("picks by a row's place in the batch")
+            raise MixesRows("picks by a row's index in the batch")
         return with_rows(sizes, indices.rows)
     reject_rows_on(data, (axis,), "picks elements along")
     if indices.rows is None:
-        raise UnknownEffect("picks elements at fixed places of the batch axis")
+        raise UnknownEffect("picks elements at fixed positions of the batch axis")
     if indices.rows != data.rows:
         raise MixesRows("picks rows along one axis by rows along another")
     return with_rows(sizes, data.rows)
@@ -74,7 +74,7 @@ def gather_elements(node: Node) -> Value:
 
 @operator("GatherND", row_indices=True)
 def gather_nd(node: Node) -> Value:
-    """Parts at indices of several axes at once."""
+    """Take parts at indices of several axes."""
     data, indices = node.input(0), node.input(1)
     sizes, at = shape_of(data), shape_of(indices)
     batch = int(node.attribute("batch_dims", 0))
@@ -103,27 +103,27 @@ def gather_nd(node: Node) -> Value:
     return with_rows(new, on_axis(data.rows, axis - batch - width + len(at) - 1))
 
 
-def _check_own_rows(data: Value, indices: Value, place: int) -> None:
-    """UnknownEffect where it is not shown that the indices name a row's own number on the batch axis."""
+def _check_own_rows(data: Value, indices: Value, position: int) -> None:
+    """Raise UnknownEffect unless the indices are known to select each row's own index on the batch axis."""
     whole = all(
         value.rows is not None and (value.rows.outer, value.rows.inner) == (1, 1) for value in (data, indices)
     )
-    if not whole or place not in indices.row_indices:
+    if not whole or position not in indices.row_indices:
         raise UnknownEffect(USES_ROW_INDICES)
 
 
 @operator("ScatterElements", "Scatter")
 def scatter_elements(node: Node) -> Value:
-    """The data with elements put along one axis, at the places of the indices but for it."""
+    """Put elements into the data: the index gives the position on one axis, its own position the others."""
     values = [node.input(index) for index in range(3)]
     sizes = shape_of(values[0])
     axis = axis_of(int(node.attribute("axis", 0)), len(sizes))
-    places = {value.rows for value in values}
-    if places == {None}:
+    row_axes = {value.rows for value in values}
+    if row_axes == {None}:
         return Value(sizes)
     for value in values:
         reject_rows_on(value, (axis,), "puts elements along")
-    if len(places) > 1:
+    if len(row_axes) > 1:
         raise UnknownEffect(
             "puts elements of rows among elements that have none, or rows along one axis along another"
         )
@@ -132,7 +132,7 @@ def scatter_elements(node: Node) -> Value:
 
 @operator("ScatterND", row_indices=True)
 def scatter_nd(node: Node) -> Value:
-    """The data with parts put at indices of several axes at once."""
+    """Put parts into the data, at indices of several axes."""
     data, indices, updates = (node.input(index) for index in range(3))
     sizes, at = shape_of(data), shape_of(indices)
     if data.rows is indices.rows is updates.rows is None:
@@ -147,7 +147,7 @@ def scatter_nd(node: Node) -> Value:
         raise UnknownEffect(USES_ROW_INDICES)
     if data.rows is None or indices.rows is not None or not isinstance(width, int):
         raise UnknownEffect(
-            "puts rows at places that are computed as it runs, or into a tensor that has none"
+            "puts rows at row_axes that are computed as it runs, or into a tensor that has none"
         )
     reject_rows_on(data, range(width), "puts elements along")
     expected = on_axis(data.rows, len(at) - 1 + data.rows.axis - width)
@@ -158,7 +158,7 @@ def scatter_nd(node: Node) -> Value:
 
 @operator("OneHot", shape_inputs=(1,))
 def one_hot(node: Node) -> Value:
-    """One more axis, for the classes."""
+    """Add an axis for the classes."""
     require_rows_only_in(node, 0)
     value = node.input(0)
     sizes = shape_of(value)
@@ -174,7 +174,7 @@ def one_hot(node: Node) -> Value:
 
 @operator("TopK", shape_inputs=(1,))
 def top_k(node: Node) -> list[Value]:
-    """The greatest along an axis, and their places on it."""
+    """Return the greatest elements along an axis, and their positions on it."""
     value = node.input(0)
     sizes = shape_of(value)
     axis = axis_of(int(node.attribute("axis", -1)), len(sizes))
@@ -189,7 +189,7 @@ def top_k(node: Node) -> list[Value]:
 
 @operator("ArrayFeatureExtractor", domain=ML)
 def array_feature_extractor(node: Node) -> Value:
-    """Parts of the last axis."""
+    """Take parts of the last axis."""
     data, indices = node.input(0), node.input(1)
     sizes, at = shape_of(data), shape_of(indices)
     count = product(*at)
@@ -208,7 +208,7 @@ def array_feature_extractor(node: Node) -> Value:
 
 @operator("ReverseSequence")
 def reverse_sequence(node: Node) -> Value:
-    """A part of the time axis backwards, of another length for each of the batch axis."""
+    """Reverse a part of the time axis; each row has its own length."""
     value, lengths = node.input(0), node.input(1)
     sizes = shape_of(value)
     batch, time = int(node.attribute("batch_axis", 1)), int(node.attribute("time_axis", 0))

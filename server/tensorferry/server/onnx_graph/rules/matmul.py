@@ -13,21 +13,21 @@ from tensorferry.server.onnx_graph.values import RowAxis, Value
 
 @operator("MatMul")
 def matmul(node: Node) -> Value:
-    """As numpy's matmul has it."""
+    """Multiply as numpy's matmul does."""
     return matrix_product(node.input(0), node.input(1))
 
 
 @operator("MatMulInteger")
 @operator("MatMulIntegerToFloat", domain=MICROSOFT)
 def integer_matmul(node: Node) -> Value:
-    """The same on integers; the other inputs are scales and zero points."""
+    """Multiply integers; other inputs are scales and zero points."""
     require_rows_only_in(node, 0, 1)
     return matrix_product(node.input(0), node.input(1))
 
 
 @operator("DynamicQuantizeMatMul", domain=MICROSOFT)
 def dynamically_quantised_matmul(node: Node) -> Value:
-    """The same, of a tensor that is quantised by one scale for all elements."""
+    """Multiply after quantising input 0 with one scale for all elements."""
     if node.input(0).rows is not None:
         raise MixesRows("takes one scale from the values of all rows (dynamic quantisation)")
     require_rows_only_in(node, 0)
@@ -36,14 +36,14 @@ def dynamically_quantised_matmul(node: Node) -> Value:
 
 @operator("QLinearMatMul")
 def quantised_matmul(node: Node) -> Value:
-    """The same on inputs 0 and 3; the others are scales and zero points."""
+    """Multiply inputs 0 and 3; the others are scales and zero points."""
     require_rows_only_in(node, 0, 3)
     return matrix_product(node.input(0), node.input(3))
 
 
 @operator("FusedMatMul", domain=MICROSOFT)
 def fused_matmul(node: Node) -> Value:
-    """The same on matrices that may be transposed first."""
+    """Multiply matrices, transposed first if the attributes say so."""
     if node.attribute("transBatchA", 0) or node.attribute("transBatchB", 0):
         raise UnknownEffect("moves the first axis of its inputs")
     values = []
@@ -55,7 +55,7 @@ def fused_matmul(node: Node) -> Value:
 
 @operator("MatMulNBits", domain=MICROSOFT)
 def matmul_of_few_bits(node: Node) -> Value:
-    """By a matrix of N columns that is stored in few bits."""
+    """Multiply by a matrix of N columns that is stored in few bits."""
     require_rows_only_in(node, 0)
     value = node.input(0)
     sizes = shape_of(value)
@@ -66,7 +66,7 @@ def matmul_of_few_bits(node: Node) -> Value:
 @operator("Gemm")
 @operator("FusedGemm", domain=MICROSOFT)
 def gemm(node: Node) -> Value:
-    """A product of two matrices, and a third tensor added."""
+    """Multiply two matrices and add a third tensor."""
     values = []
     for index, name in enumerate(("transA", "transB")):
         value = node.input(index)
@@ -77,7 +77,7 @@ def gemm(node: Node) -> Value:
 
 @operator("QGemm", domain=MICROSOFT)
 def quantised_gemm(node: Node) -> Value:
-    """The same on inputs 0 and 3, with a bias that has no rows."""
+    """Multiply inputs 0 and 3, with a bias that has no rows."""
     require_rows_only_in(node, 0)
     value = _transposed(node.input(0)) if node.attribute("transA", 0) else node.input(0)
     weights = _transposed(node.input(3)) if node.attribute("transB", 0) else node.input(3)
@@ -96,7 +96,7 @@ def _transposed(value: Value) -> Value:
 
 
 def matrix_product(one: Value, other: Value) -> Value:
-    """The product of two tensors of matrices."""
+    """Return the product of two stacks of matrices."""
     if one.rows is None and other.rows is None and (one.shape is None or other.shape is None):
         return Value()
     left, right = shape_of(one), shape_of(other)
@@ -104,7 +104,7 @@ def matrix_product(one: Value, other: Value) -> Value:
         raise UnknownEffect("multiplies scalars")
     reject_rows_on(one, (len(left) - 1,), "adds up over")
     reject_rows_on(other, (max(len(right) - 2, 0),), "adds up over")
-    # As einsum: labels are depends_on_row_count from the last axis of the batch of matrices.
+    # As einsum: labels count from the last axis of the batch of matrices.
     rank = max(len(left), len(right), 2) - 2
     batch = [f"b{at}" for at in range(rank)]
     first = [
@@ -120,7 +120,7 @@ def matrix_product(one: Value, other: Value) -> Value:
 
 
 def sum_of_products(values: Sequence[Value], terms: Sequence[Sequence[str]], out: Sequence[str]) -> Value:
-    """A sum of products over the axes whose labels are not in `out`."""
+    """Return the sum of products over the axes whose labels are not in `out`."""
     place: tuple[str, RowAxis] | None = None
     for value, labels in zip(values, terms, strict=True):
         if value.rows is None:
@@ -150,7 +150,7 @@ def sum_of_products(values: Sequence[Value], terms: Sequence[Sequence[str]], out
 
 @operator("Einsum")
 def einsum(node: Node) -> Value:
-    """The equation says which axes are summed over."""
+    """Sum products over the axes that the equation leaves out."""
     equation = str(node.attribute("equation", "")).replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")

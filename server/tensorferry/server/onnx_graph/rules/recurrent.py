@@ -19,7 +19,7 @@ from tensorferry.server.onnx_graph.values import RowAxis, Value
 
 @operator("RNN", "GRU", "LSTM")
 def recurrent(node: Node) -> list[Value]:
-    """One sequence for each row; the rows' axis depends on the layout."""
+    """Process one sequence for each row; the row axis depends on the layout."""
     first = bool(node.attribute("layout", 0))
     in_x, in_state = (0, 0) if first else (1, 1)
     rows = _rows_on(node, {0: in_x, 4: 0, 5: in_state, 6: in_state})
@@ -39,7 +39,7 @@ def recurrent(node: Node) -> list[Value]:
 
 @operator("DynamicQuantizeLSTM", domain=MICROSOFT)
 def dynamically_quantised_lstm(node: Node) -> list[Value]:
-    """Quantised by one scale for all rows."""
+    """Quantise with one scale for all rows."""
     if any(value.rows is not None for value in node.given):
         raise MixesRows("takes one scale from the values of all rows (dynamic quantisation)")
     return [Value()] * node.outputs
@@ -50,7 +50,7 @@ def _on(sizes: tuple[Size, ...], rows: RowAxis | None, axis: int) -> Value:
 
 
 def _rows_on(node: Node, axes: Mapping[int, int], optional: tuple[int, ...] = ()) -> RowAxis | None:
-    """The rows, which are on these axes of these inputs or of none; those `optional` may have none beside others."""
+    """Return the rows, which must be on the given axes of the given inputs; `optional` inputs may have none."""
     require_rows_only_in(node, *axes)
     found: RowAxis | None = None
     for index, axis in axes.items():
@@ -64,12 +64,12 @@ def _rows_on(node: Node, axes: Mapping[int, int], optional: tuple[int, ...] = ()
     if found is not None:
         for index in axes:
             if node.has(index) and node.input(index).rows is None and index not in optional:
-                raise UnknownEffect(f"takes rows, but none in its input {index}")
+                raise UnknownEffect(f"has rows, but not in its input {index}")
     return found
 
 
 def _check_mask(node: Node, index: int, rank: int) -> None:
-    """A mask that is broadcast to `rank` axes, the first of them the batch's."""
+    """Check a mask that is broadcast to `rank` axes; the first is the batch axis."""
     if not node.has(index):
         return
     mask = node.input(index)
@@ -83,7 +83,7 @@ def _check_mask(node: Node, index: int, rank: int) -> None:
 
 @operator("Attention")
 def attention(node: Node) -> list[Value]:
-    """Scaled dot products within each row."""
+    """Compute attention within each row."""
     rows = _rows_on(node, {0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 5: 0, 6: 0}, optional=(3,))
     _check_mask(node, 3, 4)
     sizes = shape_of(node.input(0))
@@ -94,7 +94,7 @@ def attention(node: Node) -> list[Value]:
 
 @operator("LinearAttention")
 def linear_attention(node: Node) -> list[Value]:
-    """A state for each row that its own positions change."""
+    """Update a state for each row from its own positions."""
     rows = rows_on_first_axis(node, range(6))
     sizes = shape_of(node.input(0))
     return [with_rows((*sizes[:2], node.fresh()), rows), with_rows((sizes[0], *node.fresh_shape(3)), rows)][
@@ -104,7 +104,7 @@ def linear_attention(node: Node) -> list[Value]:
 
 @operator("CausalConvWithState")
 def causal_convolution(node: Node) -> list[Value]:
-    """A convolution along the positions of each row, and what is kept of them."""
+    """Convolve along the positions of each row, and return the state."""
     rows = rows_on_first_axis(node, (0, 3), "convolves over")
     sizes = shape_of(node.input(0))
     return [with_rows(sizes, rows), with_rows((*sizes[:2], node.fresh()), rows)][: node.outputs]
@@ -112,7 +112,7 @@ def causal_convolution(node: Node) -> list[Value]:
 
 @operator("RotaryEmbedding")
 def rotary_embedding(node: Node) -> Value:
-    """Each position turned by its angle."""
+    """Rotate each position by its angle."""
     value = node.input(0)
     if node.has(3):
         rows = rows_on_first_axis(node, (0, 3))
@@ -125,7 +125,7 @@ def rotary_embedding(node: Node) -> Value:
 
 @operator("Attention", domain=MICROSOFT)
 def fused_attention(node: Node) -> list[Value]:
-    """Self-attention with its projections: input, weights, bias, mask, past, bias of the scores."""
+    """Self-attention; inputs: input, weights, bias, mask, past, bias of the scores."""
     rows = _rows_on(node, {0: 0, 3: 0, 4: 1}, optional=(3,))
     _check_mask(node, 5, 4)
     require_rows_only_in(node, 0, 3, 4, 5)
@@ -138,7 +138,7 @@ def fused_attention(node: Node) -> list[Value]:
 
 @operator("MultiHeadAttention", domain=MICROSOFT)
 def multi_head_attention(node: Node) -> list[Value]:
-    """Query, key, value, bias, padding mask, bias of the scores, past key and value."""
+    """Attention; inputs: query, key, value, bias, padding mask, bias of the scores, past key and value."""
     bias = node.input(5) if node.has(5) else None
     given = [value if at != 5 else None for at, value in enumerate(node.inputs)]
     inner = Node(node.operator, node.opset, given, node.outputs, node.attributes, node.label)
@@ -154,7 +154,7 @@ def multi_head_attention(node: Node) -> list[Value]:
 
 @operator("EmbedLayerNormalization", domain=MICROSOFT)
 def embedding(node: Node) -> list[Value]:
-    """Embeddings of words, positions and segments, added and normalised."""
+    """Add and normalise the embeddings of words, positions and segments."""
     rows = rows_on_first_axis(node, (0, 1, 7, 8))
     sizes = shape_of(node.input(0))
     found = with_rows((*sizes[:2], node.fresh()), rows)
@@ -163,7 +163,7 @@ def embedding(node: Node) -> list[Value]:
 
 @operator("TensorScatter")
 def tensor_scatter(node: Node) -> Value:
-    """A cache with a part of each row replaced, from an index of its own on."""
+    """Replace a part of each row of a cache, starting at the row's own index."""
     rows = rows_on_first_axis(node, (0, 1, 2))
     sizes = shape_of(node.input(0))
     reject_rows_on(node.input(0), (axis_of(int(node.attribute("axis", -2)), len(sizes)),), "writes along")

@@ -1,4 +1,4 @@
-"""Operators that compute along axes: reductions, sums so far, and what normalises."""
+"""Operators that compute along axes: reductions, cumulative sums, normalisations and transforms."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REDUCTIONS = ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", 
 
 @operator(*(f"Reduce{name}" for name in _REDUCTIONS), shape_inputs=(1,))
 def reduce(node: Node) -> Value:
-    """One element for all along the axes; for all axes when none is given."""
+    """Reduce the given axes, or all axes if none is given."""
     value = node.input(0)
     sizes = shape_of(value)
     given = node.integers("axes", 1)
@@ -36,8 +36,8 @@ def reduce(node: Node) -> Value:
 
 
 @operator("ArgMax", "ArgMin")
-def position(node: Node) -> Value:
-    """The place of one element for all along an axis."""
+def arg_max(node: Node) -> Value:
+    """Return the position of one element along an axis."""
     value = node.input(0)
     axis = axis_of(int(node.attribute("axis", 0)), len(shape_of(value)))
     return _reduced(value, {axis}, bool(node.attribute("keepdims", 1)), "")
@@ -75,7 +75,7 @@ def _of_all(content: Content, name: str) -> Content | None:
 
 @operator("Softmax", "LogSoftmax", "Hardmax")
 def softmax(node: Node) -> Value:
-    """Along one axis; before version 13 along all axes from it on."""
+    """Normalise along one axis; before opset 13, along it and all later axes."""
     value = node.input(0)
     sizes = shape_of(value)
     if node.opset < 13:
@@ -89,8 +89,8 @@ def softmax(node: Node) -> Value:
 
 
 @operator("CumSum", "CumProd", shape_inputs=(1,))
-def sums_so_far(node: Node) -> Value:
-    """Each element with those before it along an axis."""
+def cumulative_sum(node: Node) -> Value:
+    """Combine each element with those before it along an axis."""
     value = node.input(0)
     sizes = shape_of(value)
     axes = node.integers("axis", 1) or [0]
@@ -100,7 +100,7 @@ def sums_so_far(node: Node) -> Value:
 
 @operator("LpNormalization")
 def lp_normalisation(node: Node) -> Value:
-    """By the norm along one axis."""
+    """Divide by the norm along one axis."""
     value = node.input(0)
     sizes = shape_of(value)
     reject_rows_on(value, (axis_of(int(node.attribute("axis", -1)), len(sizes)),), "normalises over")
@@ -109,7 +109,7 @@ def lp_normalisation(node: Node) -> Value:
 
 @operator("MeanVarianceNormalization")
 def mean_variance_normalisation(node: Node) -> Value:
-    """By mean and variance over some axes."""
+    """Normalise by mean and variance over some axes."""
     value = node.input(0)
     sizes = shape_of(value)
     axes = node.attribute("axes", [0, 2, 3])
@@ -121,7 +121,7 @@ def mean_variance_normalisation(node: Node) -> Value:
 
 @operator("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 def layer_normalisation(node: Node) -> list[Value]:
-    """Over all axes from one on, then scaled."""
+    """Normalise over an axis and all later axes, then scale."""
     require_rows_only_in(node, 0)
     value = node.input(0)
     sizes = shape_of(value)
@@ -136,7 +136,7 @@ def layer_normalisation(node: Node) -> list[Value]:
 
 @operator("BatchNormalization")
 def batch_normalisation(node: Node) -> list[Value]:
-    """By statistics that are given; in training by those of the batch."""
+    """Normalise by given statistics, or in training mode by those of the batch."""
     require_rows_only_in(node, 0)
     value = node.input(0)
     sizes = shape_of(value)
@@ -152,26 +152,26 @@ def batch_normalisation(node: Node) -> list[Value]:
 @operator("InstanceNormalization", "GroupNormalization", "LRN")
 @operator("GroupNorm", domain=MICROSOFT)
 def per_instance(node: Node) -> Value:
-    """Over the axes of one row, the first being the batch's."""
+    """Normalise over the axes behind axis 0."""
     rows = rows_on_first_axis(node, (0,), "normalises over")
     return with_rows(shape_of(node.input(0)), rows)
 
 
 @operator("Normalizer", domain=ML)
 def normaliser(node: Node) -> Value:
-    """By the norm of each row of a matrix."""
+    """Divide each row of a matrix by its norm."""
     value = node.input(0)
     sizes = shape_of(value)
     if value.rows is not None:
         if len(sizes) != 2:
-            raise UnknownEffect("normalises a tensor that is no matrix")
+            raise UnknownEffect("normalises a tensor that is not a matrix")
         reject_rows_on(value, (1,), "normalises over")
     return with_rows(sizes, value.rows)
 
 
 @operator("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 def loss(node: Node) -> list[Value]:
-    """The loss of each row, or of all of them."""
+    """Return the loss of each row, or of all rows."""
     rows = rows_on_first_axis(node, (0, 1))
     sizes = shape_of(node.input(0))
     probabilities = with_rows(sizes, rows)
@@ -184,7 +184,7 @@ def loss(node: Node) -> list[Value]:
 
 @operator("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_layer_normalisation(node: Node) -> list[Value]:
-    """Two tensors added and normalised over the last axis."""
+    """Add two tensors and normalise over the last axis."""
     require_rows_only_in(node, 0, 1)
     both = broadcast([node.input(0), node.input(1)])
     sizes = shape_of(both)
@@ -198,7 +198,7 @@ def skip_layer_normalisation(node: Node) -> list[Value]:
 @operator("Det")
 @operator("Inverse", domain=MICROSOFT)
 def of_matrices(node: Node) -> Value:
-    """Of the matrices in the last two axes."""
+    """Compute on the matrices in the last two axes."""
     value = node.input(0)
     sizes = shape_of(value)
     reject_rows_on(value, (len(sizes) - 1, len(sizes) - 2), "computes across")
@@ -208,7 +208,7 @@ def of_matrices(node: Node) -> Value:
 
 @operator("DFT", shape_inputs=(1, 2))
 def fourier_transform(node: Node) -> Value:
-    """Along one axis; the last has the real and the imaginary part."""
+    """Transform along one axis; the last axis has the real and the imaginary part."""
     value = node.input(0)
     sizes = shape_of(value)
     given = node.integers("axis", 2) or [1 if node.opset < 20 else -2]
@@ -220,7 +220,7 @@ def fourier_transform(node: Node) -> Value:
 
 @operator("STFT", shape_inputs=(1, 3))
 def short_time_fourier_transform(node: Node) -> Value:
-    """Of each row of the signal."""
+    """Transform each row of the signal."""
     rows = rows_on_first_axis(node, (0,), "transforms along")
     sizes = shape_of(node.input(0))
     return with_rows((sizes[0], *node.fresh_shape(2), 2), rows)
@@ -228,11 +228,11 @@ def short_time_fourier_transform(node: Node) -> Value:
 
 @operator("HannWindow", "HammingWindow", "BlackmanWindow", shape_inputs=(0,))
 def window(node: Node) -> Value:
-    """A window of a size."""
+    """Return a window of the given size."""
     return Value(node.fresh_shape(1))
 
 
 @operator("MelWeightMatrix", shape_inputs=(0, 1, 2, 3, 4))
 def mel_weights(node: Node) -> Value:
-    """A matrix from frequencies to bands."""
+    """Return a matrix from frequencies to bands."""
     return Value(node.fresh_shape(2))

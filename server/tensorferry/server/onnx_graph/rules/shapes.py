@@ -1,4 +1,4 @@
-"""Operators that make shapes, and that give tensors other shapes."""
+"""Operators that compute shapes or change the shape of tensors."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tensorferry.server.onnx_graph.sizes import (
 )
 from tensorferry.server.onnx_graph.values import ALL, RowAxis, Value, integers, of_content
 
-# Numbers of a Range that are kept.
+# Longer ranges are not kept.
 _MOST = 256
 
 
 @operator("Constant")
 def constant_of(node: Node) -> Value:
-    """The tensor in an attribute."""
+    """Return the tensor in an attribute."""
     for name, value in node.attributes.items():
         if name == "value":
             return constant(value)
@@ -41,19 +41,19 @@ def constant_of(node: Node) -> Value:
             return of_content(integers(value))
         if name in ("value_string", "value_strings"):
             return Value(() if name == "value_string" else (len(value),))
-    raise UnknownEffect("has no tensor of the usual kind")
+    raise UnknownEffect("has no tensor of a known kind")
 
 
 @operator("Shape", shape_only=True, row_indices=True)
 def shape(node: Node) -> Value:
-    """The sizes of the axes, or of some of them."""
+    """Return the sizes of the axes, or of some of them."""
     sizes = shape_of(node.input(0))
     return of_content(integers(sizes[slice(node.attribute("start"), node.attribute("end"))]))
 
 
 @operator("Size", shape_only=True)
 def size(node: Node) -> Value:
-    """The number of elements."""
+    """Return the number of elements."""
     content = np.empty((), object)
     content[()] = product(*shape_of(node.input(0)))
     return of_content(content)
@@ -61,7 +61,7 @@ def size(node: Node) -> Value:
 
 @operator("Transpose")
 def transpose(node: Node) -> Value:
-    """The rows' axis goes where the permutation puts it."""
+    """Permute the axes."""
     value = node.input(0)
     sizes = shape_of(value)
     order = node.attribute("perm") or list(reversed(range(len(sizes))))
@@ -75,7 +75,7 @@ def transpose(node: Node) -> Value:
 
 @operator("Reshape", shape_inputs=(1,), row_indices=True)
 def reshape(node: Node) -> Value:
-    """The rows stay apart where they are a factor of an axis of the new shape."""
+    """Change the shape. Rows stay independent if their number is a factor of one axis of the new shape."""
     value = node.input(0)
     target = node.sizes("shape", 1)
     if target is None:
@@ -95,7 +95,7 @@ def reshape(node: Node) -> Value:
 
 
 def _numbered(value: Value, made: Value) -> Value:
-    """The tensor made of the value by giving it another shape, with the rows' numbers if the value has them."""
+    """Return the reshaped tensor `made`, with the row indices of `value` if it has any."""
     if not value.row_indices:
         return made
     if value.row_indices != ALL or made.rows is None or (made.rows.outer, made.rows.inner) != (1, 1):
@@ -105,7 +105,7 @@ def _numbered(value: Value, made: Value) -> Value:
 
 @operator("Flatten")
 def flatten(node: Node) -> Value:
-    """Two axes: those before the axis given, and those from it on."""
+    """Merge the axes before the given axis, and those from it on."""
     value = node.input(0)
     sizes = shape_of(value)
     axis = int(node.attribute("axis", 1))
@@ -115,19 +115,19 @@ def flatten(node: Node) -> Value:
 
 @operator("Squeeze", shape_inputs=(1,), row_indices=True)
 def squeeze(node: Node) -> Value:
-    """Leaves out axes of size 1."""
+    """Remove axes of size 1."""
     value = node.input(0)
     sizes = shape_of(value)
     axes = node.integers("axes", 1)
     if axes is None:
         if value.rows is not None:
-            raise UnknownEffect("leaves out the batch axis when there is one row")
+            raise UnknownEffect("removes the batch axis if there is one row")
         if any(isinstance(size, Product) for size in sizes):
-            raise UnknownEffect("leaves out axes by their sizes")
+            raise UnknownEffect("removes axes depending on their sizes")
         axes = [axis for axis, size in enumerate(sizes) if size == 1]
     left_out = {axis_of(axis, len(sizes)) for axis in axes}
     if value.rows is not None and value.rows.axis in left_out:
-        raise MixesRows("leaves out the batch axis")
+        raise MixesRows("removes the batch axis")
     kept = [axis for axis in range(len(sizes)) if axis not in left_out]
     new = tuple(sizes[axis] for axis in kept)
     if value.content is not None:
@@ -140,7 +140,7 @@ def squeeze(node: Node) -> Value:
 
 @operator("Unsqueeze", shape_inputs=(1,), row_indices=True)
 def unsqueeze(node: Node) -> Value:
-    """Puts in axes of size 1."""
+    """Insert axes of size 1."""
     value = node.input(0)
     sizes = shape_of(value)
     axes = node.integers("axes", 1)
@@ -162,7 +162,7 @@ def unsqueeze(node: Node) -> Value:
 
 @operator("Expand", shape_inputs=(1,), row_indices=True)
 def expand(node: Node) -> Value:
-    """Repeats along axes of size 1, up to the shape given."""
+    """Repeat along axes of size 1, up to the given shape."""
     value = node.input(0)
     old = shape_of(value)
     target = node.sizes("shape", 1)
@@ -190,19 +190,19 @@ def _stretched(node: Node, old: Size, wanted: Size) -> Size:
 
 
 def constant_along_axes(sizes: tuple[Size, ...]) -> Value:
-    """A tensor that is the same along its axes: one whose size counts rows has equal rows there."""
+    """Return a tensor that is constant along its axes. An axis whose size counts rows has equal rows."""
     counting = [axis for axis, size in enumerate(sizes) if counts_rows(size)]
     if not counting:
         return Value(sizes)
     inner = quotient(sizes[counting[0]], NUMBER_OF_ROWS)
     if len(counting) > 1 or inner is None or counts_rows(inner):
-        raise UnknownEffect("makes several axes, or a part of one, from how many rows a batch has")
+        raise UnknownEffect("makes several axes, or a part of one, from the number of rows in the batch")
     return with_rows(sizes, RowAxis(counting[0], 1, inner))
 
 
 @operator("ConstantOfShape", shape_inputs=(0,))
 def constant_of_shape(node: Node) -> Value:
-    """One number everywhere."""
+    """Fill a shape with one number."""
     sizes = node.sizes("shape", 0) or []
     if len(sizes) <= 1 and all(isinstance(size, int) and size <= _MOST for size in sizes):
         given = node.attribute("value")
@@ -214,7 +214,7 @@ def constant_of_shape(node: Node) -> Value:
 
 @operator("EyeLike", shape_only=True)
 def eye_like(node: Node) -> Value:
-    """Ones on a diagonal, which is in another place in each row."""
+    """Return ones on a diagonal, which has another position in each row."""
     value = node.input(0)
     if value.rows is not None:
         raise MixesRows("makes a diagonal across the batch axis")
@@ -223,13 +223,13 @@ def eye_like(node: Node) -> Value:
 
 @operator("Range", shape_inputs=(0, 1, 2))
 def numbers_in_a_range(node: Node) -> Value:
-    """Numbers from the first to the last."""
+    """Return the numbers of a range."""
     contents = [node.content(index) for index in range(3)]
     start, limit, delta = (None if content is None else content.reshape(-1)[0] for content in contents)
     if start == 0 and limit == NUMBER_OF_ROWS and delta == 1:
         return Value((NUMBER_OF_ROWS,), RowAxis(0), row_indices=ALL)
     if counts_rows(start) or counts_rows(limit) or counts_rows(delta):
-        raise UnknownEffect("makes a range from how many rows a batch has")
+        raise UnknownEffect("makes a range from the number of rows in the batch")
     if isinstance(start, Product) or isinstance(limit, Product) or isinstance(delta, Product):
         simple = start == 0 and delta == 1 and is_size(limit)
         return Value((product(limit or 0) if simple else node.fresh(),))
@@ -243,7 +243,7 @@ def numbers_in_a_range(node: Node) -> Value:
 
 @operator("Tile", shape_inputs=(1,))
 def tile(node: Node) -> Value:
-    """Repeats whole axes."""
+    """Repeat whole axes."""
     value = node.input(0)
     sizes = shape_of(value)
     repeats = node.sizes("repeats", 1)
@@ -256,16 +256,16 @@ def tile(node: Node) -> Value:
         return Value(new)
     axis = value.rows.axis
     if counts_rows(repeats[axis]):
-        raise UnknownEffect("repeats the batch axis as often as a batch has rows")
+        raise UnknownEffect("repeats the batch axis once per row of the batch")
     return with_rows(new, RowAxis(axis, product(repeats[axis], value.rows.outer), value.rows.inner))
 
 
 def _inferred(node: Node, old: Sequence[Size], others: Sequence[Size]) -> Size:
-    """The size that -1 stands for."""
+    """Return the size for which -1 stands."""
     exact = quotient(product(*old), product(*others))
     if exact is not None:
         return exact
-    # What is on both sides is left out, so that the size does not seem to depend on it.
+    # Factors on both sides are left out, so that the size does not seem to depend on them.
     above = Counter(symbol for one in old if isinstance(one, Product) for symbol in one.symbols)
     below = Counter(symbol for one in others if isinstance(one, Product) for symbol in one.symbols)
     left = [Product(1, (symbol,)) for symbol in ((above - below) + (below - above))]
@@ -283,14 +283,17 @@ def _reshaped(value: Value, sizes: tuple[Size, ...]) -> Value:
 
 
 def row_axis_after_reshape(old: Sequence[Size], rows: RowAxis, new: Sequence[Size]) -> RowAxis:
-    """The rows' place once the elements have another shape: each row has the elements that it had, in order."""
+    """Return the row axis in the new shape, in which each row has the same elements in the same order.
+
+    Raises MixesRows or UnknownEffect if there is no such axis.
+    """
     before = product(*old[: rows.axis], rows.outer)
     after = product(rows.inner, *old[rows.axis + 1 :])
     for axis, size in enumerate(new):
         outer = quotient(before, product(*new[:axis]))
         inner = quotient(after, product(*new[axis + 1 :]))
         if outer is not None and inner is None:
-            # With what is before the same, what is after must be, because all elements are there.
+            # If the elements before the axis match, those after it must match too, because none is lost.
             inner = quotient(size, product(outer, NUMBER_OF_ROWS))
         elif inner is not None and outer is None:
             outer = quotient(size, product(inner, NUMBER_OF_ROWS))
@@ -300,8 +303,8 @@ def row_axis_after_reshape(old: Sequence[Size], rows: RowAxis, new: Sequence[Siz
             return RowAxis(axis, outer, inner)
     sizes = f"from shape {_written(old)} to {_written(new)}"
     if all(_simple(size) for size in (*old, *new)):
-        raise MixesRows(f"cuts the batch axis into other pieces, {sizes}")
-    raise UnknownEffect(f"does not show where it puts the batch axis, {sizes}")
+        raise MixesRows(f"splits the batch axis across rows, {sizes}")
+    raise UnknownEffect(f"moves the batch axis to an unknown position, {sizes}")
 
 
 def _simple(size: Size) -> bool:

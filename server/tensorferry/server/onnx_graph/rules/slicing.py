@@ -1,4 +1,4 @@
-"""Operators that join tensors along an axis, and that take parts of an axis."""
+"""Operators that join tensors along an axis or take parts of an axis."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tensorferry.server.onnx_graph.row_axis import (
 from tensorferry.server.onnx_graph.sizes import NUMBER_OF_ROWS, Product, Size, fixed, product, quotient, total
 from tensorferry.server.onnx_graph.values import ALL, RowAxis, Value, of_content
 
-# An end of a Slice from which on it means the end of the axis.
+# A Slice end of at least this value means the end of the axis.
 _END = 2**31 - 1
 
 
 @operator("Concat", row_indices=True)
 def concat(node: Node) -> Value:
-    """Tensors one after the other along an axis."""
+    """Concatenate tensors along an axis."""
     axis = int(node.attribute("axis", 1))
     made = joined_along(node.given, axis)
     if any(value.row_indices for value in node.given):
@@ -42,7 +42,7 @@ def concat(node: Node) -> Value:
 
 
 def _numbers(values: Sequence[Value], axis: int) -> frozenset[int]:
-    """The places along the last axis where rows have their numbers, once the values are joined."""
+    """Return the positions of row indices on the last axis after concatenation."""
     if axis_of(axis, len(shape_of(values[0]))) != len(shape_of(values[0])) - 1:
         raise UnknownEffect(USES_ROW_INDICES)
     found: set[int] = set()
@@ -58,7 +58,7 @@ def _numbers(values: Sequence[Value], axis: int) -> frozenset[int]:
 
 @operator("QLinearConcat", domain=MICROSOFT)
 def quantised_concat(node: Node) -> Value:
-    """The tensors are every third input; the others are scales and zero points."""
+    """Concatenate every third input; the others are scales and zero points."""
     tensors = range(2, len(node.inputs), 3)
     require_rows_only_in(node, *tensors)
     return joined_along([node.input(index) for index in tensors], int(node.attribute("axis", 1)))
@@ -66,14 +66,14 @@ def quantised_concat(node: Node) -> Value:
 
 @operator("FeatureVectorizer", domain=ML)
 def features(node: Node) -> Value:
-    """Features one after the other in each row."""
+    """Concatenate the features of each row."""
     if any(len(shape_of(value)) != 2 for value in node.given):
-        raise UnknownEffect("joins tensors that are no matrices")
+        raise UnknownEffect("joins tensors that are not matrices")
     return joined_along(node.given, 1)
 
 
 def joined_along(values: Sequence[Value], axis: int) -> Value:
-    """The values one after the other along the axis."""
+    """Return the values concatenated along the axis."""
     shapes = [shape_of(value) for value in values]
     rank = len(shapes[0])
     axis = axis_of(axis, rank)
@@ -113,7 +113,7 @@ def joined_along(values: Sequence[Value], axis: int) -> Value:
 
 @operator("Split", shape_inputs=(1,))
 def split(node: Node) -> list[Value]:
-    """Parts of an axis; along the batch axis, whole copies of the rows."""
+    """Split an axis. The batch axis may be split only into copies of all rows."""
     value = node.input(0)
     sizes = shape_of(value)
     axis = axis_of(int(node.attribute("axis", 0)), len(sizes))
@@ -121,7 +121,7 @@ def split(node: Node) -> list[Value]:
     if parts is None:
         parts = _equal_parts(node, sizes[axis])
     if len(parts) != node.outputs:
-        raise UnknownEffect("has another number of outputs than of parts")
+        raise UnknownEffect("has a different number of outputs than parts")
     if value.content is not None and all(isinstance(part, int) for part in parts):
         ends = np.cumsum(fixed(parts))[:-1]
         return [of_content(part) for part in np.split(value.content, ends, axis)]
@@ -142,7 +142,7 @@ def _equal_parts(node: Node, size: Size) -> list[Size]:
         return [*[longest] * (count - 1), size - longest * (count - 1)]
     exact = quotient(size, count)
     if exact is None:
-        # Two parts of one computed length: all but the last are equal, too.
+        # All parts but the last have the same length.
         part = node.fresh(size)
         return [*[part] * (count - 1), node.fresh(size)]
     return [exact] * count
@@ -157,7 +157,7 @@ def _copies_of_all_rows(rows: RowAxis, part: Size) -> RowAxis:
 
 @operator("Slice", shape_inputs=(1, 2, 3, 4))
 def slice_of(node: Node) -> Value:
-    """A part of each of some axes."""
+    """Take a part of each of some axes."""
     value = node.input(0)
     sizes = list(shape_of(value))
     starts, ends = _bounds(node, "starts", 1), _bounds(node, "ends", 2)
@@ -171,7 +171,7 @@ def slice_of(node: Node) -> Value:
         if all(isinstance(number, int) for number in numbers):
             pick = [slice(None)] * len(sizes)
             for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-                # numpy has no number for an end before the first element.
+                # In numpy, only None is an end before the first element.
                 before = step < 0 and end < -int(value.content.shape[axis])
                 pick[axis] = slice(start, None if before else end, step)
             return of_content(value.content[tuple(pick)])
@@ -185,7 +185,7 @@ def slice_of(node: Node) -> Value:
 
 
 def _bounds(node: Node, name: str, index: int) -> list[Any] | None:
-    """The numbers; None where they are computed as the model runs or left out."""
+    """Return the numbers; None if they are computed at run time or left out."""
     if index < len(node.inputs) and node.has(index) and node.input(index).content is None:
         return None
     return node.sizes(name, index)
@@ -193,7 +193,7 @@ def _bounds(node: Node, name: str, index: int) -> list[Any] | None:
 
 def _rows_of_part(rows: RowAxis, start: Any, end: Any, step: Any) -> RowAxis:
     if start is None or end is None or step is None:
-        raise UnknownEffect("takes a part of the batch axis that is computed as it runs")
+        raise UnknownEffect("takes a part of the batch axis that is computed at run time")
     if step == 1 and start == 0 and (end == rows.size or (isinstance(end, int) and end >= _END)):
         return rows
     one = product(NUMBER_OF_ROWS, rows.inner)
@@ -210,7 +210,7 @@ def _rows_of_part(rows: RowAxis, start: Any, end: Any, step: Any) -> RowAxis:
 
 def _length(node: Node, size: Size, start: Any, end: Any, step: Any) -> Size:
     if isinstance(size, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int):
-        # numpy has no number for an end before the first element.
+        # In numpy, only None is an end before the first element.
         before = step < 0 and end < -size
         return len(range(size)[slice(start, None if before else end, step)])
     if step == 1 and start == 0:
@@ -219,7 +219,7 @@ def _length(node: Node, size: Size, start: Any, end: Any, step: Any) -> Size:
         if end == size:
             return size
         if isinstance(end, Product) and isinstance(size, int):
-            # The end may lie beyond the axis, so the length is its own.
+            # The end may be beyond the axis, so the length is a new unknown.
             return node.fresh(end)
     return node.fresh(size, start, end, step)
 
@@ -227,7 +227,7 @@ def _length(node: Node, size: Size, start: Any, end: Any, step: Any) -> Size:
 @operator("Pad", shape_inputs=(1, 3))
 @operator("Pad", domain=MICROSOFT, shape_inputs=(1,))
 def pad(node: Node) -> Value:
-    """More elements at both ends of axes."""
+    """Add elements at both ends of axes."""
     require_rows_only_in(node, 0)
     value = node.input(0)
     sizes = list(shape_of(value))
@@ -238,7 +238,7 @@ def pad(node: Node) -> Value:
     given = node.integers("axes", 3)
     axes = [axis_of(axis, len(sizes)) for axis in (range(len(sizes)) if given is None else given)]
     if len(pads) != 2 * len(axes):
-        raise UnknownEffect("has no two pads for each axis")
+        raise UnknownEffect("does not have two pads for each axis")
     for at, axis in enumerate(axes):
         before, after = pads[at], pads[at + len(axes)]
         if value.rows is not None and value.rows.axis == axis:
@@ -254,8 +254,8 @@ def pad(node: Node) -> Value:
 @operator("Compress", shape_from_values=True)
 @operator("NonZero", "Unique", shape_from_values=True)
 @operator("Unique", domain=MICROSOFT, shape_from_values=True)
-def as_many_as_there_are(node: Node) -> list[Value]:
-    """The shape depends on values."""
+def value_dependent_size(node: Node) -> list[Value]:
+    """Select elements; the output's shape depends on values."""
     if node.operator == "Compress" and node.input(1).rows is None and "axis" in node.attributes:
         value = node.input(0)
         sizes = shape_of(value)
@@ -263,7 +263,7 @@ def as_many_as_there_are(node: Node) -> list[Value]:
         reject_rows_on(value, (axis,), "leaves out elements along")
         return [with_rows((*sizes[:axis], node.fresh(), *sizes[axis + 1 :]), value.rows)]
     if any(value.rows is not None for value in node.given):
-        raise UnknownEffect("makes a shape that depends on the rows' values")
+        raise UnknownEffect("computes a shape that depends on the rows' values")
     if node.operator == "NonZero":
         rank = node.input(0).rank
         return [Value(None if rank is None else (rank, node.fresh()))]
