@@ -1,7 +1,7 @@
-"""`tensorferry` on a device of its own, as a GPU would be: the host's core is free while a batch runs.
+"""`tensorferry` with a simulated device: the host's core is idle while a batch runs, as with a GPU.
 
-Run as a program. Each run waits for as long as the device would take, which the environment says, and then runs the
-model, which should be a small one.
+Each run waits for the time of a device, which an environment variable gives, and then runs the
+model, which should be small.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from tensorferry.server.__main__ import main
 from tensorferry.server.transport import grpc_environment
 
-# The time of a batch, in milliseconds: "FIXED,PER_ROW".
+# Time of a batch in milliseconds, as "FIXED,PER_ROW".
 COST = "APART_COST_MS"
 
 
 def wait_as_a_device() -> None:
-    """From now on each run of a session takes its time."""
-    # As the command does, before grpc is loaded.
+    """Make every run of a session take its time from now on."""
+    # Like the command, before grpc is loaded.
     grpc_environment.prepare()
     from tensorferry.server.runtime.session import Session
 

@@ -1,8 +1,8 @@
-"""Closed and open loops over gRPC, cheap enough that the server is what is measured.
+"""Closed and open loops over gRPC, cheap enough that the server is the bottleneck.
 
-Requests are serialised before the run, and responses are looked into after it. In an open loop
-the times to send are fixed before the run, and a latency counts from the time a request was
-meant to be sent, so that a load generator that falls behind hides nothing.
+Requests are serialised before the run, and responses are parsed after it. In an open loop the send
+times are fixed before the run. A latency counts from the intended send time, so that a load
+generator that falls behind hides nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ import grpc
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 PUSHBACK = "grpc-retry-pushback-ms"
 
-# What can become of a request. Expired by the server: it said that the deadline could not be
-# met; by the client: the client's own timer ran out before any word came. Anything else is
-# named by its gRPC code.
+# Outcomes of a request. Expired by the server: the server reported that the deadline cannot be met.
+# Expired by the client: the client's timer ended first. All others are gRPC status names.
 ON_TIME, LATE, REFUSED = "on time", "late", "refused"
 BY_SERVER, BY_CLIENT = "expired by server", "expired by client"
 PROPER = (ON_TIME, LATE, REFUSED, BY_SERVER, BY_CLIENT)
@@ -35,7 +34,7 @@ Infer: TypeAlias = Callable[..., Any]
 
 @asynccontextmanager
 async def channels(address: str, number: int = 4) -> AsyncIterator[Sequence[Infer]]:
-    """ModelInfer, from bytes to bytes, on so many connections."""
+    """Open ModelInfer, from bytes to bytes, on `count` connections."""
     options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
     opened = [grpc.aio.insecure_channel(address, options) for _ in range(number)]
     try:
@@ -47,7 +46,7 @@ async def channels(address: str, number: int = 4) -> AsyncIterator[Sequence[Infe
 
 @dataclass(slots=True)
 class Answer:
-    """What became of one request: times in seconds of `time.perf_counter`."""
+    """Outcome of one request, with times in seconds of `time.perf_counter`."""
 
     intended: float
     sent: float
@@ -57,17 +56,17 @@ class Answer:
 
 
 def fate_of(code: grpc.StatusCode, details: str, metadata: Mapping[str, object]) -> str:
-    """The name of a status; one that should say when to retry, and does not, gets one that is not proper."""
+    """Return the name of a status; a status that lacks its required retry time gets a name of its own."""
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return REFUSED if PUSHBACK in metadata else "refused without pushback"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        # grpc's own words; the server's name the deadline and what was done about it.
+        # The first text is gRPC's own; the server's message names the deadline and its decision.
         return BY_CLIENT if details == "Deadline Exceeded" else BY_SERVER
     return code.name
 
 
 def poisson(rate: float, seconds: float, seed: int) -> list[float]:
-    """Times to send, independent of each other."""
+    """Return independent send times."""
     chance, times, at = random.Random(seed), [], 0.0
     while (at := at + chance.expovariate(rate)) < seconds:
         times.append(at)
@@ -83,11 +82,10 @@ async def open_loop(
     told: bool = True,
     patience: float = 5.0,
 ) -> list[Answer]:
-    """Sends request i at schedule[i], whatever became of the others; one Answer for each.
+    """Send request i at schedule[i], whatever the other outcomes; return one Answer for each.
 
-    `deadline` is in seconds from the intended time; it goes with the request as gRPC's own
-    deadline if the server is `told`, else the client merely looks at its clock and waits, for
-    `patience` seconds in all.
+    `deadline` is in seconds from the intended time. If the server is `told`, it is sent as the gRPC
+    deadline; else only the client checks it, and waits for `patience` seconds in all.
     """
     answers: list[Answer | None] = [None] * len(schedule)
     started = time.perf_counter() + 0.05
@@ -108,7 +106,7 @@ async def open_loop(
 
     sending = set()
     for number, offset in enumerate(schedule):
-        # Even when behind: the loop must read answers.
+        # Even if the sender is late, because the loop must read answers.
         await asyncio.sleep(max(0.0, started + offset - time.perf_counter()))
         task = asyncio.create_task(send(number, started + offset))
         sending.add(task)
@@ -123,9 +121,9 @@ async def open_loop(
 async def closed_loop(
     infers: Sequence[Infer], requests: Sequence[bytes], callers: int, seconds: float, lead_in: float = 0.3
 ) -> ClosedRun:
-    """So many callers, each of which sends its next request when the last is answered.
+    """Run `callers` callers, each of which sends its next request after the last answer.
 
-    What is answered within the first `lead_in` seconds is not counted.
+    Answers within the first `lead_in` seconds are not counted.
     """
     numbers = count()
     responses: list[tuple[int, bytes]] = []
@@ -150,7 +148,7 @@ async def closed_loop(
 
 @dataclass(frozen=True, slots=True)
 class ClosedRun:
-    """What a closed loop got: the responses, each with the number of its request."""
+    """Result of a closed loop: the responses, each with the number of its request."""
 
     callers: int
     seconds: float
@@ -159,7 +157,7 @@ class ClosedRun:
 
     @property
     def rate(self) -> float:
-        """Answers a second."""
+        """Answers per second."""
         return len(self.responses) / self.seconds
 
     @property
@@ -170,7 +168,7 @@ class ClosedRun:
 
 @dataclass(frozen=True, slots=True)
 class OpenSummary:
-    """An open loop in figures: rates a second, latencies of the answered in seconds."""
+    """Figures of an open loop: rates per second, and latencies of answered requests in seconds."""
 
     offered: float
     answered: float
@@ -182,10 +180,10 @@ class OpenSummary:
 
 
 def summarize(answers: Sequence[Answer], begin: float, end: float) -> OpenSummary:
-    """Counts the requests that were meant to be sent from `begin` to `end`, seconds after the first.
+    """Count the requests intended for the time from `begin` to `end`, in seconds after the first.
 
-    What is answered in a second is counted in that time, whenever it was sent: of those who are sent in it more or fewer
-    are answered if the queue is longer or shorter at its end than at its beginning.
+    Answers count in the second in which they arrive, whenever their request was sent. So the
+    queue's growth within the period is accounted for.
     """
     first = answers[0].intended
     counted = [answer for answer in answers if begin <= answer.intended - first < end]
@@ -205,7 +203,7 @@ def summarize(answers: Sequence[Answer], begin: float, end: float) -> OpenSummar
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The least value that so many percent do not exceed; nan of no values."""
+    """Return the smallest value that is not below `percent` percent of the values; nan without values."""
     if not values:
         return float("nan")
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]

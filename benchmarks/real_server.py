@@ -1,8 +1,7 @@
-"""A real server process on a core of its own, and the real model that it serves.
+"""A real server process on one core, and the real model that it serves.
 
-For the benchmarks that measure the whole way of a request: the model is an MLP with seeded
-random weights, the server listens on a port of its own choice, and the load comes from this
-process, on another core where the machine has two.
+For the end-to-end benchmarks: the model is an MLP with seeded random weights, the server chooses
+its port, and the load comes from this process, on another core if the machine has two.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Array = npt.NDArray[Any]
 
 
 def build_mlp(path: Path, layers: int, width: int, positions: int = 1, seed: int = 1) -> None:
-    """Writes an ONNX model of so many dense layers, with ReLU between: [n, p, 64] → [n, p, 8].
+    """Write an ONNX model of `layers` dense layers, with ReLU between: [n, p, 64] to [n, p, 8].
 
     A row has p positions that go through the same layers, as the words of a text would.
     """
@@ -58,17 +57,17 @@ def build_mlp(path: Path, layers: int, width: int, positions: int = 1, seed: int
     model = helper.make_model(
         helper.make_graph(nodes, MODEL, [x], [y], weights), opset_imports=[helper.make_opsetid("", 17)]
     )
-    model.ir_version = 9  # what ONNX Runtime 1.20 reads
+    model.ir_version = 9  # The newest version that ONNX Runtime 1.20 reads.
     onnx.save(model, str(path))
 
 
 def examples(count: int, positions: int = 1, seed: int = 2) -> Array:
-    """So many rows of input."""
+    """Return `count` rows of input."""
     return np.random.default_rng(seed).standard_normal((count, positions, INPUT_WIDTH), np.float32)
 
 
 def run_directly(path: Path, rows: Array) -> Array:
-    """What the model says of each row, alone, without a server."""
+    """Return the model's output for each row alone, without a server."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -76,7 +75,7 @@ def run_directly(path: Path, rows: Array) -> Array:
 
 
 def request_bytes(rows: Array, *, explain: bool = False) -> bytes:
-    """A serialised ModelInferRequest."""
+    """Return a serialised ModelInferRequest."""
     request = pb.ModelInferRequest(model_name=MODEL, raw_input_contents=[rows.tobytes()])
     request.inputs.add(name="x", datatype="FP32", shape=rows.shape)
     if explain:
@@ -85,21 +84,21 @@ def request_bytes(rows: Array, *, explain: bool = False) -> bytes:
 
 
 def output_of(response: bytes) -> Array:
-    """The output in a serialised ModelInferResponse."""
+    """Return the output in a serialised ModelInferResponse."""
     message = pb.ModelInferResponse.FromString(response)
     return np.frombuffer(message.raw_output_contents[0], np.float32).reshape(message.outputs[0].shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Where the server and the load run; None on a machine that has one core for both."""
+    """Cores of server and load; None if the machine has only one core."""
 
     server: int | None
     load: int | None
 
     @classmethod
     def split(cls) -> Cores:
-        """The first core for the server and the last for the load."""
+        """Return the first core for the server and the last for the load."""
         allowed = sorted(os.sched_getaffinity(0))
         return cls(allowed[0], allowed[-1]) if len(allowed) > 1 else cls(None, None)
 
@@ -110,10 +109,10 @@ class Cores:
 
 
 def pin(pid: int, *cores: int | None) -> None:
-    """Moves every thread of a process to these cores: ONNX Runtime places its threads itself."""
+    """Move every thread of a process to these cores, because ONNX Runtime places its threads itself."""
     if wanted := {core for core in cores if core is not None}:
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with suppress(ProcessLookupError):  # it has ended meanwhile
+            with suppress(ProcessLookupError):  # The thread has ended meanwhile.
                 os.sched_setaffinity(int(thread), wanted)
 
 
@@ -125,7 +124,7 @@ class RealServer:
     address: str
 
     def cpu_seconds(self) -> float:
-        """The processor time that it has used."""
+        """Return the processor time that it has used."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -134,7 +133,7 @@ class RealServer:
 def serving(
     model: Path, core: int | None, *options: str, program: Sequence[str] = ("-m", "tensorferry.server")
 ) -> Iterator[RealServer]:
-    """Runs `tensorferry serve` on a core until the block ends; RuntimeError when it does not start."""
+    """Run `tensorferry serve` on a core until the block ends; raise RuntimeError if it does not start."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TENSORFERRY_")}
     command = [sys.executable, *program, "serve", f"{MODEL}={model}", "--host", "127.0.0.1", "--port", "0"]
     with tempfile.TemporaryFile("w+") as log:
@@ -144,10 +143,10 @@ def serving(
             stderr=log,
             text=True,
             env=environment,
-            # The load's own Ctrl-C must leave the server to us.
+            # Ctrl-C ends the load; the load then stops the server.
             start_new_session=True,
         )
-        # Before it has threads: they inherit it.
+        # Set before the process has threads, which inherit it.
         pin(process.pid, core)
         try:
             assert process.stdout is not None
@@ -162,7 +161,7 @@ def serving(
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    # A server that was made to collapse drains for long: the second signal ends it at once.
+    # An overloaded server drains for a long time; the second signal ends it at once.
     timer = threading.Timer(_STOP_SECONDS, process.kill)
     timer.start()
     for _ in range(2):
@@ -179,7 +178,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 async def batch_seconds(infer: Any, rows: Array, times: int = 15) -> float:
-    """How long the server computes on a batch of these rows, sent as one request: the median."""
+    """Return the median time in which the server computes a batch of these rows, sent as one request."""
     request = request_bytes(rows, explain=True)
     took = []
     for _ in range(times):

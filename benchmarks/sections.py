@@ -1,4 +1,4 @@
-"""The part of a page that a program writes, amid what people have written."""
+"""Generated section of a hand-written page."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What is between two marks."""
+    """Text between two marks."""
 
     begin: str
     end: str
 
     def of(self, page: str) -> str:
-        """What the page has there."""
+        """Return the section's text in the page."""
         return page.partition(self.begin)[2].partition(self.end)[0].strip()
 
     def replaced(self, page: str, text: str) -> str:
-        """The page with this there; ValueError when it has no place for it."""
+        """Return the page with new text in the section; raise ValueError if the marks are missing."""
         before, begin, rest = page.partition(self.begin)
         _, end, after = rest.partition(self.end)
         if not begin or not end:

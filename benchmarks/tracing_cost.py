@@ -1,11 +1,12 @@
-"""What tracing adds to a request: off, on but not sampled, 1 % sampled, all sampled; and the access log.
+"""Cost of tracing per request: off, on without sampling, 1 % sampled, all sampled; and of the access
+log.
 
     python benchmarks/tracing_cost.py
 
-Measured by itself, without the request, of which it is a few per cent: what the service asks of `Tracer`, and what
-a trace then does until its response is sent, with all five spans of a request and a batch's for every eighth. It is
-the processor's time of the thread that serves, and the least of many short runs, since the machine may have other
-work. The encoding, at last, is what the SDK's thread does with these spans before it sends them.
+Measured without the request itself: the calls of the service to `Tracer`, and those of a trace
+until its response is sent, with all five spans of a request and a batch's spans for every eighth.
+The figure is processor time of the serving thread, the least of many short runs, because the
+machine may have other work. The encoding is the work of the SDK's thread before it sends the spans.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ MODEL = Model("model", "1", Signature((), ()), BATCH, "", cast(Any, None))
 
 
 class Kept(SpanProcessor):
-    """Keeps the last spans."""
+    """Exporter that keeps the last spans."""
 
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
 
     def on_end(self, span: ReadableSpan) -> None:
-        """As the SDK's queue, which is a list as well."""
+        """Append to a list, as the SDK's queue does."""
         self.spans.append(span)
 
 
 def requests(tracing: Tracer, *metadata: tuple[str, str]) -> Callable[[], None]:
-    """What the service and the transport do for many requests, as far as they are traced."""
+    """Call the tracing functions of the service and the transport for many requests."""
 
     def run() -> None:
         for number in range(REQUESTS):
@@ -70,12 +71,12 @@ def requests(tracing: Tracer, *metadata: tuple[str, str]) -> Callable[[], None]:
 
 
 def microseconds(run: Callable[[], object]) -> float:
-    """Of the least of the runs, for each request."""
+    """Return the least time per request of several runs."""
     return min(timeit.repeat(run, number=1, repeat=RUNS, timer=time.thread_time)) / REQUESTS * 1e6
 
 
 def with_spans(ratio: float, processor: SpanProcessor) -> Tracer:
-    """Of that share of the requests which have no caller's trace."""
+    """Sample this share of the requests without a caller's trace."""
     sampler = sampler_of(
         {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": str(ratio)}
     )
@@ -83,10 +84,10 @@ def with_spans(ratio: float, processor: SpanProcessor) -> Tracer:
 
 
 def main() -> None:
-    """Prints a table."""
+    """Print the table."""
     logging.getLogger("tensorferry.access").setLevel(logging.INFO)
     kept = Kept()
-    # Lines are made and go nowhere.
+    # Log lines are formatted and discarded.
     logging.getLogger("tensorferry.access").propagate = False
     logging.getLogger("tensorferry.access").addHandler(logging.NullHandler())
     log = AccessLog(100)

@@ -1,6 +1,6 @@
-"""`make compat`: the server's and the end-to-end tests of the lane, with the oldest versions that are supported.
+"""`make compat`: tests of the lane with the oldest supported versions.
 
-It is run by the environment of requirements/oldest.lock, and fails if another one has got in.
+It runs in the environment of requirements/oldest.lock, and fails if another version is installed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST = ("grpcio", "protobuf", "numpy", "onnxruntime")
 
-# What is about versions of nothing, or takes long and is about none of these; and FP16: the converter of the oldest
-# ONNX Runtime makes a file that is none where what gives an output stays in FP32, which the server says.
+# Tests that do not depend on versions, or that are slow; and FP16, because the converter of the
+# oldest ONNX Runtime writes an invalid file if an output stays in FP32, which the server reports.
 LEFT_OUT = (
     "test_conservation",
     "test_the_demo",
@@ -31,7 +31,7 @@ LEFT_OUT = (
 
 
 def main() -> int:
-    """0 when the tests pass with just these versions."""
+    """Return 0 if the tests pass with exactly these versions."""
     pins = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / "requirements" / "oldest.in").read_text(), re.M))
     installed = {name: version(name) for name in OLDEST}
     print("compat:", ", ".join(f"{name} {installed[name]}" for name in OLDEST))
@@ -39,7 +39,7 @@ def main() -> int:
     if wrong:
         print(f"compat: requirements/oldest.in has other versions of {', '.join(wrong)}")
         return 1
-    # It needs packages which these versions are too old for.
+    # This file needs packages that conflict with these versions.
     ignored = "--ignore=tests/e2e/test_otel_export.py"
     chosen = ["tests/server", "tests/e2e", ignored, "-k", " and ".join(f"not {name}" for name in LEFT_OUT)]
     tests = subprocess.run(

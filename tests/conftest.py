@@ -11,12 +11,12 @@ _LONGEST = ("wire", "e2e", "fuzz", "deploy", "browser", "conformance", "benchmar
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What servers find out about models is kept where it harms nobody, for all runs of the tests."""
+    """Keep the servers' cache of model checks in a temporary directory for the whole run."""
     assert config.cache is not None
     os.environ["XDG_CACHE_HOME"] = str(config.cache.mkdir("xdg"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files are begun first, so that none is what all cores but one wait for in the end."""
+    """Start the longest files first, so that no process waits for the last of them."""
     order = {folder: place for place, folder in enumerate(_LONGEST)}
     items.sort(key=lambda item: order.get(item.path.parent.name, len(order)))

@@ -1,15 +1,16 @@
-"""`make gpu-check`: CUDA against the CPU, with and without CUDA graphs; a GPU that fails; the end-to-end tests on CUDA.
+"""`make gpu-check`: CUDA against the CPU, with and without CUDA graphs; a failing GPU; end-to-end
+tests on CUDA.
 
     python tests/gpu_check.py [--only models|failures|tests] [--seconds 540] [TESTS ...]
 
-On a machine without a GPU it says that it checked nothing, and exits with 0. Where a command may run for some minutes
-only, each part goes by itself, and TESTS, as pytest takes them, in portions. Where nothing of this project is
-installed, it uses the checkout that it is in.
+Without a GPU it says that it checked nothing, and exits with 0. If a command may run for some
+minutes only, run each part by itself, and TESTS (as pytest takes them) in portions. If the project
+is not installed, the checkout of this file is used.
 
-Compared are models that echo each datatype, where every bit must be the CPU's, and models that compute, where outputs
-may differ by what `TOLERANCE` says, relative to their greatest magnitude: other kernels sum in another order, and
-CUDA computes FP32 matrix products in TF32 on some GPUs. Each runs through the session alone at several sizes, and
-through a batcher with two batches in flight, under load from many threads.
+Echo models of each datatype must equal the CPU bit by bit. Models that compute may differ by
+`TOLERANCE`, relative to the largest magnitude of an output: other kernels sum in another order, and
+CUDA uses TF32 for FP32 matrix products on some GPUs. Each model runs alone at several sizes, and in
+a batcher with two batches in flight, under load from many threads.
 """
 
 from __future__ import annotations
@@ -57,12 +58,13 @@ from tensorferry.server.runtime.session import Session  # noqa: E402
 
 Array = npt.NDArray[Any]
 
-# Greatest difference from the CPU, relative to the output's greatest magnitude, by what the model computes in.
+# Largest difference from the CPU, relative to the output's largest magnitude, by the datatype of
+# the computation.
 TOLERANCE = {"exact": 0.0, "FP16": 1e-2, "FP32": 1e-3, "FP64": 1e-9}
 
 PARTS = ("models", "failures", "tests")
 TESTS = ("tests/e2e", "tests/wire")
-# After that pytest is interrupted, so that it says what it has found until then.
+# Seconds after which pytest is interrupted, so that it reports its results so far.
 _END_SECONDS = 30.0
 
 ROWS = (1, 2, 3, 7, 8, 32, 33)
@@ -72,9 +74,9 @@ THREADS, REQUESTS = 16, 40
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model, in what it computes, and the size of the dimensions that vary besides the batch axis.
+    """A model, its datatype, and the size of the dynamic axes other than the batch axis.
 
-    `captured`: whether it must be possible to capture it as a CUDA graph.
+    `captured` says whether a CUDA graph of it must be possible.
     """
 
     name: str
@@ -85,13 +87,13 @@ class Case:
 
 
 def cases(folder: Path) -> Iterator[Case]:
-    """Every datatype, and models of several kinds."""
+    """Return models of every datatype, and of several kinds."""
     for name in DATATYPES:
         path = small.echo(folder / f"echo_{name}.onnx", name)
-        # ONNX Runtime may leave the one node to the CPU, or leave it out.
+        # ONNX Runtime may run the only node on the CPU, or remove it.
         yield Case(f"echo of {name}", path, "exact", captured=False)
         if name != "BYTES":
-            # Halves are exact but for the cut of integers, which goes towards 0 everywhere.
+            # Halves are exact, except that integers are truncated, towards 0 everywhere.
             path = small.halved(folder / f"halved_{name}.onnx", name)
             yield Case(f"half of {name}", path, "exact", captured=False)
     for name, dtype in (("FP16", np.float16), ("FP32", np.float32), ("FP64", np.float64)):
@@ -104,7 +106,9 @@ def cases(folder: Path) -> Iterator[Case]:
 
 
 def difference(expected: Mapping[str, Array], got: Mapping[str, Array]) -> float:
-    """The greatest difference, relative to the magnitude of the output; inf where shape or kind differ."""
+    """Return the largest difference, relative to the magnitude of the output; inf if shape or dtype
+    differ.
+    """
     worst = 0.0
     for name, array in expected.items():
         other = got[name]
@@ -124,7 +128,7 @@ def difference(expected: Mapping[str, Array], got: Mapping[str, Array]) -> float
 
 
 def alone(case: Case, on_cpu: Session, session: Session) -> float:
-    """The session at several sizes, up and down, so that memory is used again."""
+    """Compare the session alone at several sizes, up and down, so that memory is reused."""
     worst = 0.0
     for seed, rows in enumerate((*ROWS, *reversed(ROWS))):
         inputs = random_inputs(on_cpu.signature, rows, case.size, seed)
@@ -133,9 +137,9 @@ def alone(case: Case, on_cpu: Session, session: Session) -> float:
 
 
 def under_load(case: Case, on_cpu: Session, session: Session) -> float:
-    """Requests of one to three rows from many threads, answered by batches of which two are in flight."""
+    """Send requests of one to three rows from many threads, with two batches in flight."""
     worst = [0.0] * THREADS
-    # What it answers is the same for rows alone and together, or was found out by the proof.
+    # Rows have the same answers alone and together; else the batching check refused the model.
     with Batcher([session.staged or session.run], 32, pipelined=True) as batcher:
 
         def send(thread: int) -> None:
@@ -145,8 +149,8 @@ def under_load(case: Case, on_cpu: Session, session: Session) -> float:
                 rows = int(generator.integers(1, 4))
                 inputs = random_inputs(on_cpu.signature, rows, case.size, thread * REQUESTS + index)
                 kept.append((inputs, SimpleQueue()))
-                # Not by a future, which has a copy: views are kept while others run, and the memory that they
-                # look at must not be used again meanwhile.
+                # Not with a future, which copies: views are kept while other batches run, and their
+                # memory must not be reused meanwhile.
                 batcher.enqueue(request_of(inputs, kept[-1][1].put, one_row=False))
             outcomes = [(inputs, answered.get(timeout=60)) for inputs, answered in kept]
             assert not any(outcome.error for _, outcome in outcomes)
@@ -162,7 +166,7 @@ def under_load(case: Case, on_cpu: Session, session: Session) -> float:
 
 
 def check(case: Case, device: str, memory: DeviceMemory | None = None) -> list[str]:
-    """What differs too much, or could not be had; prints the figures."""
+    """Return deviations and failures, and print the figures."""
     on_cpu = Session(case.path, "cpu")
     wrong = []
     for graphs in (False, True):
@@ -176,7 +180,7 @@ def check(case: Case, device: str, memory: DeviceMemory | None = None) -> list[s
                 }
                 for rows in RUNGS
             ]
-            # Rows of a model that mixes them are what they are with their neighbours.
+            # If a model mixes rows, the answers depend on the neighbours.
             if not session.capture(rungs, pads=case.name not in MIXING):
                 if case.captured:
                     wrong.append(f"{case.name} could not be captured")
@@ -194,12 +198,12 @@ def check(case: Case, device: str, memory: DeviceMemory | None = None) -> list[s
     return wrong
 
 
-# Their rows are not independent, on purpose.
+# The rows of these models depend on each other on purpose.
 MIXING = ("mixing",)
 
 
 def on_cuda(tests: Sequence[str], seconds: float) -> list[str]:
-    """Runs tests on CUDA, in several processes where pytest can; what is wrong."""
+    """Run tests on CUDA, in several processes if pytest can; return failures."""
     words = [sys.executable, "-m", "pytest", "-q", *tests]
     if find_spec("xdist") is not None:
         words += ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
@@ -218,7 +222,7 @@ def on_cuda(tests: Sequence[str], seconds: float) -> list[str]:
 
 
 def run(parts: Sequence[str], tests: Sequence[str], device: str, seconds: float) -> list[str]:
-    """What is wrong, of these parts."""
+    """Return the failures of these parts."""
     began, wrong = time.monotonic(), []
     with tempfile.TemporaryDirectory() as folder:
         if "models" in parts:
@@ -226,7 +230,7 @@ def run(parts: Sequence[str], tests: Sequence[str], device: str, seconds: float)
                 try:
                     wrong += check(case, device)
                 except Exception as error:
-                    # Of the others it can still be said.
+                    # The other parts still run.
                     wrong.append(f"{case.name}: {type(error).__name__}: {error}")
         if "failures" in parts:
             try:
@@ -239,7 +243,7 @@ def run(parts: Sequence[str], tests: Sequence[str], device: str, seconds: float)
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 when everything agrees, or there is no GPU; 1 otherwise."""
+    """Return 0 if everything agrees or there is no GPU, else 1."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

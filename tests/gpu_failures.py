@@ -1,7 +1,7 @@
-"""`make gpu-check`, of what goes wrong: a GPU that is out of memory, and one that is broken, for real.
+"""`make gpu-check`: a GPU that is out of memory, and one that breaks, for real.
 
-A server in a process of its own is under load from several clients meanwhile. Counted is how each request ends: with
-the right answer, or with a status; a wrong answer, or none, is what must not be.
+A server process is under load from several clients meanwhile. The counts are by outcome: the right
+answer, or a status. A wrong or missing answer is a failure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tensorferry.protos import inference_pb2_grpc
 
 CLIENTS, REQUESTS, MOST = 8, 30, 64
 PATIENCE = 60.0
-# Of a row: 4 bytes for each of `WIDTH` numbers, so 64 rows take 256 MiB, and more than once.
+# A row has 4 bytes for each of `WIDTH` numbers, so 64 rows take 256 MiB, several times.
 WIDTH = 1 << 20
 LIMIT = "192MiB"
 RIGHT, WRONG = "right", "WRONG"
@@ -37,14 +37,14 @@ RIGHT, WRONG = "right", "WRONG"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """How a server is started on the device: further arguments, the program, and its environment."""
+    """Start of a server on the device: arguments, program, and environment."""
 
     arguments: tuple[str, ...]
     program: Sequence[str] | None = None
     variables: Mapping[str, str] | None = None
 
     def serve(self, model: Path, *arguments: str) -> ServerProcess:
-        """A server with one model, by the name of its file."""
+        """Run a server with one model, named after its file."""
         return ServerProcess.start(
             model,
             *("--max-batch-size", str(MOST), "--batching", "trust", *self.arguments, *arguments),
@@ -55,7 +55,7 @@ class Machine:
 
 
 def infer(stub: Any, mark: float, rows: int) -> str:
-    """`right`, `WRONG`, or the name of the status."""
+    """Return `right`, `WRONG`, or the name of the status."""
     x = np.full((rows, 1), mark, np.float32)
     request = pb.ModelInferRequest(model_name="wide")
     request.inputs.add(name="x", datatype="FP32", shape=x.shape)
@@ -72,12 +72,12 @@ def infer(stub: Any, mark: float, rows: int) -> str:
 def load(
     server: ServerProcess, count: int = REQUESTS, breaks: Callable[[], None] | None = None
 ) -> Counter[str]:
-    """Requests of one to nine rows from several clients. How they ended.
+    """Send requests of one to nine rows from several clients; return their outcomes.
 
-    What `breaks` the device is called amid them; each client then goes on until a request of its fails.
+    `breaks` is called in between; each client then continues until one of its requests fails.
     """
     ended: Counter[str] = Counter()
-    # Guards ended.
+    # Guards outcomes.
     lock = threading.Lock()
     until = time.monotonic() + PATIENCE
 
@@ -100,12 +100,12 @@ def load(
 
 
 def out_of_memory(folder: Path, machine: Machine, width: int = WIDTH) -> list[str]:
-    """What is wrong: every request must be answered, though no full batch fits."""
+    """Return failures: every request must be answered, though no full batch fits."""
     model = small.wide(folder / "wide.onnx", width)
     server = machine.serve(model)
     with grpc.insecure_channel(server.address) as channel:
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        # More than fits, whoever else is there.
+        # More than fits, whatever else uses the GPU.
         ended = Counter({"all rows at once": 1}) if infer(stub, 7.0, MOST) != RIGHT else Counter()
         ended += load(server)
         ended += Counter({"all rows again": 1}) if infer(stub, 7.0, MOST) != RIGHT else Counter()
@@ -118,7 +118,7 @@ def out_of_memory(folder: Path, machine: Machine, width: int = WIDTH) -> list[st
 
 
 def lost(folder: Path, machine: Machine, break_device: Callable[[ServerProcess], None]) -> list[str]:
-    """What is wrong: every request must end, the server too, and the next one serve."""
+    """Return failures: every request and the server must end, and the next server must serve."""
     model = small.wide(folder / "wide.onnx", 1)
     wrong = []
     server = machine.serve(model, "--exit-on-device-loss", "--drain-seconds", "5")
@@ -149,7 +149,7 @@ def _said(ended: Counter[str]) -> str:
 
 
 def check(device: str, folder: Path) -> list[str]:
-    """What is wrong on a GPU."""
+    """Return the failures on a GPU."""
     wrong = out_of_memory(folder, Machine(("--device", device, "--cuda-memory-bytes", LIMIT)))
     fifo = folder / "break"
     os.mkfifo(fifo)
@@ -160,7 +160,7 @@ def check(device: str, folder: Path) -> list[str]:
 
 
 def _tell(fifo: Path) -> None:
-    # Not kept waiting, should nobody be there to read.
+    # Does not block if nothing reads it.
     writer = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
     os.write(writer, b"now")
     os.close(writer)

@@ -1,4 +1,4 @@
-"""What is shipped: four packages in one namespace, typed, with everything they need at run time."""
+"""The wheel: four typed packages in one namespace, with everything they need at run time."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def test_client_and_batcher_need_no_server_package(module: str) -> None:
     "module", ["tensorferry.server.app", "tensorferry.server.transport.lane.lane", "tensorferry.client"]
 )
 def test_nothing_is_imported_whose_generated_code_wants_a_protobuf_of_its_own(module: str) -> None:
-    """Such a package, beside one that holds protobuf back, would keep the server from starting."""
+    """Such a package, installed beside one that pins an older protobuf, would keep the server from
+    starting.
+    """
     script = (
         f"import sys\n"
         f"for name in ('grpc_health', 'grpc_reflection', 'grpc_status', 'google.rpc'): sys.modules[name] = None\n"

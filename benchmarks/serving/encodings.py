@@ -1,4 +1,4 @@
-"""How a row travels to each kind of server, and how its answer is read: one Encoding for each."""
+"""Encodings of a row for each kind of server, and decoding of its answer."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import numpy.typing as npt
 from serving.workloads import Array, Workload
 from tensorferry.protos import inference_pb2 as pb
 
-# The load generator writes numbers into the digits on a stream: see generator/grpc.c.
+# The load generator writes numbers into these digits; see generator/grpc.c.
 ID = "#0000000"
 _PREFIX = struct.Struct(">BI")
-_MSGPACK_KEY, _MSGPACK_BIN32 = b"\x81\xa1b", 0xC6  # a map of one entry, "b", whose value follows
+_MSGPACK_KEY, _MSGPACK_BIN32 = b"\x81\xa1b", 0xC6  # A map with one entry, "b", whose value follows.
 
 Output = npt.NDArray[np.float32]
 
 
 def grpc_message(workload: Workload, row: Array, *, explain: bool = False) -> bytes:
-    """A ModelInferRequest."""
+    """Return a ModelInferRequest."""
     request = pb.ModelInferRequest(model_name=workload.model, id=ID, raw_input_contents=[row.tobytes()])
     request.inputs.add(name=workload.input_name, datatype=workload.datatype, shape=row.shape)
     if explain:
@@ -32,12 +32,12 @@ def grpc_message(workload: Workload, row: Array, *, explain: bool = False) -> by
 
 
 def grpc_frame(message: bytes) -> bytes:
-    """As it is in a DATA frame: length-prefixed."""
+    """Return a message as it is in a DATA frame, with its length prefix."""
     return _PREFIX.pack(0, len(message)) + message
 
 
 def grpc_output(response: pb.ModelInferResponse) -> Output:
-    """The only output, whether it came raw or typed."""
+    """Return the only output, raw or typed."""
     if response.raw_output_contents:
         return np.frombuffer(response.raw_output_contents[0], np.float32)
     return np.array(response.outputs[0].contents.fp32_contents, np.float32)
@@ -53,7 +53,7 @@ def _to_msgpack(row: Array) -> bytes:
 
 
 def _from_msgpack(answer: bytes) -> Output:
-    """Of {"b": bytes}, in any of msgpack's three lengths."""
+    """Decode {"b": bytes}, in any of msgpack's three lengths."""
     kind = answer[len(_MSGPACK_KEY)]
     if not answer.startswith(_MSGPACK_KEY) or not 0xC4 <= kind <= _MSGPACK_BIN32:
         raise ValueError(f"not a map of one entry of bytes: {answer[:20]!r}")
@@ -78,7 +78,7 @@ def _from_rows(answer: bytes) -> Output:
 
 @dataclass(frozen=True, slots=True)
 class HttpEncoding:
-    """A body of HTTP/1.1 and its answer's."""
+    """Encoding of the body of an HTTP/1.1 request, and decoding of its answer."""
 
     content_type: str
     encode: Callable[[Array], bytes]

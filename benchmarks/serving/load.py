@@ -1,4 +1,4 @@
-"""The load generator from Python: its command line, and what it prints as a record."""
+"""The load generator's command line, and its output as a record."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ _MARGIN_SECONDS = 60
 
 
 class LoadError(Exception):
-    """The load generator gave up, with its own reason."""
+    """Failure of the load generator, with its reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How the requests in flight are spread: `in_flight` messages on each of `streams` on each connection."""
+    """Distribution of the requests in flight: `in_flight` messages on each of `streams` on each
+    connection.
+    """
 
     mode: str
     connections: int
@@ -30,7 +32,9 @@ class Shape:
 
 
 def shape_of(pattern: str, in_flight: int, http: bool) -> Shape:
-    """Of a pattern: unary, "one stream" or "streams" (one message in flight on each), or open."""
+    """Return the shape of a pattern: unary, "one stream", "streams" (one message in flight on each),
+    or open.
+    """
     if http:
         # HTTP/1.1 has one request in flight on a connection.
         return Shape("http1", in_flight, 1, 1)
@@ -44,7 +48,7 @@ def shape_of(pattern: str, in_flight: int, http: bool) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One measurement: where to, what, how, and how long."""
+    """One measurement: target, requests, shape and duration."""
 
     port: int
     path: str
@@ -62,7 +66,7 @@ class Load:
     headers: Sequence[tuple[str, str]] = ()
 
     def words(self) -> Sequence[str]:
-        """Of the command line, after the program."""
+        """Return the arguments of the command line."""
         values: Mapping[str, object] = {
             "mode": self.shape.mode,
             "port": self.port,
@@ -87,7 +91,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the load generator saw: rates a second, latencies in milliseconds."""
+    """Result of a measurement: rates per second, latencies in milliseconds."""
 
     answers: int
     errors: int
@@ -107,7 +111,7 @@ class Measured:
 
 
 def parse(line: str) -> Measured:
-    """Of the line of JSON; LoadError when it is none, or nothing was answered."""
+    """Parse the line of JSON; raise LoadError if it is malformed, or if no request was answered."""
     try:
         fields: dict[str, Any] = json.loads(line)
         measured = Measured(**fields)
@@ -121,7 +125,7 @@ def parse(line: str) -> Measured:
 def run_load(
     program: Path, load: Load, began: Callable[[], None] = lambda: None, *, core: int | None = None
 ) -> Measured:
-    """Runs it, and calls `began` when its warm-up is over. LoadError when it gives up."""
+    """Run the load generator, and call `began` after its warm-up. Raises LoadError."""
     pinned = [] if core is None else ["taskset", "-c", str(core)]
     process = subprocess.Popen(
         [*pinned, str(program), *load.words()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -130,7 +134,7 @@ def run_load(
         assert process.stdout is not None
         if process.stdout.readline().strip() == "measuring":
             began()
-        # A closed loop ends by its clock, an open one at most its grace later.
+        # A closed loop ends by its clock, an open loop at most its grace period later.
         line, said = process.communicate(timeout=load.seconds + _MARGIN_SECONDS)
     except subprocess.TimeoutExpired:
         raise LoadError(f"it did not end within {load.seconds + _MARGIN_SECONDS:.0f} s") from None

@@ -1,4 +1,4 @@
-"""The machine and the versions that a result holds for."""
+"""The machine and the versions that a result is valid for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OURS = ("tensorferry", "grpcio", "protobuf", "numpy", "onnxruntime")
 
 
 def describe(cache: Path) -> dict[str, object]:
-    """The processor, memory, system, and the versions of what is measured."""
+    """Return processor, memory, system, and the versions of the measured packages."""
     return {
         "processor": processor(Path("/proc/cpuinfo").read_text()),
         "cores": os.cpu_count(),
@@ -24,7 +24,7 @@ def describe(cache: Path) -> dict[str, object]:
 
 
 def processor(said: str) -> str:
-    """The model of the first processor."""
+    """Return the model of the first processor."""
     for line in said.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "model name":
@@ -33,5 +33,5 @@ def processor(said: str) -> str:
 
 
 def _peers(folder: Path) -> dict[str, str]:
-    """What each peer was installed from."""
+    """Return the packages that each peer was installed from."""
     return {file.stem: file.read_text().strip() for file in sorted(folder.glob("*.requirements"))}

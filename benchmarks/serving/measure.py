@@ -1,4 +1,4 @@
-"""Visits: a server is started, its answer checked, its cells measured, and it is stopped."""
+"""Measurement of one server: start it, check its answer, measure its cells, stop it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from serving.workloads import Workload
 BENCHMARKS = Path(__file__).resolve().parents[1]
 _START_SECONDS = 60
 _RAW_SECONDS = 1.0
-# Other processes of the machine used so much of a core: measured again, and the quieter counts.
+# Share of a core that other processes may use. Above it a cell is measured again, and the quieter
+# result counts.
 _NOISY_CORES = 0.3
 _EXPLAIN_SHARE = 0.35
 
@@ -37,7 +38,7 @@ class VisitError(Exception):
 
 @dataclass(slots=True)
 class Bench:
-    """Where things are, and what has been measured so far: `rows`, and `failures` with their reasons."""
+    """Paths and results so far: `rows`, and `failures` with their reasons."""
 
     cache: Path
     program: Path
@@ -49,7 +50,7 @@ class Bench:
     _expected: dict[str, Output] = field(default_factory=dict)
 
     def visit(self, visit: Visit, number: int) -> None:
-        """Adds rows, or a failure; prints a line for each."""
+        """Measure a server: add rows, or a failure, and print a line for each."""
         try:
             self._visit(servers()[visit.server], visit, number)
         except (VisitError, LoadError) as error:
@@ -59,7 +60,8 @@ class Bench:
         left = list(visit.cells)
         while left:
             with self.started(server, left[0].workload) as (serving, seconds):
-                # One cell's failure leaves the others; a server that it has ended is started again.
+                # The failure of one cell does not affect the others; a server that has ended is
+                # started again.
                 while left and serving.ended() is None:
                     cell = left.pop(0)
                     try:
@@ -82,14 +84,16 @@ class Bench:
 
     @property
     def spare_port(self) -> int:
-        """A free port, for what a server serves beside gRPC."""
+        """Return a free port, for what a server serves beside gRPC."""
         return self._ports.take()
 
     @contextmanager
     def started(
         self, server: Server, workload: Workload, *options: str, headers: Sequence[tuple[str, str]] = ()
     ) -> Iterator[tuple[Running, float]]:
-        """A server that has given a right answer, and after how many seconds; VisitError when it does not."""
+        """Start a server; yield it once it has given a right answer, with its start-up time in
+        seconds. Raises VisitError.
+        """
         port = self._ports.take()
         model = workload.path(self.cache)
         python = (
@@ -107,7 +111,7 @@ class Bench:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TENSORFERRY_")}
         paths = [str(BENCHMARKS)]
         if server.peer:
-            # Triton's stub loads libpython by name: it must be this interpreter's.
+            # Triton's stub loads libpython by name; it must be that of this interpreter.
             kept["LD_LIBRARY_PATH"] = str(python.resolve().parents[1] / "lib")
         elif kept.get("PYTHONPATH"):
             paths.append(kept["PYTHONPATH"])
@@ -129,7 +133,7 @@ class Bench:
     def _await(
         self, server: Server, workload: Workload, serving: Running, headers: Sequence[tuple[str, str]]
     ) -> None:
-        """Until it answers right."""
+        """Wait until the server gives a right answer."""
         until, reason = time.monotonic() + _START_SECONDS, ""
         expected = self._expect(workload)
         while time.monotonic() < until:
@@ -137,7 +141,7 @@ class Bench:
                 check(server, workload, serving.port, expected, stream=False, headers=headers)
                 return
             except Exception as error:
-                # Whatever a client raises while the server is not there yet.
+                # A client may raise anything while the server starts.
                 reason = " ".join(str(error).split())[:300]
             if (status := serving.ended()) is not None:
                 raise VisitError(f"it ended with status {status}: {serving.log()}")
@@ -152,7 +156,7 @@ class Bench:
     def load_of(
         self, server: Server, workload: Workload, port: int, cell: Cell, *, explain: bool = False
     ) -> Load:
-        """The load of a cell: its body is written into the cache."""
+        """Return the load of a cell, with its body written to the cache."""
         if server.http:
             body, id_offset = server.http.encode(workload.row()), -1
         else:
@@ -185,7 +189,7 @@ class Bench:
                 stream=cell.pattern in (ONE_STREAM, STREAMS),
             )
         except Exception as error:
-            # Whatever its client raises: there is no right answer to measure.
+            # Without a right answer there is nothing to measure, whatever the client raised.
             raise LoadError(f"no right answer: {error}") from error
         load = self.load_of(server, cell.workload, serving.port, cell)
         if cell.pattern == OPEN:
@@ -218,7 +222,7 @@ class Bench:
         }
 
     def measured(self, serving: Running, load: Load) -> Row:
-        """What a load shows of a server that was started."""
+        """Return the results of one load on a started server."""
         snapshots: list[tuple[float, float, tuple[float, float], tuple[int, int]]] = []
 
         def snapshot() -> None:
@@ -246,7 +250,7 @@ class Bench:
         return row
 
     def _capacity(self, server: Server, cell: Cell, number: int) -> float:
-        """The most that this server has answered in a closed loop in this round."""
+        """Return the highest rate of this server in a closed loop in this round."""
         rates = [
             row["rate"] for row in self.of(number, server.name, cell.workload.name) if row["pattern"] == UNARY
         ]
@@ -255,12 +259,14 @@ class Bench:
         return float(max(rates))
 
     def of(self, number: int, server: str, workload: str) -> Sequence[Row]:
-        """The rows of a round."""
+        """Return the rows of a round."""
         wanted = (number, server, workload)
         return [row for row in self.rows if (row["round"], row["server"], row["workload"]) == wanted]
 
     def _raw(self, workload: Workload, row: Row) -> None:
-        """On the core of the server, which idles: in the batches that it had, first, and in others."""
+        """Measure raw ONNX Runtime on the core of the idle server: first in the server's batch sizes,
+        then in others.
+        """
         own = round(row["mean_rows"])
         wanted = [own, *(rows for rows in RAW_ROWS if rows != own)] if own else RAW_ROWS
         words = ["-m", "serving.peers.raw", str(_RAW_SECONDS), *map(str, wanted)]

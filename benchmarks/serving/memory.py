@@ -1,11 +1,10 @@
-"""Does the server's memory stay flat? Over a million calls, and ten thousand streams that are dropped.
+"""Growth of the server's memory over a million calls, and over ten thousand dropped streams.
 
     python -m serving.memory --load PROGRAM [--quick]
 
-Prints the resident memory at several points; flat is when the last point is within 5 % or 10 MiB
-of the point after three tenths of the way: until then it still grows to what the most calls that
-are ever there at a time take. `--quick` does a tenth of everything. Exit status 1 when it
-is not flat.
+Prints the resident memory at several points. Memory is flat if the last point is within 5 % or 10
+MiB of the point after three tenths; until then it grows to what the largest number of calls in
+flight needs. `--quick` does a tenth of everything. The exit status is 1 if memory is not flat.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ _GROWTH, _GROWTH_MIB = 1.05, 10.0
 
 
 def is_flat(points: Sequence[float]) -> bool:
-    """Whether the last is about what the first was, in MiB; the first is taken when it has warmed up."""
+    """Return whether the last value, in MiB, is about the first, which is taken after the warm-up."""
     return points[-1] <= max(points[0] * _GROWTH, points[0] + _GROWTH_MIB)
 
 
 def after_calls(bench: Bench, serving: Running, calls: int) -> Iterator[tuple[int, float]]:
-    """The resident memory in MiB after each tenth of so many calls."""
+    """Return the resident memory in MiB after each tenth of `calls` calls."""
     cell = Cell(TINY, UNARY, _CALLERS, _MOST_SECONDS, 0.0)
     load = bench.load_of(servers()[LANE], TINY, serving.port, cell)
     done = 0
@@ -54,7 +53,9 @@ def after_calls(bench: Bench, serving: Running, calls: int) -> Iterator[tuple[in
 
 
 def after_streams(serving: Running, streams: int) -> Iterator[tuple[int, float]]:
-    """The same after each tenth of so many streams, each dropped before or after its first answer."""
+    """Return the resident memory in MiB after each tenth of `streams` streams, each dropped before or
+    after its first answer.
+    """
     message = grpc_message(TINY, TINY.row())
     for point in range(1, _POINTS + 1):
         with grpc.insecure_channel(f"{HOST}:{serving.port}") as channel:
@@ -68,7 +69,7 @@ def after_streams(serving: Running, streams: int) -> Iterator[tuple[int, float]]
 
 
 def main() -> None:
-    """Prints the points."""
+    """Print the points."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

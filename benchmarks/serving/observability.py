@@ -1,12 +1,13 @@
-"""What it costs a server to be watched and guarded: its throughput with metrics and the like, and without.
+"""Cost of metrics, tracing, authentication and limits: throughput with and without them.
 
     python -m serving.observability --load PROGRAM [--quick] [--transport lane|threaded]
         [--also NAME --flags '...' --header NAME=VALUE ...]
 
-For each variant two servers are alive side by side on one core, one with nothing and one with the variant; the load
-goes to one and the other alternately, by one caller and by many, all in the same minute. Printed are calls a second
-and processor time of the server a call, medians of the rounds, and the median of each round's ratio.
-The first variant has nothing either: how far its ratios are from 1 is what the others' cannot tell.
+For each variant two servers run side by side on one core, one plain and one with the variant. The
+load alternates between them, with one caller and with many, within the same minute. The table has
+calls per second, the server's processor time per call (medians of the rounds), and the median of
+each round's ratio. The first variant is plain too: the distance of its ratios from 1 is the
+resolution of the measurement.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from serving.workloads import TINY, write_models
 
 _CALLERS = (1, 64)
 _SCRAPE_SECONDS = 1.0
-# Where a port may be said in flags: one of the server's own, beside that of gRPC.
+# Placeholder in flags for a port of the server, beside that of gRPC.
 _METRICS_PORT = "{metrics}"
 _TOKENS = 8
 _TRACED = ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
@@ -44,7 +45,7 @@ Headers = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What a server is started with, and what each call brings; `scraped`: its metrics are read each second."""
+    """Flags of a server and headers of each call; if `scraped`, its metrics are read each second."""
 
     name: str
     flags: Sequence[str] = ()
@@ -56,9 +57,9 @@ _METRICS = ("--metrics-port", _METRICS_PORT)
 
 
 def variants(folder: Path) -> Sequence[Variant]:
-    """All that are compared with nothing; what they need is written into the folder."""
+    """Return all variants; their files are written to the folder."""
     tokens = folder / "tokens"
-    # One among many, as where a platform has a token for each of its services.
+    # One token of many, as on a platform with a token for each service.
     made = [_token(tokens, f"service-{number}") for number in range(_TOKENS)]
     authentication = ("--auth-tokens", str(tokens))
     bearer = ("authorization", f"Bearer {made[_TOKENS // 2]}")
@@ -66,7 +67,7 @@ def variants(folder: Path) -> Sequence[Variant]:
         Variant("nothing, as a check"),
         Variant("metrics", _METRICS, scraped=True),
         Variant("metrics, calls with a trace", _METRICS, (_TRACED,), scraped=True),
-        # What gRPC itself needs for a header, whoever asks for it.
+        # The size that gRPC itself needs for such a header.
         Variant("a token that nobody asks for", (), (bearer,)),
         Variant("authentication by token", authentication, (bearer,)),
         Variant("metrics and authentication", (*_METRICS, *authentication), (bearer,), scraped=True),
@@ -80,7 +81,7 @@ def _token(file: Path, name: str) -> str:
 
 @contextmanager
 def scraping(port: int | None) -> Iterator[None]:
-    """While it lasts, the metrics there are read each second, as Prometheus would; None: they are not."""
+    """Read the metrics at the address each second, as Prometheus does; None reads nothing."""
     if port is None:
         yield
         return
@@ -113,7 +114,7 @@ def scraping(port: int | None) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Of one server in one round."""
+    """Figures of one server in one round."""
 
     rate: float
     cpu_us: float
@@ -121,7 +122,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of the rounds: what the medians were without and with, and the median of each round's ratio."""
+    """Medians without and with the variant, and the median of each round's ratio."""
 
     without: Shown
     given: Shown
@@ -130,7 +131,7 @@ class Comparison:
 
 
 def compared(pairs: Sequence[tuple[Shown, Shown]]) -> Comparison:
-    """The rounds' pairs, without and with, as medians."""
+    """Compare the rounds' pairs, without and with the variant."""
 
     def middle(side: int) -> Shown:
         return Shown(
@@ -147,7 +148,7 @@ def compared(pairs: Sequence[tuple[Shown, Shown]]) -> Comparison:
 
 
 def line(name: str, callers: int, found: Comparison) -> str:
-    """Of the table."""
+    """Return the line of the table."""
     return (
         f"{name:28s} {callers:3d} in flight: {found.without.rate:7.0f} → {found.given.rate:7.0f} calls/s "
         f"({found.rate_ratio:5.3f})   {found.without.cpu_us:6.1f} → {found.given.cpu_us:6.1f} us CPU a call "
@@ -158,7 +159,7 @@ def line(name: str, callers: int, found: Comparison) -> str:
 def compare(
     bench: Bench, server: str, variant: Variant, rounds: int, seconds: float
 ) -> Iterator[tuple[int, Comparison]]:
-    """The comparison for each number of callers."""
+    """Return the comparison for each number of callers."""
 
     def shown(serving: Running, callers: int, headers: Headers, scraped: int | None) -> Shown:
         cell = Cell(TINY, UNARY, callers, seconds, 0.2)
@@ -177,7 +178,7 @@ def compare(
             for callers in _CALLERS:
                 pairs = []
                 for number in range(rounds):
-                    # Who is first changes, so that what drifts meets both alike.
+                    # The order alternates, so that a drift of the machine affects both alike.
                     if number % 2:
                         second = shown(given, callers, variant.headers, scraped)
                         pairs.append((shown(bare, callers, (), None), second))
@@ -195,7 +196,7 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

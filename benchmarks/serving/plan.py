@@ -1,4 +1,4 @@
-"""What is measured: which servers, with which models, patterns and loads, in which order."""
+"""Plan of the measurements: servers, models, patterns and loads, in order."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ SIZES_IN_FLIGHT = 8
 class Cell:
     """One measurement of a server: seconds of warm-up and of measuring.
 
-    `share` of the server's own capacity is what an open loop offers. `explain` asks for a second,
-    short load whose answers tell the mean batch. With `ceiling` raw ONNX Runtime is measured next, in the
-    same batches: on a machine whose speed drifts, the two tell only side by side how far apart they are.
+    `share` is the part of the server's capacity that an open loop offers. `explain` adds a short
+    second load, whose answers report the mean batch. With `ceiling` raw ONNX Runtime is measured
+    next, in the same batches: on a machine whose speed drifts only figures measured side by side
+    compare.
     """
 
     workload: Workload
@@ -48,14 +49,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A server is started with one model, asked, and stopped."""
+    """One server with one model: started, checked, measured and stopped."""
 
     server: str
     model: str
     cells: Sequence[Cell]
 
 
-# Seconds of warm-up and of measuring: a batch of the transformer takes about 0.15 s.
+# Seconds of warm-up and of measuring. A batch of the transformer takes about 0.15 s.
 _TIMES = {TINY.name: (0.5, 1.5), NULL.name: (0.5, 1.5), MLP.name: (0.6, 1.8), TRANSFORMER.name: (1.0, 4.0)}
 _OPEN_SECONDS = {TINY.name: 2.5, MLP.name: 3.0, TRANSFORMER.name: 6.0}
 
@@ -121,9 +122,9 @@ def _beside_raw(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def full_round(number: int) -> list[Visit]:
-    """One round; every other one is the other way round, so that a slow drift favours nobody.
+    """Return one round; the order of every other round is reversed, against a slow drift.
 
-    The peers that are far behind are measured with the larger models in the first round only.
+    Peers that are far slower are measured with the larger models in the first round only.
     """
     slow = SLOW_PEERS if number == 0 else ()
     groups = [
@@ -138,7 +139,7 @@ def full_round(number: int) -> list[Visit]:
 
 
 def quick_round(number: int) -> list[Visit]:
-    """A minute and a half: ours, bare gRPC and raw ONNX Runtime."""
+    """Return a round of a minute and a half: this server, bare gRPC and raw ONNX Runtime."""
     both = [*_closed(TINY, ONE_STREAM, 32), *_closed(TINY, STREAMS, 32)]
     unary = _closed(TINY, UNARY, 1, 32, 128)
     visits = [

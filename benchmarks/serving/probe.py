@@ -1,4 +1,4 @@
-"""One request, and whether its answer is right in value: before anything is measured."""
+"""One request, and the check of its answer before anything is measured."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
-# Float32 summed in another order.
+# Tolerance for float32 sums in another order.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 
 
 class WrongAnswer(Exception):
-    """What a server said is not what the model says."""
+    """The server's answer differs from the model's."""
 
 
 def expected_output(workload: Workload, model: str) -> Output:
-    """What the model says of the row that is sent, without a server."""
+    """Return the model's output for the measured row, computed without a server."""
     session = onnxruntime.InferenceSession(model, session_options(), providers=["CPUExecutionProvider"])
     output: Output = session.run(None, {workload.input_name: workload.row()})[0][0]
     return output
@@ -47,7 +47,7 @@ def ask(
     stream: bool,
     headers: Sequence[tuple[str, str]] = (),
 ) -> Output:
-    """The answer of a server to one request with these headers; raises whatever its client raises."""
+    """Return a server's answer to one request with these headers; raise whatever its client raises."""
     if server.http is not None:
         connection = http.client.HTTPConnection(HOST, port, timeout=_SECONDS)
         try:
@@ -85,7 +85,7 @@ def check(
     stream: bool,
     headers: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """WrongAnswer when it is not as expected; of a bare echo only the size can be right."""
+    """Raise WrongAnswer if the answer is wrong; for a bare echo only its size is checked."""
     got = ask(server, workload, port, stream=stream, headers=headers)
     if got.shape != expected.shape:
         raise WrongAnswer(f"an output of {got.size} values, not of {expected.size}")

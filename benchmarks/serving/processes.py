@@ -1,6 +1,6 @@
-"""A server's processes on a core of their own: started, watched, and all of them ended.
+"""Processes of a server on one core: started, observed, and all of them ended.
 
-Every process of a server is found by a variable of its environment, which its children inherit.
+A server's processes are found by an environment variable, which children inherit.
 """
 
 from __future__ import annotations
@@ -27,26 +27,28 @@ _LOG_TAIL = 1500
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Where servers and load run."""
+    """Cores of servers and load."""
 
     server: int
     load: int
 
     @classmethod
     def split(cls) -> Cores:
-        """The first core for the server and the last for the load; the same where there is only one."""
+        """Return the first core for the server and the last for the load; the same if there is only
+        one.
+        """
         allowed = sorted(os.sched_getaffinity(0))
         return cls(allowed[0], allowed[-1])
 
 
 class Ports:
-    """Free ports, some in a row for each server; never the same soon again."""
+    """Free ports, several in a row for each server; a port is not reused soon."""
 
     def __init__(self) -> None:
         self._next = _FIRST_PORT
 
     def take(self) -> int:
-        """The first of them."""
+        """Return the first of them."""
         while True:
             first = self._next
             self._next = _FIRST_PORT + (self._next + _PORTS_OF_A_SERVER - _FIRST_PORT) % 3000
@@ -65,7 +67,7 @@ def _is_free(port: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that was started, with the folder that it may write into."""
+    """A started server, with a folder for its files."""
 
     process: subprocess.Popen[bytes]
     tag: bytes
@@ -73,7 +75,7 @@ class Running:
     folder: Path
 
     def pids(self) -> list[int]:
-        """Of all its processes."""
+        """Return the ids of all its processes."""
         found = []
         for entry in os.listdir("/proc"):
             with suppress(OSError):
@@ -82,15 +84,15 @@ class Running:
         return found
 
     def ended(self) -> int | None:
-        """The exit status of the process that was started, once it has one."""
+        """Return the exit status of the first process, None while it runs."""
         return self.process.poll()
 
     def log(self) -> str:
-        """The end of what it said."""
+        """Return the end of its output."""
         return (self.folder / "log").read_text(errors="replace")[-_LOG_TAIL:]
 
     def batches(self) -> tuple[int, int]:
-        """Rows and batches that a peer has counted."""
+        """Return the rows and batches that a peer has counted."""
         rows = batches = 0
         for file in self.folder.glob("batches.*"):
             with suppress(OSError, ValueError):
@@ -100,18 +102,19 @@ class Running:
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """The processor time that these have used, with the children that they waited for."""
+    """Return the processor time of these processes and of their finished children."""
     used = 0.0
     for pid in pids:
         with suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            # Exact, which /proc is to a hundredth of a second: a single caller uses little more in a round.
+            # The clock is exact; /proc counts hundredths of a second, which is coarse for a single
+            # caller.
             used += time.clock_gettime(_clock_of(pid)) + sum(map(int, fields[13:15])) / _TICK
     return used
 
 
 def _clock_of(pid: int) -> int:
-    """The clock of a process's own processor time."""
+    """Return the clock of a process's processor time."""
     clock = ctypes.c_int()
     if wrong := ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)):
         raise OSError(wrong, os.strerror(wrong))
@@ -119,7 +122,7 @@ def _clock_of(pid: int) -> int:
 
 
 def busy_seconds() -> tuple[float, float]:
-    """The processor time that the whole machine has used, and that its host has withheld."""
+    """Return the processor time that the whole machine has used, and that its host has withheld."""
     user, nice, system, _idle, _wait, irq, softirq, stolen, *_ = map(
         int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     )
@@ -127,7 +130,7 @@ def busy_seconds() -> tuple[float, float]:
 
 
 def memory_mib(pids: Sequence[int], field: str = "Pss") -> float:
-    """The memory of these in MiB: Pss shares out what several map, Rss does not."""
+    """Return the memory of these processes in MiB, as Pss: it divides shared pages, Rss does not."""
     total = 0
     for pid in pids:
         with suppress(OSError):
@@ -141,14 +144,14 @@ def memory_mib(pids: Sequence[int], field: str = "Pss") -> float:
 def running(
     command: Sequence[str], environment: Mapping[str, str], cwd: Path, core: int, port: int
 ) -> Iterator[Running]:
-    """Runs a server on a core until the block ends; then none of its processes is left."""
-    # Short: sockets have their names below it.
+    """Run a server on a core until the block ends, and end all its processes."""
+    # The path is short, because sockets are named below it.
     folder = Path(tempfile.mkdtemp(prefix="tf-"))
     tag = f"{os.getpid()}-{folder.name}"
     variables = {**environment, _TAG: tag, "SERVING_BENCH_FOLDER": str(folder)}
     allowed = os.sched_getaffinity(0)
     with (folder / "log").open("wb") as log:
-        os.sched_setaffinity(0, {core})  # it inherits this
+        os.sched_setaffinity(0, {core})  # The child inherits the file.
         try:
             process = subprocess.Popen(
                 command,

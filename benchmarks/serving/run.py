@@ -1,10 +1,10 @@
-"""Measures every server that is installed, in rounds, and prints what must be shown.
+"""Measure every installed server, in rounds, and print the required ratios.
 
     python -m serving.run --load PROGRAM [--quick] [--rounds N] [--only SERVER,...]
 
-One core is the server's and another the load's. Each round measures every server once. The
-results go to results.json (of --quick: quick.json) in the cache as they come;
-`serving.report` makes the page of them.
+The server has one core and the load another. Each round measures every server once. Results are
+written to results.json in the cache (quick.json with --quick) as they arrive;
+`serving.reporting.report` makes the page from them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _ROUNDS, _MINUTES = 5, 38.0
 
 
 def cache_folder() -> Path:
-    """Where peers, models and results are."""
+    """Return the folder of peers, models and results."""
     return Path(os.environ.get("TENSORFERRY_BENCH") or Path.home() / ".cache" / "tensorferry-bench")
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -93,12 +93,12 @@ def main() -> None:
     print(table(bench.rows))
     if bench.failures:
         print(f"{len(bench.failures)} measurements failed, see above")
-    # A peer that fails is told on the page; our own must not.
+    # A peer's failure is reported on the page; a failure of tensorferry is an error.
     sys.exit(any(failure["server"] in (*OURS, RAW) for failure in bench.failures))
 
 
 def save(results: dict[str, Any], path: Path) -> None:
-    """All at once, so that a reader never finds half."""
+    """Replace the file at once, so that a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(results, indent=1))

@@ -1,4 +1,4 @@
-"""Every server that is measured: how it is started, what it speaks, where it is installed."""
+"""All measured servers: how each is started, its protocol, and where it is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from serving.workloads import Workload
 
 HOST = "127.0.0.1"
 MAX_BATCH_SIZE = 32
-# Enough for every stream: a thread serves one call at a time. With fewer calls fewer threads are best.
+# One thread per stream, because a thread serves one call at a time. With fewer calls fewer threads
+# are faster.
 ECHO_THREADS, ECHO_STREAM_THREADS = 8, 160
 
 LANE, THREADED = "tensorferry lane", "tensorferry threaded"
@@ -26,7 +27,7 @@ Command = Callable[[Path, Workload, Path, int], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server. `peer` is the environment below `peers/` that it lives in; "" is this one."""
+    """One server. `peer` is its environment below `peers/`; "" means this repository."""
 
     name: str
     command: Command
@@ -40,11 +41,11 @@ class Server:
     """The same for some models, which without it batch badly."""
 
     def installed(self, cache: Path) -> bool:
-        """Whether it can be started."""
+        """Return whether it can be started."""
         return not self.peer or (cache / "peers" / f"{self.peer}.requirements").exists()
 
     def window(self, workload: Workload) -> float:
-        """The window for this model, in milliseconds."""
+        """Return the batching window for this model, in milliseconds."""
         return self.windows_ms.get(workload.model, self.window_ms)
 
 
@@ -82,7 +83,7 @@ def _mosec(python: Path, workload: Workload, model: Path, port: int) -> Sequence
 
 
 def servers() -> Mapping[str, Server]:
-    """All of them, by name."""
+    """Return all servers by name."""
     echo = str(ECHO_THREADS), str(ECHO_STREAM_THREADS)
     all_servers = (
         Server(LANE, _ours("lane"), streams=True),

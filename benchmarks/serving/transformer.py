@@ -1,4 +1,4 @@
-"""A sentence encoder of MiniLM's shape, with seeded weights: token ids to the mean of the last layer."""
+"""Sentence encoder of MiniLM's shape with seeded weights: token ids to the mean of the last layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAYERS, HIDDEN, HEADS, INNER, SEQUENCE, VOCABULARY = 6, 384, 12, 1536, 32, 2000
 
 
 class _Graph:
-    """The nodes, in order; each method adds some and returns the name of the result."""
+    """Nodes of the graph, in order; each method adds some and returns the name of the result."""
 
     def __init__(self, weights: Weights) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -61,7 +61,7 @@ class _Graph:
 
 
 def build_transformer(weights: Weights) -> onnx.GraphProto:
-    """ids [n, 32] → y [n, 384]."""
+    """Build the model: ids [n, 32] to y [n, 384]."""
     graph = _Graph(weights)
     words = weights.normal("words", (VOCABULARY, HIDDEN), 0.02)
     places = weights.normal("places", (1, SEQUENCE, HIDDEN), 0.02)

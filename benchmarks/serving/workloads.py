@@ -1,6 +1,6 @@
-"""What is asked of every server: the models, with seeded weights, and one row of input for each.
+"""Models with seeded weights, and one row of input for each.
 
-`null` does next to nothing, so that a server's own cost shows. The same model with wider rows
+`null` computes next to nothing, so that a server's own cost shows. With wider rows the same model
 takes messages from 64 bytes to 4 MiB.
 """
 
@@ -27,14 +27,14 @@ TINY_SIZES = (16, 4)
 
 
 def build_identity(weights: Weights) -> onnx.GraphProto:
-    """[n, width] → the same."""
+    """Build the identity of [n, width]."""
     del weights
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "width"]) for name in "xy"]
     return helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", value[:1], value[1:])
 
 
 def build_dense(sizes: tuple[int, ...], weights: Weights) -> onnx.GraphProto:
-    """Dense layers of these sizes, with ReLU after each but the last, or after the only one."""
+    """Build dense layers of these sizes, with ReLU after each but the last, or after the only one."""
     nodes, last = [], "x"
     for at, (width, outputs) in enumerate(pairwise(sizes)):
         inputs = [last, weights.normal(f"w{at}", (width, outputs)), weights.normal(f"b{at}", (outputs,))]
@@ -57,7 +57,7 @@ _BUILDERS: dict[str, Callable[[Weights], onnx.GraphProto]] = {
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model and the width of the rows that it is sent."""
+    """A model and the width of its rows."""
 
     name: str
     model: str
@@ -66,23 +66,23 @@ class Workload:
 
     @property
     def datatype(self) -> str:
-        """Of the input, in the protocol's terms."""
+        """Datatype of the input, as the protocol names it."""
         return "INT64" if self.model == "transformer" else "FP32"
 
     @property
     def input_name(self) -> str:
-        """Of the model's only input; its only output is y."""
+        """Name of the model's only input; its only output is y."""
         return "ids" if self.model == "transformer" else "x"
 
     def row(self) -> Array:
-        """The row that is sent: [1, width]."""
+        """Return the measured row: [1, width]."""
         random = np.random.default_rng(2)
         if self.model == "transformer":
             return random.integers(0, VOCABULARY, (1, self.width))
         return random.standard_normal((1, self.width), np.float32)
 
     def path(self, folder: Path) -> Path:
-        """Where the model is."""
+        """Return the model's path."""
         return folder / "models" / f"{self.model}.onnx"
 
 
@@ -106,13 +106,13 @@ WORKLOADS = {workload.name: workload for workload in (NULL, TINY, MLP, TRANSFORM
 
 
 def write_models(folder: Path) -> None:
-    """Writes the models that are not there yet."""
+    """Write the models that do not exist yet."""
     (folder / "models").mkdir(parents=True, exist_ok=True)
     for name, build in _BUILDERS.items():
         path = folder / "models" / f"{name}.onnx"
         if not path.exists():
             model = helper.make_model(build(Weights()), opset_imports=[helper.make_opsetid("", 17)])
-            model.ir_version = 9  # what ONNX Runtime 1.20 reads
+            model.ir_version = 9  # The newest version that ONNX Runtime 1.20 reads.
             onnx.checker.check_model(model)
             part = path.with_suffix(".part")
             onnx.save(model, str(part))

@@ -1,8 +1,8 @@
-"""Starts the server with the digits model, sends it real images, and draws what it answers.
+"""Start the server with the digits model, send it real images, and draw its answers.
 
     python examples/digits/demo.py [--port 8001] [--device cpu|cuda] [--once]
 
-Goes on serving until Ctrl-C, or with --once stops after the answers.
+The server runs until Ctrl-C, or until the answers with --once.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ACROSS = 6
 
 
 def start_server(port: int, device: str) -> tuple[subprocess.Popen[str], str, str]:
-    """The server's process, its address, and its line that says ready."""
+    """Return the server's process, its address, and its readiness line."""
     model = f"digits={HERE / 'digits.onnx'}"
     options = ["--port", str(port), "--device", device, "--log-level", "warning"]
     process = subprocess.Popen(
         [sys.executable, "-m", "tensorferry.server", "serve", model, *options],
         stdout=subprocess.PIPE,
         text=True,
-        # Ctrl-C reaches this process alone, which then tells the server, once.
+        # Only this process gets Ctrl-C; it then signals the server once.
         start_new_session=True,
     )
     assert process.stdout is not None
@@ -46,7 +46,7 @@ def start_server(port: int, device: str) -> tuple[subprocess.Popen[str], str, st
 
 
 def draw(images: npt.NDArray[np.uint8], captions: list[list[str]]) -> str:
-    """The images side by side, each with its captions below."""
+    """Draw the images side by side, with their captions below."""
     width = 2 * images.shape[2]
     lines = [
         "  ".join("".join(SHADES[pixel // 2] * 2 for pixel in row) for row in rows)
@@ -58,7 +58,7 @@ def draw(images: npt.NDArray[np.uint8], captions: list[list[str]]) -> str:
 
 
 def caption(result: InferenceResult, truth: int, milliseconds: float) -> list[str]:
-    """What an answer says: the label and how sure, the batch it rode in, the time."""
+    """Return the label with its score, the batch of the request, and the time."""
     label = int(result["label"][0])
     sure = float(result["probabilities"][0, label])
     mark = "" if label == truth else f", was {truth}"
@@ -67,7 +67,7 @@ def caption(result: InferenceResult, truth: int, milliseconds: float) -> list[st
 
 
 def show(address: str) -> None:
-    """Sends single images, all at once, each a request of its own, and prints the answers."""
+    """Send single images concurrently, each as its own request, and print the answers."""
     heldout = np.load(HERE / "heldout.npz")
     chosen = np.random.default_rng().choice(len(heldout["images"]), PICTURES, replace=False)
     images, labels = heldout["images"][chosen], heldout["labels"][chosen]
@@ -95,7 +95,7 @@ def show(address: str) -> None:
 
 
 def show_next_steps(address: str) -> None:
-    """What to type next, in the shell and in Python."""
+    """Print commands to try next, in the shell and in Python."""
     eight = np.load(HERE / "heldout.npz")["images"][0]
     pixels = ",".join(map(str, eight.reshape(-1).tolist()))
     print(f"""Try next, from another shell:
@@ -118,7 +118,7 @@ and in .venv/bin/python:
 
 
 def main() -> int:
-    """Runs the demo; the server's exit code."""
+    """Run the demo; return the server's exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Makes the simulation's scripts importable, as running one of them does."""
+"""Makes the simulation's scripts importable, as in a run of one of them."""
 
 import sys
 from pathlib import Path

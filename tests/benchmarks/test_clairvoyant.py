@@ -1,4 +1,4 @@
-"""The optimum: equal to trying everything, and out of every policy's reach."""
+"""The clairvoyant optimum equals exhaustive search, and no policy exceeds it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from summary import summarize
 def fits(
     arrivals: list[float], rest: frozenset[int], free: float, timeout: float, cost: Cost, size: int
 ) -> bool:
-    """Whether any order of any batches answers all of the rest in time, the device free from then on."""
+    """Return whether some order of batches answers all remaining requests in time on a device that is
+    free.
+    """
     if not rest:
         return True
     for rows in range(1, min(len(rest), size) + 1):
@@ -63,7 +65,9 @@ def test_counts_no_further_than_asked() -> None:
 
 
 def test_long_overload_moves_the_table() -> None:
-    """In overload the device does little better than full batches; and the table moves many times."""
+    """In long overload the device does little better than full batches, and the table moves many
+    times.
+    """
     trace = CPU.trace(3.0, 3000, 1)
     share = share_in_time(trace.arrivals, 0.1, CPU.cost, 16)
     assert (1 - share) * 3000 > 3 * MOVE

@@ -1,4 +1,4 @@
-"""The simulation itself: who is answered when, that nobody is lost, and what the traces are."""
+"""The simulation: completion times, no lost request, and its traces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shipping import Shipping
 from summary import Summary, summarize
 from traces import Trace
 
-# Batches of up to 4 take 2 s + 1 s a row.
+# Batches of up to 4 rows take 2 s + 1 s per row.
 SMALL = replace(CPU, cost=Cost(2.0, 1.0), max_batch_size=4, timeouts=(100.0,), window=3.0, preferred=(2, 4))
 
 
@@ -63,14 +63,18 @@ def stages(
 
 
 def test_a_batch_is_prepared_run_and_completed() -> None:
-    """1 + 3 + 0.5 s; then the two that waited from 1 on: 1 + 4 + 0.5 s from 4.5. The device stood still from 4 on."""
+    """First 1 + 3 + 0.5 s; then the two requests waiting since 1 take 1 + 4 + 0.5 s from 4.5. The
+    device is idle from 4.
+    """
     got = stages(Peer, [0.0, 1.0, 1.0], 1.0, 0.5)
     assert got.answered == [4.5, 10.0, 10.0]
     assert (got.busy, got.idle, got.early) == (7.0, 1.5, 0.0)
 
 
 def test_of_two_in_flight_one_is_prepared_while_the_device_runs_the_other() -> None:
-    """The second is prepared from 1 to 2, and waits until 4; the third leaves at 4.5, is prepared at 5.5, waits to 7."""
+    """The second is prepared from 1 to 2 and waits until 4. The third closes at 4.5, is prepared at
+    5.5 and waits until 7.
+    """
     got = stages(TwoEager, [0.0, 1.0, 2.0], 1.0, 0.5)
     assert got.answered == [4.5, 7.5, 10.5]
     assert (got.busy, got.idle) == (9.0, 0.0)
@@ -85,11 +89,12 @@ def test_more_in_flight_only_wait_for_the_device_and_split_the_batches() -> None
 
 
 def test_the_shipping_queue_prepares_the_next_batch_just_in_time() -> None:
-    """Once it is known that preparing takes 1 s, a batch leaves 1 s and 0.3 ms before the device is free.
+    """Once the preparation time of 1 s is known, a batch closes 1 s and 0.3 ms before the device is
+    free.
 
-    The second leaves at 2.9997: of the host nothing is known, and the device, busy from 1 to 4, should
-    be free at 3. The third leaves at 6.9997: the time it goes by is that of the batch before it. From
-    the fourth on, the device waits for none.
+    The second closes at 2.9997: nothing is known of the host, and the device, busy from 1 to 4,
+    should be free at 3. The third closes at 6.9997, by the duration of the batch before it. From
+    the fourth on, the device never waits.
     """
     scenario = replace(SMALL, before=Cost(1.0, 0.0), max_batch_size=1)
     trace = Trace([0.0, 0.5, 4.5, 4.6, 4.7], [math.inf] * 5, [0] * 5)
@@ -106,7 +111,7 @@ def test_without_own_buckets_strict_priority_mixes_classes_in_their_order() -> N
 
 
 def test_windows_from_arrival_and_from_pop() -> None:
-    """The second request waits from 1 to 6 for the device; only one of the windows counts that."""
+    """The second request waits from 1 to 6 for the device; only one of the two windows counts that."""
     assert play(WindowFromArrival, [0.0, 1.0]).answered == [7.0, 7.0]
     assert play(WindowFromArrival, [0.0, 4.0]).answered == [6.0, 10.0]
     assert play(WindowFromPop, [0.0, 4.0]).answered == [6.0, 12.0]
@@ -118,13 +123,15 @@ def test_triton_style_leaves_at_a_preferred_size_or_after_the_delay() -> None:
 
 
 def test_bento_style_drops_heads_that_the_whole_queue_delays() -> None:
-    """At 3 the ten have 7 s left and would need 12 together: only four of them need less."""
+    """At 3 the ten requests have 7 s left and would need 12 s together; only four of them need less."""
     got = play(BentoStyle, [0.0] + [1.0] * 10, timeout=9.0)
     assert [math.isnan(end) for end in got.answered] == [False] + [True] * 6 + [False] * 4
 
 
 def test_nexus_style_slides_past_heads_without_time_for_the_target() -> None:
-    """The target is 2: two batches of 4 s meet 9 s. At 3 the second, due at 9.5, can; at 4.5 it could not."""
+    """The target is 2, and two batches of 4 s fit into 9 s. At 3 the second request, due at 9.5, fits;
+    at 4.5 it does not.
+    """
     assert play(NexusStyle, [0.0, 0.5, 0.5], timeout=9.0).dropped == pytest.approx(
         [math.nan] * 3, nan_ok=True
     )

@@ -1,4 +1,4 @@
-"""The timing of the queue's lock."""
+"""Timing of the queue's lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pure parts of the benchmarks with a real server, and one short run of it all."""
+"""Pure parts of the benchmarks with a real server, and one short run of the whole."""
 
 from __future__ import annotations
 

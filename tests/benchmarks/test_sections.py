@@ -1,4 +1,4 @@
-"""What programs write into pages that people write, too."""
+"""Generated sections in hand-written pages."""
 
 from __future__ import annotations
 

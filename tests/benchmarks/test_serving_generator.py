@@ -1,4 +1,4 @@
-"""The load generator itself, against a server of a few lines that answers in batches."""
+"""The load generator against a small server that answers in batches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def answering_in_batches() -> Iterator[int]:
-    """The port of a server that waits for a request on each connection, computes, and answers all."""
+    """Port of a server that waits for a request on each connection, computes, and answers all."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -68,7 +68,7 @@ def test_of_a_batch_that_is_partly_in_the_time_measured_a_part_is_counted(
     body = tmp_path / "body"
     body.write_bytes(b"{}")
     with answering_in_batches() as port:
-        # Whole batches would be two or three, a fifth too few or too many.
+        # A count of whole batches would be two or three, a fifth too few or too many.
         words = [f"--port={port}", f"--body={body}", f"--connections={_CALLERS}", "--seconds=1.0"]
         done = subprocess.run(
             [program, "--mode=http1", *words, "--warm-up=0.2"],
@@ -78,5 +78,5 @@ def test_of_a_batch_that_is_partly_in_the_time_measured_a_part_is_counted(
         )
     measured = json.loads(done.stdout.splitlines()[-1])
     assert measured["answers"] > measured["errors"] == 0
-    # Each caller has one request in flight, always.
+    # Each caller always has one request in flight.
     assert measured["rate"] * measured["mean_ms"] / 1e3 == pytest.approx(_CALLERS, rel=0.1)

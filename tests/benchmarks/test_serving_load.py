@@ -1,4 +1,4 @@
-"""The pure parts around the load generator: its command line, its answer, the bodies it sends."""
+"""Pure parts around the load generator: command line, output, request bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pure parts of what compares a server that is watched with one that is not."""
+"""Pure parts of the observability benchmark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from serving.observability import Comparison, Shown, _header, compared, line, sc
 
 
 def test_ratios_are_of_each_round_and_not_of_the_medians() -> None:
-    """The machine may be twice as fast in one round as in another."""
+    """Ratios are taken within a round, because the machine may be twice as fast in one round as in
+    another.
+    """
     pairs = [(Shown(rate, 50.0), Shown(0.98 * rate, 51.0)) for rate in (1000, 2000, 4000)]
     found = compared(pairs)
     assert (found.without.rate, found.given.rate) == (2000, 1960)

@@ -1,4 +1,4 @@
-"""The ratios of the serving benchmark: within a round, with a median, against what is wanted."""
+"""Ratios of the serving benchmark: within a round, their median, and their targets."""
 
 from __future__ import annotations
 

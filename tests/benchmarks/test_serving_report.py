@@ -1,4 +1,4 @@
-"""The plan of the serving benchmark, and the page that is made of its results."""
+"""The plan of the serving benchmark, and the page made from its results."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_page_says_where_and_what_failed_and_what_is_missing() -> None:
     assert "1,000,000 in batches of 32" in page
     assert "Not installed, so not measured: Ray Serve." in page
     assert "Round 2, Triton failed: it ended: c.py said no" in page
-    assert "mosec" not in page.splitlines()[0]  # installed, not measured
+    assert "mosec" not in page.splitlines()[0]  # Installed, but not measured.
 
 
 def test_every_round_measures_known_servers_and_ours_first_or_last() -> None:

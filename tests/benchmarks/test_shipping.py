@@ -1,4 +1,4 @@
-"""The shipping queue in the simulation: it answers all at low load, and sheds well in overload."""
+"""The product's queue in the simulation: it answers all at low load, and sheds few in overload."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def test_several_devices_do_no_less_in_overload_than_as_many_single_ones(number:
 
 
 def test_is_greedy_where_there_are_no_deadlines() -> None:
-    """Without a window, a batch is all that waits: the same answers as the greedy peer's."""
+    """Without a window a batch takes all waiting requests, so the answers equal those of the greedy
+    peer.
+    """
     scenario = replace(CPU, timeouts=(1e6,))
     trace = scenario.trace(0.7, 500, 2)
     ours, greedy = (
@@ -63,7 +65,7 @@ def test_is_greedy_where_there_are_no_deadlines() -> None:
 @pytest.mark.parametrize("device", [GPU, CPU], ids=lambda s: s.name)
 @pytest.mark.parametrize("load", [1.2, 2.0])
 def test_the_higher_class_hardly_notices_the_lower_ones_overload(device: Scenario, load: float) -> None:
-    """Also when it is the lower one's turn, the higher one's oldest must not be who is left behind."""
+    """The oldest request of the higher class is served even when it is the lower class's turn."""
     got = play(two_classes(device, 0.2, deadlines=True), load, 3000, (8, 1))
     high, low = got.classes
     assert high.in_time > 0.99
@@ -72,7 +74,9 @@ def test_the_higher_class_hardly_notices_the_lower_ones_overload(device: Scenari
 
 
 def test_classes_with_buckets_of_their_own_take_turns() -> None:
-    """What the higher one finds at each turn is a small batch; were it served again and again, the lower starved."""
+    """At each turn the higher class has only a small batch; if it were always served first, the lower
+    class would starve.
+    """
     got = play(two_classes(GPU, 0.2, deadlines=False, own_buckets=True), 0.8, 3000, (8, 1))
     high, low = got.classes
     assert high.mean < 0.02
@@ -87,7 +91,9 @@ def test_saturated_classes_share_the_rows_by_weight(weights: tuple[int, int]) ->
 
 
 def test_a_pipeline_hides_the_hosts_part() -> None:
-    """The study without noise: 18.1 ms on average with one worker, 13.2 with the next batch just in time."""
+    """The study without noise: 18.1 ms on average with one worker, 13.2 ms with the next batch just in
+    time.
+    """
     patient = replace(PIPELINE, timeouts=(1e6,))
     trace = patient.trace(0.8, 4000, 2)
     serial, ours = (
@@ -108,7 +114,7 @@ def test_a_noisy_pipeline_keeps_its_device_busy(scenario: Scenario) -> None:
 
 
 class Stall:
-    """Batch times without noise, but for one of a device that takes so many times as long."""
+    """Batch times without noise, except for one batch that takes `factor` times as long."""
 
     def __init__(self, at: int, factor: float) -> None:
         self._left = at
@@ -120,8 +126,9 @@ class Stall:
 
 
 def test_a_stalled_batch_makes_nobody_late_but_its_own_requests() -> None:
-    """The next has left just in time when its device stands still; it is not run, and those after it are fresh."""
-    # Of each batch the host's time is drawn, then the device's; of the warm-up two of each of 13 sizes.
+    """The next batch closed just in time before the stall; later batches have fresh requests."""
+    # For each batch the host's time is drawn, then the device's; the warm-up draws two for each of
+    # 13 sizes.
     trace = PIPELINE.trace(1.2, 6000, 2)
     record = run(trace, PIPELINE, Shipping(PIPELINE, trace), Stall(2 * 13 + 2 * 20, 2.0))
     late = sum(

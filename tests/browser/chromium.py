@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by the DevTools protocol over a pipe: no driver, no port, no package."""
+"""Headless Chromium, driven by the DevTools protocol over a pipe: no driver, no port, no package."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 PROGRAM = Path(sys.prefix) / "clients" / "chromium" / "chromium"
-# A bound for what ends at once unless something is broken.
+# Bound for what ends at once unless something is broken.
 PATIENCE = 60.0
 
-# The protocol is spoken on the descriptors 3 and 4: those that are given are moved there.
+# The protocol uses descriptors 3 and 4; the given descriptors are moved there.
 _LAUNCH = """
 import fcntl, os, sys
 given = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
@@ -36,7 +36,7 @@ needs_chromium = pytest.mark.skipif(
 
 
 class Chromium:
-    """A browser with one page. `console` has what the page said there, `errors` what went wrong in it."""
+    """A browser with one page. `console` has its console messages, `errors` its uncaught errors."""
 
     def __init__(self, profile: Path) -> None:
         folder = PROGRAM.parent
@@ -44,7 +44,8 @@ class Chromium:
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-c", _LAUNCH, str(commands[0]), str(replies[1]), str(PROGRAM)),
-                # The sandbox needs privileges that a container seldom gives; only our own page is loaded.
+                # The sandbox needs privileges that a container seldom gives; only the project's
+                # page is loaded.
                 *("--headless", "--no-sandbox", "--no-zygote", "--disable-gpu", "--disable-dev-shm-usage"),
                 *("--remote-debugging-pipe", f"--user-data-dir={profile}", "--force-color-profile=srgb"),
                 *("--disable-background-networking", "--disable-component-update", "--hide-scrollbars"),
@@ -72,7 +73,7 @@ class Chromium:
             self.send(f"{domain}.enable")
 
     def close(self) -> None:
-        """Ends it."""
+        """End the browser."""
         self._session = None
         try:
             self.send("Browser.close")
@@ -84,7 +85,7 @@ class Chromium:
             os.close(self._replies)
 
     def send(self, method: str, **parameters: Any) -> Any:
-        """Calls a method of the protocol; its result."""
+        """Call a method of the protocol and return its result."""
         number = next(self._numbers)
         message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
         if self._session is not None:
@@ -122,33 +123,33 @@ class Chromium:
             self.requested.append(told["request"]["url"])
 
     def evaluate(self, script: str) -> Any:
-        """The value of an expression in the page."""
+        """Evaluate an expression in the page."""
         told = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         return told["result"].get("value")
 
     def until(self, script: str, reached: Callable[[Any], Any] = bool) -> Any:
-        """The value of an expression as soon as it is as it must become."""
+        """Wait until an expression has the expected value, and return it."""
         give_up = time.monotonic() + PATIENCE
         while not reached(value := self.evaluate(script)):
             assert time.monotonic() < give_up, f"{script} is {value!r}"
-            # The page itself says when something may have changed: it draws.
+            # The page signals each redraw.
             self.evaluate("new Promise((done) => requestAnimationFrame(() => done(1)))")
         return value
 
     def open(self, url: str) -> None:
-        """Loads a page."""
+        """Load a page."""
         self.send("Page.navigate", url=url)
         self.until("document.readyState", lambda value: value == "complete")
 
     def key(self, key: str, code: str, number: int, text: str = "") -> None:
-        """Presses a key."""
+        """Press a key."""
         named = {"key": key, "code": code, "windowsVirtualKeyCode": number}
         self.send("Input.dispatchKeyEvent", type="keyDown", text=text, **named)
         self.send("Input.dispatchKeyEvent", type="keyUp", **named)
 
     def window(self, width: int, height: int, *, scale: float = 1.0, dark: bool = False) -> None:
-        """The window's size in CSS pixels, the pixels for each, and the colours that the user likes."""
+        """Set the window's size in CSS pixels, the pixel ratio, and the preferred colour scheme."""
         self.send(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -160,6 +161,6 @@ class Chromium:
         self.send("Emulation.setEmulatedMedia", features=[scheme])
 
     def screenshot(self, path: Path) -> None:
-        """The whole page as a PNG."""
+        """Return a PNG of the whole page."""
         shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))

@@ -1,4 +1,6 @@
-"""The status page of a real server in a real browser: it loads, its charts fill, and it says when the server is gone."""
+"""The status page of a real server in a real browser: it loads, draws charts, and reports a lost
+server.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ RIDERS = "[...document.querySelectorAll('#riders tbody tr')].map((row) => row.fi
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Chromium]:
-    """A browser of its own; in the end its page must have said nothing and have had no errors."""
+    """A browser, whose page must have logged nothing and have had no errors at the end."""
     chromium = Chromium(tmp_path / "profile")
     chromium.window(1280, 900)
     yield chromium
@@ -39,7 +41,7 @@ def page(tmp_path: Path) -> Iterator[Chromium]:
 
 @contextmanager
 def traffic(address: str, model: str, callers: int = 6) -> Iterator[None]:
-    """Callers of the digits model; each names itself in its requests' ids, one of them maliciously."""
+    """Callers of the digits model, each with its own name in request ids, one of them with markup."""
     over = threading.Event()
     failures: list[BaseException] = []
 
@@ -50,7 +52,7 @@ def traffic(address: str, model: str, callers: int = 6) -> Iterator[None]:
             with InferenceClient(address) as client:
                 while not over.is_set():
                     client.infer(model, {"image": images}, request_id=name, timeout=30)
-                    # Refused: it cannot be answered in no time.
+                    # Refused, because its deadline is too short.
                     with pytest.raises(InferenceError):
                         client.infer(model, {"image": images}, request_id=name, parameters={"timeout": 1})
         except BaseException as error:
@@ -91,14 +93,14 @@ def test_the_page_under_load(serve: Serve, digits_model: Path, page: Chromium, t
         page.until("document.querySelectorAll('#reasons .row').length", lambda count: count >= 1)
         answered = page.evaluate("document.querySelector('#tiles .value').textContent")
         assert float(re.sub(r"[^\d.]", "", answered)) > 0
-        # Who rides in a batch is seen.
+        # The requests of a batch are shown.
         names = {HOSTILE, *(f"caller-{number}" for number in range(1, 6))}
         seen = page.until(RIDERS, bool)
         assert set(seen) <= names
         page.until(
             f"state.report.models[0].last_batches.some((batch) => (batch.riders || []).some((one) => one.id === {HOSTILE!r}))"
         )
-        # One that is chosen stays, while others come and go, until one follows again.
+        # A chosen batch stays selected while others arrive, until the newest is followed again.
         page.until("document.querySelectorAll('#departures button').length", lambda count: count >= 3)
         page.evaluate("document.querySelector('#departures button:nth-child(3)').click()")
         chosen = page.evaluate("document.querySelector('#manifest h3').textContent")
@@ -107,7 +109,7 @@ def test_the_page_under_load(serve: Serve, digits_model: Path, page: Chromium, t
         assert page.evaluate("document.querySelector('#manifest h3').textContent") == chosen
         page.evaluate("document.querySelector('#manifest button').click()")
         page.until("document.querySelector('#manifest h3').textContent", lambda text: text != chosen)
-        # The maliciously named one, shown as text.
+        # The id with markup is shown as text.
         page.until(
             f"(() => {{ const at = state.report.models[0].last_batches.find((batch) => (batch.riders || []).some((one) => "
             f"one.id === {HOSTILE!r})); if (!at) return 0; state.batch = at; state.follow = false; render(); return 1; }})()"
@@ -117,7 +119,7 @@ def test_the_page_under_load(serve: Serve, digits_model: Path, page: Chromium, t
         picture = Path(os.environ.get("SCREENSHOT", tmp_path / "page.png"))
         page.screenshot(picture)
     assert colours(picture.read_bytes()) > 50, "it is not empty"
-    # Another model, by its button and by the address, from the keyboard.
+    # Select another model by its button and by the address, from the keyboard.
     page.evaluate("document.querySelector('#models tr:nth-child(2) button').focus()")
     page.key("Enter", "Enter", 13, "\r")
     page.until("document.getElementById('name').textContent", lambda text: text == "other · version 1")
@@ -138,7 +140,7 @@ def test_a_server_that_is_gone(serve: Serve, digits_model: Path, page: Chromium)
     assert page.evaluate("document.getElementById('lost').getAttribute('role')") == "alert"
     assert page.evaluate("document.getElementById('state').textContent") == "No answer"
     assert page.evaluate("document.getElementById('name').textContent") == "digits · version 1"
-    # What the browser itself says of a server that is not there.
+    # The browser's own message about an unreachable server.
     assert all("net::ERR_" in error for error in page.errors)
     page.errors.clear()
 
@@ -153,7 +155,8 @@ def test_it_fits_windows_of_any_width(serve: Serve, digits_model: Path, page: Ch
         client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)}, timeout=30)
     page.until("!document.getElementById('batches').hidden")
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    # As for a moment while windows are resized: nothing is drawn of a negative size, which would be an error.
+    # As for a moment while windows are resized: nothing is drawn with a negative size, which would
+    # be an error.
     page.window(60, 400)
     page.evaluate("render()")
 
@@ -188,7 +191,7 @@ def test_pause_theme_and_what_assistive_technology_is_told(
 
 
 def colours(png: bytes) -> int:
-    """How many different colours a picture without transparency has, as its lines are filtered: a lower bound will do."""
+    """Return a lower bound of the number of colours in an opaque picture, from its filtered lines."""
     data, at = b"", 8
     while at < len(png):
         (length,) = struct.unpack(">I", png[at : at + 4])

@@ -1,4 +1,4 @@
-"""Run by an environment's own Python: starts its server and asks it for health, descriptors and answers."""
+"""Run by an environment's Python: start its server, and ask it for health, descriptors and answers."""
 
 from __future__ import annotations
 

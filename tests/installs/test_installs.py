@@ -1,6 +1,7 @@
-"""The server beside other packages: installed in either order, with every protobuf that it allows, it starts and answers.
+"""The server starts and answers beside other packages, in either order of installation, with every
+allowed protobuf.
 
-Each case is an environment of its own, made by uv from what the package index has today: `make test-installs`.
+Each case is an environment made by uv from the packages available today: `make test-installs`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MODEL = ROOT / "examples" / "digits" / "digits.onnx"
 OURS = "tensorferry[cpu]"
 TRITON = "tritonclient[grpc]"
 
-# What is installed, one command after the other. tritonclient holds protobuf below 7.
+# Packages to install, one command after the other. tritonclient requires protobuf below 7.
 CASES: dict[str, list[list[str]]] = {
     "the newest of all": [[OURS]],
     "tritonclient later": [[OURS], [TRITON]],
@@ -26,7 +27,8 @@ CASES: dict[str, list[list[str]]] = {
     "protobuf 6": [[OURS, "protobuf==6.*"]],
     "the oldest protobuf and grpcio": [[OURS, "protobuf==5.29.1", "grpcio==1.71.2"]],
     "grpcio's services beside it": [[OURS], ["grpcio-health-checking", "grpcio-reflection", "grpcio-status"]],
-    # grpcio-health-checking, whose code needs protobuf 7, cannot be imported afterwards. The server does not care.
+    # grpcio-health-checking, whose code needs protobuf 7, cannot be imported afterwards. The server
+    # does not import it.
     "tritonclient after grpcio's services": [[OURS, "grpcio-health-checking"], [TRITON]],
 }
 
@@ -68,7 +70,9 @@ def test_the_server_starts_and_answers(case: str, wheel: Path, tmp_path: Path) -
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("old", ["protobuf==4.25.8", "grpcio==1.65.5"])
 def test_a_version_that_cannot_work_is_named_in_one_line(old: str, wheel: Path, tmp_path: Path) -> None:
-    """As pip leaves it, which installs what another package asks for whatever ours needs."""
+    """pip installs what another package requires, even if it conflicts with tensorferry; the server
+    then names the package.
+    """
     uv("venv", "--python", sys.executable, tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
     for given in (f"{OURS} @ {wheel.as_uri()}", old):

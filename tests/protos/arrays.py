@@ -10,12 +10,12 @@ from hypothesis import settings
 
 from tensorferry.protos.tensors import DATATYPES
 
-# The same examples in every run, however slow the machine.
+# The same examples in every run, without a time limit.
 reproducible = settings(derandomize=True, deadline=None, database=None)
 
 
 def sample(name: str) -> npt.NDArray[Any]:
-    """Shape [2, 3]."""
+    """Return an array of shape [2, 3]."""
     storage = DATATYPES[name].storage
     if name == "BYTES":
         return np.array([[b"", b"plain", "é".encode()], [b"\0", b"a\0b\0", b"\xff\xfe" * 300]], dtype=object)
@@ -31,7 +31,7 @@ def sample(name: str) -> npt.NDArray[Any]:
 
 
 def same(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
-    """Equal in dtype, shape and every bit."""
+    """Return whether dtype, shape and every bit are equal."""
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
     if a.dtype == object:

@@ -1,4 +1,4 @@
-"""tritonclient's generated code and ours live in one process, and read each other's bytes."""
+"""tritonclient's generated code and ours share a process, and parse each other's bytes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_our_descriptors_stay_out_of_the_process_wide_pool() -> None:
 
 
 def request(pb: Any) -> Any:
-    """A request that uses every field, of either package."""
+    """Return a request that uses every field, of either package."""
     message = pb.ModelInferRequest(
         model_name="m", model_version="3", id="é", raw_input_contents=[b"\0\1", b""]
     )

@@ -1,4 +1,6 @@
-"""The wire contract is the protocol's: every message, field and method is that of tritonclient's stubs."""
+"""The wire contract equals the protocol: every message, field and method is that of tritonclient's
+stubs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ ONLY_OURS = {("field", "ModelMetadataResponse", "properties")}
 
 
 def described(file: Any) -> dict[tuple[str, ...], Any]:
-    """Everything on the wire that a file declares, by kind and name."""
+    """Return every declaration of a file that affects the wire, by kind and name."""
     facts: dict[tuple[str, ...], Any] = {}
     for name, message in file.message_types_by_name.items():
         facts.update(of_message(name, message))
@@ -35,7 +37,7 @@ def described(file: Any) -> dict[tuple[str, ...], Any]:
 
 
 def of_message(name: str, message: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    # A map's entry message has the option; with its fields, keys and values are compared too.
+    # The map's entry message has the option; its fields, keys and values are compared too.
     yield (
         ("message", name),
         (message.full_name, message.GetOptions().map_entry, sorted(message.oneofs_by_name)),

@@ -1,4 +1,4 @@
-"""Whatever bytes, fields and shapes come: an array of that datatype and shape, or a TensorError."""
+"""Arbitrary bytes, fields and shapes give an array of that datatype and shape, or a TensorError."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tensorferry.protos.tensors import (
 names = st.sampled_from(list(DATATYPES))
 dims = st.one_of(st.integers(0, 4), st.sampled_from([-1, 1 << 31, 1 << 61, (1 << 63) - 1, -(1 << 63)]))
 shapes = st.lists(dims, max_size=5) | st.lists(st.just(1), min_size=30, max_size=70)
-# Length prefixes that are small, so that BYTES elements are found in them.
+# Small length prefixes, so that BYTES elements are found.
 raws = st.binary(max_size=64) | st.lists(
     st.builds(lambda n, data: n.to_bytes(4, "little") + data, st.integers(0, 6), st.binary(max_size=6)),
     max_size=6,

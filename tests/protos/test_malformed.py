@@ -1,4 +1,4 @@
-"""Contents that do not fit their datatype or shape: a TensorError that says what was expected."""
+"""Contents that do not fit their datatype or shape raise a TensorError that says what was expected."""
 
 from __future__ import annotations
 

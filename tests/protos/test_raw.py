@@ -1,4 +1,4 @@
-"""Raw contents: every datatype there and back, and the same bytes as tritonclient writes."""
+"""Raw contents: every datatype makes the round trip, with the same bytes as tritonclient writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The standard services' messages are those of grpcio's own packages, and both sides read each other's bytes."""
+"""Messages of the standard services equal those of grpcio's packages, and both sides parse each
+other's bytes.
+"""
 
 from __future__ import annotations
 

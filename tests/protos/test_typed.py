@@ -1,4 +1,4 @@
-"""Typed contents: every datatype that has a field there and back; others and bad values refused."""
+"""Typed contents: every datatype with a field makes the round trip; others and bad values are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILL: dict[str, list[Any]] = {
 def typed(name: str, array: npt.NDArray[Any]) -> pb.InferTensorContents:
     contents = pb.InferTensorContents()
     encode_contents(array, datatype(name), contents)
-    # Over the wire: what a field cannot hold is lost here.
+    # Over the wire, where a field drops what it cannot hold.
     return pb.InferTensorContents.FromString(contents.SerializeToString())
 
 
@@ -105,7 +105,7 @@ def test_small_and_great_uint64_lose_nothing(order: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 31, 32, 127, 128, 4096, 20_000])
 def test_floats_of_any_length_with_unknown_fields_behind(count: int) -> None:
-    """They are read from the field as it is serialised, whose length takes one to three bytes."""
+    """Floats are read from the serialised field, whose length prefix takes one to three bytes."""
     for name in ("FP32", "FP64", "BOOL"):
         array = np.arange(count).astype(datatype(name).storage)
         data = typed(name, array).SerializeToString() + b"\xa8\x06\x01"

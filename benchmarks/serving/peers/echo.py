@@ -1,9 +1,9 @@
-"""Bare grpcio: a servicer that answers without a model, threaded or asyncio. The usual ceiling.
+"""Bare grpcio server without a model, threaded or asyncio: the usual ceiling.
 
     python -m serving.peers.echo threaded|asyncio [threads]
 
-It parses each request and builds each response, as any server must. Of an Identity it sends back
-what it was sent; of another model, zeros of the output's size.
+It parses each request and builds each response, as any server must. An Identity gets its input
+back; other models get zeros of the output's size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ZEROS = bytes(4 * _OUTPUT_WIDTHS.get(settings.MODEL_NAME, 0))
 
 
 def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-    """What a server would send."""
+    """Return the response of a server with this model."""
     raw = _ZEROS or request.raw_input_contents[0]
     response = pb.ModelInferResponse(model_name=request.model_name, id=request.id, raw_output_contents=[raw])
     response.outputs.add(name="y", datatype="FP32", shape=[1, len(raw) // 4])
@@ -38,33 +38,33 @@ def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
 
 
 class Threaded(inference_pb2_grpc.GRPCInferenceServiceServicer):
-    """A thread for each call in progress."""
+    """Servicer with a thread for each call in progress."""
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
-        """Answers one request."""
+        """Answer one request."""
         return answer(request)
 
     def ModelStreamInfer(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:
-        """Answers each request of a stream."""
+        """Answer each request of a stream."""
         for request in request_iterator:
             yield pb.ModelStreamInferResponse(infer_response=answer(request))
 
 
 class Asyncio(inference_pb2_grpc.GRPCInferenceServiceServicer):
-    """One event loop."""
+    """Servicer on one event loop."""
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
-        """Answers one request."""
+        """Answer one request."""
         return answer(request)
 
     async def ModelStreamInfer(self, request_iterator: AsyncIterator[Any], context: Any) -> Any:
-        """Answers each request of a stream."""
+        """Answer each request of a stream."""
         async for request in request_iterator:
             yield pb.ModelStreamInferResponse(infer_response=answer(request))
 
 
 def serve_threaded(threads: int) -> None:
-    """Until the process ends."""
+    """Serve until the process ends."""
     server = grpc.server(ThreadPoolExecutor(threads), options=OPTIONS)
     inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Threaded(), server)
     server.add_insecure_port(f"{settings.HOST}:{settings.PORT}")
@@ -73,7 +73,7 @@ def serve_threaded(threads: int) -> None:
 
 
 async def serve_asyncio() -> None:
-    """Until the process ends."""
+    """Serve until the process ends."""
     server = grpc.aio.server(options=OPTIONS)
     inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Asyncio(), server)
     server.add_insecure_port(f"{settings.HOST}:{settings.PORT}")

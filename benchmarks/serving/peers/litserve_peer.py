@@ -12,31 +12,31 @@ from serving.peers.settings import HOST, MAX_BATCH_SIZE, PORT, WINDOW_MS, Engine
 
 
 class Model(litserve.LitAPI):
-    """Answers a batch."""
+    """Model that answers batches."""
 
     def setup(self, device: str) -> None:
-        """Loads the model."""
+        """Load the model."""
         self.engine = Engine()
 
-    # Without a type, which LitServe would take for the type of the body.
+    # Without a type annotation, which LitServe would take for the type of the body.
     def decode_request(self, request):  # type: ignore[no-untyped-def]
-        """The row in a request."""
+        """Return the row in a request."""
         return self.engine.array(base64.b64decode(request["b"]), 1)[0]
 
     def batch(self, inputs: list[Any]) -> Any:
-        """The rows of a batch."""
+        """Join the rows of a batch."""
         return np.stack(inputs)
 
     def predict(self, x: Any) -> Any:
-        """Runs the model."""
+        """Run the model."""
         return self.engine.run(x)
 
     def unbatch(self, output: Any) -> list[Any]:
-        """Each row of the output."""
+        """Return each row of the output."""
         return list(output)
 
     def encode_response(self, output: Any) -> Any:
-        """A row of the output, as JSON takes it."""
+        """Encode a row of the output for JSON."""
         return {"b": base64.b64encode(output.tobytes()).decode()}
 
 

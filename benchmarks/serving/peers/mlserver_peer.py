@@ -1,4 +1,4 @@
-"""MLServer: writes its settings and becomes `mlserver start`, with gRPC and adaptive batching."""
+"""MLServer: writes its settings and executes `mlserver start`, with gRPC and adaptive batching."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SETTINGS = {
     "http_port": PORT + 1,
     "metrics_port": PORT + 2,
     "metrics_endpoint": None,
-    "parallel_workers": 0,  # one worker was slower than none
+    "parallel_workers": 0,  # One worker process was slower than none.
     "debug": False,
 }
 MODEL_SETTINGS = {

@@ -10,15 +10,15 @@ from serving.peers.settings import Engine
 
 
 class Runtime(MLModel):
-    """Answers a batch."""
+    """Model that answers batches."""
 
     async def load(self) -> bool:
-        """Loads the model."""
+        """Load the model."""
         self.engine = Engine()
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        """MLServer has joined the requests, and will split the answer."""
+        """Run a batch; MLServer joins the requests and splits the answer."""
         rows = self.engine.run(NumpyCodec.decode_input(payload.inputs[0]))
         output = NumpyCodec.encode_output(self.engine.output.name, rows)
         return InferenceResponse(model_name=self.name, outputs=[output])

@@ -1,4 +1,4 @@
-"""mosec: a Rust front-end for HTTP/1.1, and one worker that is handed batches of msgpack."""
+"""mosec: a Rust front-end for HTTP/1.1, and one worker that takes batches of msgpack."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from serving.peers.settings import MAX_BATCH_SIZE, WINDOW_MS, Engine
 
 
 class Model(MsgpackMixin, Worker):
-    """Answers a batch."""
+    """Model that answers batches."""
 
     def __init__(self) -> None:
         super().__init__()
         self.engine = Engine()
 
     def forward(self, data: list[Any]) -> list[Any]:
-        """Of {"b": bytes} for each row."""
+        """Return {"b": bytes} for each row."""
         return [{"b": row} for row in self.engine.run_bytes([row["b"] for row in data])]
 
 

@@ -15,13 +15,13 @@ engine = Engine()
 
 
 def width(shape: list[Any]) -> int:
-    """Of a row."""
+    """Return the width of a row."""
     return shape[1] if isinstance(shape[1], int) else -1
 
 
 @batch
 def infer(**inputs: Any) -> list[Any]:
-    """Answers a batch."""
+    """Answer a batch."""
     return [engine.run(inputs[engine.input.name])]
 
 

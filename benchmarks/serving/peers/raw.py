@@ -1,6 +1,8 @@
-"""The compute ceiling: ONNX Runtime in a loop, in this process, without a server.
+"""Compute ceiling: ONNX Runtime in a loop in this process, without a server.
 
-python -m serving.peers.raw SECONDS ROWS [ROWS ...]      one line of JSON for each batch size
+    python -m serving.peers.raw SECONDS ROWS [ROWS ...]
+
+Prints one line of JSON for each batch size.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ import numpy as np
 
 from serving.peers.settings import Engine
 
-# However long they take: the mean of two or three says little.
+# Fewest runs, however long they take: a mean of two or three says little.
 _LEAST_RUNS = 10
 
 
 def measure(engine: Engine, width: int, rows: int, seconds: float) -> dict[str, float]:
-    """Rows a second in batches of so many rows, and the seconds of a batch, over at least so many seconds."""
+    """Return rows per second in batches of `rows`, and the seconds of a batch, over at least
+    `seconds`.
+    """
     batch = np.ones((rows, width), engine.dtype)
     for _ in range(3):
         engine.run(batch)
@@ -30,7 +34,7 @@ def measure(engine: Engine, width: int, rows: int, seconds: float) -> dict[str, 
 
 
 def main() -> None:
-    """Prints the lines."""
+    """Print the lines."""
     engine = Engine()
     width = engine.input.shape[1]
     for rows in sys.argv[2:]:

@@ -21,23 +21,23 @@ LOGGING = {"enable_access_log": False}
     max_ongoing_requests=1000, num_replicas=1, ray_actor_options={"num_cpus": 0}, logging_config=LOGGING
 )
 class Model:
-    """Answers a batch."""
+    """Model that answers batches."""
 
     def __init__(self) -> None:
         self.engine = Engine()
 
     @serve.batch(max_batch_size=MAX_BATCH_SIZE, batch_wait_timeout_s=WINDOW_MS / 1000)
     async def infer(self, rows: list[bytes]) -> list[bytes]:
-        """Of the bytes of each row."""
+        """Return the bytes of each row."""
         return self.engine.run_bytes(rows)
 
     async def __call__(self, request: Request) -> Response:
-        """One row."""
+        """Answer one row."""
         return Response(await self.infer(await request.body()))
 
 
 def stop(*_: Any) -> None:
-    """On SIGTERM."""
+    """Stop on SIGTERM."""
     serve.shutdown()
     ray.shutdown()
     os._exit(0)

@@ -1,6 +1,6 @@
-"""What every peer is told, and the engine that each of them runs: the same session everywhere.
+"""Settings of every peer, and the engine that each of them runs: the same session everywhere.
 
-Peers live in environments of their own: this imports nothing of tensorferry.
+Peers live in their own environments, so this module imports nothing of tensorferry.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COUNTED = bool(_said("FOLDER", ""))
 
 
 def session_options() -> Any:
-    """Those of our server on one core: one thread, which does not spin."""
+    """Return the options of this server's session on one core: one thread without spinning."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -45,7 +45,7 @@ def session_options() -> Any:
 
 
 class Engine:
-    """ONNX Runtime with the model, which counts its batches into a file of FOLDER, if it was given one."""
+    """ONNX Runtime with the model; counts its batches in a file of FOLDER, if one is given."""
 
     def __init__(self, path: Path = MODEL_PATH) -> None:
         import onnxruntime
@@ -60,16 +60,16 @@ class Engine:
         self._written = time.monotonic()
 
     def run(self, rows: Array) -> Array:
-        """One batch, rows on axis 0."""
+        """Run one batch, with rows on axis 0."""
         self._count(len(rows))
         return np.asarray(self._session.run([self.output.name], {self.input.name: rows})[0])
 
     def run_bytes(self, rows: Sequence[bytes]) -> list[bytes]:
-        """One batch of rows as they came, and each row's output."""
+        """Run one batch of rows as bytes, and return each row's output."""
         return [row.tobytes() for row in self.run(self.array(b"".join(rows), len(rows)))]
 
     def array(self, raw: bytes, rows: int) -> Array:
-        """So many rows of input."""
+        """Return `rows` rows of input."""
         return np.frombuffer(raw, self.dtype).reshape(rows, -1)
 
     def _count(self, rows: int) -> None:
@@ -78,7 +78,7 @@ class Engine:
         now = time.monotonic()
         if COUNTED and now - self._written > _WRITE_SECONDS:
             self._written = now
-            # All at once: it is read meanwhile.
+            # Replace the file at once, because it is read meanwhile.
             part = FOLDER / f"part.{os.getpid()}"
             part.write_text(f"{self._rows} {self._batches}")
             part.rename(FOLDER / f"batches.{os.getpid()}")

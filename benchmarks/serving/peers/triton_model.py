@@ -1,4 +1,4 @@
-"""The model of Triton's Python backend, inside its stub process."""
+"""Model of Triton's Python backend, inside its stub process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from serving.peers.settings import Engine
 
 
 class TritonPythonModel:
-    """As Triton wants it: the requests of one batch, joined, run, split."""
+    """Model with Triton's interface: requests of a batch are joined, run and split."""
 
     def initialize(self, args: Any) -> None:
-        """Loads the model."""
+        """Load the model."""
         self.engine = Engine()
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answers a batch."""
+        """Answer a batch."""
         name = self.engine.input.name
         parts = [backend.get_input_tensor_by_name(request, name).as_numpy() for request in requests]
         rows = self.engine.run(np.concatenate(parts) if len(parts) > 1 else parts[0])

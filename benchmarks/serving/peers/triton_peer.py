@@ -1,7 +1,7 @@
-"""Triton: the tritonserver binary in PyTriton's wheel, run directly, with its Python backend.
+"""Triton: the tritonserver binary of PyTriton's wheel, run directly, with its Python backend.
 
-The wheel has no onnxruntime backend: the model runs in a Python stub process behind Triton's
-C++ gRPC front-end and dynamic batcher. Becomes tritonserver by exec.
+The wheel has no onnxruntime backend, so the model runs in a Python stub process behind Triton's C++
+gRPC front-end and dynamic batcher. This program executes tritonserver.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BATCHING = f"dynamic_batching {{ max_queue_delay_microseconds: {WINDOW_MS * 100
 
 
 def configuration(engine: Engine) -> str:
-    """Of the model, as config.pbtxt."""
+    """Return the model's config.pbtxt."""
 
     def width(shape: list[object]) -> object:
         return shape[1] if isinstance(shape[1], int) else -1
@@ -37,7 +37,7 @@ instance_group [{{ kind: KIND_CPU count: 1 }}]
 
 
 def main() -> None:
-    """Lays out the model repository and the backends, and becomes the server."""
+    """Write the model repository and the backends, and execute the server."""
     triton = Path(pytriton.__file__).with_name("tritonserver")
     repository, backends = FOLDER / "repository", FOLDER / "backends"
     model = repository / MODEL_NAME
@@ -50,9 +50,9 @@ def main() -> None:
     shutil.copy(triton / "python_backend_stubs" / version / stub.name, stub)
     stub.chmod(0o755)
     libraries = Path(pytriton.__file__).parents[1] / "nvidia_pytriton.libs"
-    # The stub must load the libpython of this interpreter, whose standard library it uses.
+    # The stub must load libpython of this interpreter, because it uses its standard library.
     os.environ["LD_LIBRARY_PATH"] = f"{sys.base_prefix}/lib:{libraries}"
-    # It ignores PYTHONPATH: triton_model.py reads this.
+    # The stub ignores PYTHONPATH; triton_model.py reads this variable.
     os.environ["SERVING_BENCH_PATHS"] = os.pathsep.join(sys.path)
     options = {
         "model-repository": repository,

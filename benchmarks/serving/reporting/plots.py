@@ -1,4 +1,4 @@
-"""The plots of the page, as small SVG files. Needs matplotlib."""
+"""Plots of the page, as small SVG files. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ COLORS = {
 
 
 def write(folder: Path, rows: Sequence[Row]) -> list[Path]:
-    """Writes all plots into the folder; returns their paths."""
+    """Write all plots to the folder; return their paths."""
     try:
         matplotlib = importlib.import_module("matplotlib")
     except ModuleNotFoundError as error:
         raise SystemExit("the plots need matplotlib: pip install matplotlib") from error
     matplotlib.use("svg")
-    # Text stays text, and the same numbers make the same file.
+    # Text stays text, and the same numbers give the same file.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "tensorferry", "font.size": 9})
     folder.mkdir(parents=True, exist_ok=True)
     return [
@@ -60,7 +60,7 @@ def write(folder: Path, rows: Sequence[Row]) -> list[Path]:
 
 
 def _lines(panel: Any, rows: Sequence[Row], points: Sequence[tuple[float, dict[str, Any]]]) -> None:
-    """One line for each server over (place, what `middle` is asked for)."""
+    """Plot one line per server, of the medians at these places."""
     for name, (color, style) in COLORS.items():
         found = [(at, middle(rows, name, **asked)) for at, asked in points]
         shown = [(at, value) for at, value in found if value is not None]

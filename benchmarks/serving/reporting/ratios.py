@@ -1,7 +1,7 @@
-"""What must be shown: ratios of what was measured in the same round, and their median.
+"""Required ratios: medians of ratios within one round.
 
-Each ratio has what is wanted of it. A round counts where both of its figures were measured in it;
-figures of different rounds are never compared.
+Each ratio has its target. A round counts if both of its figures were measured in it; figures of
+different rounds are never compared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Figures = Mapping[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """One line of the table; `at_most` turns what is wanted round. Of no rounds when not measured."""
+    """One line of the table; `at_most` reverses the target. It has no rounds if nothing was measured."""
 
     name: str
     over: str
@@ -32,12 +32,12 @@ class Ratio:
 
     @property
     def seen(self) -> float | None:
-        """The median of the rounds."""
+        """Return the median of the rounds."""
         return median(self.values) if self.values else None
 
     @property
     def verdict(self) -> str:
-        """yes, stretch, no, or not measured."""
+        """Return yes, stretch, no, or not measured."""
         if self.seen is None:
             return "not measured"
         met = self.seen <= self.wanted if self.at_most else self.seen >= self.wanted
@@ -56,7 +56,7 @@ def figures(
     share: float = 0.0,
     field: str = "rate",
 ) -> Figures:
-    """One figure of one measurement, by round."""
+    """Return one figure of one measurement, by round."""
     wanted = (server, workload, pattern, in_flight, share)
     return {
         row["round"]: float(row[field])
@@ -67,7 +67,7 @@ def figures(
 
 
 def raw_figures(rows: Sequence[Row], workload: str, batch: int, field: str = "rate") -> Figures:
-    """Of raw ONNX Runtime in batches of so many rows."""
+    """Return the figures of raw ONNX Runtime in batches of `rows`."""
     return {
         row["round"]: float(row[field])
         for row in rows
@@ -76,12 +76,12 @@ def raw_figures(rows: Sequence[Row], workload: str, batch: int, field: str = "ra
 
 
 def divided(above: Figures, below: Figures) -> list[float]:
-    """Of the rounds that have both."""
+    """Divide the figures of the rounds that have both."""
     return [above[number] / below[number] for number in sorted(above.keys() & below.keys()) if below[number]]
 
 
 def all_ratios(rows: Sequence[Row]) -> list[Ratio]:
-    """The table, in its order."""
+    """Return the table, in order."""
     return [*_tiny(rows), *_streams(rows), *_computing(rows), *_open(rows)]
 
 
@@ -133,7 +133,7 @@ def _computing(rows: Sequence[Row]) -> list[Ratio]:
 
 
 def of_raw(rows: Sequence[Row], workload: str, callers: int) -> list[float]:
-    """The lane's rate over raw ONNX Runtime's in batches of the lane's mean size, by round."""
+    """Return the lane's rate over raw ONNX Runtime's in batches of the lane's mean size, by round."""
     rates = figures(rows, LANE, workload, UNARY, callers)
     batches = figures(rows, LANE, workload, UNARY, callers, field="mean_rows")
     values = []
@@ -156,20 +156,20 @@ def _open(rows: Sequence[Row]) -> list[Ratio]:
 
 
 def wanted_text(ratio: Ratio) -> str:
-    """As ≥ 2.5 (stretch 4)."""
+    """Format a target, such as ≥ 2.5 (stretch 4)."""
     stretch = "" if ratio.stretch is None else f" (stretch {ratio.stretch:g})"
     return f"{'≤' if ratio.at_most else '≥'} {ratio.wanted:g}{stretch}"
 
 
 def seen_text(ratio: Ratio) -> str:
-    """As 3.10 (2.95–3.20)."""
+    """Format a result, such as 3.10 (2.95–3.20)."""
     if ratio.seen is None:
         return "–"
     return f"{ratio.seen:.2f} ({min(ratio.values):.2f}–{max(ratio.values):.2f})"
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The ratios that were measured, for a terminal, and how many were not."""
+    """Return the measured ratios as a text table, and the number of ratios not measured."""
     everything = all_ratios(rows)
     cells: list[Callable[[Ratio], str]] = [
         lambda ratio: f"{ratio.name} ÷ {ratio.over}",

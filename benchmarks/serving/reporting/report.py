@@ -1,9 +1,9 @@
-"""Makes the generated part of docs/results/performance.md, and its plots, of what serving.run has measured.
+"""Make the generated part of docs/results/performance.md, and its plots, from the results of
+serving.run.
 
-python -m serving.reporting.report [--results FILE] [--docs FOLDER]
+    python -m serving.reporting.report [--results FILE] [--docs FOLDER]
 
-What people have written around the generated part stays as it is. A page that is not there yet
-gets the generated part alone.
+Text around the generated part is kept. A missing page is created with the generated part alone.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ machine is small and shared: absolute figures of different pages do not compare.
 
 
 def generated(results: Mapping[str, Any]) -> str:
-    """The part between the markers."""
+    """Return the part between the markers."""
     rows: Sequence[Row] = results["measurements"]
     parts = [
         _where(results),
@@ -130,7 +130,7 @@ def _trouble(results: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Writes the page and the plots."""
+    """Write the page and the plots."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

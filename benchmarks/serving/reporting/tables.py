@@ -1,4 +1,4 @@
-"""The tables of the page: medians over the rounds, in Markdown."""
+"""Tables of the page in Markdown, with medians over the rounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def middle(
     field: str,
     share: float = 0.0,
 ) -> float | None:
-    """The median over the rounds of one figure, or None when it was not measured."""
+    """Return the median of a figure over the rounds, or None if it was not measured."""
     wanted = (server, workload, pattern, in_flight, share)
     values = [
         float(row[field])
@@ -35,18 +35,18 @@ def middle(
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """With commas; a dash for None."""
+    """Format a number with commas; None is a dash."""
     return ABSENT if value is None else f"{value:,.{digits}f}"
 
 
 def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table whose first column is text and whose others are figures."""
+    """Format a table whose first column is text and whose others are figures."""
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *lines))
 
 
 def ratios(rows: Sequence[Row]) -> str:
-    """What must be shown, with what is wanted and what was seen."""
+    """Return the required ratios, with targets and results."""
     lines = [
         [f"{ratio.name} ÷ {ratio.over}", wanted_text(ratio), seen_text(ratio), ratio.verdict]
         for ratio in all_ratios(rows)
@@ -55,7 +55,7 @@ def ratios(rows: Sequence[Row]) -> str:
 
 
 def _names(rows: Sequence[Row], workload: str, pattern: str) -> list[str]:
-    """The servers that were measured so, the fastest with 32 in flight first."""
+    """Return the servers with such a measurement, the fastest at 32 in flight first."""
     names = {
         row["server"]
         for row in rows
@@ -65,7 +65,7 @@ def _names(rows: Sequence[Row], workload: str, pattern: str) -> list[str]:
 
 
 def unary(rows: Sequence[Row], workload: str) -> str:
-    """Calls a second, latencies, CPU time, batches and memory of each server."""
+    """Return calls per second, latencies, CPU time, batches and memory of each server."""
     measured = {
         row["in_flight"] for row in rows if row["workload"] == workload and row.get("pattern") == UNARY
     }
@@ -105,7 +105,7 @@ def unary(rows: Sequence[Row], workload: str) -> str:
 
 
 def ceiling(rows: Sequence[Row], workload: str) -> str:
-    """One line: raw ONNX Runtime by batch size."""
+    """Return one line: raw ONNX Runtime by batch size."""
     raw = [row for row in rows if row["server"] == RAW and row["workload"] == workload]
     sizes = sorted({row["rows"] for row in raw})
     figures = (
@@ -116,7 +116,7 @@ def ceiling(rows: Sequence[Row], workload: str) -> str:
 
 
 def streams(rows: Sequence[Row], workload: str) -> str:
-    """Messages a second, over one stream and over as many as are in flight."""
+    """Return messages per second, over one stream and over one stream for each request in flight."""
     shown = [(pattern, callers) for pattern in (ONE_STREAM, STREAMS) for callers in (32, 128)]
     shown = [(p, c) for p, c in shown if any(_is(row, workload, p, c) for row in rows)]
     names = dict.fromkeys([*_names(rows, workload, ONE_STREAM), *_names(rows, workload, STREAMS)])
@@ -139,7 +139,7 @@ def _is(row: Row, workload: str, pattern: str, in_flight: int) -> bool:
 
 
 def sizes(rows: Sequence[Row]) -> str:
-    """Calls a second by the size of the message."""
+    """Return calls per second by message size."""
     names = _names(rows, SIZES[0].name, UNARY)
     lines = [
         [name, *(number(middle(rows, name, size.name, UNARY, SIZES_IN_FLIGHT, "rate")) for size in SIZES)]
@@ -149,7 +149,7 @@ def sizes(rows: Sequence[Row]) -> str:
 
 
 def open_loop(rows: Sequence[Row]) -> str:
-    """Latency under independent arrivals, at shares of each server's own capacity."""
+    """Return latencies under independent arrivals, at shares of each server's capacity."""
     lines = []
     for workload in ("tiny", "mlp", "transformer"):
         for name in _names(rows, workload, OPEN):
@@ -168,7 +168,7 @@ def open_loop(rows: Sequence[Row]) -> str:
 
 
 def noise(rows: Sequence[Row]) -> str:
-    """How quiet the machine was, and how many requests failed."""
+    """Return how quiet the machine was, and how many requests failed."""
     loads = [row for row in rows if row["server"] != RAW]
     noisy = sum(row["other_cores"] > NOISY_CORES for row in loads)
     answers, errors = (sum(row[field] for row in loads) for field in ("answers", "errors"))

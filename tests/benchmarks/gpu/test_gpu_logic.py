@@ -1,4 +1,4 @@
-"""The pure parts of `make gpu-bench`: sizes, searches, LoadGen's summary, accounts, predictions."""
+"""Pure parts of `make gpu-bench`: sizes, searches, LoadGen's summary, accounting, predictions."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def test_the_largest_batch_that_fits_the_bound_and_is_as_fast_as_any_that_does()
     # A larger batch that is slower by more than 15 % is not worth its latency.
     assert chosen_size([timed(1, 1), timed(2, 1), timed(4, 2.5)], 1.0) == 2
     assert chosen_size([timed(1, 1), timed(2, 1), timed(4, 2.2)], 1.0) == 4
-    # Copies count: a batch that fits without them alone does not fit.
+    # Copies count: a batch that fits only without them does not fit.
     assert chosen_size([timed(1, 1), timed(8, 4), timed(8, 9, copies=True)], 0.015) == 1
-    # Nothing fits: the smallest there is.
+    # Nothing fits: the smallest size.
     assert chosen_size(times, 0.0001) == 1
 
 
@@ -187,11 +187,11 @@ def test_a_variant_is_left_out_for_a_reason() -> None:
 
 
 def _ignore(result: Result) -> None:
-    """Nobody waits."""
+    """Ignore the outcome."""
 
 
 def _second_batch() -> BatchAssignment | Wait | None:
-    """What a pipelined device's other worker gets while the first batch runs."""
+    """Return the batch of a pipelined device's other worker while the first batch runs."""
     clock = VirtualClock()
     queue = RequestQueue(Limits(8, 0.0), 100, 1 << 20, clock, pipelined=True)
     queue.anchor(1, 1.0)

@@ -1,4 +1,4 @@
-"""The report of `make gpu-bench`, of results that were not measured."""
+"""The report of `make gpu-bench`, from invented results."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_report_on_a_gpu_says_what_is_met() -> None:
     assert "Not measured: CUDA graphs (this server has no --cuda-graphs)." in page
     assert "- eager warned: model.onnx is odd" in page
     assert "- eager warned: not JSON" in page
-    # 0.9 busy, batches that take 11 ms where the loop with copies takes 8 / 750 s.
+    # Busy 0.9; batches take 11 ms, and 8 rows / 750 per second in the loop with copies.
     assert "the device is busy 0.90 of the time; its batches take 1.03" in page
 
 

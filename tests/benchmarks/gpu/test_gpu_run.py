@@ -1,4 +1,4 @@
-"""The models of `make gpu-bench`, its processes, and a run of a second or two of all of it on the CPU."""
+"""Models and processes of `make gpu-bench`, and a run of a second or two of all of it on the CPU."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CPU = onnxruntime.InferenceSession
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In what is started, too."""
+    """Importable in child processes, too."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
 
 
@@ -65,7 +65,7 @@ def test_a_row_has_the_same_outputs_alone_and_among_others(workload: Workload, t
             assert np.abs(all_[at] - one[0]).max() < 1e-4
     assert np.abs(together[0][0] - together[0][1]).max() > 1e-2
     assert sum(one[0].nbytes for one in alone) == workload.answer_bytes
-    # Written once.
+    # The file is written once.
     before = workload.write(tmp_path).stat().st_mtime_ns
     assert workload.write(tmp_path).stat().st_mtime_ns == before
 
@@ -84,7 +84,7 @@ def test_masked_tokens_are_not_looked_at(tmp_path: Path) -> None:
 
 
 def test_the_models_for_a_gpu_are_of_their_kind() -> None:
-    """In size: what has as many parameters as the real ones, all in FP16."""
+    """The models have as many parameters as the real ones, all in FP16."""
     half = (build_bert(Bert(layers=1, vocabulary=100)), build_resnet(Resnet(blocks=(1, 1, 1, 1))))
     for model in half:
         onnx.checker.check_model(model)
@@ -93,7 +93,7 @@ def test_the_models_for_a_gpu_are_of_their_kind() -> None:
     shape = ON_GPU[RESNET].model
     assert isinstance(shape, Resnet)
     assert _parameters(build_resnet(shape)) == pytest.approx(25.5e6, rel=0.01)
-    # One layer of BERT-base has 7.1 million.
+    # One layer of BERT-base has 7.1 million parameters.
     two = build_bert(Bert(layers=2, vocabulary=100))
     assert _parameters(two) - _parameters(half[0]) == pytest.approx(7.09e6, rel=0.01)
 
@@ -219,7 +219,7 @@ def test_the_checkout_has_a_version_where_nothing_is_installed() -> None:
 def test_what_there_is_no_time_for_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlperf_loadgen", reason="`make gpu-bench` installs it")
     said: list[str] = []
-    # As if the bare loop had shown that the fastest size is another than the bound allows.
+    # As if the bare loop had found another fastest size than the bound allows.
     monkeypatch.setattr(
         "gpu.part.why_not", lambda variant, *more, **which: "" if not variant.for_gpu else "of a GPU"
     )

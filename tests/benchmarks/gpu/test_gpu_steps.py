@@ -1,4 +1,4 @@
-"""The benchmark of the steps to a device and back runs where there is none, and says what is missing."""
+"""The benchmark of the steps to a device and back runs without one, and says what is missing."""
 
 from __future__ import annotations
 
