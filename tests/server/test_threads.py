@@ -48,7 +48,10 @@ def test_handlers_serve_where_no_more_threads_can_be_started(
         assert [future.result(PATIENCE) for future in futures] == [str(number) for number in range(20)]
     threads.shutdown()
     assert (
-        caplog.text.count("no more threads for calls: can't start new thread; they wait for one of 1") <= 20
+        caplog.text.count(
+            "no more threads for calls: can't start new thread; calls wait for one of 1 threads"
+        )
+        <= 20
     )
 
 

@@ -1,4 +1,4 @@
-"""Builds the server's objects, starts them, drains them, stops them: the only wiring."""
+"""The server: construction of its objects, start, drain and stop."""
 
 from __future__ import annotations
 
@@ -60,37 +60,37 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tensorferry.server")
 
-# A call of the threaded servicer keeps a thread; threads are made as calls need them.
-HANDLER_THREADS = 512
-MAX_STREAMS = HANDLER_THREADS // 2
-# In the lane, an open stream costs some kilobytes.
-MAX_STREAMS_OF_LANE = 10_000
+# A call of the threaded servicer occupies a thread, and a stream occupies two. Threads are started on demand.
+MAX_HANDLER_THREADS = 512
+_MAX_THREADED_STREAMS = MAX_HANDLER_THREADS // 2
+# An open stream of the lane costs a few kilobytes.
+_MAX_LANE_STREAMS = 10_000
 
+# More than one, so that one large message does not delay all others.
+_UNPACK_THREADS = 2
 
-# So that one large message does not keep all others waiting.
-_UNPACKERS = 2
-
-# Time for the last responses to leave once nothing is in flight any more.
-_GOODBYE_SECONDS = 1.0
-_LAST_TRACES_SECONDS = 5.0
+# Time to send the last responses, after the last request is complete.
+_SEND_SECONDS = 1.0
+# Time to write or send the last traces.
+_TRACE_FLUSH_SECONDS = 5.0
 
 
 class App:
-    """The server: `start`, then `load`, then `drain` and `stop`, each once and in this order.
+    """The server. Call `start`, `load`, `drain` and `stop` once each, in this order.
 
-    `stop` may be called at any time, from any thread, to end at once. Clients may change what is
-    logged where the command line set up `log_output`. `lost` is called with the reason, on any thread, when a model
-    has no instance left that works, and nothing but a restart can help.
+    `stop` can be called at any time, from any thread, to stop at once. With `log_output`, clients can read the log
+    settings, and change them if the configuration allows it. `on_device_loss` is called with the reason, on any thread,
+    when no instance of a model works and only a restart can help.
     """
 
     def __init__(
         self,
         config: ServerConfig,
         log_output: LogOutput | None = None,
-        lost: Callable[[str], None] = lambda reason: None,
+        on_device_loss: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.config = config
-        self._lost = lost
+        self._on_device_loss = on_device_loss
         self.port = 0
         self.registry = ModelRegistry(may_be_empty=config.model_control == "explicit")
         self._trace_file = TraceFile(config.trace_file) if config.trace_file is not None else None
@@ -106,7 +106,7 @@ class App:
             triton_status_codes=config.triton_status_codes,
             limits=request_limits(config),
         )
-        # Read from a file, of which there may be none left later.
+        # Read now, because reading opens a file, which can fail later if too many files are open.
         self._release = version("tensorferry")
         self._device = "cpu"
         self._access = access_control_for(config)
@@ -118,13 +118,13 @@ class App:
             mode=config.model_control,
             poll_seconds=config.repository_poll_seconds,
         )
-        # Both transports count here.
+        # Shared by both transports.
         self._unsent = Unsent(config.max_unsent_bytes)
         self._servicer = Servicer(
             self._service,
             self.registry,
             version=self._release,
-            max_streams=config.max_streams or MAX_STREAMS,
+            max_streams=config.max_streams or _MAX_THREADED_STREAMS,
             max_in_flight=config.max_in_flight_per_stream,
             extensions=(
                 ModelConfigMethods(self.registry),
@@ -142,18 +142,18 @@ class App:
             unsent=self._unsent,
         )
         self._watchdog = Watchdog(min(config.run_timeout or REBUILD_SECONDS, REBUILD_SECONDS))
-        # Held while health is set from what the registry says, so that the last word is the latest. Nothing else
-        # is done meanwhile.
+        # Held while the registry is read and health is set from it, so that the last update is the newest. Nothing else is
+        # done while it is held.
         self._health_lock = threading.Lock()
         self._health = HealthService()
-        self._unpackers = HandlerThreads(_UNPACKERS, "unpack")
-        self._threads = HandlerThreads(max(HANDLER_THREADS, 2 * (config.max_streams or 0)))
+        self._unpackers = HandlerThreads(_UNPACK_THREADS, "unpack")
+        self._threads = HandlerThreads(max(MAX_HANDLER_THREADS, 2 * (config.max_streams or 0)))
         self._server = grpc.server(
             self._threads,
             interceptors=[]
             if self._access is None
             else [AccessInterceptor(self._access, exempt_health=config.auth_exempt_health)],
-            # Of the methods that are not the lane's; the lane counts its own.
+            # For the methods that grpcio serves; the lane counts its own calls.
             maximum_concurrent_rpcs=config.max_calls,
             options=core_options(config),
         )
@@ -162,7 +162,7 @@ class App:
             services = (SERVICE_NAME, HEALTH_SERVICE, *REFLECTION_SERVICES)
             self._server.add_generic_rpc_handlers(ReflectionService(services, POOL).handlers())
         self._health.set("", serving=False)
-        # Whether the process answers at all, for those who end one that does not; as the method ServerLive.
+        # Liveness: serving as long as the process responds, like ServerLive.
         self._health.set(HEALTH_SERVICE, serving=True)
         for source in config.models:
             self._health.set(source.name, serving=False)
@@ -173,32 +173,32 @@ class App:
 
     @property
     def service(self) -> InferenceService:
-        """What serves requests, for those who bring them here by a way of their own."""
+        """The inference service, for callers with their own transport."""
         return self._service
 
     @property
     def servicer(self) -> Servicer:
-        """The other methods, likewise."""
+        """The other methods of the protocol, for callers with their own transport."""
         return self._servicer
 
     @property
     def transport(self) -> str:
-        """What serves ModelInfer and ModelStreamInfer: lane or threaded."""
+        """The transport of ModelInfer and ModelStreamInfer: lane or threaded."""
         return "threaded" if self._lane is None else "lane"
 
     @property
     def address(self) -> str:
-        """Where the server listens, as host:port."""
+        """The address on which the server listens, as host:port."""
         host = self.config.host
         return f"[{host}]:{self.port}" if ":" in host and not host.startswith("[") else f"{host}:{self.port}"
 
     @property
     def metrics_url(self) -> str | None:
-        """Where the metrics are; None when they are not served."""
+        """The URL of the metrics; None if they are not served."""
         return None if self._metrics is None else self._metrics.url
 
     def start(self) -> None:
-        """Listens and answers; not ready yet. StartError when an address, the lane or a file that it is told of cannot be had."""
+        """Listen and serve, not ready yet. StartError if an address is in use, or the lane or a file is unusable."""
         if self._trace_file is not None:
             self._trace_file.start()
         if self._access is not None:
@@ -208,15 +208,15 @@ class App:
             _log.warning("%s", warning)
         self._lane = self._attach_lane()
         self.port = self.config.port
-        secured = self._secured()
+        credentials = self._tls_credentials()
         try:
-            if secured is None:
+            if credentials is None:
                 self.port = self._server.add_insecure_port(self.address)
             else:
-                self.port = self._server.add_secure_port(self.address, secured)
+                self.port = self._server.add_secure_port(self.address, credentials)
         except RuntimeError as error:
             raise StartError(
-                f"cannot listen on {self.address}: the address is in use, or not this machine's ({error}); "
+                f"cannot listen on {self.address}: the address is in use, or is not an address of this machine ({error}); "
                 "choose others by --host and --port (0 picks a free port)"
             ) from None
         if self.config.metrics_port is not None:
@@ -226,14 +226,14 @@ class App:
             self._outbox.serve(self.port)
             self._lane.start()
 
-    def _secured(self) -> grpc.ServerCredentials | None:
+    def _tls_credentials(self) -> grpc.ServerCredentials | None:
         config = self.config
         if config.tls_certificate is None or config.tls_key is None:
             return None
         return TlsFiles(config.tls_certificate, config.tls_key, config.tls_client_ca).credentials()
 
     def _serve_metrics(self, port: int) -> MetricsServer:
-        # Here, since it takes a while to import what makes and serves them.
+        # Imported here, because the import is slow.
         from tensorferry.server.monitoring.http_server import MetricsServer
         from tensorferry.server.monitoring.metrics import Metrics
         from tensorferry.server.monitoring.status_page import routes_of
@@ -246,13 +246,13 @@ class App:
         return MetricsServer(self.config.metrics_host, port, page, routes_of(status))
 
     def statistics(self) -> ServerStatistics:
-        """What the server as a whole has to tell now. Thread-safe."""
-        lane = self._lane.open_streams if self._lane is not None else 0
+        """Return the counters of the server as a whole. Thread-safe."""
+        lane_streams = self._lane.open_streams if self._lane is not None else 0
         return ServerStatistics(
             release=self._release,
             transport=self.transport,
             ready=self._service.ready,
-            open_streams=lane + self._servicer.open_streams,
+            open_streams=lane_streams + self._servicer.open_streams,
             call_threads=self._threads.count + self._health.threads,
             unsent_bytes=self._unsent.total,
             refused=self._service.refused,
@@ -262,7 +262,7 @@ class App:
         if self.config.transport == "threaded":
             return None
         try:
-            # Here, since the import itself fails with a grpcio that lacks what it uses.
+            # Imported here, because the import fails if grpcio lacks an internal name that the lane uses.
             from tensorferry.server.transport.lane.lane import Lane
             from tensorferry.server.transport.lane.selftest import prove
 
@@ -270,7 +270,7 @@ class App:
             return Lane(
                 self._server,
                 self._service,
-                max_streams=self.config.max_streams or MAX_STREAMS_OF_LANE,
+                max_streams=self.config.max_streams or _MAX_LANE_STREAMS,
                 max_in_flight=self.config.max_in_flight_per_stream,
                 max_calls=self.config.max_calls,
                 outbox=self._outbox,
@@ -286,7 +286,7 @@ class App:
             return None
 
     def load(self) -> None:
-        """Loads every model; afterwards the server is ready. StartError names the first that fails."""
+        """Load every model; the server is ready afterwards. StartError names the first model that fails."""
         config = self.config
         remove_abandoned()
         self._device = choose_device(config.device)
@@ -298,10 +298,10 @@ class App:
         names = config.load_models if config.model_control == "explicit" else ("*",)
         self._control.start(config.models, names, strict=config.exit_on_error)
         self.registry.mark_complete()
-        self._tell_health()
+        self._publish_health()
 
-    def _leave(self) -> None:
-        """While --drain-delay-seconds last, everybody hears that the server goes, and nobody is refused."""
+    def _announce_shutdown(self) -> None:
+        """Report NOT_SERVING and close the port, but serve every call, for --drain-delay-seconds."""
         if not self.config.drain_delay:
             return
         self._service.begin_lame_duck()
@@ -310,17 +310,17 @@ class App:
         self._stopping.wait(self.config.drain_delay)
 
     def drain(self) -> bool:
-        """Accepts nothing new, after the delay, and finishes what was accepted; whether that came about in time."""
-        self._leave()
+        """Reject new requests, after the delay, and finish the accepted ones; return whether all finished in time."""
+        self._announce_shutdown()
         deadline = time.monotonic() + self.config.drain_seconds
-        # Health last: whoever has read that it turned finds the door closed.
+        # Health last, so that a client that sees NOT_SERVING is already rejected.
         self._begin_drain()
         self._health.enter_graceful_shutdown()
-        done = self._control.drain(deadline)
+        drained = self._control.drain(deadline)
         for model in self.registry.models():
             self.registry.mark_unloading(model)
-            done = model.batcher.drain(max(0.0, deadline - time.monotonic())) and done
-        return done
+            drained = model.batcher.drain(max(0.0, deadline - time.monotonic())) and drained
+        return drained
 
     def _begin_drain(self) -> None:
         self._service.begin_drain()
@@ -328,28 +328,29 @@ class App:
         if self._lane is not None:
             self._lane.begin_drain()
 
-    def _wait_until_over(self, give_up: float) -> None:
-        """Wait until what was answered is sent, at most until `give_up`, a time of `time.monotonic`."""
-        self._servicer.wait_until_over(max(0.0, give_up - time.monotonic()))
+    def _wait_until_sent(self, deadline: float) -> None:
+        """Wait until all responses are sent, at most until `deadline`, a time of `time.monotonic`."""
+        self._servicer.wait_until_over(max(0.0, deadline - time.monotonic()))
         if self._lane is not None:
-            self._lane.wait_until_over(max(0.0, give_up - time.monotonic()))
+            self._lane.wait_until_over(max(0.0, deadline - time.monotonic()))
 
-    def stop(self, grace: float = _GOODBYE_SECONDS) -> bool:
-        """Ends every call after `grace` seconds, with UNAVAILABLE, and every model then.
+    def stop(self, grace: float = _SEND_SECONDS) -> bool:
+        """End every call after `grace` seconds, with UNAVAILABLE, and unload every model. Idempotent.
 
-        Whether every worker has ended: one that is inside ONNX Runtime cannot be ended. Idempotent.
+        Return whether every worker has ended: a worker that runs in ONNX Runtime cannot be interrupted.
         """
         self._stopping.set()
         self._begin_drain()
-        give_up = time.monotonic() + grace
-        self._wait_until_over(give_up)
+        deadline = time.monotonic() + grace
+        self._wait_until_sent(deadline)
         ended = [self._control.close(grace)]
         ended += [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]
         if self.port and close_port(self.port):
-            # Calls that came on open connections meanwhile are being refused. A proxy takes a call whose connection is
-            # closed amid its answer for broken.
-            self._wait_until_over(give_up)
-            # Core ends calls that come while it stops with CANCELLED. A client whose connection is closed has UNAVAILABLE.
+            # Calls on open connections are being rejected at this moment. Wait for them, because a proxy reports a broken
+            # call if the connection closes during a response.
+            self._wait_until_sent(deadline)
+            # Closed before the stop, because gRPC's core ends calls that arrive during its stop with CANCELLED. A client
+            # whose connection is closed gets UNAVAILABLE.
             close_connections(self.port)
         self._server.stop(None).wait()
         self._threads.shutdown(wait=False)
@@ -362,9 +363,9 @@ class App:
             gpus.close()
         self._watchdog.close()
         self._regions.close()
-        if self._trace_file is not None and not self._trace_file.stop(_LAST_TRACES_SECONDS):
-            _log.warning("the last traces are not written: the disk takes too long")
-        self._telemetry.stop(_LAST_TRACES_SECONDS)
+        if self._trace_file is not None and not self._trace_file.stop(_TRACE_FLUSH_SECONDS):
+            _log.warning("the last request traces were not written within %g s", _TRACE_FLUSH_SECONDS)
+        self._telemetry.stop(_TRACE_FLUSH_SECONDS)
         return all(ended)
 
     def _load_model(self, source: ModelSource) -> Model:
@@ -375,7 +376,7 @@ class App:
             self._telemetry.together,
             self._watchdog,
             changed=self._health_changed,
-            lost=self._lost,
+            lost=self._on_device_loss,
         )
 
     def _health_changed(self, health: InstanceHealth) -> None:
@@ -384,9 +385,9 @@ class App:
 
     def _model_changed(self, name: str) -> None:
         self._service.models_changed()
-        self._tell_health(name)
+        self._publish_health(name)
 
-    def _tell_health(self, *names: str) -> None:
+    def _publish_health(self, *names: str) -> None:
         with self._health_lock:
             for name in names:
                 self._health.set(name, serving=self.registry.serves(name))

@@ -1,15 +1,15 @@
-"""The server's own errors; `status.py` says which gRPC status each becomes."""
+"""Errors of the server; `status.py` maps them to gRPC statuses."""
 
-_MOST_SHOWN = 128
+_MAX_QUOTED_CHARACTERS = 128
 
 
-def truncate(text: str, most: int = _MOST_SHOWN) -> str:
-    """What a client sent, for an error message: at most `most` characters of it."""
-    return text if len(text) <= most else text[:most] + "..."
+def truncate(text: str, length: int = _MAX_QUOTED_CHARACTERS) -> str:
+    """Return at most `length` characters of a text that a client sent, for an error message."""
+    return text if len(text) <= length else text[:length] + "..."
 
 
 class ServerError(Exception):
-    """The root of the errors whose message is meant for the client."""
+    """Base class of errors whose message is for the client."""
 
 
 class InvalidRequestError(ServerError):
@@ -17,19 +17,19 @@ class InvalidRequestError(ServerError):
 
 
 class NotFoundError(ServerError):
-    """There is no such model, or no such version of it."""
+    """The model, or the version of the model, does not exist."""
 
 
 class AlreadyExistsError(ServerError):
-    """What is to be made is there already."""
+    """The object to create exists already."""
 
 
 class LimitError(ServerError):
-    """The server has as many of something as it keeps, or the machine has no more room."""
+    """A limit of the server is reached, or the machine lacks a resource."""
 
 
 class UnreadResponsesError(LimitError):
-    """Clients have yet to read as many bytes of answers as the server keeps; `retry_after` in seconds."""
+    """Clients have not read their responses, and the server keeps no more of them; `retry_after` is in seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class UnreadResponsesError(LimitError):
 
 
 class NotReadyError(ServerError):
-    """The model is not ready, or the server drains."""
+    """The model is not ready, or the server is draining."""
 
 
 class UnauthenticatedError(ServerError):
@@ -45,28 +45,28 @@ class UnauthenticatedError(ServerError):
 
 
 class PermissionDeniedError(ServerError):
-    """Whoever calls is known, and does not have the role that the method wants."""
+    """The client is known, but lacks the role that the method requires."""
 
 
 class LoadFailedError(ServerError):
-    """A model cannot be loaded: the message names the file or the setting that is at fault."""
+    """A model cannot be loaded; the message names the file or the setting that causes it."""
 
 
 class UnsupportedError(ServerError):
-    """The request asks for something that this server does not do."""
+    """The request uses a feature that this server does not support."""
 
 
 class ModelFailedError(ServerError):
-    """The model raised while it ran this request alone; its cause is for the log, not for clients."""
+    """The model failed while it ran this request alone; the cause is for the log, not for the client."""
 
 
 class StartError(Exception):
-    """The server cannot start: the message names what is at fault, for the person at the shell."""
+    """The server cannot start; the message tells the operator the cause."""
 
 
 class ModelConfigError(StartError):
-    """A model's configuration cannot be used: the message names the file or the model, and the field."""
+    """A model's configuration is invalid; the message names the file or the model, and the field."""
 
 
 class ConfigError(Exception):
-    """An option has a bad value: the message names the option, the value, and what is allowed."""
+    """An option has a bad value; the message names the option, the value, and what is allowed."""

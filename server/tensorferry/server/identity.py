@@ -1,4 +1,4 @@
-"""Who calls: what a transport finds out of a call's token, certificate or address, and the service goes by."""
+"""Identity of clients: the name and the roles that a token, certificate or address stands for."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-# What a call brought along with its message: names in lower case, text or bytes (names in -bin).
+# Metadata of a call: lower-case names with text, or with bytes if the name ends in -bin.
 Metadata = Sequence[tuple[str, str | bytes]]
 
-
-# May send requests, and read what the models are and do.
+# The role to send requests, and to read metadata, configuration and statistics.
 INFER = "infer"
-# May change what the server does: its models, its shared memory, its log and its traces.
+# The role to change the state of the server: models, shared memory, log and trace settings.
 CONTROL = "control"
 
 ROLES = frozenset({INFER, CONTROL})
@@ -20,14 +19,14 @@ ROLES = frozenset({INFER, CONTROL})
 
 @dataclass(frozen=True, slots=True)
 class ClientIdentity:
-    """A client, by the name that it is known by, and what it may do."""
+    """The name and the roles of a client."""
 
     name: str
     roles: frozenset[str]
 
 
-# Where nothing asks who calls.
+# Every client, if the server does not identify clients.
 ANONYMOUS = ClientIdentity("anyone", ROLES)
 
-# While a unary method other than ModelInfer runs: who calls it.
+# The client of the unary method, other than ModelInfer, that runs in this context.
 CURRENT_CLIENT: ContextVar[ClientIdentity] = ContextVar("tensorferry_caller", default=ANONYMOUS)

@@ -1,4 +1,4 @@
-"""Names in the protocol: what a model may be called, and what the standard services are called."""
+"""Names in the protocol: the pattern of model names, and the names of standard services."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ONNX model takes and gives: names, datatypes, shapes, and whether they carry a batch axis."""
+"""Signature of an ONNX model: names, datatypes and shapes of inputs and outputs, and their batch axis."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _DATATYPE_OF_ONNX_TYPE = {
     "tensor(string)": "BYTES",
 }
 
-
-# Of an input that requests of a batch have in common: each request's is compared with the others'. Strings count one each.
-_MOST_SHARED_BYTES = 4096
+# The largest input that the requests of a batch can share. The limit exists because the values of each request are
+# compared with those of the others. A string counts as one byte.
+_MAX_SHARED_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input or output. A dimension is its size, or the name of what varies ('' if it has none).
+    """An input or output. A dimension in `dims` is a size, or the name of a variable dimension ('' if it has no name).
 
-    `counts_rows` says of an output that its first dimension was seen to vary with the rows, though the file fixes it to 1.
-    With `any_rank` the file says nothing of the shape; `dims` is then one that varies, for axis 0. An `optional` input has
-    a value in the file, which counts where a request gives none.
+    `counts_rows` marks an output whose first dimension varied with the rows in a test run, although the file fixes it
+    to 1. `any_rank` means that the file has no shape; `dims` then has one variable dimension, for axis 0. An `optional`
+    input has a default value in the file.
     """
 
     name: str
@@ -50,16 +50,16 @@ class TensorSpec:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape as the protocol gives it: -1 for a dimension that varies."""
+        """The shape in the protocol's form, with -1 for a variable dimension."""
         return tuple(dim if isinstance(dim, int) else -1 for dim in self.dims)
 
     @property
     def has_row_axis(self) -> bool:
-        """Whether axis 0 varies, and so counts the rows if the model is batched. That of an optional input never does."""
+        """Whether axis 0 is variable, and thus counts the rows of a batched model; never true of an optional input."""
         return bool(self.dims) and not isinstance(self.dims[0], int) and not self.optional
 
     def axes(self, shape: tuple[int, ...]) -> Iterator[tuple[int, int | str, int]]:
-        """Each axis of a tensor of this shape, which fits: its number, the dimension here, and its length."""
+        """Yield each axis of a tensor with this shape, which must fit: its number, its dimension in `dims`, and its length."""
         dims = ("",) * len(shape) if self.any_rank else self.dims
         for axis, (dim, size) in enumerate(zip(dims, shape, strict=True)):
             yield axis, dim, size
@@ -70,27 +70,27 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A model's inputs and outputs, in the model's order. `optional` are inputs that a request may leave out."""
+    """The inputs and outputs of a model, in the model's order. A request can omit `optional` inputs."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     optional: tuple[TensorSpec, ...] = ()
 
     def with_given_inputs(self, names: Collection[str]) -> Signature:
-        """The signature of a request with these inputs: the optional ones among them are inputs as the others."""
+        """Return the signature of a request with these inputs: the optional ones among them become required inputs."""
         extra = tuple(spec for spec in self.optional if spec.name in names)
         return replace(self, inputs=self.inputs + extra, optional=()) if extra else self
 
     def no_batch_axis_reason(self) -> str | None:
-        """Why the model has no batch axis; None when an input and every output leads with one that varies.
+        """Return why the model has no batch axis; None if axis 0 of an input and of every output is variable.
 
-        Other inputs may be small and of a fixed shape: requests share a batch if theirs are equal.
+        Other inputs may be small and of a fixed shape: requests share a batch if their values are equal.
         """
-        none_leads = not any(spec.has_row_axis for spec in self.inputs)
+        no_input_has_rows = not any(spec.has_row_axis for spec in self.inputs)
         for spec in self.inputs:
             if spec.any_rank:
                 return f"the file does not say how many dimensions input {spec.name!r} has"
-            if spec.has_row_axis or not (none_leads or _too_much_to_share(spec)):
+            if spec.has_row_axis or not (no_input_has_rows or _too_large_to_share(spec)):
                 continue
             return _no_rows("input", spec)
         for spec in self.outputs:
@@ -99,24 +99,24 @@ class Signature:
         return None if self.inputs else "the model has no inputs"
 
     def shared_inputs(self, *, batched: bool) -> frozenset[int]:
-        """The places of the inputs without rows, if the model is batched: equal ones may share a batch."""
+        """Return the positions of the inputs without rows; requests with equal values there can share a batch."""
         if not batched:
             return frozenset()
-        return frozenset(at for at, spec in enumerate(self.inputs) if not spec.has_row_axis)
+        return frozenset(index for index, spec in enumerate(self.inputs) if not spec.has_row_axis)
 
     def __str__(self) -> str:
         inputs = [str(spec) for spec in self.inputs]
         if self.optional:
-            # There may be hundreds: all weights, as some exporters write them.
+            # Only their number, because some exporters list all weights as optional inputs.
             inputs.append(f"{len(self.optional)} optional")
         return f"({', '.join(inputs)}) -> ({', '.join(map(str, self.outputs))})"
 
 
-def _too_much_to_share(spec: TensorSpec) -> bool:
+def _too_large_to_share(spec: TensorSpec) -> bool:
     if not all(isinstance(dim, int) for dim in spec.dims):
         return True
     elements = math.prod(dim for dim in spec.dims if isinstance(dim, int))
-    return elements * (spec.datatype.size or 1) > _MOST_SHARED_BYTES
+    return elements * (spec.datatype.size or 1) > _MAX_SHARED_BYTES
 
 
 def _no_rows(kind: str, spec: TensorSpec) -> str:
@@ -131,10 +131,10 @@ def signature_of(
     shapeless: Container[str] = (),
     optional: Iterable[Any] = (),
 ) -> Signature:
-    """The signature in ONNX Runtime's node descriptions (`name`, `type`, `shape`).
+    """Return the signature that ONNX Runtime's node descriptions (`name`, `type`, `shape`) give.
 
-    They describe what has no shape as a scalar: `shapeless` has the names of the former. StartError names an input
-    or output that the protocol has no datatype for.
+    ONNX Runtime describes a node without a shape as a scalar, so `shapeless` has the names of such nodes. StartError
+    names an input or output whose type has no datatype in the protocol.
     """
     return Signature(
         tuple(_spec_of(node, "input", shapeless) for node in inputs),
@@ -142,7 +142,7 @@ def signature_of(
         tuple(
             replace(_spec_of(node, "input", shapeless), optional=True)
             for node in optional
-            # One that the protocol cannot carry is never given.
+            # A request can never have a value for an input that the protocol cannot carry.
             if node.type in _DATATYPE_OF_ONNX_TYPE
         ),
     )
@@ -152,7 +152,7 @@ def _spec_of(node: Any, kind: str, shapeless: Container[str]) -> TensorSpec:
     name = _DATATYPE_OF_ONNX_TYPE.get(node.type)
     if name is None:
         raise StartError(
-            f"{kind} {node.name!r} is of type {node.type}, which the protocol cannot carry; {_cure(node.type)}"
+            f"{kind} {node.name!r} is of type {node.type}, which the protocol cannot carry; {_advice(node.type)}"
         )
     if not node.shape and node.name in shapeless:
         return TensorSpec(node.name, DATATYPES[name], ("",), any_rank=True)
@@ -160,10 +160,10 @@ def _spec_of(node: Any, kind: str, shapeless: Container[str]) -> TensorSpec:
     return TensorSpec(node.name, DATATYPES[name], dims)
 
 
-def _cure(kind: str) -> str:
+def _advice(kind: str) -> str:
     if kind.startswith("seq(map("):
         return (
-            "a ZipMap makes it of the probabilities of a classifier: export the model without (in skl2onnx "
+            "the ZipMap operator of a classifier produces it; export the model without ZipMap (in skl2onnx "
             "options={'zipmap': False}, in onnxmltools zipmap=False)"
         )
     return f"export the model with tensors of {', '.join(_DATATYPE_OF_ONNX_TYPE)} only"

@@ -1,4 +1,4 @@
-"""Exception → gRPC status: the one table.
+"""Table of exceptions and their gRPC statuses.
 
 The text of an exception that is not in the table never reaches a client.
 """
@@ -44,31 +44,31 @@ from tensorferry.server.errors import (
 
 _log = logging.getLogger("tensorferry.server")
 
-# A message travels in the trailing metadata, of which gRPC drops more than 8 KiB, the status with
-# it; percent-encoded it takes up to three times its bytes, and where there is a hint when to retry
-# it is there a second time, in base64. It may quote what the client sent.
+# gRPC drops trailing metadata of more than 8 KiB, and the status with it. The message takes up to three times its bytes
+# there, because it is percent-encoded, and it occurs again, in base64, if there is a retry hint. It can quote input of the
+# client.
 _MAX_MESSAGE_BYTES = 1500
 
-# Where clients look for google.rpc.Status, and how its details name their type.
+# The metadata key of google.rpc.Status, and the type of its details.
 _DETAILS = "grpc-status-details-bin"
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 
-# The bundled client looks for it before it repeats a call: a server that ended cannot have sent it.
-_ANSWERED = (("tensorferry-answered", "1"),)
+# Tells the bundled client that the server is alive, so that it can repeat a call.
+_SENT_BY_SERVER = (("tensorferry-answered", "1"),)
 
-# What Triton says of these in front of nothing else; here it is in front of what happened.
+# Triton's texts for these errors. Here they are followed by details.
 _FULL = "Exceeds maximum queue size: "
 _EXPIRED = "Request timeout expired: "
 
-# Of a model whose outputs do not follow its rows, though it looked as if they did, or was trusted to.
+# For a model that is batched although the first dimension of its outputs does not count rows.
 _NO_ROWS = (
-    "the model's answer cannot be cut into rows, so it must not be batched; start the server with --max-batch-size 0, or "
+    "the model's outputs cannot be split into rows, so it must not be batched; start the server with --max-batch-size 0, or "
     "give the model a configuration with max_batch_size: 0, inputs and outputs: "
 )
 
 
-class _Row(NamedTuple):
-    """`triton` is the code where Triton's are asked for, None where it is the same."""
+class _Mapping(NamedTuple):
+    """The status of an exception class; `triton` is the code with --triton-status-codes, None if it is the same."""
 
     kind: type[BaseException]
     code: grpc.StatusCode
@@ -77,110 +77,108 @@ class _Row(NamedTuple):
 
 
 _TABLE = (
-    _Row(InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
-    _Row(TensorError, grpc.StatusCode.INVALID_ARGUMENT),
-    _Row(InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
-    _Row(RequestTooLarge, grpc.StatusCode.INVALID_ARGUMENT),
-    _Row(NotFoundError, grpc.StatusCode.NOT_FOUND),
-    _Row(AlreadyExistsError, grpc.StatusCode.ALREADY_EXISTS),
-    _Row(LimitError, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    _Row(UnauthenticatedError, grpc.StatusCode.UNAUTHENTICATED),
-    _Row(PermissionDeniedError, grpc.StatusCode.PERMISSION_DENIED),
-    _Row(NotReadyError, grpc.StatusCode.UNAVAILABLE),
-    _Row(BatcherClosed, grpc.StatusCode.UNAVAILABLE),
-    _Row(QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, _FULL),
-    _Row(Shed, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, _FULL),
-    _Row(DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, _EXPIRED),
-    _Row(InstanceFailed, grpc.StatusCode.UNAVAILABLE),
-    _Row(OutOfMemory, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    # Not UNAVAILABLE, which clients retry: another run would most likely take as long, and its neighbours with it.
-    _Row(RunTimedOut, grpc.StatusCode.DEADLINE_EXCEEDED),
-    _Row(Cancelled, grpc.StatusCode.CANCELLED),
-    _Row(LoadFailedError, grpc.StatusCode.FAILED_PRECONDITION),
-    _Row(UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),
-    _Row(ModelFailedError, grpc.StatusCode.INTERNAL),
-    _Row(ModelRowsError, grpc.StatusCode.INTERNAL, prefix=_NO_ROWS),
+    _Mapping(InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
+    _Mapping(TensorError, grpc.StatusCode.INVALID_ARGUMENT),
+    _Mapping(InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    _Mapping(RequestTooLarge, grpc.StatusCode.INVALID_ARGUMENT),
+    _Mapping(NotFoundError, grpc.StatusCode.NOT_FOUND),
+    _Mapping(AlreadyExistsError, grpc.StatusCode.ALREADY_EXISTS),
+    _Mapping(LimitError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    _Mapping(UnauthenticatedError, grpc.StatusCode.UNAUTHENTICATED),
+    _Mapping(PermissionDeniedError, grpc.StatusCode.PERMISSION_DENIED),
+    _Mapping(NotReadyError, grpc.StatusCode.UNAVAILABLE),
+    _Mapping(BatcherClosed, grpc.StatusCode.UNAVAILABLE),
+    _Mapping(QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, _FULL),
+    _Mapping(Shed, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, _FULL),
+    _Mapping(DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, _EXPIRED),
+    _Mapping(InstanceFailed, grpc.StatusCode.UNAVAILABLE),
+    _Mapping(OutOfMemory, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    # Not UNAVAILABLE, because clients would retry: another run would probably take as long, and fail other requests too.
+    _Mapping(RunTimedOut, grpc.StatusCode.DEADLINE_EXCEEDED),
+    _Mapping(Cancelled, grpc.StatusCode.CANCELLED),
+    _Mapping(LoadFailedError, grpc.StatusCode.FAILED_PRECONDITION),
+    _Mapping(UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),
+    _Mapping(ModelFailedError, grpc.StatusCode.INTERNAL),
+    _Mapping(ModelRowsError, grpc.StatusCode.INTERNAL, prefix=_NO_ROWS),
 )
 
+_WITH_RETRY_HINT = (QueueFull, Shed, InstanceFailed, UnreadResponsesError)
 
-_RETRIED = (QueueFull, Shed, InstanceFailed, UnreadResponsesError)
-
-
-# By kind, as far as they were met: those are few, and under overload a status is all that most calls get.
-_ROWS: dict[type[BaseException], _Row | None] = {}
+# Cache of look-ups in the table, because most calls get an error under overload.
+_CACHE: dict[type[BaseException], _Mapping | None] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a client is told; `retry_after` in seconds where retrying helps."""
+    """A gRPC status with its message; `retry_after` is in seconds, None if a retry does not help."""
 
     code: grpc.StatusCode
     message: str
     retry_after: float | None = None
 
 
-# What a client is told of an exception that nobody foresaw.
+# The status of an exception that is not in the table.
 INTERNAL = Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
 
 
 def status_of(
     error: BaseException, *, triton: bool = False, about: Callable[[], Mapping[str, str]] = dict
 ) -> Status:
-    """The status of an exception; INTERNAL, and a line in the log, for one that nobody foresaw.
+    """Return the status of an exception; an exception that is not in the table is logged, and is INTERNAL.
 
-    `triton` asks for the code that Triton uses; `about` tells whose it is, for the log.
+    `triton` selects Triton's codes; `about` returns fields that describe the request, for the log.
 
-    Nothing else becomes of it, so its tracebacks go: their frames hold the request and its reply,
-    which holds the exception, and only the garbage collector would ever free all of that.
+    The exception loses its traceback: the frames hold the request and its reply, and the reply holds the exception,
+    so that only the garbage collector could free them.
     """
     status = mapped_status(error, triton=triton)
     if status is None:
         status = INTERNAL
         _log.error("unexpected error while serving a request", exc_info=error, extra=about())
-    # Quoted, since it may hold what the client sent.
+    # Quoted, because it can hold input of the client.
     _log.debug("answering with %s: %r", status.code.name, status.message)
     error.__traceback__ = error.__context__ = None
     return status
 
 
 def code_of(error: BaseException, *, triton: bool = False) -> grpc.StatusCode:
-    """The code of an exception's status, for those who count."""
+    """Return the code of an exception's status, for counters."""
     row = _row_of(type(error))
     return grpc.StatusCode.INTERNAL if row is None else _code(row, triton)
 
 
 def mapped_status(error: BaseException, *, triton: bool = False) -> Status | None:
-    """The status that `status_of` gives it, of which nothing is logged; None for one that nobody foresaw."""
+    """Return the status of an exception without logging; None if it is not in the table."""
     row = _row_of(type(error))
     if row is None:
         return None
-    retry_after = error.retry_after if isinstance(error, _RETRIED) else None
+    retry_after = error.retry_after if isinstance(error, _WITH_RETRY_HINT) else None
     return Status(_code(row, triton), _shortened(f"{row.prefix}{error}"), retry_after)
 
 
-def _code(row: _Row, triton: bool) -> grpc.StatusCode:
+def _code(row: _Mapping, triton: bool) -> grpc.StatusCode:
     return row.triton if triton and row.triton is not None else row.code
 
 
-def _row_of(kind: type[BaseException]) -> _Row | None:
+def _row_of(kind: type[BaseException]) -> _Mapping | None:
     try:
-        return _ROWS[kind]
+        return _CACHE[kind]
     except KeyError:
-        row = _ROWS[kind] = next((row for row in _TABLE if issubclass(kind, row.kind)), None)
+        row = _CACHE[kind] = next((row for row in _TABLE if issubclass(kind, row.kind)), None)
         return row
 
 
 def trailing_metadata(status: Status) -> tuple[tuple[str, str | bytes], ...]:
-    """When to retry, as google.rpc.RetryInfo and for grpc's own retries; for UNAVAILABLE, that this server said so.
+    """Return the retry hint, as google.rpc.RetryInfo and for gRPC's own retries, if the status has one.
 
-    Without that a client cannot tell the answer from a connection that broke during its call.
+    UNAVAILABLE without a hint gets a mark of this server, because a connection that breaks has the same code.
     """
     if status.retry_after is None:
-        return _ANSWERED if status.code is grpc.StatusCode.UNAVAILABLE else ()
+        return _SENT_BY_SERVER if status.code is grpc.StatusCode.UNAVAILABLE else ()
     return _retry_metadata(status.code, status.message, status.retry_after)
 
 
-# Those that are dropped together are told the same.
+# Cached, because requests that are shed together have the same status.
 @lru_cache(maxsize=64)
 def _retry_metadata(
     code: grpc.StatusCode, message: str, retry_after: float
@@ -196,7 +194,7 @@ def _retry_metadata(
 
 def _shortened(message: str) -> str:
     if len(message) <= _MAX_MESSAGE_BYTES // 4:
-        # However many bytes its characters have.
+        # A character has at most four bytes.
         return message
     data = message.encode(errors="replace")
     if len(data) <= _MAX_MESSAGE_BYTES:

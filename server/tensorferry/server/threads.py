@@ -1,4 +1,4 @@
-"""Threads that must not end: those of the handlers where no more can be started, and what is vital anyhow."""
+"""Thread pool of the call handlers, and supervision of threads whose end stops the service."""
 
 from __future__ import annotations
 
@@ -11,46 +11,49 @@ from typing import Any
 
 _log = logging.getLogger("tensorferry.server")
 
-# What ends the name of the thread on which grpcio polls. Nothing is served without it, and grpcio starts it once.
-_POLLING = "(_serve)"
+# Suffix of the name of grpcio's polling thread. Nothing is served without it, and grpcio never restarts it.
+_POLLING_THREAD_SUFFIX = "(_serve)"
 
-# A thread that was idle for so long ends: a burst of calls leaves none behind.
+# A thread ends after this time without work, so that a burst of calls leaves no threads behind.
 _IDLE_SECONDS = 10.0
 
 _Work = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class HandlerThreads(ThreadPoolExecutor):
-    """Threads started as calls need them, up to `most`; all but one end once they are idle for `idle_seconds`.
+    """Thread pool of at most `max_threads` threads; all but one end after `idle_seconds` without work. Thread-safe.
 
-    Where the system gives no more threads, those that exist serve. The library's pool would raise then, out of grpcio's
-    polling thread, which ends by that, and with it all service; and it keeps each thread for ever. grpcio takes no
-    executor of another class, hence the base class; nothing of it is used. Thread-safe.
+    If the system can start no more threads, the existing ones do the work. The standard pool would raise instead, in
+    grpcio's polling thread, which would end all service; and it never ends an idle thread. The base class is only there
+    because grpcio accepts no other executor.
     """
 
-    def __init__(self, most: int, name: str = "grpc-handler", idle_seconds: float = _IDLE_SECONDS) -> None:
-        super().__init__(most, thread_name_prefix=name)
-        self._most, self._name, self._idle_seconds = most, name, idle_seconds
-        # Guards every field below. Nothing is run or started while it is held.
+    def __init__(
+        self, max_threads: int, name: str = "grpc-handler", idle_seconds: float = _IDLE_SECONDS
+    ) -> None:
+        super().__init__(max_threads, thread_name_prefix=name)
+        self._max_threads, self._name, self._idle_seconds = max_threads, name, idle_seconds
+        # Guards every field below. No work is run and no thread is started while it is held.
         self._lock = threading.Lock()
         self._queued: deque[_Work] = deque()
-        # What each idle thread waits for: work, or the end. The last one gets the next work, so the others can end.
+        # The condition of each idle thread, notified for work or shutdown. The last one gets the next work, so that the others
+        # can end.
         self._idle: list[threading.Condition] = []
         self._running: set[threading.Thread] = set()
         self._number = 0
         self._closed = False
-        self._short = False
-        # One is there from the start.
+        self._at_system_limit = False
+        # Starts the first thread.
         self.submit(int)
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of threads."""
         with self._lock:
             return len(self._running)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Has a thread call this. RuntimeError after `shutdown`, or where not even one thread can be started."""
+        """Run a function on a thread. RuntimeError after `shutdown`, or if not even one thread can be started."""
         future: Future[Any] = Future()
         thread = None
         with self._lock:
@@ -59,7 +62,7 @@ class HandlerThreads(ThreadPoolExecutor):
             self._queued.append((future, fn, args, kwargs))
             if self._idle:
                 self._idle.pop().notify()
-            elif len(self._running) < self._most:
+            elif len(self._running) < self._max_threads:
                 self._number += 1
                 thread = threading.Thread(target=self._work, name=f"{self._name}_{self._number}", daemon=True)
                 self._running.add(thread)
@@ -68,7 +71,7 @@ class HandlerThreads(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Takes no more work; threads end when what is queued is done, or at once with `cancel_futures`. Idempotent."""
+        """Accept no more work; threads end when the queue is empty, or with `cancel_futures` at once. Idempotent."""
         with self._lock:
             self._closed = True
             cancelled = list(self._queued) if cancel_futures else []
@@ -89,15 +92,15 @@ class HandlerThreads(ThreadPoolExecutor):
         except RuntimeError as error:
             with self._lock:
                 self._running.discard(thread)
-                left = len(self._running)
-                told, self._short = self._short, True
-            if not left:
+                running = len(self._running)
+                logged, self._at_system_limit = self._at_system_limit, True
+            if not running:
                 raise
-            if not told:
-                _log.error("no more threads for calls: %s; they wait for one of %d", error, left)
+            if not logged:
+                _log.error("no more threads for calls: %s; calls wait for one of %d threads", error, running)
         else:
             with self._lock:
-                self._short = False
+                self._at_system_limit = False
 
     def _work(self) -> None:
         while (work := self._next()) is not None:
@@ -110,11 +113,11 @@ class HandlerThreads(ThreadPoolExecutor):
                 else:
                     future.set_result(result)
                     del result
-            # An idle thread must not keep what the last call was about.
+            # Dropped, because an idle thread must not keep the objects of the last call alive.
             del work, future, fn, args, kwargs
 
     def _next(self) -> _Work | None:
-        """What to do next; None when the thread is to end."""
+        """Wait for work and return it; None if the thread must end."""
         with self._lock:
             wake = threading.Condition(self._lock)
             while not self._queued:
@@ -131,14 +134,14 @@ class HandlerThreads(ThreadPoolExecutor):
             return None
 
 
-def watch_threads(lost: Callable[[str], None]) -> None:
-    """From now on a thread of the process that ends by an exception is logged; `lost` is told of a vital one."""
+def watch_threads(on_loss: Callable[[str], None]) -> None:
+    """Log every thread that ends by an exception from now on; call `on_loss` with the reason if it is grpcio's."""
 
-    def ended(arguments: threading.ExceptHookArgs) -> None:
+    def thread_crashed(arguments: threading.ExceptHookArgs) -> None:
         name = arguments.thread.name if arguments.thread is not None else "of unknown name"
-        fault = arguments.exc_value or arguments.exc_type()
-        _log.critical("the thread %s ended unexpectedly; this is a bug", name, exc_info=fault)
-        if name.endswith(_POLLING):
-            lost("the thread that serves every call has ended unexpectedly")
+        error = arguments.exc_value or arguments.exc_type()
+        _log.critical("the thread %s ended unexpectedly; this is a bug", name, exc_info=error)
+        if name.endswith(_POLLING_THREAD_SUFFIX):
+            on_loss("the thread that serves every call has ended unexpectedly")
 
-    threading.excepthook = ended
+    threading.excepthook = thread_crashed

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.processes.probe import WAIT_SECONDS, answer, output, request
 
 from tensorferry.protos import inference_pb2_grpc
-from tensorferry.server.app import HANDLER_THREADS
+from tensorferry.server.app import MAX_HANDLER_THREADS
 
 # Of calls that are not answered.
 SOON = 0.5
@@ -30,7 +30,7 @@ def test_health_is_answered_whatever_threads_others_take(serve: Serve, probe_mod
         health = health_pb2_grpc.HealthStub(channel)
         live(b"", timeout=WAIT_SECONDS)
         with Connection(server.address, WAIT_SECONDS) as silent:
-            for _ in range(HANDLER_THREADS):
+            for _ in range(MAX_HANDLER_THREADS):
                 silent.begin(headers_of(rpc))
             # They have been read: what is sent from now on comes after them.
             silent.ping()
@@ -62,7 +62,7 @@ def test_a_deadline_ends_them(serve: Serve, probe_model: Path) -> None:
         Connection(server.address, WAIT_SECONDS) as silent,
     ):
         calls = [
-            silent.begin(headers_of("ServerMetadata", grpc_timeout="1S")) for _ in range(HANDLER_THREADS)
+            silent.begin(headers_of("ServerMetadata", grpc_timeout="1S")) for _ in range(MAX_HANDLER_THREADS)
         ]
         silent.ping()
         live: Any = channel.unary_unary(f"{PREFIX}ServerLive")
