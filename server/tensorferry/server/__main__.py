@@ -1,4 +1,4 @@
-"""The command `tensorferry`: finds the module of a subcommand, and nothing else."""
+"""The command `tensorferry`: dispatch to the module of a subcommand."""
 
 from __future__ import annotations
 
@@ -11,34 +11,32 @@ from importlib.metadata import version
 from tensorferry.server.cli.installed_versions import wrong_versions
 from tensorferry.server.transport import grpc_environment
 
-# Loaded by name, when asked for: the client's commands then need no server packages, and
-# server and client stay strangers to each other.
+# Module, function and description of each subcommand. A module is imported by name when it is needed, so that the client's
+# commands work without the server's packages, and server and client do not import each other.
 _COMMANDS = {
     "serve": ("tensorferry.server.cli.serve", "main", "serve ONNX models over gRPC"),
     "config": ("tensorferry.server.cli.show_config", "main", "print a model's completed configuration"),
     "token": ("tensorferry.server.cli.make_token", "main", "make a bearer token for a caller"),
     "infer": ("tensorferry.client.cli.commands", "infer", "send one request to a running server"),
-    "ready": ("tensorferry.client.cli.commands", "ready", "whether a running server takes requests"),
+    "ready": ("tensorferry.client.cli.commands", "ready", "check whether a running server accepts requests"),
     "models": ("tensorferry.client.cli.commands", "models", "list a running server's models"),
     "describe": ("tensorferry.client.cli.commands", "describe", "show a model's inputs and outputs"),
-    "top": ("tensorferry.client.cli.top", "main", "show what a running server does, in a terminal"),
+    "top": ("tensorferry.client.cli.top", "main", "show the activity of a running server, in the terminal"),
 }
 
 
 def _usage() -> str:
-    commands = "\n".join(f"  {name:<10}{what}" for name, (_, _, what) in _COMMANDS.items())
-    return (
-        f"usage: tensorferry [--version] COMMAND ...\n\n{commands}\n\ntensorferry COMMAND --help says more."
-    )
+    commands = "\n".join(f"  {name:<10}{description}" for name, (_, _, description) in _COMMANDS.items())
+    return f"usage: tensorferry [--version] COMMAND ...\n\n{commands}\n\ntensorferry COMMAND --help describes a command."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a subcommand and returns its exit code; 2 for one that does not exist."""
+    """Run a subcommand and return its exit code; 2 if it does not exist."""
     try:
         code = _run(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of the output has left, as `head` does. Python itself would complain when it ends.
+        # The reader of the output has exited, as `head` does. Without the redirection Python prints an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
@@ -53,8 +51,8 @@ def _run(argv: Sequence[str] | None) -> int:
         print(_usage())
         return 0
     if not arguments or arguments[0] not in _COMMANDS:
-        wrong = f"unknown command {arguments[0]!r}\n" if arguments else ""
-        print(wrong + _usage(), file=sys.stderr)
+        error = f"unknown command {arguments[0]!r}\n" if arguments else ""
+        print(error + _usage(), file=sys.stderr)
         return 2
     module, function, _ = _COMMANDS[arguments[0]]
     if arguments[0] == "serve":
@@ -66,15 +64,15 @@ def _run(argv: Sequence[str] | None) -> int:
             raise
         print(
             f"tensorferry {arguments[0]}: the package {error.name} is missing; "
-            "pip install 'tensorferry[cpu]', or [gpu], has what the server needs",
+            "pip install 'tensorferry[cpu]' or 'tensorferry[gpu]' installs what the server needs",
             file=sys.stderr,
         )
         return 1
     except Exception:
-        # Generated code refuses versions of grpcio and protobuf that are too old for it.
-        if not (complaints := list(wrong_versions())):
+        # For example, generated code raises if grpcio or protobuf is too old.
+        if not (problems := list(wrong_versions())):
             raise
-        print("\n".join(f"tensorferry {arguments[0]}: {one}" for one in complaints), file=sys.stderr)
+        print("\n".join(f"tensorferry {arguments[0]}: {problem}" for problem in problems), file=sys.stderr)
         return 1
     return int(command(arguments[1:]))
 

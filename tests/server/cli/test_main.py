@@ -1,4 +1,4 @@
-"""The command `tensorferry` finds its subcommands, and says so when there is none."""
+"""The command `tensorferry` runs its subcommands, and reports an unknown one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensorferry.server.cli import serve
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the subcommand `try` was called with."""
+    """The arguments of each call of the subcommand `try`."""
     calls: list[Any] = []
 
     def run(argv: list[str]) -> int:
@@ -30,12 +30,12 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def test_a_subcommand_gets_the_rest_and_its_exit_code_is_returned(called: list[Any]) -> None:
+def test_a_subcommand_gets_the_other_arguments_and_its_exit_code_is_returned(called: list[Any]) -> None:
     assert command.main(["try", "--flag", "x"]) == 7
     assert called == [["--flag", "x"]]
 
 
-def test_without_arguments_it_reads_the_command_line(
+def test_the_default_arguments_are_those_of_the_command_line(
     called: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["tensorferry", "try", "x"])
@@ -56,9 +56,9 @@ def test_help_lists_the_subcommands(flag: str, capsys: pytest.CaptureFixture[str
     assert command.main([flag]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    for name, (_, _, what) in command._COMMANDS.items():
+    for name, (_, _, description) in command._COMMANDS.items():
         assert name in out
-        assert what in out
+        assert description in out
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,15 +66,17 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"tensorferry {version('tensorferry')}\n"
 
 
-@pytest.mark.parametrize(("argv", "said"), [([], "usage:"), (["fly"], "unknown command 'fly'\nusage:")])
-def test_no_such_subcommand(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("argv", "message"), [([], "usage:"), (["fly"], "unknown command 'fly'\nusage:")])
+def test_an_unknown_subcommand_is_an_error(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command.main(argv) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(said)
+    assert err.startswith(message)
 
 
-def test_a_missing_package_says_what_to_install(
+def test_a_missing_package_is_reported_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(command._COMMANDS, "try", ("no_such_package.at_all", "run", ""))
@@ -95,7 +97,7 @@ def test_a_missing_package_says_what_to_install(
         ("8.0.0", False),
     ],
 )
-def test_a_package_of_a_wrong_version_is_named_with_the_cure(
+def test_a_package_of_a_wrong_version_is_reported_with_what_to_install(
     version: str, works: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(name: str) -> ModuleType:
@@ -116,7 +118,7 @@ def test_a_package_of_a_wrong_version_is_named_with_the_cure(
     )
 
 
-def test_a_missing_module_of_ours_is_a_bug_and_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_module_of_tensorferry_is_a_bug_and_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(command._COMMANDS, "try", ("tensorferry.server.no_such_module", "run", ""))
     with pytest.raises(ModuleNotFoundError):
         command.main(["try"])
@@ -132,7 +134,7 @@ def test_a_missing_module_of_ours_is_a_bug_and_is_raised(monkeypatch: pytest.Mon
         ([], {}, "no MODEL was given"),
     ],
 )
-def test_serve_ends_with_2_and_a_line_for_bad_options(
+def test_serve_exits_with_2_and_one_line_for_a_bad_option(
     argv: list[str],
     environment: dict[str, str],
     message: str,

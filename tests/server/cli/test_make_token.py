@@ -1,4 +1,4 @@
-"""`tensorferry token`: what it prints, and the file that it adds to."""
+"""`tensorferry token`: its output, and the file that it appends to."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from tensorferry.server.identity import ClientIdentity
 from tensorferry.server.security.credential_files import read_tokens
 
 
-def test_it_prints_the_token_and_the_line_that_knows_it(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_token_and_its_line_are_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["alice", "--roles", "control,infer"]) == 0
     first, second = (line.partition(": ")[2].strip() for line in capsys.readouterr().out.splitlines())
     assert first not in second
@@ -25,7 +23,7 @@ def test_it_prints_the_token_and_the_line_that_knows_it(
     assert read_tokens(path) == {digest: ClientIdentity("alice", frozenset({"infer", "control"}))}
 
 
-def test_no_two_are_the_same_and_none_can_be_guessed(
+def test_tokens_are_unique_and_random_and_only_their_hashes_are_stored(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "tokens"
@@ -40,24 +38,24 @@ def test_no_two_are_the_same_and_none_can_be_guessed(
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_file_without_a_line_end_is_gone_on_with(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_file_without_a_final_newline_gets_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "tokens"
-    path.write_text("# callers")
+    path.write_text("# clients")
     assert main(["a", "--file", str(path)]) == 0
     first, second = path.read_text().splitlines()
-    assert first == "# callers"
+    assert first == "# clients"
     assert second.startswith("a infer sha256:")
 
 
-def test_what_cannot_be(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_bad_arguments_and_an_unwritable_file_are_errors(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["a", "--file", str(tmp_path / "no" / "file")]) == 1
     assert "cannot be written: No such file or directory" in capsys.readouterr().err
     for arguments, said in (
         (["a b"], "a name starts with a letter or digit"),
-        (["a", "--roles", "admin"], "there are control and infer"),
-        (["a", "--roles", ""], "there are control and infer"),
+        (["a", "--roles", "admin"], "the roles are control and infer"),
+        (["a", "--roles", ""], "the roles are control and infer"),
     ):
         with pytest.raises(SystemExit) as caught:
             main(arguments)

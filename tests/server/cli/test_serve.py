@@ -1,12 +1,10 @@
-"""The command line of `tensorferry serve`: switches, and signals whichever thread they reach."""
+"""The command line of `tensorferry serve`: switches, help, the ready line, and exit."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import threading
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import pytest
@@ -22,7 +20,7 @@ from tensorferry.server.models.registry import Model
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
-    """The configurations that `main` would have served."""
+    """The configurations that `main` would serve."""
     configs: list[ServerConfig] = []
 
     def served(config: ServerConfig, output: None) -> int:
@@ -38,7 +36,7 @@ SWITCHES = [option for option in OPTIONS if option.parser.switch]
 
 
 @pytest.mark.parametrize("option", SWITCHES, ids=lambda option: option.flag)
-def test_every_switch_takes_all_forms_and_leaves_the_models_alone(
+def test_a_switch_has_all_forms_and_never_consumes_a_model(
     served: list[ServerConfig], option: Option
 ) -> None:
     name = option.flag
@@ -57,13 +55,13 @@ def test_every_switch_takes_all_forms_and_leaves_the_models_alone(
                 assert [str(source.path) for source in config.models] == models
 
 
-def test_sizes_stand_behind_their_switch_too(served: list[ServerConfig]) -> None:
+def test_a_switch_can_be_followed_by_sizes(served: list[ServerConfig]) -> None:
     assert serve.main(["--cuda-graphs", "1,8", "m.onnx", "--device", "cuda"]) == 0
     assert served[0].cuda_graphs == (1, 8)
     assert [str(source.path) for source in served[0].models] == ["m.onnx"]
 
 
-def test_behind_two_dashes_all_are_models(served: list[ServerConfig]) -> None:
+def test_all_arguments_after_two_dashes_are_models(served: list[ServerConfig]) -> None:
     assert serve.main(["--fp16", "--", "true", "m=--fp16"]) == 0
     assert [(source.name, str(source.path)) for source in served[0].models] == [
         ("true", "true"),
@@ -71,15 +69,15 @@ def test_behind_two_dashes_all_are_models(served: list[ServerConfig]) -> None:
     ]
 
 
-def test_a_switch_is_true_or_false(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_switch_accepts_only_true_and_false(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve.main(["--allow-shared-memory=yes", "m.onnx"]) == 2
     assert "--allow-shared-memory is 'yes'; it must be true or false" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        # Else one that is cut short would mean another once there is one more.
+        # No abbreviations, because a later version with a similar flag would change their meaning.
         (["--max-batch", "4", "m.onnx"], "unknown flag --max-batch; did you mean --max-batch-size?"),
         (["m.onnx", "--prot=3"], "unknown flag --prot; did you mean --port?"),
         (["m.onnx", "--no-fp-16"], "unknown flag --no-fp-16; did you mean --no-fp16?"),
@@ -88,16 +86,16 @@ def test_a_switch_is_true_or_false(capsys: pytest.CaptureFixture[str]) -> None:
         (["m.onnx", "--port"], "argument --port: expected one argument"),
     ],
 )
-def test_a_wrong_flag_is_one_line_with_the_nearest(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_an_unknown_flag_is_reported_in_one_line_with_the_nearest_flag(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         serve.main(arguments)
     assert ended.value.code == 2
-    assert capsys.readouterr().err == f"tensorferry serve: {said} (--help shows all options)\n"
+    assert capsys.readouterr().err == f"tensorferry serve: {message} (--help shows all options)\n"
 
 
-def test_metrics_can_be_switched_off_again(
+def test_the_flag_none_switches_off_the_metrics_of_the_environment(
     served: list[ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TENSORFERRY_METRICS_PORT", "8002")
@@ -105,7 +103,7 @@ def test_metrics_can_be_switched_off_again(
     assert served[0].metrics_port is None
 
 
-def test_an_unknown_variable_is_warned_of(
+def test_an_unknown_variable_is_logged_as_a_warning(
     served: list[ServerConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("MAX_BATCH", "SERVICE_HOST", "SERVICE_PORT_GRPC", "PORT_8001_TCP_ADDR", "TOKEN", "HOST"):
@@ -117,7 +115,7 @@ def test_an_unknown_variable_is_warned_of(
     ]
 
 
-def test_help_has_every_option_once_in_its_group_with_its_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_every_option_once_with_its_metavar(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         serve.main(["--help"])
     help = capsys.readouterr().out
@@ -136,13 +134,13 @@ def test_help_has_every_option_once_in_its_group_with_its_form(capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
-def test_a_default_that_is_shown_is_the_default(option: Option) -> None:
+def test_the_default_text_parses_to_the_default(option: Option) -> None:
     shown = option.default_text
     if shown is not None:
         assert option.parser.parse(shown) == getattr(ServerConfig(()), option.field)
 
 
-def test_help_shows_defaults_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_defaults_as_an_operator_writes_them(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         serve.main(["--help"])
     help = " ".join(capsys.readouterr().out.split())
@@ -150,52 +148,22 @@ def test_help_shows_defaults_as_they_are_written(capsys: pytest.CaptureFixture[s
     assert "(default: (" not in help
 
 
-def test_the_readiness_line_stays_readable() -> None:
+def test_the_ready_line_describes_few_models_and_names_some_of_many() -> None:
     def model(number: int) -> Model:
         batcher = Batcher(ScriptedRunner(), 4)
         batcher.close()
         return Model(f"m{number}", "1", signature(spec("x", "FP32", "b")), 4, "proved", batcher)
 
-    assert serve._listed([]) == "no model"
-    assert serve._listed([model(0), model(1)]) == f"{model(0)}; {model(1)}"
-    many = serve._listed([model(number) for number in range(400)])
+    assert serve._describe([]) == "no model"
+    assert serve._describe([model(0), model(1)]) == f"{model(0)}; {model(1)}"
+    many = serve._describe([model(number) for number in range(400)])
     assert many == ("400 models, m0, m1, m2, m3, m4, m5, m6, m7 and 392 more (tensorferry models lists them)")
 
 
-_TAKEN_BY_ANOTHER_THREAD = f"""
-import queue, signal, threading
-from tensorferry.server.cli.serve import _hear_signals
+class _SlowApp:
+    """An App that is drained and stopped while it loads its models."""
 
-events = queue.SimpleQueue()
-_hear_signals(events)
-
-def take():
-    # As the kernel may choose: to this thread, not to the main one, which waits.
-    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
-    threading.Event().wait()
-
-threading.Timer(0.2, take).start()
-print(events.get(timeout={PATIENCE}), flush=True)
-import os; os._exit(0)
-"""
-
-
-def test_a_signal_that_another_thread_takes_is_an_event() -> None:
-    """The handler of such a one waits for the main thread to wake, which nothing does."""
-    heard = subprocess.run(
-        [sys.executable, "-c", _TAKEN_BY_ANOTHER_THREAD],
-        capture_output=True,
-        text=True,
-        env=os.environ,
-        timeout=2 * PATIENCE,
-    )
-    assert heard.stdout == "15\n", heard.stderr
-
-
-class _LoadsForLong:
-    """An App that still loads its models when it is drained and stopped."""
-
-    loading, enough = threading.Event(), threading.Event()
+    loading, released = threading.Event(), threading.Event()
 
     def __init__(self, config: ServerConfig, *others: Any) -> None:
         self.config = config
@@ -204,8 +172,8 @@ class _LoadsForLong:
 
     def load(self) -> None:
         self.loading.set()
-        assert self.enough.wait(PATIENCE)
-        raise RuntimeError("after the end")
+        assert self.released.wait(PATIENCE)
+        raise RuntimeError("loading ended after the stop")
 
     def drain(self) -> bool:
         return True
@@ -214,31 +182,31 @@ class _LoadsForLong:
         return True
 
 
-class _Left(BaseException):
-    """The process is over."""
+class _Exited(BaseException):
+    """The process exited."""
 
 
-def test_who_is_stopped_while_models_load_does_not_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that comes back from ONNX Runtime as the interpreter ends would abort the process: 134, not 0."""
+def test_a_stop_does_not_wait_for_models_that_are_being_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that returns from ONNX Runtime while the interpreter shuts down aborts the process, with 134, not 0."""
 
-    def hear(events: Any) -> None:
+    def forward(on_signal: Callable[[int], None]) -> None:
         def term() -> None:
-            assert _LoadsForLong.loading.wait(PATIENCE)
-            events.put(signal.SIGTERM)
+            assert _SlowApp.loading.wait(PATIENCE)
+            on_signal(signal.SIGTERM)
 
         threading.Thread(target=term, daemon=True).start()
 
-    def leave(code: int, output: Any) -> NoReturn:
-        raise _Left(code)
+    def exit_now(code: int, output: Any) -> NoReturn:
+        raise _Exited(code)
 
-    monkeypatch.setattr(serve, "App", _LoadsForLong)
-    monkeypatch.setattr(serve, "_hear_signals", hear)
-    monkeypatch.setattr(serve, "_leave", leave)
-    monkeypatch.setattr(serve, "watch_threads", lambda lost: None)
+    monkeypatch.setattr(serve, "App", _SlowApp)
+    monkeypatch.setattr(serve, "forward_signals", forward)
+    monkeypatch.setattr(serve, "_exit_now", exit_now)
+    monkeypatch.setattr(serve, "watch_threads", lambda on_loss: None)
     monkeypatch.setattr(signal, "signal", lambda *args: None)
     try:
-        with pytest.raises(_Left) as left:
+        with pytest.raises(_Exited) as exited:
             serve._serve(ServerConfig(()), None)  # type: ignore[arg-type]
     finally:
-        _LoadsForLong.enough.set()
-    assert left.value.args == (0,)
+        _SlowApp.released.set()
+    assert exited.value.args == (0,)

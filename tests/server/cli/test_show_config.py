@@ -1,4 +1,4 @@
-"""`tensorferry config` prints what a server would really use, and says what is at fault."""
+"""`tensorferry config` prints the configuration that a server would use, or what is wrong with it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tensorferry.server.models.loader import load_model
 
 
 @pytest.fixture(autouse=True)
-def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What configures a server on this machine does not count, nor is the log changed."""
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the environment variables of this machine's server, and leave logging as it is."""
     for name in list(os.environ):
         if name.startswith("TENSORFERRY_"):
             monkeypatch.delenv(name)
@@ -38,13 +38,13 @@ def repository(root: Path, text: str | None, *versions: str, file: str = "model.
 
 
 def served(source: ModelSource, **options: object) -> str:
-    """What a server's ModelConfig has."""
+    """Return what a server's ModelConfig returns."""
     model = load_model(source, ServerConfig((source,), **options), "cpu")  # type: ignore[arg-type]
     assert model.batcher.close()
     return config_text(model.config)
 
 
-def test_of_a_file_it_is_what_the_server_makes_of_it(
+def test_the_configuration_of_a_file_is_the_servers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = small.lookup(tmp_path / "m.onnx")
@@ -57,7 +57,7 @@ def test_of_a_file_it_is_what_the_server_makes_of_it(
     assert (config.name, config.max_batch_size, config.default_model_filename) == ("n", 4, "m.onnx")
 
 
-def test_of_a_directory_it_is_that_of_its_highest_version(
+def test_a_directory_stands_for_its_highest_version(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = 'max_batch_size: 2 default_model_filename: "other.onnx" dynamic_batching { }'
@@ -68,7 +68,7 @@ def test_of_a_directory_it_is_that_of_its_highest_version(
     assert show_config.source_in(home) == source
 
 
-def test_a_directory_needs_no_configuration_and_its_name_is_the_model_s(
+def test_a_directory_without_configuration_names_the_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(repository(tmp_path, None, "1"))
@@ -76,12 +76,12 @@ def test_a_directory_needs_no_configuration_and_its_name_is_the_model_s(
     assert parse_config(capsys.readouterr().out, "").name == "m"
 
 
-def test_a_version_may_be_a_directory_with_the_file(tmp_path: Path) -> None:
+def test_a_version_can_be_a_directory_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "m" / "1" / "model.onnx").mkdir(parents=True)
     assert show_config.source_in(tmp_path / "m").path == tmp_path / "m" / "1" / "model.onnx" / "model.onnx"
 
 
-def test_the_environment_counts_as_for_a_server(
+def test_environment_variables_apply_as_for_a_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TENSORFERRY_MAX_BATCH_SIZE", "5")
@@ -97,7 +97,7 @@ def test_the_environment_counts_as_for_a_server(
         (["..=m.onnx"], 2, "a name starts with a letter or digit"),
     ],
 )
-def test_what_is_at_fault_is_one_line(
+def test_an_error_is_one_line(
     argv: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert show_config.main(argv) == code
@@ -123,23 +123,23 @@ def test_a_directory_without_versions(tmp_path: Path) -> None:
         show_config.source_in(tmp_path / "m")
 
 
-def test_a_version_that_does_not_serve_does_not_count(tmp_path: Path) -> None:
+def test_a_version_that_the_policy_excludes_is_ignored(tmp_path: Path) -> None:
     home = repository(tmp_path, "version_policy { specific { versions: [ 1, 2 ] } }", "1", "2", "3")
     assert show_config.source_in(home).version == "2"
 
 
-def test_a_link_has_its_own_name(tmp_path: Path) -> None:
+def test_a_symbolic_link_gives_its_own_name(tmp_path: Path) -> None:
     (tmp_path / "n").symlink_to(repository(tmp_path, None, "1"))
     assert show_config.source_in(tmp_path / "n").name == "n"
 
 
-def test_a_directory_that_no_model_can_be(tmp_path: Path) -> None:
+def test_a_directory_whose_name_is_no_model_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".m").mkdir()
-    with pytest.raises(StartError, match=r"is named '\.m', which no model can be: rename it"):
+    with pytest.raises(StartError, match=r"is named '\.m', which is not a valid model name: rename it"):
         show_config.source_in(tmp_path / ".m")
 
 
-def test_as_a_process_the_configuration_alone_is_on_stdout(tmp_path: Path) -> None:
+def test_a_process_prints_only_the_configuration_on_stdout(tmp_path: Path) -> None:
     home = repository(tmp_path, "response_cache { enable: true }", "1")
     done = subprocess.run(
         command("config", home), capture_output=True, text=True, env=environment(), timeout=60, check=True

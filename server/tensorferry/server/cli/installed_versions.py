@@ -1,4 +1,4 @@
-"""Which installed packages are not of the versions that tensorferry needs."""
+"""Check of the installed packages against the versions that tensorferry requires."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 def wrong_versions() -> Iterator[str]:
-    """A sentence about each such package, with the command that installs the right version."""
+    """Yield a sentence for each package with a wrong version, with the command that installs a right one."""
     for requirement in metadata.requires("tensorferry") or ():
         found = _REQUIREMENT.match(requirement)
         if found is None:
@@ -30,7 +30,7 @@ def wrong_versions() -> Iterator[str]:
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            # Of an extra that is not installed, or its module is reported as missing.
+            # It belongs to an extra that is not installed, or the caller reports its module as missing.
             continue
         if not all(
             _COMPARE[sign](_release(version), _release(bound)) for sign, bound in _BOUND.findall(bounds)
@@ -39,7 +39,7 @@ def wrong_versions() -> Iterator[str]:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """The numbers of a version, without zeros at its end: 5.29.0 is 5.29."""
+    """Return the numbers of a version without trailing zeros: 5.29.0 is 5.29."""
     match = re.match(r"\d+(\.\d+)*", version)
     numbers = [int(part) for part in match[0].split(".")] if match else []
     while numbers and not numbers[-1]:

@@ -1,4 +1,4 @@
-"""`tensorferry token`: makes a bearer token, and the line by which a server knows it."""
+"""`tensorferry token`: a new bearer token, and its line for the --auth-tokens file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorferry.server.identity import INFER, ROLES
 from tensorferry.server.names import NAME
 from tensorferry.server.security.credential_files import TOKEN, parse_roles
 
-# By which those who look for secrets in logs and repositories find it.
+# A fixed prefix, so that scanners find the token in logs and repositories.
 _PREFIX = "tensorferry_"
 _RANDOM_BYTES = 32
 
@@ -22,30 +22,30 @@ _RANDOM_BYTES = 32
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="tensorferry token",
-        description="Makes a random bearer token for a caller of a server that is started with --auth-tokens FILE. The file "
-        "has only its hash: the token itself is shown once, and kept nowhere.",
+        description="Make a random bearer token for a client of a server with --auth-tokens FILE. The file has only the hash of "
+        "the token; the token is printed once and stored nowhere.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "name", metavar="NAME", type=_name, help="what the caller is called; several tokens may have it"
+        "name", metavar="NAME", type=_name, help="name of the client; several tokens can have the same name"
     )
     parser.add_argument(
         "--roles",
         metavar="ROLES",
         type=_roles,
         default=INFER,
-        help=f"{', '.join(sorted(ROLES))}, with commas between (default: %(default)s)",
+        help=f"{', '.join(sorted(ROLES))}, separated by commas (default: %(default)s)",
     )
     parser.add_argument(
         "--file",
         metavar="FILE",
-        help="add the line to this file, made if it is missing, and print the token alone (default: print both)",
+        help="append the line to this file, which is created if needed, and print only the token (default: print both)",
     )
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 when it is made, 1 when the file cannot be written, 2 for bad arguments."""
+    """Return 0 if the token is made, 1 if the file cannot be written, 2 for bad arguments."""
     arguments = _parser().parse_args(argv)
     token = f"{_PREFIX}{secrets.token_urlsafe(_RANDOM_BYTES)}"
     line = f"{arguments.name} {arguments.roles} {TOKEN}{hashlib.sha256(token.encode()).hexdigest()}"
@@ -65,19 +65,19 @@ def _add(path: str, line: str) -> None:
     number = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with os.fdopen(number, "r+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
-        whole = size == 0
+        complete = size == 0
         if size:
             file.seek(size - 1)
-            whole = file.read(1) == b"\n"
-        # One write: a server that reads at this moment sees all of the line, or none.
-        file.write((line if whole else f"\n{line}").encode() + b"\n")
+            complete = file.read(1) == b"\n"
+        # One write, so that a server that reads the file now gets the whole line or none of it.
+        file.write((line if complete else f"\n{line}").encode() + b"\n")
 
 
 def _name(text: str) -> str:
     if not NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(
-            f"{text!r}: a name starts with a letter or digit, goes on with these and '.', '_', '-', and has at most 128 "
-            "characters"
+            f"{text!r}: a name starts with a letter or digit, continues with letters, digits, '.', '_' and '-', and has at "
+            "most 128 characters"
         )
     return text
 
@@ -87,5 +87,5 @@ def _roles(text: str) -> str:
         return ",".join(sorted(parse_roles(text)))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: there are {' and '.join(sorted(ROLES))}, with a comma between"
+            f"{text!r}: the roles are {' and '.join(sorted(ROLES))}, separated by a comma"
         ) from None

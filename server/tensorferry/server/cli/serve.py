@@ -1,4 +1,4 @@
-"""`tensorferry serve`: the command line of the server, its signals and its exit codes."""
+"""`tensorferry serve`: the server's command line, its life cycle, and its exit codes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from tensorferry.batcher.supervision import Pauses, last
 from tensorferry.server.app import App
+from tensorferry.server.cli.signals import forward_signals, ignore_signals
 from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
 from tensorferry.server.config.load import load_config, unknown_variables
 from tensorferry.server.config.server_config import OPTIONS, ServerConfig
@@ -28,21 +30,49 @@ from tensorferry.server.threads import watch_threads
 
 _log = logging.getLogger("tensorferry.server")
 
-_Events: TypeAlias = "queue.SimpleQueue[int | BaseException | str]"
+
+@dataclass(frozen=True, slots=True)
+class _Signal:
+    """SIGTERM or SIGINT was received."""
+
+    number: int
 
 
-class _Dead(Exception):
-    """The event that nothing is served any more, nor can be by this process."""
+@dataclass(frozen=True, slots=True)
+class _ServiceLost:
+    """The process can serve nothing any more."""
+
+    reason: str
 
 
-class _Lost(Exception):
-    """The event that a model has lost its devices for good."""
+@dataclass(frozen=True, slots=True)
+class _DeviceLost:
+    """A model has no instance that works, and only a restart can help."""
+
+    reason: str
 
 
-# Models that the readiness line describes.
-_MOST_SHOWN = 8
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Start or drain raised this."""
 
-# Containers made and not freed since the last look, in the number that many requests in flight keep.
+    error: BaseException
+
+
+class _Progress(Enum):
+    STARTED = "every model is loaded"
+    STOPPED = "every worker has ended"
+    ABANDONED = "stopped, but a worker still runs"
+
+
+_Event: TypeAlias = _Signal | _ServiceLost | _DeviceLost | _Failure | _Progress
+_Events: TypeAlias = "queue.SimpleQueue[_Event]"
+
+# The ready line describes at most this many models.
+_MAX_MODELS_SHOWN = 8
+
+# The garbage collector runs after this many more allocations than deallocations of containers: about as many as many
+# requests in flight hold.
 _GC_THRESHOLD = 50_000
 
 
@@ -50,9 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="tensorferry serve",
         usage="tensorferry serve [MODEL ...] [--FLAG VALUE ...]",
-        description="Serves ONNX models over gRPC (Open Inference Protocol v2), batching single requests.",
+        description="Serve ONNX models over gRPC (Open Inference Protocol v2), with dynamic batching.",
         epilog="Each option is also an environment variable (TENSORFERRY_PORT) and a key in the --config file "
-        "(port = 8001; models = [...]). A flag counts before the environment, that before the file.",
+        "(port = 8001; models = [...]). A flag has precedence over the environment, and the environment over the file.",
         allow_abbrev=False,
     )
     parser.add_argument("models", metavar="MODEL", nargs="*", help="path.onnx or name=path.onnx")
@@ -62,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serves until SIGTERM or Ctrl-C. 0 after a clean stop, 1 when it cannot start, 2 for bad options."""
+    """Serve until SIGTERM or Ctrl-C. Return 0 after a clean stop, 1 if the server cannot start, 2 for bad options."""
     arguments, flags = read_flags(_parser(), argv, OPTIONS)
     file = arguments["config"] or os.environ.get("TENSORFERRY_CONFIG")
     try:
@@ -77,120 +107,94 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _serve(config: ServerConfig, output: logs.LogOutput) -> int:
-    # The starting and stopping threads report here, and the one that hears signals.
     events: _Events = queue.SimpleQueue()
-    _hear_signals(events)
-    watch_threads(lambda reason: events.put(_Dead(reason)))
-    lost = (lambda reason: events.put(_Lost(reason))) if config.exit_on_device_loss else (lambda reason: None)
-    app = App(config, output, lost)
-    _in_thread("start", _start, app, events)
-    started, draining, code = False, False, 0
+    forward_signals(lambda number: events.put(_Signal(number)))
+    watch_threads(lambda reason: events.put(_ServiceLost(reason)))
+
+    def on_device_loss(reason: str) -> None:
+        if config.exit_on_device_loss:
+            events.put(_DeviceLost(reason))
+
+    app = App(config, output, on_device_loss)
+    _run_in_thread("start", _start, app, events)
+    started = draining = device_lost = False
     while True:
-        event = events.get()
-        if event == "started":
-            started = True
-        if isinstance(event, _Dead):
-            _log.critical("%s: ending at once, to be started anew", event)
-            _leave(1, output)
-        if isinstance(event, _Lost):
-            code = 1
-            if not draining:
+        match events.get():
+            case _Progress.STARTED:
+                started = True
+            case _Progress() as progress:
+                _log.info("stopped")
+                ignore_signals()
+                code = 1 if device_lost else 0
+                # A worker, or a thread that loads models, can still be in ONNX Runtime. It would abort the process if it
+                # returned while the interpreter shuts down.
+                return code if progress is _Progress.STOPPED and started else _exit_now(code, output)
+            case _DeviceLost(reason):
+                device_lost = True
+                if not draining:
+                    draining = True
+                    _log.critical(
+                        "%s: draining for at most %g s, then exiting (--exit-on-device-loss)",
+                        reason,
+                        config.drain_seconds,
+                    )
+                    _run_in_thread("drain", _drain, app, events)
+            case _ServiceLost(reason):
+                _log.critical("%s: exiting at once, so that the server can be restarted", reason)
+                _exit_now(1, output)
+            case _Failure(StartError() as error):
+                output.put(f"tensorferry serve: {error}")
+                _exit_now(1, output)
+            case _Failure(error):
+                _log.error("the server failed to %s", "drain" if draining else "start", exc_info=error)
+                _exit_now(1, output)
+            case _Signal(number):
+                name = signal.Signals(number).name
+                if draining:
+                    _log.warning("%s received again: stopping at once", name)
+                    _exit_now(128 + number, output)
                 draining = True
-                _log.critical(
-                    "%s: draining for at most %g s, and ending (--exit-on-device-loss)",
-                    event,
-                    config.drain_seconds,
-                )
-                _in_thread("drain", _drain, app, events)
-            continue
-        if event in ("drained", "abandoned"):
-            _log.info("stopped")
-            # One that comes now must not turn a clean stop into a death by signal.
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_IGN)
-            # A thread that comes back from ONNX Runtime into an interpreter that is being taken
-            # down would abort the process: a worker's, or the one that still loads models.
-            return code if event == "drained" and started else _leave(code, output)
-        if isinstance(event, StartError):
-            output.put(f"tensorferry serve: {event}")
-            _leave(1, output)
-        if isinstance(event, BaseException):
-            _log.error("the server failed to %s", "drain" if draining else "start", exc_info=event)
-            _leave(1, output)
-        if isinstance(event, int):
-            name = signal.Signals(event).name
-            if draining:
-                _log.warning("%s received again: stopping at once", name)
-                _leave(128 + event, output)
-            draining = True
-            if config.drain_delay:
-                _log.info("%s received: requests are accepted for %g s more", name, config.drain_delay)
-            _log.info("%s received: draining for at most %g s", name, config.drain_seconds)
-            _in_thread("drain", _drain, app, events)
-
-
-def _hear_signals(events: _Events) -> None:
-    """From now on SIGTERM and SIGINT are events.
-
-    By a pipe and a thread that reads it: which thread of the process takes a signal is the kernel's
-    choice, any of them writes to the pipe, but only the main one runs handlers, and nothing wakes
-    it for a signal that another took.
-    """
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    signal.set_wakeup_fd(writing)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, frame: None)
-
-    def read() -> None:
-        while received := os.read(reading, 1):
-            events.put(received[0])
-
-    def hear() -> None:
-        last(
-            read,
-            lambda fault: _log.error("hearing of signals ended unexpectedly; it goes on", exc_info=fault),
-            Pauses(),
-        )
-
-    threading.Thread(target=hear, name="signals", daemon=True).start()
+                if config.drain_delay:
+                    _log.info("%s received: requests are accepted for %g s more", name, config.drain_delay)
+                _log.info("%s received: draining for at most %g s", name, config.drain_seconds)
+                _run_in_thread("drain", _drain, app, events)
 
 
 def _start(app: App, events: _Events) -> None:
     app.start()
     app.load()
-    # What is loaded stays. What requests leave behind holds no cycles, so it is seldom looked at.
+    # Loaded objects stay, so they are excluded from collection. Requests leave no cycles, so collection is rarely needed.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
-    _announce(app)
-    events.put("started")
+    _print_ready_line(app)
+    events.put(_Progress.STARTED)
 
 
 def _drain(app: App, events: _Events) -> None:
     if not app.drain():
         _log.warning("requests were still running after %g s: they fail now", app.config.drain_seconds)
-    events.put("drained" if app.stop() else "abandoned")
+    events.put(_Progress.STOPPED if app.stop() else _Progress.ABANDONED)
 
 
-def _in_thread(name: str, work: Callable[[App, _Events], None], app: App, events: _Events) -> None:
+def _run_in_thread(name: str, work: Callable[[App, _Events], None], app: App, events: _Events) -> None:
     def run() -> None:
         try:
             work(app, events)
         except BaseException as error:
-            events.put(error)
+            events.put(_Failure(error))
 
     threading.Thread(target=run, name=name, daemon=True).start()
 
 
-def _leave(code: int, output: logs.LogOutput) -> NoReturn:
-    """Ends the process without waiting for calls, models being loaded, or a device that hangs."""
+def _exit_now(code: int, output: logs.LogOutput) -> NoReturn:
+    """End the process without waiting for calls, for models that are being loaded, or for a device that hangs."""
     output.flush()
     os._exit(code)
 
 
-def _announce(app: App) -> None:
-    """The one line on stdout that says: ready."""
+def _print_ready_line(app: App) -> None:
+    """Print the one line on stdout: the server is ready."""
     models = app.registry.models()
     metrics = app.metrics_url
     if app.config.log_format == "json":
@@ -207,18 +211,16 @@ def _announce(app: App) -> None:
             line["metrics"] = metrics
         print(json.dumps(line), flush=True)
     else:
-        where = app.address if metrics is None else f"{app.address}, metrics on {metrics}"
+        address = app.address if metrics is None else f"{app.address}, metrics on {metrics}"
         state = "ready" if app.service.ready else "listening, but not ready,"
-        print(f"tensorferry {version('tensorferry')} {state} on {where}: {_listed(models)}", flush=True)
+        print(f"tensorferry {version('tensorferry')} {state} on {address}: {_describe(models)}", flush=True)
 
 
-def _listed(models: Sequence[Model]) -> str:
-    """All models with their signatures if they are few, else the names of some."""
+def _describe(models: Sequence[Model]) -> str:
+    """Return the signatures of all models if there are few, else the names of some."""
     if not models:
         return "no model"
-    if len(models) <= _MOST_SHOWN:
+    if len(models) <= _MAX_MODELS_SHOWN:
         return "; ".join(map(str, models))
-    names = ", ".join(model.name for model in models[:_MOST_SHOWN])
-    return (
-        f"{len(models)} models, {names} and {len(models) - _MOST_SHOWN} more (tensorferry models lists them)"
-    )
+    names = ", ".join(model.name for model in models[:_MAX_MODELS_SHOWN])
+    return f"{len(models)} models, {names} and {len(models) - _MAX_MODELS_SHOWN} more (tensorferry models lists them)"

@@ -1,4 +1,4 @@
-"""`tensorferry config`: a model's completed configuration, in text format, without a server."""
+"""`tensorferry config`: the completed configuration of a model, in text format."""
 
 from __future__ import annotations
 
@@ -47,51 +47,51 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="tensorferry config",
         usage="tensorferry config MODEL [--FLAG VALUE ...]",
-        description="Prints a model's completed configuration, as ModelConfig answers with it: what its config.pbtxt "
-        "says, if it has one, and what the ONNX file and the options add. The first line, a comment, says how it is "
-        "batched and whether that is proved, tested or trusted. Nothing is served.",
-        epilog="The options are those of tensorferry serve, and may come from the environment, too.",
+        description="Print the completed configuration of a model, as ModelConfig returns it: its config.pbtxt, if it has one, "
+        "completed from the ONNX file and the options. The first line, a comment, describes how the model is batched and "
+        "whether that is proved, tested or trusted. Nothing is served.",
+        epilog="The options are those of tensorferry serve; environment variables work, too.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="path.onnx, name=path.onnx, or a model's directory NAME with NAME/VERSION/model.onnx and perhaps "
-        "NAME/config.pbtxt, of whose versions the highest that serves is read",
+        help="path.onnx, name=path.onnx, or the directory of a model, with NAME/VERSION/model.onnx and optionally "
+        "NAME/config.pbtxt; the highest version that would be served is read",
     )
     add_flags(parser, _OPTIONS)
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 when it is printed, 1 when the model cannot be served, 2 for bad options."""
+    """Return 0 if the configuration is printed, 1 if the model cannot be served, 2 for bad options."""
     arguments, flags = read_flags(_parser(), argv, _OPTIONS)
-    # The configuration is on stdout; of the log, only what its owner must know.
+    # The configuration goes to stdout; the log is limited to warnings, so that it does not bury them.
     flags["log-level"] = flags["log-level"] or os.environ.get("TENSORFERRY_LOG_LEVEL", "warning")
     model = arguments["model"]
     directory = Path(model)
     try:
         source = source_in(directory) if directory.is_dir() else model_source(model)
-        options = load_config([f"{source.name}={source.path}"], flags, os.environ, None)
-        logs.configure(options.log_format, options.log_level)
+        server_config = load_config([f"{source.name}={source.path}"], flags, os.environ, None)
+        logs.configure(server_config.log_format, server_config.log_level)
         with ExitStack() as scratch:
-            prepared = prepare(source, options, choose_device(options.device), scratch)
+            prepared = prepare(source, server_config, choose_device(server_config.device), scratch)
     except ConfigError as error:
         print(f"tensorferry config: {error}", file=sys.stderr)
         return 2
     except StartError as error:
         print(f"tensorferry config: {error}", file=sys.stderr)
         return 1
-    # As a comment, so that the whole is still a config.pbtxt.
+    # A comment, so that the output is a valid config.pbtxt.
     print(f"# {prepared.batching.description}")
     print(config_text(prepared.config), end="")
     return 0
 
 
 def source_in(directory: Path) -> ModelSource:
-    """The highest version that a model's directory in Triton's layout has serve; StartError when there is none."""
+    """Return the highest served version in a model's directory; StartError if there is none."""
     home = Path(os.path.abspath(directory))
     versions = Repository([home.parent]).versions(home.name)
     if not versions:
-        raise StartError(f"{directory} is named {home.name!r}, which no model can be: rename it")
+        raise StartError(f"{directory} is named {home.name!r}, which is not a valid model name: rename it")
     return versions[-1].source

@@ -1,0 +1,38 @@
+"""Signals reach the server whichever thread of the process receives them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from support.server.rig import PATIENCE
+
+_RECEIVED_BY_ANOTHER_THREAD = f"""
+import os, queue, signal, threading
+from tensorferry.server.cli.signals import forward_signals
+
+numbers = queue.SimpleQueue()
+forward_signals(numbers.put)
+
+def receive():
+    # The kernel can deliver a signal to any thread; this one is not the main thread, which is blocked.
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    threading.Event().wait()
+
+threading.Timer(0.2, receive).start()
+print(numbers.get(timeout={PATIENCE}), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_signal_that_another_thread_receives_is_forwarded() -> None:
+    """Its Python handler would run only when the main thread wakes, and nothing wakes it."""
+    process = subprocess.run(
+        [sys.executable, "-c", _RECEIVED_BY_ANOTHER_THREAD],
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        timeout=2 * PATIENCE,
+    )
+    assert process.stdout == "15\n", process.stderr
