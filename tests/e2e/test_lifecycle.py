@@ -64,7 +64,7 @@ def test_a_model_that_mixes_its_rows_is_served_unbatched_and_right(serve: Serve,
     [
         (["x.onnx", "--port", "70000"], 2, "--port is '70000'; it must be an integer from 0 to 65535"),
         (["x.onnx", "--device", "tpu"], 2, "--device is 'tpu'; it must be auto, cpu, cuda or cuda:N"),
-        (["a b.onnx"], 2, "whose name is 'a b'"),
+        (["a b.onnx"], 2, "its name 'a b' is not allowed"),
         ([], 2, "no MODEL was given"),
         (["no/such.onnx"], 1, "no/such.onnx: no such file"),
         ([f"text={__file__}"], 1, f"{__file__}: ONNX Runtime cannot load it"),

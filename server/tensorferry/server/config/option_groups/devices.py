@@ -43,7 +43,7 @@ def _format_graph_sizes(value: tuple[int, ...] | None) -> str:
 
 _device = Parser(
     _parse_device,
-    "auto, cpu, cuda, cuda:N, or cuda:N,M,... with each number once",
+    "auto, cpu, cuda or cuda:N, or cuda:N,M,... with each number once",
     "device",
     "auto|cpu|cuda|cuda:N,...",
 )
