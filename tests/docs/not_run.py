@@ -55,9 +55,9 @@ OTHERS: tuple[tuple[str, str], ...] = (
     ("docs/guides/security.md", "# --auth-certificates"),
     ("docs/guides/serving.md", "tensorferry serve: text.onnx"),
     ("docs/guides/serving.md", "model mean is not padded"),
-    ("docs/guides/serving.md", '{"id": 1'),
     ("docs/reference/status.md", "tensorferry 0.1.0 on"),
     ("docs/reference/status.md", "MODEL "),
     ("docs/reference/status.md", "digits v1: batches"),
     ("docs/reference/tracing.md", "method=ModelInfer"),
+    ("docs/reference/tracing.md", '{"id": 1'),
 )
