@@ -44,6 +44,9 @@ from tensorferry.server.errors import (
 
 _log = logging.getLogger("tensorferry.server")
 
+# For modules that need the codes and nothing else of grpc.
+StatusCode = grpc.StatusCode
+
 # gRPC drops trailing metadata of more than 8 KiB, and the status with it. The message takes up to three times its bytes
 # there, because it is percent-encoded, and it occurs again, in base64, if there is a retry hint. It can quote input of the
 # client.
@@ -118,13 +121,13 @@ class Status:
 
 
 # The status of an exception that is not in the table.
-INTERNAL = Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
+INTERNAL_ERROR = Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
 
 
 def status_of(
     error: BaseException, *, triton: bool = False, about: Callable[[], Mapping[str, str]] = dict
 ) -> Status:
-    """Return the status of an exception; an exception that is not in the table is logged, and is INTERNAL.
+    """Return the status of an exception; an exception that is not in the table is logged, and is INTERNAL_ERROR.
 
     `triton` selects Triton's codes; `about` returns fields that describe the request, for the log.
 
@@ -133,7 +136,7 @@ def status_of(
     """
     status = mapped_status(error, triton=triton)
     if status is None:
-        status = INTERNAL
+        status = INTERNAL_ERROR
         _log.error("unexpected error while serving a request", exc_info=error, extra=about())
     # Quoted, because it can hold input of the client.
     _log.debug("answering with %s: %r", status.code.name, status.message)

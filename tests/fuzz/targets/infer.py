@@ -41,7 +41,7 @@ class InferTarget:
         self._world = World(directory)
         self._world.register()
         self._plain = InferenceService(self._world.registry, regions=self._world.regions)
-        self._plain._forms = Forgetful()
+        self._plain._templates = Forgetful()
         self._known = InferenceService(self._world.registry, regions=self._world.regions)
         self._counted = Counted()
         self._neighbours = 0

@@ -132,14 +132,14 @@ def test_classes_without_a_label_have_none() -> None:
 
 @pytest.mark.parametrize("typed", [False, True])
 def test_a_response_has_classes_beside_values(typed: bool) -> None:
-    wanted = ResponseSpec(
+    response_spec = ResponseSpec(
         (spec("y", "FP32", "batch", 3), spec("z", "INT64", "batch")),
         typed=typed,
         explain=False,
-        classes=(2, 0),
+        class_counts=(2, 0),
     )
     outcome = Outcome({"y": fp32(2, 3), "z": np.array([7, 8])})
-    response = encode_response("m", "1", wanted, outcome, ROWS)
+    response = encode_response("m", "1", response_spec, outcome, ROWS)
     y, z = response.outputs
     assert (y.name, y.datatype, list(y.shape)) == ("y", "BYTES", [2, 2])
     assert (z.datatype, list(z.shape)) == ("INT64", [2])

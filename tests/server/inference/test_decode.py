@@ -80,14 +80,14 @@ def test_strings_that_are_not_utf8(typed: bool) -> None:
 
 
 def test_without_raw_contents_a_request_is_typed() -> None:
-    assert held(good(typed=True)).wanted.typed
-    assert not held(good()).wanted.typed
+    assert held(good(typed=True)).response_spec.typed
+    assert not held(good()).response_spec.typed
     assert held(good(typed=True)).tensors == held(good()).tensors
 
 
 def test_a_request_without_inputs_is_answered_raw_as_clients_expect() -> None:
     made = Signature((), (spec("y", "FP32", 5),))
-    assert not held(request({}), made, batched=False).wanted.typed
+    assert not held(request({}), made, batched=False).response_spec.typed
 
 
 @pytest.mark.parametrize("typed", [False, True])
@@ -280,11 +280,11 @@ def test_malformed_bytes_elements() -> None:
 
 def test_outputs_are_the_models_unless_some_are_named() -> None:
     message = good()
-    assert held(message).wanted.outputs == MODEL.outputs
+    assert held(message).response_spec.outputs == MODEL.outputs
     message.outputs.add(name="z")
-    assert held(message).wanted.outputs == MODEL.outputs[1:]
+    assert held(message).response_spec.outputs == MODEL.outputs[1:]
     message.outputs.add(name="y")
-    assert [output.name for output in held(message).wanted.outputs] == ["z", "y"]
+    assert [output.name for output in held(message).response_spec.outputs] == ["z", "y"]
 
 
 @pytest.mark.parametrize(
@@ -313,8 +313,8 @@ def asked_for_classes(name: str, **given: Any) -> pb.ModelInferRequest:
 def test_classes_are_wanted_by_output() -> None:
     message = asked_for_classes("z", int64_param=3)
     message.outputs.add(name="y")
-    assert held(message).wanted.classes == (3, 0)
-    assert held(good()).wanted.classes == ()
+    assert held(message).response_spec.class_counts == (3, 0)
+    assert held(good()).response_spec.class_counts == ()
 
 
 @pytest.mark.parametrize(

@@ -34,23 +34,23 @@ def response(
     outputs: str,
     *,
     typed: bool = False,
-    wanted: str = "",
+    response_spec: str = "",
     arrays: dict[str, Array] = ARRAYS,
     outcome: dict[str, Any] | None = None,
     **fields: Any,
 ) -> pb.ModelInferResponse:
     """What a model with these outputs answers to a request for the wanted ones, after the wire."""
     message = request({"x": fp32(2, 3)}, typed=typed, **fields)
-    for name in wanted:
+    for name in response_spec:
         message.outputs.add(name=name)
     made = signature(spec("x", "FP32", "batch", 3), outputs=tuple(SPECS[name] for name in outputs))
     decoded = decode_request(message, "m", made, True, RegionLease(Regions()))
     made_of = Outcome(arrays, None, **(outcome or {"batch": BATCH}))
-    form = ResponseTemplate(message.model_name, "4", decoded.wanted)
+    form = ResponseTemplate(message.model_name, "4", decoded.response_spec)
     answer = pb.ModelInferResponse()
     for _ in range(2):  # the second time from what is remembered
         answer = pb.ModelInferResponse.FromString(b"".join(form.pieces(id_field_of(message.id), made_of)))
-        plain = encode_response(message.model_name, "4", decoded.wanted, made_of)
+        plain = encode_response(message.model_name, "4", decoded.response_spec, made_of)
         plain.id = message.id
         assert answer == plain
     return answer
@@ -92,11 +92,11 @@ def test_all_outputs_raw() -> None:
 
 
 @pytest.mark.parametrize("typed", [False, True])
-@pytest.mark.parametrize("wanted", ["n", "sy", "yns"])
-def test_the_outputs_asked_for_in_their_order(wanted: str, typed: bool) -> None:
-    answer = response("yns", wanted=wanted, typed=typed)
-    assert [tensor.name for tensor in answer.outputs] == list(wanted)
-    assert arrays_of(answer) == {name: EXPECTED[name] for name in wanted}
+@pytest.mark.parametrize("response_spec", ["n", "sy", "yns"])
+def test_the_outputs_asked_for_in_their_order(response_spec: str, typed: bool) -> None:
+    answer = response("yns", response_spec=response_spec, typed=typed)
+    assert [tensor.name for tensor in answer.outputs] == list(response_spec)
+    assert arrays_of(answer) == {name: EXPECTED[name] for name in response_spec}
 
 
 def test_a_typed_request_is_answered_typed() -> None:
@@ -113,8 +113,8 @@ def test_a_typed_request_is_answered_raw_where_an_output_has_no_typed_form() -> 
 
 
 def test_only_the_outputs_asked_for_decide_that() -> None:
-    assert not response("yh", typed=True, wanted="y").raw_output_contents
-    assert response("yh", typed=True, wanted="h").raw_output_contents
+    assert not response("yh", typed=True, response_spec="y").raw_output_contents
+    assert response("yh", typed=True, response_spec="h").raw_output_contents
 
 
 @pytest.mark.parametrize("typed", [False, True])

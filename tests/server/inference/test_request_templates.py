@@ -168,8 +168,8 @@ def told(form: RequestTemplate) -> tuple[Any, ...]:
         form.key,
         form.priority,
         form.timeout,
-        form.plan,
-        (response._model, response._version, response._wanted),
+        form.padding,
+        (response._model, response._version, response._response_spec),
     )
 
 
@@ -301,11 +301,13 @@ def test_what_is_remembered_is_bounded() -> None:
     cache = RequestTemplateCache()
     for size in range(600):
         remember(cache, plain("i" * size))
-        assert len(cache._by_size) <= request_templates._MOST_SIZES
+        assert len(cache._by_size) <= request_templates._MAX_SIZES
     for number in range(100):
         timeout = pb.InferParameter(int64_param=1000 + number)
         remember(cache, plain(parameters={"timeout": timeout}))
-        assert all(len(known) <= request_templates._MOST_OF_A_SIZE for known in cache._by_size.values())
+        assert all(
+            len(known) <= request_templates._MAX_ENTRIES_OF_A_SIZE for known in cache._by_size.values()
+        )
     # The last few of a size are found, an older one is not, until it comes again.
     old = plain(parameters={"timeout": pb.InferParameter(int64_param=1001)})
     assert cache.find(old, 0) is None
@@ -319,7 +321,7 @@ def test_the_responses_that_are_remembered_are_bounded() -> None:
         many = model(f"m{number}")
         data = plain(model=many.name)
         remember(cache, data, of=many)
-        assert len(cache._responses) <= request_templates._MOST_SIZES
+        assert len(cache._responses) <= request_templates._MAX_SIZES
 
 
 def test_another_generation_is_forgotten() -> None:

@@ -56,11 +56,11 @@ def outputs(draw: Any) -> tuple[ResponseSpec, list[dict[str, Array]], list[str]]
 @given(outputs())
 @settings(reproducible, max_examples=300)
 def test_messages_are_protobufs_own(drawn: tuple[ResponseSpec, list[dict[str, Array]], list[str]]) -> None:
-    wanted, runs, ids = drawn
-    form = ResponseTemplate("model", "3", wanted)
+    response_spec, runs, ids = drawn
+    form = ResponseTemplate("model", "3", response_spec)
     for arrays_of_run, request_id in [*zip(runs, ids, strict=True)] * 2:
         outcome = Outcome(arrays_of_run)
-        expected = encode_response("model", "3", wanted, outcome)
+        expected = encode_response("model", "3", response_spec, outcome)
         expected.id = request_id
         pieces = form.pieces(id_field_of(request_id), outcome)
         assert pb.ModelInferResponse.FromString(b"".join(pieces)) == expected
@@ -77,7 +77,7 @@ def test_shapes_that_are_remembered_are_bounded() -> None:
         outcome = Outcome({"y": np.zeros((1, columns), np.float32)})
         response = pb.ModelInferResponse.FromString(b"".join(form.pieces(b"", outcome)))
         assert list(response.outputs[0].shape) == [1, columns]
-        assert len(form._fixed) <= 64
+        assert len(form._constant_parts) <= 64
 
 
 @given(st.integers(0, (1 << 64) - 1))

@@ -314,7 +314,7 @@ def test_a_model_that_is_replaced_between_look_up_and_queue(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     service = serve(lambda inputs: {"y": inputs["x"]})
-    registry, forms = service._registry, service._forms
+    registry, forms = service._registry, service._templates
     old = registry.get("m")
     new = serve(lambda inputs: {"y": inputs["x"] * 10})._registry.get("m")
     if known:
@@ -337,7 +337,7 @@ def test_a_model_that_is_replaced_between_look_up_and_queue(
 
     look_up = SimpleNamespace(get=get, generation=registry.generation)
     if known:
-        monkeypatch.setattr(service, "_forms", SimpleNamespace(find=find, add=forms.add))
+        monkeypatch.setattr(service, "_templates", SimpleNamespace(find=find, add=forms.add))
     else:
         monkeypatch.setattr(service, "_registry", look_up)
     assert y(response_of(submit(service, fp32(1, 2))[1].first())) == [[0, 10]]

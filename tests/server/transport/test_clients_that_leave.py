@@ -18,7 +18,7 @@ from support.server.scripted_service import Door, success
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
-from tensorferry.server.inference.reply import InferenceCall, InferenceReply
+from tensorferry.server.inference.reply import BuiltReply, InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
 
@@ -191,7 +191,7 @@ def test_a_request_that_is_withdrawn_while_its_reply_is_built(door: Door, hooked
 
     call = door.infer("1")
     assert hooked.arrived.wait(PATIENCE)
-    replier = threading.Thread(target=hooked.complete, args=(InferenceReply("1", build),))
+    replier = threading.Thread(target=hooked.complete, args=(BuiltReply("1", build),))
     replier.start()
     assert building.wait(PATIENCE)
     call.cancel()
@@ -240,7 +240,7 @@ def test_a_stream_that_is_cancelled_while_a_reply_is_built(door: Door, hooked: H
     stream = door.stream()
     stream.send("1")
     assert hooked.arrived.wait(PATIENCE)
-    replier = threading.Thread(target=hooked.complete, args=(InferenceReply("1", build),))
+    replier = threading.Thread(target=hooked.complete, args=(BuiltReply("1", build),))
     replier.start()
     assert building.wait(PATIENCE)
     stream.cancel()

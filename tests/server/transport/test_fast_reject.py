@@ -54,26 +54,26 @@ def early_rejection(registry: Registry, *sources: str) -> EarlyRejection:
 
 def test_the_one_model_is_asked() -> None:
     foreseen = early_rejection(Registry(Model()))
-    assert foreseen.refusal(9.0) is FULL
-    assert foreseen.refusal(11.0) is None
+    assert foreseen.check(9.0) is FULL
+    assert foreseen.check(11.0) is None
 
 
 def test_where_nobody_knows_the_model_its_message_is_read() -> None:
-    assert early_rejection(Registry()).refusal(9.0) is None
+    assert early_rejection(Registry()).check(9.0) is None
     registry = Registry(Model(), Model())
     foreseen = early_rejection(registry)
-    assert foreseen.refusal(9.0) is None
+    assert foreseen.check(9.0) is None
     registry.held = registry.held[:1]
     registry.generation += 1
-    assert foreseen.refusal(9.0) is FULL
+    assert foreseen.check(9.0) is FULL
     registry.held = ()
     registry.generation += 1
-    assert foreseen.refusal(9.0) is None
+    assert foreseen.check(9.0) is None
 
 
 def test_a_call_that_may_be_traced_is_read() -> None:
     model = Model()
-    assert early_rejection(Registry(model), "file").refusal(9.0) is None
+    assert early_rejection(Registry(model), "file").check(9.0) is None
     assert not model.asked
 
 
@@ -97,11 +97,11 @@ def turning_away(door: Door) -> list[float]:
     """From now on every call with a deadline is turned away; the deadlines."""
     asked: list[float] = []
 
-    def refusal(deadline: float) -> QueueFull:
+    def check(deadline: float) -> QueueFull:
         asked.append(deadline)
         return FULL
 
-    door.service.early_rejection = SimpleNamespace(refusal=refusal, only_batcher=object)  # type: ignore[assignment]
+    door.service.early_rejection = SimpleNamespace(check=check, only_batcher=object)  # type: ignore[assignment]
     return asked
 
 
@@ -154,7 +154,8 @@ def test_the_thread_rests_only_where_no_other_model_serves(
 ) -> None:
     """A call of another's may be answered in a moment, and would be late by the rest."""
     assert door.lane is not None
-    monkeypatch.setattr(door.service.early_rejection, "only_batcher", lambda: None if others else object())
+    batcher = None if others else SimpleNamespace(foreseen=lambda deadline: None)
+    monkeypatch.setattr(door.service.early_rejection, "only_batcher", lambda: batcher)
     rests: list[float] = []
     monkeypatch.setattr(door.lane.outbox, "rest", rests.append)
     door.service.answer_at_once = lambda request_id: failure(request_id, FULL)

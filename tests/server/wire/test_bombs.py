@@ -13,7 +13,7 @@ from fuzz.attackers.raw import Connection, framed, headers_of
 from support.server.rig import PATIENCE, Make
 from support.server.tokens import EVERY, TOKENS, bearer, outcome
 
-from tensorferry.server.inference import service
+from tensorferry.server.inference import service, unmatched_request
 from tensorferry.server.wire import bounds, receiving, structure
 
 # More than the most fields of a message, and fewer integers than it may have.
@@ -33,7 +33,7 @@ def parsed_kinds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return parse(data, kind)
 
     monkeypatch.setattr(receiving, "parse", counted)
-    monkeypatch.setattr(service, "parse", counted)
+    monkeypatch.setattr(unmatched_request, "parse", counted)
     return kinds
 
 

@@ -19,7 +19,7 @@ from tensorferry.batcher import Cancelled
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
-from tensorferry.server.inference.reply import InferenceCall, InferenceReply
+from tensorferry.server.inference.reply import BuiltReply, InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.security.access_control import AccessControl
@@ -116,14 +116,14 @@ class ScriptedService(InferenceService):
 
 def success(request_id: str, nbytes: int = 0) -> InferenceReply:
     response = pb.ModelInferResponse(id=request_id, model_name="m", raw_output_contents=[bytes(nbytes)])
-    return InferenceReply(request_id, lambda: [response.SerializeToString()])
+    return BuiltReply(request_id, lambda: [response.SerializeToString()])
 
 
 def failure(request_id: str, error: BaseException) -> InferenceReply:
     def build() -> list[bytes]:
         raise error
 
-    return InferenceReply(request_id, build)
+    return BuiltReply(request_id, build)
 
 
 class OpenStream:

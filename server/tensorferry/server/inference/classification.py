@@ -1,4 +1,4 @@
-"""The classification extension: instead of an output, the classes with its highest values, as strings."""
+"""The classification extension: the classes with an output's highest values, as strings, in its place."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tensorferry.protos.tensors import DATATYPES, Datatype
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.wire.parameters import parameter_value
 
-# The parameter of a requested output that asks for classes, and how many.
+# The parameter of a requested output with the number of classes asked for.
 CLASSIFICATION = "classification"
 
 BYTES = DATATYPES["BYTES"]
 
-# Triton's list: others have no values that it compares.
-_COMPARED = ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64")
-# To rank more would keep the thread that answers everyone for long.
-_MOST_ELEMENTS = 1_000_000
+# The datatypes that Triton ranks.
+_RANKED = ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64")
+# Ranking more would delay other responses, because one thread sends them all.
+_MAX_ROW_ELEMENTS = 1_000_000
 
 
 def class_count(output: pb.ModelInferRequest.InferRequestedOutputTensor, kind: Datatype) -> int:
-    """How many classes are wanted of an output of this datatype; 0 where its values are."""
+    """Return the number of classes asked for of an output of this datatype; 0 if its values are wanted."""
     if CLASSIFICATION not in output.parameters:
         return 0
     count: int = parameter_value(output.parameters[CLASSIFICATION], CLASSIFICATION, "int64_param")
@@ -35,55 +35,55 @@ def class_count(output: pb.ModelInferRequest.InferRequestedOutputTensor, kind: D
             f"invalid value for {CLASSIFICATION!r} parameter of output {output.name!r}, expected the number of "
             f"classes, at least 1, got {count}"
         )
-    if kind.name not in _COMPARED:
+    if kind.name not in _RANKED:
         raise InvalidRequestError(
             f"class result not available for output due to unsupported type {kind.name!r}: output {output.name!r}; "
-            f"ask for its values, or for classes of {', '.join(_COMPARED)}"
+            f"ask for its values, or for classes of {', '.join(_RANKED)}"
         )
     return count
 
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """Turns outputs of a model into classes. `batched` says that axis 0 counts rows; `labels` are by output.
+    """Turns a model's outputs into classes.
 
-    A class's label is the one at its place, if it has one that is not empty.
+    `batched` says that axis 0 counts rows. `labels` has, by output, the label of each class; "" for none.
     """
 
     batched: bool = False
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def classes(self, name: str, array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
-        """The highest values of each row, the highest first, as bytes `value:index` or `value:index:label`.
+        """Return the highest values of each row, highest first, as `value:index` or `value:index:label`.
 
-        Of equal ones the first is higher; those that are not numbers are lowest. Of a model that is
-        not batched the output is one row, whatever its shape, and the result has one dimension.
+        Equal values keep their order; NaN comes last. An output of a model that is not batched is one row of any shape,
+        and its result has one dimension.
         """
         by_row = self.batched and array.ndim > 0
         rows = array.shape[0] if by_row else 1
         width = array.size // rows if rows else int(np.prod(array.shape[1:]))
-        if width > _MOST_ELEMENTS:
+        if width > _MAX_ROW_ELEMENTS:
             raise InvalidRequestError(
                 f"classification output tensor too large: a row of output {name!r} has {width} elements, at most "
-                f"{_MOST_ELEMENTS} are ranked; ask for its values"
+                f"{_MAX_ROW_ELEMENTS} are ranked; ask for its values"
             )
         count = min(count, width)
         labels = self.labels.get(name, ())
         texts = [text for row in array.reshape(rows, width) for text in _texts(row, count, labels)]
-        found = np.empty(len(texts), dtype=object)
-        found[:] = texts
-        return found.reshape((rows, count) if by_row else (count,))
+        classes = np.empty(len(texts), dtype=object)
+        classes[:] = texts
+        return classes.reshape((rows, count) if by_row else (count,))
 
 
-# Of a model without labels that is not batched.
-PLAIN = Classifier()
+# For a model without labels that is not batched.
+NO_LABELS = Classifier()
 
 
 def _texts(row: npt.NDArray[Any], count: int, labels: Sequence[str]) -> list[bytes]:
     texts = []
     for index in _highest(row, count):
         value = row[index]
-        # As C++ writes it: floats with six digits behind the point.
+        # Six digits behind the point, as C++ writes floats.
         text = f"{value:f}:{index}" if row.dtype.kind == "f" else f"{value}:{index}"
         if index < len(labels) and labels[index]:
             text += f":{labels[index]}"
@@ -92,13 +92,12 @@ def _texts(row: npt.NDArray[Any], count: int, labels: Sequence[str]) -> list[byt
 
 
 def _highest(row: npt.NDArray[Any], count: int) -> list[int]:
-    # Ascending in these is descending in the row; what is not a number stays behind all others, and an
-    # integer has a complement where its negative may not be one.
+    # Ascending keys mean descending values, with NaN last. Integers are complemented, because the negative of the
+    # smallest one overflows.
     keys = -row if row.dtype.kind == "f" else ~row
     if 0 < count < len(row) // 4:
         last = np.partition(keys, count - 1)[count - 1]
-        if last == last:
-            # To sort those that come into question is enough.
-            among = np.flatnonzero(keys <= last)
-            return [int(index) for index in among[np.argsort(keys[among], kind="stable")[:count]]]
+        if not np.isnan(last):
+            candidates = np.flatnonzero(keys <= last)
+            return [int(index) for index in candidates[np.argsort(keys[candidates], kind="stable")[:count]]]
     return [int(index) for index in np.argsort(keys, kind="stable")[:count]]

@@ -1,6 +1,6 @@
-"""Protobuf request ↔ tensors. Every check of what came over the wire is here.
+"""Conversion between protobuf messages and tensors, with every check of what a client sent.
 
-Messages keep the wording by which clients of other servers of this protocol recognise them.
+Error messages keep Triton's wording, because clients recognise errors by it.
 """
 
 from __future__ import annotations
@@ -25,37 +25,41 @@ from tensorferry.protos.tensors import (
 )
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError, truncate
-from tensorferry.server.inference.classification import BYTES, PLAIN, Classifier, class_count
-from tensorferry.server.inference.request_limits import DEFAULT, check_claims, check_lengths
+from tensorferry.server.inference.classification import BYTES, NO_LABELS, Classifier, class_count
+from tensorferry.server.inference.request_limits import (
+    DEFAULT_LIMITS,
+    check_string_counts,
+    check_string_lengths,
+)
 from tensorferry.server.shared_memory.regions import RegionLease, Span
 from tensorferry.server.signature import Signature, TensorSpec
 from tensorferry.server.wire.parameters import read_parameters
 
-_Wire = pb.ModelInferRequest.InferInputTensor
+_InputMessage = pb.ModelInferRequest.InferInputTensor
 
 
 class ResponseSpec(NamedTuple):
-    """What a response has to look like: the outputs asked for, whether they travel in typed contents,
-    whether the batch is described, and how many classes are wanted of each output, 0 for its values
-    (empty: of none). `places` says of each output where in shared memory it goes, None for in the
-    response (empty: all do).
+    """What a request asks its response to contain.
+
+    `typed` asks for typed contents, `explain` for a description of the batch. `class_counts` has for each output
+    the number of classes asked for, 0 for its values; empty if no output is classified. `spans` has for each
+    output its place in shared memory, None for the response; empty if no output has one.
     """
 
     outputs: tuple[TensorSpec, ...]
     typed: bool
     explain: bool
-    classes: tuple[int, ...] = ()
-    places: tuple[Span | None, ...] = ()
+    class_counts: tuple[int, ...] = ()
+    spans: tuple[Span | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedRequest:
-    """A request's tensors in the order of `signature`, and what goes with them.
+    """A request's tensors in the order of `signature`, and its parameters.
 
-    That is the model's, with the optional inputs that the request gives.
-    `rows` is the size of axis 0 (1 for a model that is not batched), `key` what requests of
-    one batch have in common, `shared` the places of the tensors without rows, `timeout` the seconds that the request itself allows (inf: it does
-    not say), `priority` the class that it names (0: none).
+    `signature` is the model's plus the optional inputs given. `rows` is the size of axis 0, 1 for a model that is not
+    batched. Requests with an equal `key` may share a batch. `shared` has the positions of the tensors without rows.
+    `timeout` is in seconds, inf for none; `priority` is a class, 0 for none.
     """
 
     signature: Signature
@@ -66,7 +70,7 @@ class DecodedRequest:
     nbytes: int
     timeout: float
     priority: int
-    wanted: ResponseSpec
+    response_spec: ResponseSpec
 
 
 def decode_request(
@@ -75,33 +79,32 @@ def decode_request(
     signature: Signature,
     batched: bool,
     lease: RegionLease,
-    limits: RequestLimits = DEFAULT,
+    limits: RequestLimits = DEFAULT_LIMITS,
 ) -> DecodedRequest:
-    """Holds a request against the model's signature and takes its tensors out.
+    """Check a request against the model's signature and return its tensors.
 
-    A ServerError says what was received and what was expected. Numeric raw contents are not copied:
-    the tensors refer to the request's own bytes. What is in shared memory is copied, and its regions are
-    the lease's, which is the caller's to release.
+    Numeric raw contents are not copied: the tensors refer to the request's bytes. Tensors in shared memory are copied.
+    The lease gets the regions, and the caller releases it, also after an error. Raises a ServerError.
     """
-    check_claims(request, limits)
+    check_string_counts(request, limits)
     parameters = read_parameters(request)
     given = _inputs_by_name(request, model, signature)
     signature = signature.with_given_inputs(given)
     outputs = _requested_outputs(request, model, signature)
-    classes, places = _destinations(request, outputs, lease)
-    spans = _spans(request, lease)
+    class_counts, output_spans = _output_destinations(request, outputs, lease)
+    spans = _input_spans(request, lease)
     raws = _raw_contents(request, model, spans)
     tensors: list[Tensor] = []
     for spec in signature.inputs:
-        wire = given[spec.name]
-        _check_tensor(wire, spec, model, batched)
-        if spec.optional and 0 in wire.shape and 0 not in spec.dims:
+        message = given[spec.name]
+        _check_tensor(message, spec, model, batched)
+        if spec.optional and 0 in message.shape and 0 not in spec.dims:
             raise InvalidRequestError(
-                f"optional input {spec.name!r} of model {model!r} has shape {list(wire.shape)}: give it at least one "
+                f"optional input {spec.name!r} of model {model!r} has shape {list(message.shape)}: give it at least one "
                 "element along each axis, or leave it out"
             )
         try:
-            tensors.append(_tensor(wire, spec, model, raws, spans.get(spec.name), limits))
+            tensors.append(_decode_tensor(message, spec, model, raws, spans.get(spec.name), limits))
         except TensorError as error:
             raise InvalidRequestError(f"input {spec.name!r} of model {model!r}: {error}") from None
     rows, shared = 1, signature.shared_inputs(batched=batched)
@@ -131,19 +134,21 @@ def decode_request(
         nbytes=request.ByteSize() + sum([span.nbytes for span in spans.values()]),
         timeout=parameters.timeout,
         priority=parameters.priority,
-        wanted=ResponseSpec(
+        response_spec=ResponseSpec(
             outputs,
-            # Where no input shows a form (there are none, or all are in shared memory) clients expect raw.
+            # Clients expect raw contents if no input shows a preference: there are none, or all are in shared memory.
             typed=raws is None and len(spans) < len(given),
             explain=parameters.explain,
-            classes=classes,
-            places=places,
+            class_counts=class_counts,
+            spans=output_spans,
         ),
     )
 
 
-def _inputs_by_name(request: pb.ModelInferRequest, model: str, signature: Signature) -> Mapping[str, _Wire]:
-    given: dict[str, _Wire] = {}
+def _inputs_by_name(
+    request: pb.ModelInferRequest, model: str, signature: Signature
+) -> Mapping[str, _InputMessage]:
+    given: dict[str, _InputMessage] = {}
     for tensor in request.inputs:
         if tensor.name in given:
             raise InvalidRequestError(
@@ -166,8 +171,8 @@ def _inputs_by_name(request: pb.ModelInferRequest, model: str, signature: Signat
     return given
 
 
-def _spans(request: pb.ModelInferRequest, lease: RegionLease) -> Mapping[str, Span]:
-    """Where inputs are in shared memory, by name."""
+def _input_spans(request: pb.ModelInferRequest, lease: RegionLease) -> Mapping[str, Span]:
+    """Return the places of the inputs in shared memory, by name."""
     spans = {}
     for tensor in request.inputs:
         if tensor.parameters and (span := lease.span(tensor)) is not None:
@@ -184,7 +189,7 @@ def _spans(request: pb.ModelInferRequest, lease: RegionLease) -> Mapping[str, Sp
 def _raw_contents(
     request: pb.ModelInferRequest, model: str, spans: Mapping[str, Span]
 ) -> Mapping[str, bytes] | None:
-    """Raw contents by input, of those that are not in shared memory; None when the request has none."""
+    """Return the raw contents by input, except inputs in shared memory; None if the request has none."""
     raws = request.raw_input_contents
     sent = [tensor for tensor in request.inputs if tensor.name not in spans] if spans else request.inputs
     for tensor in request.inputs if raws or spans else ():
@@ -215,7 +220,7 @@ def _raw_contents(
     return {tensor.name: raw for tensor, raw in zip(sent, raws, strict=True)}
 
 
-def _check_tensor(tensor: _Wire, spec: TensorSpec, model: str, batched: bool) -> None:
+def _check_tensor(tensor: _InputMessage, spec: TensorSpec, model: str, batched: bool) -> None:
     if tensor.datatype != spec.datatype.name:
         datatype(tensor.datatype)
         raise InvalidRequestError(
@@ -236,8 +241,8 @@ def _check_tensor(tensor: _Wire, spec: TensorSpec, model: str, batched: bool) ->
         )
 
 
-def _tensor(
-    tensor: _Wire,
+def _decode_tensor(
+    tensor: _InputMessage,
     spec: TensorSpec,
     model: str,
     raws: Mapping[str, bytes] | None,
@@ -267,12 +272,12 @@ def _tensor(
             return Tensor(kind.storage, shape, raw)
         array = decode_raw(raw, kind, shape)
     if kind.name == "BYTES":
-        check_lengths(array, spec.name, limits)
-        return Tensor(kind.storage, shape, _as_text(array))
+        check_string_lengths(array, spec.name, limits)
+        return Tensor(kind.storage, shape, _decode_text(array))
     return Tensor(kind.storage, shape, array.tobytes())
 
 
-def _as_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _decode_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     texts = np.empty(array.size, dtype=object)
     try:
         texts[:] = [element.decode() for element in array.flat]
@@ -287,42 +292,42 @@ def _requested_outputs(
     if not request.outputs:
         return signature.outputs
     by_name = {spec.name: spec for spec in signature.outputs}
-    wanted: dict[str, TensorSpec] = {}
+    response_spec: dict[str, TensorSpec] = {}
     for output in request.outputs:
         if output.name not in by_name:
             raise InvalidRequestError(
                 f"unexpected inference output {truncate(output.name)!r} for model {model!r}; it gives {list(by_name)}"
             )
-        if output.name in wanted:
+        if output.name in response_spec:
             raise InvalidRequestError(
                 f"output {truncate(output.name)!r} already exists in request for model {model!r}"
             )
-        wanted[output.name] = by_name[output.name]
-    return tuple(wanted.values())
+        response_spec[output.name] = by_name[output.name]
+    return tuple(response_spec.values())
 
 
-def _destinations(
+def _output_destinations(
     request: pb.ModelInferRequest, outputs: tuple[TensorSpec, ...], lease: RegionLease
 ) -> tuple[tuple[int, ...], tuple[Span | None, ...]]:
-    """Which requested outputs are to be classes, and which go to shared memory; () for none."""
-    # Where none is named, all are wanted as they are.
-    classes: list[int] = []
-    places: list[Span | None] = []
+    """Return the class counts and the places in shared memory of the outputs; () if no output has one."""
+    class_counts: list[int] = []
+    spans: list[Span | None] = []
+    # A request that names no outputs gets all of them, without parameters.
     for output, spec in zip(request.outputs, outputs, strict=False):
         count, span = class_count(output, spec.datatype), lease.span(output) if output.parameters else None
         if count and span is not None:
             raise InvalidRequestError(
                 f"output can't set both 'shared_memory_region' and 'classification': output {output.name!r}; leave out one"
             )
-        classes.append(count)
-        places.append(span)
-    return tuple(classes) if any(classes) else (), tuple(places) if any(places) else ()
+        class_counts.append(count)
+        spans.append(span)
+    return tuple(class_counts) if any(class_counts) else (), tuple(spans) if any(spans) else ()
 
 
-def write_outputs(wanted: ResponseSpec, outcome: Outcome) -> None:
-    """Puts outputs where in shared memory they are wanted. InvalidRequestError when one does not fit there."""
-    placed = []
-    for spec, span in zip(wanted.outputs, wanted.places, strict=False):
+def write_outputs(response_spec: ResponseSpec, outcome: Outcome) -> None:
+    """Write outputs to their places in shared memory. InvalidRequestError, before any is written, if one does not fit."""
+    writes = []
+    for spec, span in zip(response_spec.outputs, response_spec.spans, strict=False):
         if span is not None:
             array = outcome.outputs[spec.name]
             if spec.datatype.size:
@@ -334,26 +339,32 @@ def write_outputs(wanted: ResponseSpec, outcome: Outcome) -> None:
                     f"shared memory size specified with the request for output {spec.name!r} ({span.nbytes} bytes) should "
                     f"be at least {len(data)} bytes to hold the results"
                 )
-            placed.append((span, data))
-    for span, data in placed:
+            writes.append((span, data))
+    for span, data in writes:
         span.write(data)
 
 
 def encode_response(
-    model: str, version: str, wanted: ResponseSpec, outcome: Outcome, classifier: Classifier = PLAIN
+    model: str,
+    version: str,
+    response_spec: ResponseSpec,
+    outcome: Outcome,
+    classifier: Classifier = NO_LABELS,
 ) -> pb.ModelInferResponse:
-    """The response, without its id, to a request whose outcome is an answer.
+    """Return the response, without its id, to a request that the model has answered.
 
-    Typed contents are answered with typed contents where every output's datatype has them,
-    else with raw ones.
+    A request with typed contents gets typed contents if every output's datatype has them.
     """
     outputs: Mapping[str, npt.NDArray[Any]] = outcome.outputs
     response = pb.ModelInferResponse(model_name=model, model_version=version)
-    classes = wanted.classes or (0,) * len(wanted.outputs)
-    kinds = [BYTES if count else spec.datatype for spec, count in zip(wanted.outputs, classes, strict=True)]
-    typed = wanted.typed and not wanted.places and all(kind.contents for kind in kinds)
-    places = wanted.places or (None,) * len(wanted.outputs)
-    for spec, kind, count, span in zip(wanted.outputs, kinds, classes, places, strict=True):
+    class_counts = response_spec.class_counts or (0,) * len(response_spec.outputs)
+    kinds = [
+        BYTES if count else spec.datatype
+        for spec, count in zip(response_spec.outputs, class_counts, strict=True)
+    ]
+    typed = response_spec.typed and not response_spec.spans and all(kind.contents for kind in kinds)
+    spans = response_spec.spans or (None,) * len(response_spec.outputs)
+    for spec, kind, count, span in zip(response_spec.outputs, kinds, class_counts, spans, strict=True):
         array = outputs[spec.name]
         if count:
             array = classifier.classes(spec.name, array, count)
@@ -361,11 +372,11 @@ def encode_response(
         if typed:
             encode_contents(array, kind, tensor.contents)
         elif span is not None:
-            # Clients find an output's contents by its place among all outputs.
+            # An empty entry, because clients find an output's contents by its position among all outputs.
             response.raw_output_contents.append(b"")
         else:
             response.raw_output_contents.append(encode_raw(array) if kind.size == 0 else array.tobytes())
-    if wanted.explain and outcome.batch is not None:
+    if response_spec.explain and outcome.batch is not None:
         _explain(response, outcome.batch, outcome)
     return response
 

@@ -1,4 +1,4 @@
-"""Who is turned away in an overload before the message is read: that is most of what a call costs which is refused."""
+"""Rejection under overload before the message is read, because reading is most of a rejected call's cost."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ from tensorferry.server.tracing.trace import Tracer
 
 
 class EarlyRejection:
-    """Only where one model is served is it known whose queue a call will meet, and only untraced calls have nothing else to tell.
+    """Rejects calls that the queue would reject, while one model is served and nothing is traced.
 
-    To be asked on one thread.
+    With several models the model of an unread call is unknown, and a trace needs the message. Not thread-safe.
     """
 
-    def __init__(self, registry: ModelRegistry, tracing: Tracer) -> None:
+    def __init__(self, registry: ModelRegistry, tracer: Tracer) -> None:
         self._registry = registry
-        self._tracing = tracing
+        self._tracer = tracer
         self._generation = -1
         self._only_batcher: Batcher | None = None
 
     @property
     def tracing_enabled(self) -> bool:
-        """Whether calls are traced, those that are refused as well."""
-        return bool(self._tracing.sources)
+        """Whether calls are traced; rejected calls are then traced too."""
+        return bool(self._tracer.sources)
 
-    def refusal(self, deadline: float) -> QueueFull | None:
-        """Why a call with this deadline is refused, which counts it; None where its message is to be read."""
-        if self._registry.generation != self._generation:
-            self.only_batcher()
-        if self._only_batcher is None or self._tracing.sources:
+    def check(self, deadline: float) -> QueueFull | None:
+        """Return, and count, why a call with this deadline is rejected; None if its message is to be read."""
+        batcher = self.only_batcher()
+        if batcher is None or self._tracer.sources:
             return None
-        return self._only_batcher.foreseen(deadline)
+        return batcher.foreseen(deadline)
 
     def only_batcher(self) -> Batcher | None:
-        """The one that all calls meet; None where there are several, or none."""
+        """Return the batcher of the only model; None if there are several models, or none."""
         generation = self._registry.generation
         if generation != self._generation:
             models = self._registry.models()

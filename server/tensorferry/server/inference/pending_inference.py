@@ -1,4 +1,4 @@
-"""Requests between their transport and the batcher: each is also the reply to itself, once it has an outcome."""
+"""Requests that the batcher has. Each is its own call and, once it has an outcome, its own reply."""
 
 from __future__ import annotations
 
@@ -23,91 +23,94 @@ _log = logging.getLogger("tensorferry.server")
 
 
 class PendingInference(InferenceCall, InferenceReply):
-    """A request that the batcher has, and the reply to it once there is an outcome: one object for all."""
+    """A request of a client. One object is the call and the reply, because each request makes one.
 
-    __slots__ = ("_complete", "_form", "_id_field", "outcome", "request")
+    `request` is the batcher's request, `outcome` is set before the completion is called.
+    """
+
+    __slots__ = ("_complete", "_id_field", "_template", "metadata", "outcome", "request", "request_id")
 
     def __init__(
         self,
-        form: RequestTemplate,
+        template: RequestTemplate,
         request_id: str,
         id_field: bytes,
         metadata: Metadata,
         complete: Callable[[InferenceReply], None],
     ) -> None:
-        self._form = form
+        self._template = template
         self.request_id = request_id
         self._id_field = id_field
-        self._metadata = metadata
+        self.metadata = metadata
         self._complete = complete
 
     def enqueue(
         self, tensors: tuple[Tensor, ...], deadline: float, needs_run: set[Batcher] | None, client: str
     ) -> None:
-        """Hands a client's request to its model's batcher, which may refuse it by an error."""
-        form = self._form
-        batcher = form.model.batcher
-        self.request = form.request(tensors, self.completed, deadline, client, self.request_id)
+        """Hand the request to its model's batcher, which may raise. See `InferenceService.submit`."""
+        template = self._template
+        batcher = template.model.batcher
+        self.request = template.request(tensors, self.completed, deadline, client, self.request_id)
         try:
             if needs_run is None:
                 batcher.enqueue(self.request)
             elif batcher.enqueue_quietly(self.request):
                 needs_run.add(batcher)
         except BaseException:
-            # Refused: they would keep each other, and the call, alive.
+            # The two refer to each other and would keep each other, and the call, alive.
             del self.request
             raise
 
     def answer_empty(self, tensors: tuple[Tensor, ...], deadline: float, outputs: Mapping[str, Any]) -> None:
-        """Answers a request of no rows at once, unless the model's batcher refuses it by an error."""
-        form = self._form
-        self.request = form.request(tensors, self.completed, deadline, "", self.request_id)
+        """Answer a request without rows at once, unless the model's batcher raises."""
+        template = self._template
+        self.request = template.request(tensors, self.completed, deadline, "", self.request_id)
         try:
-            form.model.batcher.answer_empty(self.request, outputs)
+            template.model.batcher.answer_empty(self.request, outputs)
         except BaseException:
-            # Refused: they would keep each other, and the call, alive.
+            # As above.
             del self.request
             raise
 
     def cancel(self) -> None:
         """See `InferenceCall`."""
-        self._form.model.batcher.cancel(self.request)
+        self._template.model.batcher.cancel(self.request)
 
     @property
     def addressed(self) -> tuple[str, str]:
         """See `InferenceReply`."""
-        return self._form.model.name, self._form.model.version
+        return self._template.model.name, self._template.model.version
 
     @property
     def needs_run(self) -> Batcher | None:
         """See `InferenceReply`."""
-        batcher = self._form.model.batcher
+        batcher = self._template.model.batcher
         return batcher if batcher.awaits_attendance else None
 
     def completed(self, outcome: Outcome) -> None:
-        """What the batcher calls, once."""
+        """Take the outcome and call the completion. The batcher calls this once."""
+        template = self._template
         if isinstance(outcome.error, (ModelFailedError, ModelRowsError)):
-            form = self._form
-            error = explain_axis_mismatch(outcome.error, form.signature, form.shapes)
+            error = explain_axis_mismatch(outcome.error, template.signature, template.shapes)
             outcome = outcome._replace(error=error)
         self.outcome = outcome
         if isinstance(outcome.error, (ModelFailedError, ModelRowsError)):
-            about = self.about()
+            fields = self.log_fields()
             _log.warning(
                 "model %s failed on request %s%s: %s",
-                self._form.model.name,
+                template.model.name,
                 logs.quote(self.request_id),
-                f" (trace {about['trace_id']})" if "trace_id" in about else "",
+                f" (trace {fields['trace_id']})" if "trace_id" in fields else "",
                 outcome.error.__cause__ or outcome.error,
-                extra=about,
+                extra=fields,
             )
-        exemplars = self._form.model.exemplars
+        exemplars = template.model.exemplars
         if exemplars is not None:
-            for name, value in self._metadata:
+            for name, value in self.metadata:
                 if name == TRACEPARENT and outcome.batch is not None and outcome.error is None:
                     exemplars.note(value, _latency(self.request, outcome.batch))
         complete = self._complete
-        # It knows the call's place in a stream, which knows this.
+        # The completion refers to the stream's entry, which refers to this object.
         del self._complete
         complete(self)
 
@@ -126,44 +129,47 @@ class PendingInference(InferenceCall, InferenceReply):
         outcome = self.outcome
         if outcome.error is not None:
             raise outcome.error
-        return self._form.response.pieces(self._id_field, outcome)
+        return self._template.response.pieces(self._id_field, outcome)
 
 
 def _nbytes(array: Any) -> int:
-    # Of strings, numpy counts the references.
+    # numpy's nbytes of an object array counts references only.
     return sum(map(len, array.flat)) if array.dtype == object else int(array.nbytes)
 
 
 def _latency(request: Request, batch: BatchInfo) -> float:
-    """From the arrival of a request until its answer was handed out, in seconds, as the batcher counts it."""
+    """Return the seconds from the request's arrival to its answer, as the batcher counts them."""
     arrived = request.split_parts[0] if request.split_parts else request
     return batch.ended + batch.output_time - arrived.arrival
 
 
 class SharedMemoryInference(PendingInference):
-    """A request with tensors in shared memory. Its outputs are written there, and its regions released, before it is answered."""
+    """A request with tensors in shared memory.
 
-    __slots__ = ("_lease", "_wanted")
+    Its outputs are written and its regions released before the completion is called.
+    """
+
+    __slots__ = ("_lease", "_response_spec")
 
     def __init__(
         self,
-        form: RequestTemplate,
+        template: RequestTemplate,
         request_id: str,
         id_field: bytes,
         metadata: Metadata,
         complete: Callable[[InferenceReply], None],
         lease: RegionLease,
-        wanted: ResponseSpec,
+        response_spec: ResponseSpec,
     ) -> None:
-        super().__init__(form, request_id, id_field, metadata, complete)
+        super().__init__(template, request_id, id_field, metadata, complete)
         self._lease = lease
-        self._wanted = wanted
+        self._response_spec = response_spec
 
     def completed(self, outcome: Outcome) -> None:
         """See `PendingInference`."""
         if outcome.error is None:
             try:
-                write_outputs(self._wanted, outcome)
+                write_outputs(self._response_spec, outcome)
             except Exception as error:
                 outcome = outcome._replace(outputs=None, error=error)
         self._lease.release()
@@ -171,15 +177,15 @@ class SharedMemoryInference(PendingInference):
 
 
 class TracedReply(InferenceReply):
-    """Another reply, of a request that is traced."""
+    """The reply to a traced request, around the reply itself."""
 
-    __slots__ = ("_reply", "trace")
+    __slots__ = ("_reply", "metadata", "request_id", "trace")
 
     trace: RequestTrace
 
     def __init__(self, reply: InferenceReply, trace: RequestTrace) -> None:
         self.request_id = reply.request_id
-        self._metadata = reply._metadata
+        self.metadata = reply.metadata
         self._reply = reply
         self.trace = trace
 
@@ -208,12 +214,12 @@ class TracedReply(InferenceReply):
 
     def stream_message(self) -> bytes:
         """See `InferenceReply`."""
-        self.trace.streamed = True
+        self.trace.mark_streamed()
         return super().stream_message()
 
 
 class TracedCall(InferenceCall):
-    """Another call, of a request that is traced."""
+    """The call of a traced request, around the call itself."""
 
     __slots__ = ("_call", "_trace")
 

@@ -1,7 +1,8 @@
-"""What a transport has of a request: the call while it is in flight, and the reply that it then sends."""
+"""What a transport gets for one request: a call while it is in flight, then a reply to send."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from tensorferry.batcher import Batcher
@@ -12,23 +13,76 @@ from tensorferry.server.telemetry.trace_context import parse_trace_context
 from tensorferry.server.tracing.trace import RequestTrace
 
 
-class InferenceReply:
-    """What became of one ModelInfer. Whoever sends the response builds it, by one of the methods."""
+class InferenceCall:
+    """One request in flight. Both methods may be called at any time, from any thread, repeatedly."""
 
-    __slots__ = ("_addressed", "_build", "_metadata", "request_id")
+    __slots__ = ()
 
-    # Of a request that is traced: whoever sends the response says when.
+    def cancel(self) -> None:
+        """Withdraw the request unless it is done; its completion then gets the reason."""
+
+    def abandon(self) -> None:
+        """Cancel the request and record in its trace that no response will be sent."""
+        self.cancel()
+
+
+# The call of a request that was answered at once.
+FINISHED = InferenceCall()
+
+
+class InferenceReply(ABC):
+    """The outcome of one ModelInfer. The transport builds the response when it sends it.
+
+    `request_id` and `metadata` are those of the request. Not thread-safe.
+    """
+
+    __slots__ = ()
+
+    request_id: str
+    metadata: Metadata
+    # The trace of a traced request. The transport tells it when the response is sent.
     trace: RequestTrace | None = None
 
     @property
+    @abstractmethod
     def addressed(self) -> tuple[str, str]:
-        """Name and version of the model that it is from, or as the request had them; "" for what is not known."""
-        return self._addressed
+        """Name and version of the model that answered, or as the request gave them; "" if unknown."""
 
     @property
     def needs_run(self) -> Batcher | None:
-        """The batcher that answered, if it now waits for `attend`."""
+        """The batcher that answered, if it now waits for the polling thread to run its next batch."""
         return None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors that the reply holds."""
+        return 0
+
+    @abstractmethod
+    def replace_with_error(self, error: Exception) -> None:
+        """Drop the tensors and answer with this error. Must not be called while a message is built."""
+
+    @abstractmethod
+    def pieces(self) -> Sequence[Piece]:
+        """Return the serialised ModelInferResponse in pieces, or raise the request's error."""
+
+    def message(self) -> bytes:
+        """Return the serialised ModelInferResponse, or raise the request's error."""
+        return b"".join(self.pieces())
+
+    def stream_message(self) -> bytes:
+        """Return the serialised ModelStreamInferResponse, or raise the request's error."""
+        return b"".join(stream_response(self.pieces()))
+
+    def log_fields(self) -> Mapping[str, str]:
+        """Return the fields by which a log line names the request."""
+        return logs.request_fields(self.request_id, self.addressed, parse_trace_context(self.metadata))
+
+
+class BuiltReply(InferenceReply):
+    """A reply whose response the function `build` makes; the function may raise."""
+
+    __slots__ = ("_addressed", "_build", "metadata", "request_id")
 
     def __init__(
         self,
@@ -38,63 +92,33 @@ class InferenceReply:
         metadata: Metadata = (),
     ) -> None:
         self.request_id = request_id
-        self._build = build
+        self.metadata = metadata
         self._addressed = addressed
-        self._metadata = metadata
+        self._build = build
 
     @property
-    def nbytes(self) -> int:
-        """The bytes of the tensors that it keeps."""
-        return 0
+    def addressed(self) -> tuple[str, str]:
+        """See `InferenceReply`."""
+        return self._addressed
 
     def replace_with_error(self, error: Exception) -> None:
-        """Let go of the tensors: the reply is this error now. Not while a message is built."""
-
-        def build() -> Sequence[Piece]:
-            raise error
-
-        self._build = build
-
-    def about(self) -> Mapping[str, str]:
-        """Which request it is the reply to, for a line in the log."""
-        return logs.request_fields(self.request_id, self.addressed, parse_trace_context(self._metadata))
+        """See `InferenceReply`."""
+        self._build = _raising(error)
 
     def pieces(self) -> Sequence[Piece]:
-        """The serialised ModelInferResponse, in pieces; or what went wrong, raised."""
+        """See `InferenceReply`."""
         return self._build()
-
-    def message(self) -> bytes:
-        """The serialised ModelInferResponse; or what went wrong, raised."""
-        return b"".join(self.pieces())
-
-    def stream_message(self) -> bytes:
-        """The serialised ModelStreamInferResponse; or what went wrong, raised."""
-        return b"".join(stream_response(self.pieces()))
 
 
 def error_reply(
     request_id: str, error: BaseException, addressed: tuple[str, str], metadata: Metadata
 ) -> InferenceReply:
-    """The reply to a request that met an error."""
+    """Return the reply to a request that failed."""
+    return BuiltReply(request_id, _raising(error), addressed, metadata)
 
+
+def _raising(error: BaseException) -> Callable[[], Sequence[Piece]]:
     def build() -> Sequence[Piece]:
         raise error
 
-    return InferenceReply(request_id, build, addressed, metadata)
-
-
-class InferenceCall:
-    """One request in flight. `cancel` may be called at any time, from any thread, repeatedly."""
-
-    __slots__ = ()
-
-    def cancel(self) -> None:
-        """Withdraws the request if it is not done; its completion is then called with the reason."""
-
-    def abandon(self) -> None:
-        """The same, and tells that whoever sends responses will not send this one."""
-        self.cancel()
-
-
-# Of a request that was answered at once.
-FINISHED = InferenceCall()
+    return build

@@ -1,4 +1,4 @@
-"""Responses that no message can hold, refused before the model runs where the shapes tell."""
+"""Responses too large for a message, refused before the model runs if the shapes show it."""
 
 from __future__ import annotations
 
@@ -8,38 +8,37 @@ from collections.abc import Mapping
 from tensorferry.server.errors import InvalidRequestError, LimitError
 from tensorferry.server.inference.codec import DecodedRequest
 from tensorferry.server.shapes.no_rows import named_dimensions
-from tensorferry.server.signature import Signature, TensorSpec
+from tensorferry.server.signature import TensorSpec
 
-_CURE = (
+_HINT = (
     "ask for fewer rows or outputs at once, have outputs in shared memory, or start the server with a larger "
     "--max-message-bytes"
 )
 
 
-def check_response_size(signature: Signature, batched: bool, decoded: DecodedRequest, most: float) -> None:
-    """InvalidRequestError if the outputs asked for are known to have more than `most` bytes."""
-    wanted = decoded.wanted
-    if wanted.typed:
-        # Its size depends on the values.
+def check_response_size(decoded: DecodedRequest, batched: bool, max_bytes: float) -> None:
+    """Raise InvalidRequestError if the requested outputs are known to have more than `max_bytes`."""
+    spec = decoded.response_spec
+    if spec.typed:
+        # The size of typed contents depends on the values.
         return
-    lengths = named_dimensions(signature, decoded.tensors)
+    lengths = named_dimensions(decoded.signature, decoded.tensors)
     total = 0
-    for index, spec in enumerate(wanted.outputs):
-        in_message = not (wanted.places and wanted.places[index]) and not (
-            wanted.classes and wanted.classes[index]
-        )
-        if in_message:
-            total += _least_bytes(spec, decoded.rows if batched else None, lengths)
-    if total > most:
-        names = ", ".join(spec.name for spec in wanted.outputs)
+    for index, output in enumerate(spec.outputs):
+        in_shared_memory = spec.spans and spec.spans[index]
+        classified = spec.class_counts and spec.class_counts[index]
+        if not in_shared_memory and not classified:
+            total += _min_bytes(output, decoded.rows if batched else None, lengths)
+    if total > max_bytes:
+        names = ", ".join(output.name for output in spec.outputs)
         raise InvalidRequestError(
-            f"the response would have {total} bytes (outputs {names}), and this server sends at most {most:.0f} in a "
-            f"message: {_CURE}"
+            f"the response would have {total} bytes (outputs {names}), and this server sends at most {max_bytes:.0f} in a "
+            f"message: {_HINT}"
         )
 
 
-def _least_bytes(spec: TensorSpec, rows: int | None, lengths: Mapping[str, int | None]) -> int:
-    """Bytes of an output, 0 where its shape is not known."""
+def _min_bytes(spec: TensorSpec, rows: int | None, lengths: Mapping[str, int | None]) -> int:
+    """Return an output's size in bytes, 0 if its shape is unknown."""
     if spec.any_rank:
         return 0
     dims = [dim if isinstance(dim, int) else lengths.get(dim) or 0 for dim in spec.dims]
@@ -48,8 +47,8 @@ def _least_bytes(spec: TensorSpec, rows: int | None, lengths: Mapping[str, int |
     return math.prod(dims) * spec.datatype.size
 
 
-def too_large(nbytes: int, most: float) -> LimitError:
-    """The error of a response whose size is known only after the model has run."""
+def response_too_large(nbytes: int, max_bytes: float) -> LimitError:
+    """Return the error of a response whose size is known only after the model has run."""
     return LimitError(
-        f"the response has {nbytes} bytes, and this server sends at most {most:.0f} in a message: {_CURE}"
+        f"the response has {nbytes} bytes, and this server sends at most {max_bytes:.0f} in a message: {_HINT}"
     )

@@ -1,60 +1,42 @@
-"""The inference service itself, transport-free: bytes and a deadline in, one completion out."""
+"""The inference service, without a transport: bytes and a deadline in, one completion out."""
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import grpc
-
-from tensorferry.batcher import (
-    Batcher,
-    BatcherClosed,
-    BatcherError,
-)
-from tensorferry.protos import inference_pb2 as pb
+from tensorferry.batcher import Batcher, BatcherClosed, BatcherError
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import (
-    InvalidRequestError,
     NotReadyError,
     PermissionDeniedError,
     ServerError,
     UnauthenticatedError,
 )
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
-from tensorferry.server.inference.codec import decode_request
 from tensorferry.server.inference.early_rejection import EarlyRejection
-from tensorferry.server.inference.pending_inference import (
-    PendingInference,
-    SharedMemoryInference,
-    TracedCall,
-    TracedReply,
-)
+from tensorferry.server.inference.pending_inference import PendingInference, TracedCall, TracedReply
 from tensorferry.server.inference.reply import FINISHED, InferenceCall, InferenceReply, error_reply
-from tensorferry.server.inference.request_limits import DEFAULT
-from tensorferry.server.inference.request_templates import (
-    RequestTemplate,
-    RequestTemplateCache,
-    uncached_template,
+from tensorferry.server.inference.request_limits import DEFAULT_LIMITS
+from tensorferry.server.inference.request_templates import Match, RequestTemplateCache
+from tensorferry.server.inference.unmatched_request import UnmatchedRequest
+from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.shared_memory.regions import Regions
+from tensorferry.server.status import (
+    INTERNAL_ERROR,
+    Status,
+    StatusCode,
+    code_of,
+    mapped_status,
+    status_of,
 )
-from tensorferry.server.inference.response_size import check_response_size
-from tensorferry.server.inference.responses import id_field_of
-from tensorferry.server.models.registry import ModelRegistry
-from tensorferry.server.shapes.no_rows import empty_outputs
-from tensorferry.server.shared_memory.regions import RegionLease, Regions
-from tensorferry.server.status import INTERNAL, Status, code_of, mapped_status, status_of
 from tensorferry.server.telemetry.trace_context import TRACEPARENT
 from tensorferry.server.tracing.trace import RequestTrace, Tracer
-from tensorferry.server.wire import structure
 from tensorferry.server.wire.compression import decompress, is_compressed
-from tensorferry.server.wire.receiving import parse
-
-_log = logging.getLogger("tensorferry.server")
 
 SHUTTING_DOWN = "the server is shutting down and has stopped accepting new requests; retry elsewhere"
 
@@ -62,7 +44,7 @@ SHUTTING_DOWN = "the server is shutting down and has stopped accepting new reque
 class InferenceService:
     """Takes requests from a transport and hands each to its model's batcher. Thread-safe.
 
-    No request may hold more than `limits`. With `triton_status_codes` errors have the codes that Triton gives them, wherever ours differ.
+    A request above `limits` is refused. With `triton_status_codes` errors have Triton's codes where ours differ.
     """
 
     def __init__(
@@ -72,70 +54,70 @@ class InferenceService:
         regions: Regions | None = None,
         tracing: Tracer | None = None,
         triton_status_codes: bool = False,
-        limits: RequestLimits = DEFAULT,
+        limits: RequestLimits = DEFAULT_LIMITS,
     ) -> None:
         self.limits = limits
         self._registry = registry
         self._regions = regions or Regions()
-        self._tracing = tracing or Tracer()
-        self.early_rejection = EarlyRejection(registry, self._tracing)
+        self._tracer = tracing or Tracer()
+        self.early_rejection = EarlyRejection(registry, self._tracer)
         self._triton_status_codes = triton_status_codes
-        self._forms = RequestTemplateCache(limits.message_bytes)
+        self._templates = RequestTemplateCache(limits.message_bytes)
         self._draining = False
-        # Guards _refused; held for an addition, or a copy.
+        self._lame_duck = False
+        # Guards _refused; held for an addition or a copy only.
         self._refused_lock = threading.Lock()
-        self._refused: Counter[grpc.StatusCode] = Counter()
-        self._lame_duck = threading.Event()
+        self._refused: Counter[StatusCode] = Counter()
 
     def begin_lame_duck(self) -> None:
-        """From now on the server says that it is not ready; requests are accepted all the same."""
-        self._lame_duck.set()
+        """Report the server as not ready from now on. Requests are still accepted."""
+        self._lame_duck = True
 
     def begin_drain(self) -> None:
-        """From now on every request is answered with NotReadyError; accepted ones go on."""
-        self._lame_duck.set()
+        """Answer every further request with NotReadyError. Accepted requests continue."""
+        self._lame_duck = True
         self._draining = True
 
     def models_changed(self) -> None:
-        """Lets go of models that are not there any more."""
-        self._forms.forget(self._registry.generation)
+        """Release models that are no longer served."""
+        self._templates.forget(self._registry.generation)
 
     @property
     def ready(self) -> bool:
-        """True from when all that is served from the start is loaded until the server drains, or is about to.
+        """Whether every model of the start is loaded and the server is neither lame duck nor draining.
 
-        A model that is loaded later, or fails to be, changes nothing while another works.
+        A model that is loaded later, or fails to load, changes nothing while another is served.
         """
-        return self._registry.serving and not self.lame_duck
+        return self._registry.serving and not self._lame_duck
 
     @property
     def draining(self) -> bool:
-        """Whether the server accepts no more requests."""
+        """Whether the server has stopped accepting requests."""
         return self._draining
 
     @property
     def lame_duck(self) -> bool:
-        """Whether requests should go elsewhere: the server accepts no more of them, or soon will not."""
-        return self._lame_duck.is_set()
+        """Whether clients should go elsewhere, because the server drains or soon will."""
+        return self._lame_duck
 
     @property
-    def refused(self) -> Mapping[grpc.StatusCode, int]:
-        """How many requests were answered with which code before they reached a model's queue, which counts its own."""
+    def refused(self) -> Mapping[StatusCode, int]:
+        """Requests refused before they reached a model's queue, by status code. Queues count their own."""
         with self._refused_lock:
             return dict(self._refused)
 
-    def count_refused(self, code: grpc.StatusCode) -> None:
-        """A request was refused before it reached a queue."""
+    def count_refused(self, code: StatusCode) -> None:
+        """Count a request that was refused before it reached a queue."""
         with self._refused_lock:
             self._refused[code] += 1
 
     def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
-        """What a client is told of an error that was raised by a reply, or of why its call is not admitted."""
+        """Return the status of an error that a reply raised, or that kept a call from being admitted."""
         status = status_of(
-            error, triton=self._triton_status_codes, about=dict if reply is None else reply.about
+            error, triton=self._triton_status_codes, about=dict if reply is None else reply.log_fields
         )
         if isinstance(error, (UnauthenticatedError, PermissionDeniedError)):
-            # Here, where both transports bring them: `submit` never sees such a call.
+            # Counted here for both transports, because `submit` never gets such a call.
             self.count_refused(status.code)
         return status
 
@@ -148,125 +130,115 @@ class InferenceService:
         needs_run: set[Batcher] | None = None,
         caller: ClientIdentity = ANONYMOUS,
     ) -> InferenceCall:
-        """Serves one ModelInferRequest; `complete` is called exactly once, perhaps before this returns.
+        """Serve one serialised ModelInferRequest. Call `complete` exactly once, perhaps before this returns.
 
-        `deadline` is on the clock of `time.monotonic`, inf for none; `metadata` is that of the
-        call, which is `caller`'s. Who gives `needs_run` promises to `attend` to the batchers that are added to it, soon;
-        and after responses are sent to those that then wait for it, by `InferenceReply.waiting`.
-        Never blocks, never raises for what the client sent: errors arrive in the reply.
+        `deadline` is on the clock of `time.monotonic`, inf for none. `metadata` and `caller` are those of the call.
+        A caller that gives `needs_run` must soon run the batchers that are added to it, and, after responses are
+        sent, those in `InferenceReply.needs_run`. Never blocks; every error arrives in the reply.
         """
         now = time.monotonic()
         trace: RequestTrace | None = None
-        answer: Callable[[InferenceReply], None] | None = None
+        sampled = False
         while True:
-            # Before the look-ups: what they find may be stale by the time that it is remembered.
+            # Read before the look-ups, because a model may be replaced during them.
             generation = self._registry.generation
-            request_id = ""
-            lease: RegionLease | None = None
-            addressed = ("", "")
-            found = empty = None
+            match: Match | None = None
+            unmatched: UnmatchedRequest | None = None
             try:
-                found = self._forms.find(data, generation)
-                if found is None and is_compressed(data):
+                match = self._templates.find(data, generation)
+                if match is None and is_compressed(data):
                     data = decompress(data, self.limits.message_bytes)
-                    found = self._forms.find(data, generation)
-                if found is not None:
-                    form, request_id, id_field, tensors = found
+                    match = self._templates.find(data, generation)
+                if match is None:
+                    unmatched = UnmatchedRequest(data, self._regions, self.limits)
+                    unmatched.parse()
+                    self._check_accepting()
+                    match = unmatched.match(self._registry, self._templates, generation)
                 else:
-                    try:
-                        structure.check_message(data, pb.ModelInferRequest, most_strings=self.limits.strings)
-                    except InvalidRequestError:
-                        request_id = structure.peek_request_id(data)
-                        raise
-                    request = parse(data, pb.ModelInferRequest)
-                    request_id, id_field = request.id, id_field_of(request.id)
-                    addressed = request.model_name, request.model_version
-                if self._draining:
-                    raise NotReadyError(SHUTTING_DOWN)
-                if found is None:
-                    model = self._registry.get(*addressed)
-                    addressed = model.name, model.version
-                    lease = RegionLease(self._regions)
-                    decoded = decode_request(
-                        request, model.name, model.signature, model.batched, lease, self.limits
-                    )
-                    tensors = decoded.tensors
-                    check_response_size(decoded.signature, model.batched, decoded, self.limits.message_bytes)
-                    if model.batched and not decoded.rows:
-                        empty = empty_outputs(model.name, decoded.signature, decoded.wanted.outputs, tensors)
-                    else:
-                        model.empty_axes.check(model.name, decoded.signature, tensors)
-                    if lease or empty is not None:
-                        form = uncached_template(model, decoded, self.limits.message_bytes)
-                    else:
-                        form = self._forms.add(data, request, model, decoded, generation)
-                answer = complete
-                if self._tracing.sources or trace is not None:
-                    trace = trace or self._tracing.begin(form.model, request_id, now, metadata, caller)
+                    self._check_accepting()
+                template, request_id, id_field, tensors = match
+                completed: Callable[[Any], None] = complete
+                sampled = True
+                if self._tracer.sources or trace is not None:
+                    trace = trace or self._tracer.begin(template.model, request_id, now, metadata, caller)
                     if trace is not None:
-                        answer, metadata = self._traced(trace, complete, form), _metadata_of(trace)
-                if lease:
-                    queued: PendingInference = SharedMemoryInference(
-                        form, request_id, id_field, metadata, answer, lease, decoded.wanted
-                    )
+                        completed = self._traced(trace, complete, template.model)
+                        metadata = _metadata_of(trace)
+                latest = min(deadline, now + template.timeout)
+                if unmatched is None:
+                    pending = PendingInference(template, request_id, id_field, metadata, completed)
                 else:
-                    queued = PendingInference(form, request_id, id_field, metadata, answer)
-                if empty is not None:
-                    queued.answer_empty(tensors, min(deadline, now + form.timeout), empty)
+                    pending = unmatched.pending(match, metadata, completed)
+                if unmatched is None or unmatched.empty_outputs is None:
+                    pending.enqueue(tensors, latest, needs_run, caller.name)
                 else:
-                    queued.enqueue(tensors, min(deadline, now + form.timeout), needs_run, caller.name)
+                    pending.answer_empty(tensors, latest, unmatched.empty_outputs)
             except Exception as error:
-                if lease is not None:
-                    lease.release()
+                if unmatched is not None:
+                    unmatched.release()
                 if isinstance(error, BatcherClosed) and generation != self._registry.generation:
-                    # Its model was replaced, or unloaded, since it was looked up: another may serve by now.
+                    # The model was replaced or unloaded since the look-up; another version may serve now.
                     continue
-                if isinstance(error, (ServerError, BatcherError, TensorError)):
-                    # Its traceback knows this frame, and those that called: a reply that is never sent would keep its
-                    # call alive.
-                    error.__traceback__ = error.__context__ = None
-                if found is not None:
-                    addressed = found[0].model.name, found[0].model.version
-                if not isinstance(error, BatcherError):
-                    self.count_refused(code_of(error, triton=self._triton_status_codes))
-                if answer is None and self._tracing.sources:
-                    # It was not asked yet, whether the request is to be traced.
-                    trace = self._tracing.begin(None, request_id, now, metadata, caller)
+                request_id, addressed = _identity_of(match, unmatched)
+                if not sampled and self._tracer.sources:
+                    trace = self._tracer.begin(None, request_id, now, metadata, caller)
                 reply = error_reply(request_id, error, addressed, metadata)
-                if trace is None:
-                    complete(reply)
-                    return FINISHED
-                if not trace.addressed[1]:
-                    # Else it is the model that was to serve it, and has gone since.
-                    trace.addressed = addressed
-                trace.completed(None, 0.0, error, self._known_status_of(error))
-                complete(TracedReply(reply, trace))
-                return TracedCall(FINISHED, trace)
-            return queued if trace is None else TracedCall(queued, trace)
+                return self._answer_error(error, reply, trace, complete)
+            return pending if trace is None else TracedCall(pending, trace)
+
+    def _check_accepting(self) -> None:
+        if self._draining:
+            raise NotReadyError(SHUTTING_DOWN)
+
+    def _answer_error(
+        self,
+        error: Exception,
+        reply: InferenceReply,
+        trace: RequestTrace | None,
+        complete: Callable[[InferenceReply], None],
+    ) -> InferenceCall:
+        """Answer a request that no batcher accepted."""
+        if isinstance(error, (ServerError, BatcherError, TensorError)):
+            # The traceback refers to the caller's frames; a reply that is never sent would keep its call alive.
+            error.__traceback__ = error.__context__ = None
+        if not isinstance(error, BatcherError):
+            self.count_refused(code_of(error, triton=self._triton_status_codes))
+        if trace is None:
+            complete(reply)
+            return FINISHED
+        trace.set_model(reply.addressed)
+        trace.completed(None, 0.0, error, self._mapped_status(error))
+        complete(TracedReply(reply, trace))
+        return TracedCall(FINISHED, trace)
 
     def _traced(
-        self, trace: RequestTrace, complete: Callable[[InferenceReply], None], form: RequestTemplate
-    ) -> Callable[[Any], None]:
-        """A completion for a request that is to be enqueued now: its trace has the outcome before the other hears of it."""
-        trace.enqueued(form.model)
+        self, trace: RequestTrace, complete: Callable[[InferenceReply], None], model: Model
+    ) -> Callable[[PendingInference], None]:
+        """Return a completion that records the outcome in the trace, then calls `complete`."""
+        trace.enqueued(model)
 
-        def completed(queued: PendingInference) -> None:
-            outcome, error = queued.outcome, queued.outcome.error
-            trace.accepted, trace.rows = True, queued.request.rows
-            trace.completed(
-                outcome.batch,
-                outcome.queue_delay,
-                error,
-                None if error is None else self._known_status_of(error),
-            )
-            complete(TracedReply(queued, trace))
+        def completed(pending: PendingInference) -> None:
+            outcome, error = pending.outcome, pending.outcome.error
+            status = None if error is None else self._mapped_status(error)
+            trace.completed(outcome.batch, outcome.queue_delay, error, status, rows=pending.request.rows)
+            complete(TracedReply(pending, trace))
 
         return completed
 
-    def _known_status_of(self, error: BaseException) -> Status:
-        return mapped_status(error, triton=self._triton_status_codes) or INTERNAL
+    def _mapped_status(self, error: BaseException) -> Status:
+        return mapped_status(error, triton=self._triton_status_codes) or INTERNAL_ERROR
+
+
+def _identity_of(match: Match | None, unmatched: UnmatchedRequest | None) -> tuple[str, tuple[str, str]]:
+    """Return a failed request's id and its model's name and version, as far as they are known."""
+    if unmatched is not None:
+        return unmatched.request_id, unmatched.addressed
+    if match is not None:
+        template, request_id, _, _ = match
+        return request_id, (template.model.name, template.model.version)
+    return "", ("", "")
 
 
 def _metadata_of(trace: RequestTrace) -> Metadata:
-    """What is left of a traced request's metadata: the span that lines of the log are to name."""
+    """Return what a traced request needs of its metadata: the span that log lines name."""
     return () if trace.context is None else ((TRACEPARENT, trace.context.traceparent),)

@@ -113,8 +113,11 @@ class RequestTrace:
         queue_delay: float,
         error: BaseException | None,
         status: Status | None,
+        rows: int | None = None,
     ) -> None:
-        """There is an outcome. To be called once, before anybody hears of it."""
+        """Record the outcome. Call this once, before the completion; `rows` if the batcher accepted the request."""
+        if rows is not None:
+            self.accepted, self.rows = True, rows
         self.completed_at = time.monotonic()
         self.batch = batch
         self.queue_delay = queue_delay
@@ -128,6 +131,15 @@ class RequestTrace:
             abandoned = self._abandoned
         if abandoned:
             self._end(_NAN)
+
+    def set_model(self, addressed: tuple[str, str]) -> None:
+        """Record the name and version of the model, unless a model got the request already."""
+        if not self.addressed[1]:
+            self.addressed = addressed
+
+    def mark_streamed(self) -> None:
+        """Record that the request came in a stream."""
+        self.streamed = True
 
     def sent(self) -> None:
         """The transport has taken the response. Any number of calls, on any thread; the first counts."""

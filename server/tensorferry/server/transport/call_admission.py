@@ -76,7 +76,7 @@ class Door:
                 caller = self._access.admit(INFER, *_origin_of(event))
             except Exception as error:
                 return cygrpc.ending_of(self._service.status_of(error))
-        if deadline < math.inf and (refusal := self._service.early_rejection.refusal(deadline)) is not None:
+        if deadline < math.inf and (refusal := self._service.early_rejection.check(deadline)) is not None:
             if refusal is not self._refusal:
                 self._refusal, self._ending = refusal, cygrpc.ending_of(self._service.status_of(refusal))
             self._turned_away(refusal)

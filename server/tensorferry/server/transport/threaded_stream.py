@@ -12,7 +12,6 @@ from tensorferry.server.identity import ANONYMOUS, Metadata
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.stream_order import (
-    INTERNAL_ERROR,
     NO_THREAD_FOR_STREAM,
     STREAM_SHUTTING_DOWN,
     ResponseOrder,
@@ -21,7 +20,7 @@ from tensorferry.server.inference.stream_order import (
     encode_or_status,
 )
 from tensorferry.server.security.access_control import StreamAuthorization
-from tensorferry.server.status import Status
+from tensorferry.server.status import INTERNAL_ERROR, Status
 from tensorferry.server.transport.unread_responses import Account, Unsent
 
 _log = logging.getLogger("tensorferry.server")

@@ -31,9 +31,9 @@ from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.identity import ClientIdentity
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.inference.stream_order import INTERNAL_ERROR, TOO_MANY
+from tensorferry.server.inference.stream_order import TOO_MANY
 from tensorferry.server.security.access_control import AccessControl
-from tensorferry.server.status import Status
+from tensorferry.server.status import INTERNAL_ERROR, Status
 from tensorferry.server.transport.call_admission import NEVER, Door, deadline_of
 from tensorferry.server.transport.calls_in_progress import Until
 from tensorferry.server.transport.lane import cygrpc

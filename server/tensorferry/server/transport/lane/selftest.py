@@ -19,7 +19,7 @@ import grpc
 from tensorferry.batcher import Batcher
 from tensorferry.server.errors import NotFoundError
 from tensorferry.server.identity import ANONYMOUS, ROLES, ClientIdentity, Metadata
-from tensorferry.server.inference.reply import InferenceCall, InferenceReply
+from tensorferry.server.inference.reply import BuiltReply, InferenceCall, InferenceReply
 from tensorferry.server.inference.responses import stream_response
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
@@ -75,7 +75,7 @@ class _Echo(InferenceService):
                 raise NotFoundError(f"a call of {caller}")
             return [data]
 
-        self._threads.submit(complete, InferenceReply("", build))
+        self._threads.submit(complete, BuiltReply("", build))
         return InferenceCall()
 
 

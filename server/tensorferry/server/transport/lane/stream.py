@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeAlias
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.stream_order import (
-    INTERNAL_ERROR,
     STREAM_SHUTTING_DOWN,
     ResponseOrder,
     StreamEntry,
@@ -20,7 +19,7 @@ from tensorferry.server.inference.stream_order import (
     too_many_streams,
 )
 from tensorferry.server.security.access_control import StreamAuthorization
-from tensorferry.server.status import Status
+from tensorferry.server.status import INTERNAL_ERROR, Status
 from tensorferry.server.transport.lane import cygrpc
 from tensorferry.server.transport.lane.batched_sends import Outbox
 from tensorferry.server.transport.lane.unread_responses import account_of
