@@ -1,4 +1,4 @@
-"""`make soak`: two real servers, callers in processes of their own, and everything that goes wrong at once."""
+"""`make soak`: two real servers, callers in their own processes, and every fault at once."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from chaos.servers import CallerProcesses, Server, build_clock
 from chaos.watch import Watch, reconcile
 
 CALLER_PROCESSES = 3
-# Of each minute, so long faults are injected; then there is peace, of which the first seconds are for recovery.
+# Seconds of faults in each minute; then none, with the first seconds for recovery.
 FAULTY_SECONDS, SETTLING_SECONDS, QUIET_SECONDS = 24.0, 6.0, 30.0
 # Too short to tell a trend from chance.
 LEAST_MINUTES_FOR_TRENDS = 4.0
 
 
 def main() -> int:
-    """0 when all that must hold does."""
+    """Return 0 if everything that must hold does."""
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def soak(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
-    """The whole of it; what it found."""
+    """Run the soak; return its findings."""
     repository = folder / "repository"
     write_model(repository / "swapped" / "1" / "model.onnx")
     models = [f"{name}={write_model(folder / f'{name}.onnx')}" for name in ("affine", "shaky")]
@@ -133,7 +133,7 @@ def soak(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def _minutes(minutes: float, faults: Faults) -> list[Window]:
-    """Faults and peace in turn, until the time is over."""
+    """Alternate faults and quiet periods until the time is over."""
     windows: list[Window] = []
     until = time.monotonic() + 60 * minutes
     while time.monotonic() < until:
@@ -149,7 +149,7 @@ def _minutes(minutes: float, faults: Faults) -> list[Window]:
 
 
 def _bugs(folder: Path) -> list[str]:
-    """What the servers logged that is no fault of those that are injected."""
+    """Return log lines of the servers that no injected fault explains."""
     found = []
     for log in folder.glob("*.log"):
         for line in log.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""The ledger read: each call once, with what became of it, and what must never be found in it."""
+"""Evaluation of the ledger: each call once, its outcome, and what must never be found."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from chaos.caller import ENDLESS_SECONDS, GRACE_SECONDS
 from chaos.content import AT_FAULT
 
 _AT_FAULT = {mark.name for mark in AT_FAULT}
-# What a call may end by besides its answer; INTERNAL where the request itself is at fault.
+# Allowed status codes beside an answer; INTERNAL if the request itself is at fault.
 _KNOWN = {"OK", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED", "NOT_FOUND"}
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A call that was answered: when, how long after it was sent, in seconds, and how it was made."""
+    """An answered call: when, how long after it was sent, in seconds, and its kind."""
 
     at: float
     took: float
@@ -26,7 +26,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Account:
-    """What the ledgers of all callers say. The sequences name calls, with what is wrong with them."""
+    """Evaluation of all ledgers. The sequences name calls, with what is wrong with them."""
 
     sent: int = 0
     states: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -39,12 +39,12 @@ class Account:
 
     @property
     def right(self) -> bool:
-        """Whether nothing was lost, doubled, crossed, or ended by what nobody foresaw."""
+        """Whether no call was lost, doubled, crossed, or ended by an unexpected status."""
         return not (self.lost or self.doubled or self.crossed or self.unexplained)
 
 
 def read(ledgers: Sequence[Path], killed: Collection[Path]) -> Account:
-    """Reads the ledgers; the callers of those that are `killed` may have left calls open."""
+    """Read the ledgers; callers that were `killed` may have left calls open."""
     account = Account()
     for ledger in ledgers:
         _read_one(ledger, account, was_killed=ledger in killed)

@@ -1,7 +1,8 @@
-"""A process of callers: each writes down what it sends before it does, and what became of it.
+"""Process of callers: each records a call before it sends it, and then its outcome.
 
-Lines of the ledger: `S tag deadline time kind mark`, the deadline in seconds from then (-: none); `E tag state time`.
-Times are of CLOCK_MONOTONIC, which all processes share. SIGTERM ends it once every call has ended.
+Lines of the ledger: `S tag deadline time kind mark`, the deadline in seconds from then (-: none);
+and `E tag state time`. Times are of CLOCK_MONOTONIC, which all processes share. SIGTERM ends the
+process once every call has ended.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ OWN = (
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 
-# How often a request to the model that fails is marked, and how.
+# How often a request to the failing model is marked, and how.
 MARKED = 0.004
 MARKS = (
     Mark.RAISE,
@@ -51,12 +52,12 @@ MARKS = (
     Mark.FALL,
 )
 IN_A_STREAM = 12
-# A call without a deadline is lost if it has not ended after so long, one with a deadline so long after that.
+# Seconds after which a call without a deadline is lost; with a deadline, seconds after it.
 ENDLESS_SECONDS, GRACE_SECONDS = 60.0, 20.0
 
 
 class Ledger:
-    """One line for each event, written at once: what SIGKILL leaves is whole. Thread-safe."""
+    """One line for each event, written at once, so that SIGKILL leaves whole lines. Thread-safe."""
 
     def __init__(self, path: str, sender: int) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -66,7 +67,7 @@ class Ledger:
         self._numbers = 0
 
     def sent(self, kind: str, timeout: float | None, mark: Mark) -> int:
-        """A request is about to be sent: its number."""
+        """Record a request that is about to be sent; return its number."""
         with self._lock:
             self._numbers += 1
             number = self._numbers
@@ -75,7 +76,7 @@ class Ledger:
         return number
 
     def ended(self, number: int, state: str) -> None:
-        """It has ended."""
+        """Record its outcome."""
         self._write(f"E {self._sender}.{number} {state.replace(' ', '_')} {time.monotonic():.6f}\n")
 
     def _write(self, line: str) -> None:
@@ -93,7 +94,7 @@ class Callers:
         signal.signal(signal.SIGTERM, lambda number, frame: self._stop.set())
 
     def run(self) -> None:
-        """Calls until SIGTERM, and then until every call has ended."""
+        """Call until SIGTERM, and then until every call has ended."""
         kinds = (self._robin, self._robin, self._bundled, self._proxied, self._stream, self._proxied_stream)
         threads = [
             threading.Thread(target=kind, args=(random.Random(f"{self._sender}/{index}"),), daemon=True)
@@ -105,7 +106,7 @@ class Callers:
         until = time.monotonic() + ENDLESS_SECONDS
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
-        # What has not ended by now is lost, and the ledger says so.
+        # A call that has not ended by now is lost, and the ledger says so.
         os._exit(0)
 
     def _draw(self, chance: random.Random) -> tuple[str, int, Mark]:
@@ -195,7 +196,7 @@ class Callers:
                     state = allowed(code, response.error_message, model)
                 else:
                     state = verdict(response.infer_response, self._sender, number, rows, mark)
-                # One that is not open any more is answered twice, and so says the ledger.
+                # A call that is no longer open was answered twice, and the ledger says so.
                 self._ledger.ended(number, state)
         except grpc.RpcError as error:
             end = state_of(error, "")
@@ -208,12 +209,12 @@ def answers(call: Any) -> Iterator[Any]:
 
 
 def state_of(error: Any, model: str) -> str:
-    """The name of its status, with the message where that is none that is to be expected."""
+    """Return the name of its status, with the message if the status is unexpected."""
     return allowed(error.code().name, str(error.details()), model)
 
 
 def allowed(code: str, message: str, model: str) -> str:
-    """A status by its name alone, if a call to the model may end by it."""
+    """Return whether a call to the model may end by this status."""
     known = code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED")
     if known or (code == "INTERNAL" and any(words in message for words in ("the model", "internal error"))):
         return code

@@ -1,7 +1,7 @@
-"""What each request carries, and what the right answer to it is: nobody else's.
+"""Content of each request, and its own right answer.
 
-A row of `x` is who sent it, its number there, its place in the request, and what shall go wrong with it; the model is
-y = 3 x + 1, exactly.
+A row of `x` has its sender, the sender's number of the request, its place in the request, and the
+fault to cause; the model is y = 3 x + 1, exactly.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ COLUMNS = 4
 
 
 class Mark(enum.IntEnum):
-    """What shall go wrong with a request; its neighbours must not notice."""
+    """Fault that a request causes; its neighbours must not notice."""
 
     NONE = 0
-    RAISE = 1  # the model raises
-    SHAPE = 2  # the model returns a row too few
-    BREAK = 3  # the device breaks, once
-    HANG = 4  # the run does not return for a while, once
-    LEAK = 5  # the model keeps a megabyte
-    FALL = 6  # a worker's own code raises SystemExit, once
-    EXIT = 7  # the model raises SystemExit
+    RAISE = 1  # The model raises.
+    SHAPE = 2  # The model returns a row too few.
+    BREAK = 3  # The device breaks, once.
+    HANG = 4  # The run does not return for a while, once.
+    LEAK = 5  # The model keeps a megabyte.
+    FALL = 6  # A worker's own code raises SystemExit, once.
+    EXIT = 7  # The model raises SystemExit.
 
 
-# Those after which the request itself, and nobody else, may be told INTERNAL.
+# Faults after which the request itself, and no other, may get INTERNAL.
 AT_FAULT = frozenset({Mark.RAISE, Mark.SHAPE, Mark.EXIT})
 
 
 def write_model(path: Path) -> Path:
-    """The model, y = 3 x + 1."""
+    """Write the model, y = 3 x + 1."""
     path.parent.mkdir(parents=True, exist_ok=True)
     dims: list[str | int | None] = ["batch", COLUMNS]
     graph = helper.make_graph(
@@ -59,14 +59,14 @@ def write_model(path: Path) -> Path:
 
 
 def rows_of(sender: int, number: int, rows: int, mark: Mark = Mark.NONE) -> Any:
-    """The input of a request."""
+    """Return the input of a request."""
     x = np.empty((rows, COLUMNS), np.float32)
     x[:, 0], x[:, 1], x[:, 2], x[:, 3] = sender, number, np.arange(rows), mark
     return x
 
 
 def request(model: str, sender: int, number: int, rows: int, mark: Mark = Mark.NONE) -> pb.ModelInferRequest:
-    """The request itself."""
+    """Return the request."""
     x = rows_of(sender, number, rows, mark)
     message = pb.ModelInferRequest(model_name=model, id=f"{sender}.{number}")
     message.inputs.add(name="x", datatype="FP32", shape=x.shape)
@@ -77,7 +77,7 @@ def request(model: str, sender: int, number: int, rows: int, mark: Mark = Mark.N
 def verdict(
     message: pb.ModelInferResponse, sender: int, number: int, rows: int, mark: Mark = Mark.NONE
 ) -> str:
-    """OK when the answer is this request's; else CROSSED or WRONG, and what it was."""
+    """Return OK if the answer is this request's; else CROSSED or WRONG, and what it was."""
     return verdict_of(
         np.frombuffer(message.raw_output_contents[0], np.float32).reshape(-1, COLUMNS),
         message.id,
@@ -87,7 +87,7 @@ def verdict(
 
 
 def verdict_of(y: Any, answered_id: str, x: Any, sent_id: str) -> str:
-    """The same of arrays."""
+    """Return the verdict on arrays."""
     if answered_id == sent_id and y.shape == x.shape and (y == FACTOR * x + OFFSET).all():
         return "OK"
     theirs = ((y - OFFSET) / FACTOR)[:, :2].tolist()

@@ -1,4 +1,4 @@
-"""What is done to the servers, their callers and the network between, in an order that a seed gives."""
+"""Faults of servers, callers and the network, in an order that a seed gives."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from hostile.leaver import STEPS, Leaver, RefusedError
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 
-# Between one fault and the next, in seconds; each lasts for some, so that several are there at once.
+# Seconds between faults; each lasts longer, so that several overlap.
 _PAUSE = (0.3, 2.0)
-# Clients that reset their connection, of each step of a call, each time.
+# Clients that reset their connection, for each step of a call, each time.
 _RESETS = 10
 _RESET_ROWS = 1000
 _CLOCK_JUMPS = (-7200.0, -5.0, 5.0, 3600.0)
 
 
 class Faults:
-    """Injects faults until `heal`, each on a thread of its own.
+    """Injects faults until `heal`, each on its own thread.
 
-    `steady` is never ended, so that its memory can be followed; `mortal` is, again and again.
+    `steady` is never ended, so that its memory can be followed; `mortal` is ended again and again.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Faults:
         ]
 
     def inject(self, seconds: float) -> None:
-        """Faults, for so long; then all is healed, and this returns."""
+        """Inject faults for `seconds`; then heal all and return."""
         self._healed.clear()
         until = time.monotonic() + seconds
-        # Each kind comes up before any comes again.
+        # Each kind occurs once before any occurs again.
         hand: list[Callable[[random.Random], None]] = []
         while (left := until - time.monotonic()) > 0:
             if not hand:
@@ -123,11 +123,11 @@ class Faults:
         self._end_mortal(signal.SIGTERM, chance)
 
     def sigkill(self, chance: random.Random) -> None:
-        """It dies, and is started again."""
+        """A server is killed and started again."""
         self._end_mortal(signal.SIGKILL, chance)
 
     def kill_callers(self, chance: random.Random) -> None:
-        """A process of callers dies amid its calls."""
+        """A process of callers is killed during its calls."""
         self._callers.kill_one(chance.randrange(100))
 
     def cut(self, chance: random.Random) -> None:
@@ -140,7 +140,7 @@ class Faults:
 
     def reset(self, chance: random.Random) -> None:
         """Clients reset their connections at every step of a call."""
-        # Sender 0 has no ledger: no answer is awaited.
+        # Sender 0 has no ledger, so no answer is expected.
         message = request("affine", 0, 0, _RESET_ROWS).SerializeToString()
         leaver = Leaver(self._steady.address, message)
         for step in chance.sample(STEPS * _RESETS, len(STEPS) * _RESETS):
@@ -149,7 +149,7 @@ class Faults:
             try:
                 leaver.leave(step)
             except (OSError, RefusedError):
-                # The server has no file left for it, or stands still.
+                # The server has no file left for it, or is frozen.
                 continue
 
     def _weather(self, weather: Weather, seconds: float) -> None:
@@ -158,19 +158,19 @@ class Faults:
         self._proxy.weather = FAIR
 
     def delay(self, chance: random.Random) -> None:
-        """Everything is late."""
+        """Every chunk is delayed."""
         self._weather(Weather(delay=chance.uniform(0.02, 0.4)), chance.uniform(1, 4))
 
     def throttle(self, chance: random.Random) -> None:
-        """Few bytes pass."""
+        """The network is throttled."""
         self._weather(Weather(rate=chance.choice([500, 5_000, 50_000])), chance.uniform(1, 4))
 
     def silence(self, chance: random.Random) -> None:
-        """Nothing passes, and nobody is told."""
+        """Nothing passes, without an error."""
         self._weather(Weather(silent=True), chance.uniform(0.5, 4))
 
     def starve(self, chance: random.Random) -> None:
-        """Others take the processor."""
+        """Other processes use the processor."""
         busy = Busy(4, self._steady.pid)
         try:
             self._lasts(chance.uniform(1, 3))
@@ -178,7 +178,7 @@ class Faults:
             busy.close()
 
     def freeze(self, chance: random.Random) -> None:
-        """A server stands still for a while."""
+        """A server is frozen for a while."""
         process = self._steady.process
         assert process is not None
         process.send_signal(signal.SIGSTOP)
@@ -188,7 +188,7 @@ class Faults:
             process.send_signal(signal.SIGCONT)
 
     def take_files(self, chance: random.Random) -> None:
-        """Connections that say nothing take all files that a server may have."""
+        """Idle connections take all files of a server."""
         exhaust_files(("127.0.0.1", self._steady.port), MOST_FILES + 50, chance.uniform(1, 4), self._healed)
 
     def clock(self, chance: random.Random) -> None:
@@ -200,7 +200,7 @@ class Faults:
             server.jump(0.0)
 
     def reload(self, chance: random.Random) -> None:
-        """A model is replaced by a new file, the same in content."""
+        """A model is replaced by a new file with the same content."""
         version = self._repository / "swapped" / "1" / "model.onnx"
         write_model(version.with_suffix(".new")).rename(version)
         self._control("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="swapped"))

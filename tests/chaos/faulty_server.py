@@ -1,4 +1,4 @@
-"""`tensorferry` with what goes wrong built in: by what is in the requests, and few files where that is asked for."""
+"""`tensorferry` with built-in faults, which requests cause, and optionally with few files."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tensorferry.server.__main__ import main
 from tensorferry.server.recovery import recovering_instance
 from tensorferry.server.runtime.session import Session
 
-# The most files of the process, and for how many seconds a run hangs.
+# The most files of the process, and the seconds of a hanging run.
 FILES, HANG_SECONDS = "CHAOS_FILES", 2.5
-# Whether a model may leak: not where it is watched that memory stays flat.
+# Whether the model may leak; not on the server whose memory is followed.
 LEAKS = "CHAOS_LEAKS"
 
 
@@ -67,7 +67,7 @@ class Faults:
                 if row[3] == Mark.LEAK and LEAKS in os.environ:
                     self._leaked.append(b"x" * (1 << 20))
             if hangs:
-                # Once, however many of its rows say so.
+                # Once, however many of its rows are marked.
                 time.sleep(HANG_SECONDS)
             if id(session) in self._broken:
                 raise failed(_BROKEN)
@@ -105,7 +105,7 @@ if __name__ == "__main__":
     if limit := os.environ.get(FILES):
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(limit), int(limit)))
     recovering_instance._FIRST_SECONDS = 0.05
-    # For whoever wants to know where it hangs.
+    # For analysis of a hang.
     faulthandler.register(signal.SIGUSR1)
     Faults()
     sys.exit(main())

@@ -1,4 +1,6 @@
-"""A small TCP proxy that does what networks do: delays, throttles, goes silent, cuts, and closes one half."""
+"""A small TCP proxy with network faults: delay, throttling, silence, resets, and half-closed
+connections.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ _CHUNK = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """How it is now: seconds that each chunk is late, bytes per second (0: no limit), whether nothing passes."""
+    """Present faults: delay of each chunk in seconds, bytes per second (0: no limit), and whether
+    nothing passes.
+    """
 
     delay: float = 0.0
     rate: float = 0.0
@@ -23,7 +27,7 @@ FAIR = Weather()
 
 
 class FaultProxy:
-    """Listens on a port of its own for a server's; `weather` may be set at any time, from any thread."""
+    """Listens on its own port for a server; `weather` may be set at any time, from any thread."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -38,15 +42,15 @@ class FaultProxy:
             raise RuntimeError("the fault proxy does not listen")
 
     def cut(self) -> None:
-        """Every connection is reset."""
+        """Reset every connection."""
         self._loop.call_soon_threadsafe(self._on_all, self._abort)
 
     def half_close(self) -> None:
-        """Every server seems to have said its last word; what clients say still passes."""
+        """Close every connection towards the client; what clients send still passes."""
         self._loop.call_soon_threadsafe(self._on_all, self._half)
 
     def close(self) -> None:
-        """Ends it, connections and all."""
+        """Close all connections and the port."""
         self._loop.call_soon_threadsafe(self._on_all, self._abort)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)

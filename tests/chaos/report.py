@@ -1,4 +1,4 @@
-"""What the soak found, as a record for programs and as tables for people."""
+"""Findings of the soak, as a record for programs and as tables for people."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from chaos.account import Account, Answer
 from chaos.watch import Sample
 
-# How much more the last third may have than the first, as a factor, and beside it in MiB, files and threads.
+# Allowed growth of the last third over the first, as a factor, and in MiB, files and threads.
 GROWTH, MEBIBYTES, FILES, THREADS = 1.05, 24, 16, 16
-# What a quiet window's latency may be, of the median of the first third's, on a machine that others use.
+# Allowed latency of a quiet window, as a multiple of the first third's median, on a shared machine.
 SLOWER = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of time, and whether faults were injected in it."""
+    """A period of time, and whether faults were injected in it."""
 
     begin: float
     end: float
@@ -27,12 +27,12 @@ class Window:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Of sorted values; NaN of none."""
+    """Return the percentile of sorted values; NaN without values."""
     return values[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
 
 
 def latencies(windows: Sequence[Window], answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """Of each window, the unary calls that were answered in it."""
+    """Return the latencies of the unary calls answered in each window."""
     ordered = sorted((one for one in answers if "stream" not in one.kind), key=lambda one: one.at)
     at = [one.at for one in ordered]
     rows = []
@@ -55,9 +55,10 @@ def latencies(windows: Sequence[Window], answers: Sequence[Answer]) -> list[dict
 
 
 def growth(samples: Sequence[Sample], windows: Sequence[Window]) -> dict[str, Any]:
-    """Of the server that lives throughout: its first and its last third without faults, and the slopes of all.
+    """Return the growth of the steady server from its first to its last third without faults, and all
+    slopes.
 
-    The first window is left aside: until then it grows to its size.
+    The first window is left out, because the server grows to its size in it.
     """
     quiet = [window for window in windows if not window.faults]
     calm = [[one for one in samples if window.begin <= one.at <= window.end] for window in quiet]
@@ -78,7 +79,7 @@ def growth(samples: Sequence[Sample], windows: Sequence[Window]) -> dict[str, An
 
 
 def slope(values: Sequence[tuple[float, float]]) -> float:
-    """The least squares' one, per second."""
+    """Return the slope of least squares, per second."""
     if len(values) < 2:
         return 0.0
     mean_x = sum(x for x, _ in values) / len(values)
@@ -96,7 +97,9 @@ def verdicts(
     *,
     long: bool,
 ) -> dict[str, bool]:
-    """What must hold. Of memory and latency only where there was time enough to see a trend."""
+    """Return what must hold. Memory and latency count only if the soak was long enough to show a
+    trend.
+    """
     found = {
         "no call lost": not account.lost,
         "none doubled": not account.doubled,
@@ -120,7 +123,7 @@ def verdicts(
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """The tables."""
+    """Return the tables."""
     lines = [f"{record['date']}, `{record['command']}`: {record['versions']}, seed {record['seed']}.", ""]
     lines += ["| what must hold | holds |", "|---|---|"]
     lines += [f"| {what} | {'yes' if holds else '**no**'} |" for what, holds in record["verdicts"].items()]

@@ -1,4 +1,4 @@
-"""The servers of the soak, as processes that are ended and started again, and their callers likewise."""
+"""Servers and callers of the soak, as processes that are ended and started again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 from chaos import faulty_server
 from support.processes.server import environment
 
-# A server starts, or stops, in less, be the machine ever so busy.
+# A server starts or stops in less, even on a busy machine.
 PATIENCE = 60.0
 # So few files that some hundred connections exhaust them.
 MOST_FILES = 256
@@ -27,14 +27,14 @@ _TESTS = Path(__file__).resolve().parents[1]
 
 
 def free_port() -> int:
-    """A port that nothing listens on now."""
+    """Return a port that nothing listens on now."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
 
 
 def build_clock(folder: Path) -> Path | None:
-    """What lets a server's wall clock jump; None where no C compiler makes it."""
+    """Build the library that makes a server's wall clock jump; return None without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return None
@@ -49,7 +49,7 @@ def build_clock(folder: Path) -> Path | None:
 
 
 class Server:
-    """A server on a port of its own for good. Its output goes to `log`, from all its lives."""
+    """A server on a fixed port. The output of all its processes goes to `log`."""
 
     def __init__(
         self,
@@ -94,26 +94,26 @@ class Server:
         if clock is not None:
             self._variables |= {"LD_PRELOAD": str(clock), "CHAOS_CLOCK": str(self._clock_file)}
         self.process: subprocess.Popen[str] | None = None
-        # Whether it is being ended, or started again.
+        # Whether it is being ended or started again.
         self.away = threading.Event()
 
     @property
     def address(self) -> str:
-        """host:port."""
+        """Return host:port."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def metrics_url(self) -> str:
-        """The page of its metrics."""
+        """Return the URL of its metrics."""
         return f"http://127.0.0.1:{self.metrics_port}/metrics"
 
     @property
     def pid(self) -> int:
-        """Of its process now; 0 for none."""
+        """Process id, 0 without a process."""
         return 0 if self.process is None else self.process.pid
 
     def start(self) -> None:
-        """Returns when it is ready."""
+        """Start the server; return when it is ready."""
         self.lives += 1
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
@@ -126,14 +126,14 @@ class Server:
         json.loads(line)
 
     def end(self, number: int) -> int:
-        """Ends it by a signal; its exit code."""
+        """End it by a signal; return its exit code."""
         assert self.process is not None
         assert self.process.stdout is not None
         self.process.send_signal(number)
         try:
             code = self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            # It says where it hangs.
+            # The process reports where it hangs.
             self.process.send_signal(signal.SIGUSR1)
             time.sleep(1)
             self.process.kill()
@@ -142,13 +142,13 @@ class Server:
         return code
 
     def jump(self, seconds: float) -> None:
-        """From now on its wall clock is off by so much."""
+        """Shift its wall clock from now on."""
         with self._clock_file.open("r+b") as file:
             file.write(struct.pack("d", seconds))
 
 
 class CallerProcesses:
-    """Processes of callers, by the number of their sender, which is never used again."""
+    """Processes of callers, by the number of their sender, which is never reused."""
 
     def __init__(self, folder: Path, servers: str, first: str, proxy: str) -> None:
         self._folder = folder
@@ -160,11 +160,11 @@ class CallerProcesses:
 
     @property
     def ledgers(self) -> Sequence[Path]:
-        """Of all that there were."""
+        """Return the ledgers of all of them."""
         return sorted(self._folder.glob("*.ledger"))
 
     def start(self) -> None:
-        """One more."""
+        """Start one more."""
         self._senders += 1
         ledger = self._folder / f"{self._senders}.ledger"
         variables = {
@@ -182,7 +182,7 @@ class CallerProcesses:
             )
 
     def kill_one(self, which: int) -> None:
-        """SIGKILL, amid its calls; another takes its place."""
+        """Kill one by SIGKILL during its calls; another takes its place."""
         ledger = sorted(self._running)[which % len(self._running)]
         process = self._running.pop(ledger)
         self.killed.add(ledger)
@@ -191,7 +191,7 @@ class CallerProcesses:
         self.start()
 
     def stop(self) -> None:
-        """Each ends its calls, and itself."""
+        """Stop all: each ends its calls first."""
         for process in self._running.values():
             process.send_signal(signal.SIGTERM)
         for ledger, process in self._running.items():
@@ -200,7 +200,7 @@ class CallerProcesses:
 
 
 class Busy:
-    """Processes that take the processor from a server, on the cores where it runs."""
+    """Processes that use the processor of a server, on its cores."""
 
     def __init__(self, count: int, pid: int) -> None:
         cores: Any = os.sched_getaffinity(pid)
@@ -212,14 +212,14 @@ class Busy:
         ]
 
     def close(self) -> None:
-        """Ends them."""
+        """End them."""
         for process in self._processes:
             process.kill()
             process.wait(PATIENCE)
 
 
 def exhaust_files(address: tuple[str, int], count: int, seconds: float, healed: threading.Event) -> None:
-    """So many connections to a server that say nothing, for so long."""
+    """Open many idle connections to a server for a time."""
     taken: list[socket.socket] = []
     try:
         for _ in range(count):

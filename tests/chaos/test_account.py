@@ -1,4 +1,4 @@
-"""The soak's own judgement: what must never be found in a ledger is found when it is there."""
+"""The soak's evaluation finds each forbidden outcome in a ledger."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_a_call_that_is_answered_is_counted_with_its_time(tmp_path: Path) -> Non
         (["S 1.1 1.000 10.0 stream NONE", "E 1.1 NO_ANSWER 10.1"], "unexplained"),
     ],
 )
-def test_what_must_not_be_is_found(lines: list[str], where: str, tmp_path: Path) -> None:
+def test_forbidden_outcomes_are_found(lines: list[str], where: str, tmp_path: Path) -> None:
     found = account(tmp_path, *lines)
     assert not found.right
     wrong = {name for name in ("lost", "doubled", "crossed", "unexplained") if getattr(found, name)}
     assert wrong == {where}
 
 
-def test_who_is_at_fault_may_be_told_internal(tmp_path: Path) -> None:
+def test_the_faulty_request_may_get_internal(tmp_path: Path) -> None:
     assert account(tmp_path, "S 1.1 1.000 10.0 robin RAISE", "E 1.1 INTERNAL 10.1").right
 
 
@@ -71,7 +71,7 @@ def test_an_answer_is_right_for_its_own_request_alone() -> None:
     )
 
 
-def test_memory_that_grows_is_seen() -> None:
+def test_growing_memory_is_found() -> None:
     windows = [Window(60.0 * minute, 60.0 * minute + 30, faults=False) for minute in range(10)]
 
     def grown(per_minute: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a server has of the machine, sampled, and what its own counters say."""
+"""Samples of a server's resources, and its own counters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MODEL = re.compile(r'model="([^"]*)"')
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A process at a moment: resident bytes, open files, threads but for those of the pools for calls.
+    """One sample of a process: resident bytes, open files, and threads outside the pools for calls.
 
     A pool has as many threads as calls were ever in progress at once, up to its bound.
     """
@@ -36,7 +36,9 @@ class Sample:
 
 
 class Watch:
-    """Samples the processes that `pids` names, every two seconds, until `close`; `pages` has the metrics of some."""
+    """Samples the processes of `pids` every two seconds until `close`; `pages` has the metrics of
+    some.
+    """
 
     def __init__(self, pids: Callable[[], Mapping[str, int]], pages: Mapping[str, str]) -> None:
         self.samples: list[Sample] = []
@@ -47,7 +49,7 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it."""
+        """Stop sampling."""
         self._ended.set()
         self._thread.join(10)
 
@@ -59,7 +61,7 @@ class Watch:
 
 
 def sample_of(server: str, pid: int, page: str | None = None) -> Sample | None:
-    """The process now; None when it is gone, or does not say what its pools have, on the `page` of its metrics."""
+    """Return a sample of the process; None if it has ended, or if its metrics do not list its pools."""
     home = Path("/proc") / str(pid)
     try:
         status = (home / "status").read_text()
@@ -76,13 +78,15 @@ def sample_of(server: str, pid: int, page: str | None = None) -> Sample | None:
             with urllib.request.urlopen(page, timeout=_SECONDS) as response:
                 (pooled,) = map(float, _CALL_THREADS.findall(response.read().decode()))
         except (OSError, HTTPException):
-            # It is frozen, or has no more files.
+            # The server is frozen, or has no file left.
             return None
     return Sample(time.monotonic(), server, pid, rss, files, int(fields["Threads"]) - round(pooled))
 
 
 def reconcile(url: str, patience: float) -> Mapping[str, tuple[int, int]]:
-    """Once the server is quiet, by model the requests that it accepted, and the outcomes that it counted."""
+    """Return, once the server is quiet, the requests that each model accepted, and its counted
+    outcomes.
+    """
     until = time.monotonic() + patience
     while True:
         with urllib.request.urlopen(url, timeout=patience) as response:

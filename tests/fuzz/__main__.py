@@ -1,7 +1,7 @@
-"""Fuzzes everything and prints what became of it: `python -m fuzz --runs 1000000` or `--seconds 600`.
+"""Fuzz all targets and print the results: `python -m fuzz --runs 1000000` or `--seconds 600`.
 
-Each target runs in a process of its own, as many at once as --jobs says; the runs, or the seconds, are
-shared among them. Ends with 1 if anything was found; the input that did it is then in --folder.
+Each target runs in its own process, up to --jobs at once; the runs, or the seconds, are divided
+among them. The exit status is 1 if there is a finding; its input is then in --folder.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import Any
 from fuzz.catalogue import KEPT
 from fuzz.reach import keep
 
-# Shares of all inputs: more for what is reached by anybody, fewer for what takes long.
+# Shares of all inputs: more for what any client reaches, fewer for slow targets.
 SHARES = {
     "infer": 12, "stream": 2, "tensors": 26, "memory": 16, "settings": 11, "config": 1, "files": 2, "repository": 6,
     "client": 22, "wire-lane": 1, "wire-threaded": 1,
 }  # fmt: skip
 _DEFAULT_RUNS = 1_000_000
-# What libFuzzer ends with, of an input that took too long.
+# Exit status of libFuzzer after an input that took too long.
 _TIMED_OUT = 70
 
 
 @dataclass(slots=True)
 class Result:
-    """What a target's process told, and how it ended."""
+    """Output and exit status of a target's process."""
 
     name: str
     code: int
@@ -47,7 +47,7 @@ class Result:
 
     @property
     def finding(self) -> str:
-        """What was found, "" for nothing."""
+        """Return the finding, "" for none."""
         said = str(self.figures.get("finding", ""))
         if self.code == _TIMED_OUT:
             return said or "an input takes too long"
@@ -70,7 +70,7 @@ class Result:
 
 
 def fuzz(name: str, folder: Path, runs: float, seconds: float, seed: int) -> Result:
-    """One target, in a process of its own."""
+    """Run one target in its own process."""
     figures = folder / f"{name}.json"
     figures.unlink(missing_ok=True)
     common = [
@@ -117,7 +117,7 @@ def main() -> None:
     total = sum(shares.values())
     given.folder.mkdir(exist_ok=True)
     began = time.monotonic()
-    # The slowest first.
+    # The slowest targets first.
     names = sorted(shares, key=lambda name: not name.startswith(("infer", "wire", "stream", "config")))
     with ThreadPoolExecutor(given.jobs) as pool:
         futures = [
@@ -139,7 +139,7 @@ def main() -> None:
 
 
 def print_table(results: list[Result], seconds: float) -> None:
-    """A row for each target, and one for all."""
+    """Print a row for each target, and one for all."""
     heads = ("target", "inputs", "crashes", "hangs", "INTERNAL", "inputs/s", "MB", "outcomes")
     rows = [
         heads,

@@ -1,4 +1,4 @@
-"""All that is fuzzed within one process, by name."""
+"""All targets that are fuzzed within one process, by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fuzz.targets.infer import InferTarget
 from fuzz.targets.methods import MemoryTarget, SettingsTarget
 from fuzz.targets.stream import StreamTarget
 
-# Inputs worth keeping, by target: `make test` runs all of them, and `make fuzz` begins with them.
+# Kept inputs by target: `make test` runs all of them, and `make fuzz` begins with them.
 KEPT = Path(__file__).parent / "corpus"
 
 TARGETS: Mapping[str, Callable[[Path], Target]] = {

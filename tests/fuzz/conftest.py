@@ -1,4 +1,4 @@
-"""Servers under attack, and the good client beside."""
+"""Servers under attack, and a good client beside."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def wire(transport: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
     made = Wire(tmp_path_factory.mktemp("attacked"), transport)
     try:
         yield made
-        # malloc keeps some of what the largest messages took, and core of the calls that waited in a flood.
+        # malloc keeps part of the largest messages' memory, and core keeps part of the memory of
+        # waiting calls.
         made.close(more_memory_kb=6 * MAX_MESSAGE_BYTES >> 10)
     finally:
         made.server.stop()
@@ -24,7 +25,7 @@ def wire(transport: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
 
 @pytest.fixture
 def good_client(wire: Wire) -> Iterator[None]:
-    """Is answered before and after each attack."""
+    """A client that must be answered before and after each attack."""
     until(wire.answers_good)
     yield
     until(wire.answers_good)

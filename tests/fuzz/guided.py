@@ -1,7 +1,7 @@
-"""One target under atheris, in a process of its own: `python -m fuzz.guided NAME --runs N ...`.
+"""One target under atheris, in its own process: `python -m fuzz.guided NAME --runs N ...`.
 
-Writes its figures as JSON; ends with 0 only if nothing was found. A finding's input is left in the
-folder that is named with --findings.
+Writes its figures as JSON; ends with 0 only without a finding. The input of a finding is written to
+the folder given with --findings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ with atheris.instrument_imports(include=["tensorferry"], enable_loader_override=
     from fuzz.catalogue import KEPT, TARGETS
     from fuzz.target import BOUND_SECONDS, Errors, FindingError, Target
 
-# How far Python's own objects may grow in the second half of a run. What is remembered (forms, shapes) is
+# Allowed growth of Python objects in the second half of a run. Caches of templates and shapes are
 # bounded, and full long before.
 _MOST_BLOCKS = 60_000
 _MOST_MEMORY_MB = 2048
@@ -35,7 +35,7 @@ _LONGEST_INPUT = 64 * 1024
 
 
 class Session:
-    """Counts what becomes of the inputs, and ends the process when there were enough of them."""
+    """Counts the outcomes of inputs, and ends the process after enough of them."""
 
     def __init__(self, target: Target, runs: int, seconds: float, figures: Path) -> None:
         self._target = target
@@ -50,7 +50,7 @@ class Session:
         logging.getLogger("tensorferry").addHandler(self._errors)
 
     def one(self, data: bytes) -> None:
-        """What atheris calls with each input; raises for a finding."""
+        """Run one input for atheris; raise for a finding."""
         self._tried += 1
         try:
             self._outcomes[self._target.run(data)] += 1
@@ -62,7 +62,7 @@ class Session:
     def _look(self) -> None:
         if not self._tried & 1023:
             self._errors.check()
-            # Whoever ends the process knows how far it came.
+            # Whatever ends the process, the figures say how far it came.
             self._write()
             if self._tried >= self._runs or time.monotonic() > self._until:
                 self._end()
@@ -81,7 +81,7 @@ class Session:
         self._errors.check()
         self._write(grown_blocks=grown)
         sys.stdout.flush()
-        # libFuzzer has no way to be told that it was enough.
+        # libFuzzer has no other way to be stopped.
         os._exit(0)
 
     def _write(self, **more: Any) -> None:
@@ -120,7 +120,8 @@ def main() -> None:
             (given.corpus / f"seed-{number}").write_bytes(seed)
 
         def mutated(data: bytes, most: int, seed: int) -> bytes:
-            # By fields now and then: libFuzzer's own changes of bytes are many times as fast.
+            # Fields are changed seldom: libFuzzer's own changes of bytes are many times
+            # as fast.
             if seed % 4 == 0:
                 random = Random(seed)
                 changed = mutate.with_fields_changed(random, target, data, random.choice(seeds))

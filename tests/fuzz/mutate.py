@@ -1,6 +1,6 @@
-"""Changes good inputs: bytes of them, or fields of the message that they are, so that it can still be read.
+"""Mutation of good inputs: of bytes, or of message fields, so that the result still parses.
 
-Everything is decided by the random numbers that are given, so the same numbers make the same inputs.
+The given random numbers decide everything, so the same numbers make the same inputs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _UNSIGNED = {FieldDescriptor.CPPTYPE_UINT32: 32, FieldDescriptor.CPPTYPE_UINT64:
 
 
 def mutant(random: Random, target: Target, parents: Sequence[bytes]) -> bytes:
-    """An input made of one, or two, of the parents."""
+    """Return an input made from one or two of the parents."""
     data = random.choice(parents)
     if random.random() < 0.6:
         changed = with_fields_changed(random, target, data, random.choice(parents))
@@ -71,7 +71,9 @@ def mutant(random: Random, target: Target, parents: Sequence[bytes]) -> bytes:
 
 
 def with_bytes_changed(random: Random, data: bytes, other: bytes = b"") -> bytes:
-    """Some of the bytes set, inserted, deleted, repeated, moved, or taken from the other."""
+    """Return the data with some bytes set, inserted, deleted, repeated, moved, or copied from the
+    other input.
+    """
     made = bytearray(data)
     for _ in range(random.choice((1, 1, 1, 2, 2, 3, 5))):
         at = random.randrange(len(made) + 1)
@@ -98,7 +100,7 @@ def with_bytes_changed(random: Random, data: bytes, other: bytes = b"") -> bytes
 
 
 def with_fields_changed(random: Random, target: Target, data: bytes, other: bytes) -> bytes | None:
-    """The message with some of its fields changed; None where there is none in the data."""
+    """Return the message with some fields changed; None if the data has no message."""
     front, kind = target.shape(data)
     if kind is None:
         return None
@@ -119,12 +121,12 @@ def with_fields_changed(random: Random, target: Target, data: bytes, other: byte
 
 
 def _change(random: Random, message: Message, words: Sequence[str]) -> None:
-    """Changes a field of the message, or of one that is in it."""
+    """Change a field of the message, or of a nested message."""
     fields = message.DESCRIPTOR.fields
     if not fields:
         return
     present = [field for field, _ in message.ListFields()]
-    # Mostly what is there, since most of what is not there is not looked at.
+    # Mostly a present field, because most absent fields are not read.
     field: Any = random.choice(present if present and random.random() < 0.75 else fields)
     if random.random() < 0.08:
         message.ClearField(field.name)
@@ -147,7 +149,7 @@ def _change_map(random: Random, entries: Any, field: Any, words: Sequence[str]) 
         field.message_type.fields_by_name["key"],
         field.message_type.fields_by_name["value"],
     )
-    # A mapping has an order of its own in every process.
+    # The iteration order of a mapping differs between processes.
     keys = sorted(entries)
     if keys and random.random() < 0.15:
         del entries[random.choice(keys)]
@@ -181,7 +183,7 @@ def _change_list(random: Random, values: Any, field: Any, words: Sequence[str]) 
 
 
 def _value(random: Random, field: Any, words: Sequence[str], now: Any) -> Any:
-    """A value that the field may have; for a number or bytes, often one like what it has `now`."""
+    """Return a value for the field; for a number or bytes often one like `now`, its present value."""
     kind = field.cpp_type
     if kind == FieldDescriptor.CPPTYPE_BOOL:
         return random.random() < 0.5
@@ -208,7 +210,7 @@ def _value(random: Random, field: Any, words: Sequence[str], now: Any) -> Any:
 
 def _blob(random: Random, now: bytes | None) -> bytes:
     if now and random.random() < 0.4:
-        # As long as it was, so that it still fits what is said of it.
+        # Of the same length, so that it still fits its declared shape.
         made = bytearray(now)
         made[random.randrange(len(made))] = random.choice((0, 1, 4, 127, 128, 255, random.randrange(256)))
         return bytes(made)

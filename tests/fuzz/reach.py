@@ -1,4 +1,6 @@
-"""Which inputs are worth keeping: the smallest that together reach all lines, and all outcomes, that any reaches."""
+"""Selection of inputs to keep: the smallest that together reach all lines and outcomes that any input
+reaches.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _LONGEST = 2_000
 
 
 class _Lines:
-    """Lines of the packages that were run, and by which line before: a branch of one line is two of these."""
+    """Executed lines of the packages, each with the line before it, so that both ways of a one-line
+    branch count.
+    """
 
     def __init__(self) -> None:
         self.seen: set[Any] = set()
@@ -39,7 +43,9 @@ class _Lines:
 
 
 def keep(name: str, found: Path, kept: Path) -> int:
-    """Adds to the kept inputs of a target those that reach more, smallest first. How many are kept then."""
+    """Add to a target's kept inputs those that reach more, smallest first; return how many are kept
+    then.
+    """
     kept.mkdir(parents=True, exist_ok=True)
     logging.getLogger("tensorferry").propagate = False
     total = sum(path.stat().st_size for path in kept.iterdir())

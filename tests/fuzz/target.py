@@ -1,4 +1,6 @@
-"""What is fuzzed: a target takes any bytes and says what became of them, or raises for what must never happen."""
+"""Fuzz targets: a target takes any bytes and returns the outcome, or raises for what must never
+happen.
+"""
 
 from __future__ import annotations
 
@@ -17,62 +19,66 @@ from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.status import status_of
 
-# Longest that one input may take, and that a completion is waited for. Far above what any takes, also on a
-# machine that does other things; what hangs never ends.
+# Longest time of one input, and longest wait for a completion. Far above what any input takes, even
+# on a busy machine.
 BOUND_SECONDS = 60.0
 
-# Said of an input that was answered as a good one is.
+# Outcome of an input that is answered like a good one.
 ANSWERED = "OK"
 
 
 class Shape(NamedTuple):
-    """How an input is built: the bytes in front, and the kind of the message behind them, None for no message."""
+    """Structure of an input: leading bytes, and the type of the message behind them, None for no
+    message.
+    """
 
     front: bytes
     kind: type[Message] | None
 
 
 class Target(Protocol):
-    """One thing that is fuzzed. Used by one thread; `run` any number of times, then `check`, then `close`."""
+    """One fuzz target. Used by one thread: `run` any number of times, then `check`, then `close`."""
 
     name: str
-    # What strings of a message are chosen from, beside hostile ones.
+    # Strings of a message are chosen from these and from hostile ones.
     words: Sequence[str]
 
     def seeds(self) -> Sequence[bytes]:
-        """Good inputs of every kind, and some that are nearly good."""
+        """Return good inputs of every kind, and some that are nearly good."""
 
     def shape(self, data: bytes) -> Shape:
-        """How these bytes are read, for those who change them with regard to that."""
+        """Return the structure of these bytes, for mutation."""
 
     def run(self, data: bytes) -> str:
-        """What became of the input: the name of a status code. AssertionError for what must not be."""
+        """Return the outcome of the input: the name of a status code. Raise AssertionError for
+        anything forbidden.
+        """
 
     def check(self) -> None:
-        """Holds that nothing is left of all that was run."""
+        """Check that nothing is left of all inputs."""
 
     def close(self) -> None:
-        """Ends what the target began."""
+        """End what the target started."""
 
 
 class FindingError(AssertionError):
-    """An input did what none may do."""
+    """An input had a forbidden effect."""
 
 
 def code_of(error: BaseException) -> str:
-    """The name of the status of a failure. FindingError if it is INTERNAL, be it by the table or by a bug."""
+    """Return the status name of a failure; raise FindingError for INTERNAL."""
     status = status_of(error)
     if status.code is grpc.StatusCode.INTERNAL:
         raise FindingError(f"answered with INTERNAL: {status.message}") from error
     if not status.message:
         raise FindingError(f"{status.code.name} says nothing") from error
-    # It must travel in a trailer.
+    # The text must be valid in a trailer.
     status.message.encode(errors="replace")
     return status.code.name
 
 
 class Asked:
-    """A completion that is waited for; every one there ever was is counted in `answers`."""
+    """A completion that is waited for; `answers` counts every call of it."""
 
     __slots__ = ("_answers", "_done", "reply")
 
@@ -97,7 +103,7 @@ class Asked:
 
 
 class Counted:
-    """Asks services, and knows that each request had exactly one completion."""
+    """Calls services, and checks that each request has exactly one completion."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -123,7 +129,7 @@ class Refused(Exception):
 
 
 class Context:
-    """As much of grpc's context as the servicer's methods use."""
+    """The part of grpc's context that the servicer's methods use."""
 
     def __init__(self) -> None:
         self.trailers: Any = ()
@@ -139,7 +145,7 @@ class Context:
 
 @contextlib.contextmanager
 def timed() -> Iterator[None]:
-    """FindingError for what takes longer than any input may."""
+    """Raise FindingError for a block that takes longer than any input may."""
     began = time.monotonic()
     yield
     took = time.monotonic() - began
@@ -148,18 +154,18 @@ def timed() -> Iterator[None]:
 
 
 class Errors(logging.Handler):
-    """Keeps what the server logs as an error: no input may lead to it."""
+    """Collects the server's error log lines: no input may cause one."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        # That a model which somebody asked for cannot be loaded is for the operator to know.
+        # A failed load on a client's request is logged for the operator.
         if "cannot be loaded" not in record.msg:
             self.lines.append(record.getMessage())
 
     def check(self) -> None:
-        """FindingError if there is any."""
+        """Raise FindingError if there is any."""
         if self.lines:
             raise FindingError(f"logged as an error: {self.lines[:3]}")

@@ -1,6 +1,6 @@
-"""Attacks on HTTP/2, against real servers: a good client is answered meanwhile and after.
+"""Attacks on HTTP/2 against real servers: a good client is answered meanwhile and after.
 
-What a server has more than before (memory, files, threads) and what it logged is held once all are over.
+At the end the server's growth (memory, files, threads) and its log are checked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("good_client")
 @pytest.mark.parametrize(
     "more",
     [
-        # HPACK: a literal that is not indexed; one that is, and then again and again.
+        # HPACK: an unindexed literal; an indexed one that is then repeated.
         b"\0\x01a\x7f\x81\x7e" + b"v" * 16256,
         b"\x40\x01a\x01b" + b"\xbe" * 16000,
         b"\x82" * 16000,
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("good_client")
     ids=["long values", "ever the same", "pseudo-headers"],
 )
 def test_headers_that_never_end(wire: Wire, more: bytes) -> None:
-    """CONTINUATION upon CONTINUATION, 10 MB of them: core reads on, and stops keeping them."""
+    """CONTINUATION frames without end, 10 MB of them: core reads on, and stops keeping them."""
     before = wire.figures()["memory_kb"]
     with connect(wire) as connection:
         connection.write(frame(HEADERS, 0, 1, hpack.Encoder().encode(headers_of())))
@@ -56,12 +56,12 @@ def test_headers_that_never_end(wire: Wire, more: bytes) -> None:
             if connection.closed:
                 break
         wire.check_good()
-    # One of the headers that were never ended would be a gigabyte if each were kept.
+    # If every header were kept, one of the requests would take a gigabyte.
     assert wire.figures()["memory_kb"] - before < 192 * 1024
 
 
 def test_rapid_reset(wire: Wire) -> None:
-    """CVE-2023-44487: calls that are reset as soon as they are begun, hundreds at a time."""
+    """CVE-2023-44487: calls that are reset as soon as they begin, hundreds at a time."""
     with connect(wire) as connection:
         for _ in range(4):
             for _ in range(500):
@@ -101,7 +101,7 @@ def test_rapid_reset(wire: Wire) -> None:
     ids=lambda flood: f"{flood[3]}-{flood[9:17].hex()}",
 )
 def test_floods_of_frames(wire: Wire, flood: bytes) -> None:
-    """Twenty thousand of a frame, whose answers nobody reads."""
+    """Twenty thousand frames of one kind, whose answers are not read."""
     before = wire.figures()["memory_kb"]
     with connect(wire) as connection:
         connection.socket.settimeout(0.5)
@@ -109,7 +109,7 @@ def test_floods_of_frames(wire: Wire, flood: bytes) -> None:
             try:
                 connection.write(flood * 1000)
             except TimeoutError:
-                # It reads no more until its answers are read.
+                # The server stops reading until its answers are read.
                 break
             if connection.closed:
                 break
@@ -151,8 +151,8 @@ def test_what_is_not_http2(wire: Wire, data: bytes) -> None:
                 pass
 
 
-def test_a_good_client_amid_attackers(wire: Wire) -> None:
-    """Threads that do the worst of the above, all at once, beside a client that tries again when the server is full."""
+def test_a_good_client_beside_attackers(wire: Wire) -> None:
+    """Several attackers at once, beside a client that retries when the server is full."""
     over = threading.Event()
 
     def attack(number: int) -> None:
@@ -170,7 +170,7 @@ def test_a_good_client_amid_attackers(wire: Wire) -> None:
                     connection.flush()
                     connection.ping()
             except (OSError, h2.exceptions.ProtocolError):
-                # The server has had enough of this connection.
+                # The server has closed this connection.
                 pass
 
     attackers = [

@@ -1,4 +1,4 @@
-"""The short form of `make fuzz`: kept inputs, and changed good ones, the same in every run."""
+"""Short form of `make fuzz`: kept inputs and mutated good ones, the same in every run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fuzz import mutate
 from fuzz.catalogue import KEPT, TARGETS
 from fuzz.target import Errors, Target
 
-# So many that each target takes about a second.
+# Inputs per target, about one second each.
 MUTANTS = {"infer": 500, "stream": 300, "config": 150, "files": 300}
 OTHERS = 1500
 
 
 @pytest.fixture(params=sorted(TARGETS))
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
-    """One that leaves nothing behind, and logs no error."""
+    """A target that must leave nothing behind and log no error."""
     errors = Errors()
     log = logging.getLogger("tensorferry")
     log.addHandler(errors)
@@ -48,7 +48,7 @@ def test_inputs_end_as_they_may(target: Target) -> None:
     inputs += [mutate.mutant(random, target, inputs[:kept]) for _ in range(count)]
     outcomes = Counter(target.run(data) for data in inputs)
     assert outcomes.total() == kept + count
-    # Not everything is refused at the first look.
+    # Some inputs pass the first check.
     assert len(outcomes) > 1, outcomes
 
 

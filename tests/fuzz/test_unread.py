@@ -1,4 +1,6 @@
-"""Clients that do not read, do not send what they began, or begin more and more: what is kept for them is bounded."""
+"""Clients that do not read, do not finish sending, or open ever more: the memory kept for them is
+bounded.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,16 @@ from tensorferry.server.transport.channel_args import WINDOW_BYTES
 
 LARGE = framed(request({"x": np.zeros((4096, 3), np.float32)}, model="m").SerializeToString())
 STREAMS = 8
-# The window, once more what has been read of it, what is in flight of a stream, and what is in hand.
+# The window, the part of it that has been read, the stream's requests in flight, and the message in
+# hand.
 MOST_TAKEN = 3 * WINDOW_BYTES + 64 * len(LARGE)
 
 pytestmark = pytest.mark.usefixtures("good_client")
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
-def test_answers_that_nobody_reads(wire: Wire, method: str) -> None:
-    """Windows of nothing: what cannot be sent keeps neither a worker nor more than its own memory."""
+def test_unread_responses(wire: Wire, method: str) -> None:
+    """With a window of zero, unsendable responses keep no worker, and only their own memory."""
     rows = np.zeros((1, 3), np.float32)
     message = request({"x": np.tile(rows, (32, 1))}, model="m").SerializeToString()
     before = wire.figures()
@@ -49,9 +52,10 @@ def test_answers_that_nobody_reads(wire: Wire, method: str) -> None:
 
 
 def flood(connection: Connection, calls: Sequence[int], message: bytes) -> dict[int, int]:
-    """Sends messages of all these calls until no more room is made for them; by call, the bytes that were taken.
+    """Send messages of all these calls until the windows stay closed; return the bytes taken, by call.
 
-    Each has a window, however long that takes; who then makes no more room soon has none.
+    Each call gets a window first, however long that takes; a call without a new window soon after
+    is full.
     """
     taken = dict.fromkeys(calls, 0)
     while max(taken.values()) < 2 * MOST_TAKEN:
@@ -70,8 +74,8 @@ def flood(connection: Connection, calls: Sequence[int], message: bytes) -> dict[
     return taken
 
 
-def test_streams_whose_answers_nobody_reads_are_not_read_any_further(wire: Wire) -> None:
-    """Neither the client's connection nor the kernel's buffers say how much of each is taken and kept."""
+def test_a_stream_with_unread_responses_is_not_read(wire: Wire) -> None:
+    """Neither the connection's window nor the kernel's buffers bound what each stream takes."""
     before = wire.figures()["memory_kb"]
     with connect(wire, window=0) as connection:
         calls = [connection.begin(headers_of("ModelStreamInfer")) for _ in range(STREAMS)]
@@ -81,12 +85,12 @@ def test_streams_whose_answers_nobody_reads_are_not_read_any_further(wire: Wire)
         print(f"taken of each: {[number >> 10 for number in taken.values()]} KB; {grown} KB of memory more")
         assert max(taken.values()) < MOST_TAKEN
         assert grown << 10 < STREAMS * MOST_TAKEN
-        # What was taken may yet have to be run, a full queue at a time.
+        # The requests taken may still have to run, a full queue at a time.
         until(wire.answers_good)
 
 
 def test_many_slow_bodies_and_headers(wire: Wire) -> None:
-    """Three hundred connections that say half of something, and no more."""
+    """Three hundred connections that send half a message or header, and no more."""
     slow = [connect(wire) for _ in range(300)]
     try:
         for number, connection in enumerate(slow):
@@ -106,7 +110,9 @@ def test_many_slow_bodies_and_headers(wire: Wire) -> None:
 
 
 def test_many_streams_on_one_connection(wire: Wire) -> None:
-    """Calls that have not ended: others are answered. In the threaded transport each has a thread, of 512."""
+    """Other calls are answered beside calls that do not end. In the threaded transport each has one of
+    512 threads.
+    """
     count = 2000 if wire.server.ready["transport"] == "lane" else 400
     with connect(wire) as connection:
         for _ in range(count):

@@ -1,4 +1,6 @@
-"""Calls that lie about their messages, or whose headers are wrong or too many: a good client is answered meanwhile and after."""
+"""Calls with a wrong message length, or wrong or too many headers: a good client is answered meanwhile
+and after.
+"""
 
 from __future__ import annotations
 
@@ -33,25 +35,25 @@ pytestmark = pytest.mark.usefixtures("good_client")
         (framed(GOOD, length=1 << 31), RESOURCE_EXHAUSTED),
         (framed(GOOD, length=(1 << 32) - 1), RESOURCE_EXHAUSTED),
         (framed(GOOD, length=MAX_MESSAGE_BYTES + 1), RESOURCE_EXHAUSTED),
-        # A message that does not come is none.
+        # An incomplete message is no message.
         (framed(GOOD, length=len(GOOD) + 1), UNIMPLEMENTED),
         (framed(GOOD)[:3], UNIMPLEMENTED),
         (b"", UNIMPLEMENTED),
         (framed(GOOD, length=len(GOOD) - 1), INVALID_ARGUMENT),
         (framed(b"\xff" * 100), INVALID_ARGUMENT),
         (framed(GOOD, flag=1), INTERNAL),
-        # Core takes a flag that there is not for an empty message.
+        # Core takes an unknown flag for an empty message.
         (framed(GOOD, flag=4), NOT_FOUND),
     ],
 )
-def test_a_prefix_that_lies(wire: Wire, data: bytes, allowed: int) -> None:
+def test_a_wrong_length_prefix(wire: Wire, data: bytes, allowed: int) -> None:
     status, message = sent(wire, data)
     assert status == allowed, message
     assert "internal error" not in message
 
 
 @pytest.mark.parametrize("method", ["ModelStreamInfer", "ServerLive", "ModelMetadata"])
-def test_a_prefix_that_lies_to_other_methods(wire: Wire, method: str) -> None:
+def test_a_wrong_length_prefix_to_other_methods(wire: Wire, method: str) -> None:
     for data in (
         framed(GOOD, length=1 << 31),
         framed(GOOD, flag=1),
@@ -59,7 +61,7 @@ def test_a_prefix_that_lies_to_other_methods(wire: Wire, method: str) -> None:
         b"\0\0",
     ):
         status, message = sent(wire, data, path=PREFIX + method)
-        # A stream whose last message does not come ends as if it had not been begun.
+        # A stream whose last message is incomplete ends like one without messages.
         assert status in (OK, RESOURCE_EXHAUSTED, INTERNAL, UNIMPLEMENTED), message
         assert "internal error" not in message
 
@@ -71,13 +73,15 @@ def test_compressed_garbage(wire: Wire, encoding: str) -> None:
     good = gzip.compress(GOOD) if encoding == "gzip" else zlib.compress(GOOD)
     assert sent(wire, framed(good, flag=1), grpc_encoding=encoding)[0] == OK
     assert sent(wire, framed(good[:-9], flag=1), grpc_encoding=encoding)[0] == INVALID_ARGUMENT
-    # Core's word for an encoding that there is not.
+    # Core's message for an unknown encoding.
     assert sent(wire, framed(good, flag=1), grpc_encoding="br")[0] == INTERNAL
 
 
 @pytest.mark.parametrize("wbits", [31, 15], ids=["gzip", "deflate"])
-def test_a_bomb_is_refused_before_it_is_there(wire: Wire, wbits: int) -> None:
-    """Kilobytes that would be a hundred megabytes and more: a message may unpack to a multiple of what was sent."""
+def test_a_bomb_is_refused_before_it_is_unpacked(wire: Wire, wbits: int) -> None:
+    """Kilobytes that unpack to a hundred megabytes and more are refused: unpacked size is limited to a
+    multiple of the sent size.
+    """
     packed = zlib.compressobj(9, zlib.DEFLATED, wbits)
     zeros = bytes(1 << 20)
     bomb = framed(b"".join(packed.compress(zeros) for _ in range(160)) + packed.flush(), flag=1)
@@ -95,7 +99,7 @@ def test_a_bomb_is_refused_before_it_is_there(wire: Wire, wbits: int) -> None:
 
 @pytest.mark.parametrize(("count", "value"), [(10_000, b"value"), (1000, b"v" * 1000)], ids=["many", "long"])
 def test_ten_thousand_headers(wire: Wire, count: int, value: bytes) -> None:
-    """Core takes them in, or refuses them; either way they cost no more than their own size, and only then."""
+    """Core accepts or refuses them; either way they cost no more than their own size, while they last."""
     before = wire.figures()["memory_kb"]
     headers = headers_of() + [(b"x-%d" % number, value) for number in range(count)]
     with connect(wire) as connection:
@@ -136,7 +140,7 @@ def test_ten_thousand_headers(wire: Wire, count: int, value: bytes) -> None:
 )
 def test_headers_that_are_wrong(wire: Wire, changed: Any, allowed: set[int]) -> None:
     status, message = sent(wire, framed(GOOD), **changed)
-    # None: core ended the call by a reset.
+    # None: core reset the call.
     assert status is None or status in allowed, message
     assert "internal error" not in message
 
@@ -148,12 +152,12 @@ def test_a_deadline_that_passes_before_the_message_is_complete(wire: Wire) -> No
         connection.flush()
         connection.await_answers([call])
         answer = connection.answers[call]
-        # None: core ended the call by a reset.
+        # None: core reset the call.
         assert answer.grpc_status in (DEADLINE_EXCEEDED, None), answer
 
 
-def test_bytes_that_are_no_text_in_headers(wire: Wire) -> None:
-    """They are not logged, nor is anything else that is wrong with headers: any client could fill the log."""
+def test_header_values_that_are_not_text(wire: Wire) -> None:
+    """Wrong headers are not logged, because any client could fill the log."""
     for name, value in (
         (b"x-text", b"\xff\xfe"),
         (b":path", b"/\xff\xfe/\x80"),

@@ -1,4 +1,4 @@
-"""The models and regions that inputs meet: a real registry, service and batcher over functions that copy."""
+"""Models and regions for fuzzing: a real registry, service and batcher over functions that copy."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tensorferry.server.shared_memory.regions import Regions
 from tensorferry.server.signature import Signature, TensorSpec
 
 REGION_BYTES = 96
-# Rows of nothing cost nothing to send: a request of 65 bytes may fill a queue, and take as many batches.
+# Empty rows cost nothing to send: a request of 65 bytes may fill a queue, and take as many batches.
 _MOST_ROWS = 256
-# A handle that the scripted driver knows; any other is refused, as the real one does.
+# The only handle that the scripted driver accepts; it refuses others, like the real driver.
 HANDLE = bytes(range(64))
 
 NUMBERS = (spec("x", "FP32", "batch", 3), spec("n", "INT64", "batch", "k"))
@@ -42,7 +42,7 @@ KINDS = tuple(
 )
 TOKENS = (spec("ids", "INT64", "batch", "sequence"),)
 
-# Names that mean something to the server, for those who change messages.
+# Names with a meaning for the server, for mutation.
 WORDS = (
     "numbers", "strings", "alone", "tokens", "1", "2",
     "x", "n", "s", "b", "ids", "x_out", "n_out", "s_out", "b_out", "ids_out", "fp16", "bytes", "bf16_out",
@@ -91,23 +91,23 @@ class World:
         self.regions = Regions(allowed=True, max_bytes=1 << 20, directory=directory, cuda=self.driver)
 
     def register(self) -> None:
-        """Registers the regions, `system` and `device`."""
+        """Register the regions `system` and `device`."""
         self.regions.register_system("system", "key", 0, REGION_BYTES)
         self.regions.register_cuda("device", HANDLE, 0, REGION_BYTES)
 
     def fill(self) -> None:
-        """The regions have the content that they have at the start."""
+        """Restore the initial content of the regions."""
         content = fp32(REGION_BYTES // 4).tobytes()
         os.pwrite(self._file, content, 0)
         self.driver.content[:] = content
 
     def check(self) -> None:
-        """No region is in use."""
+        """Check that no region is in use."""
         for region in self.regions.regions():
             assert region.users == 0, f"region {region.name} is held by a request that is done"
 
     def close(self) -> None:
-        """Ends the batchers."""
+        """Close the batchers."""
         for model in self.registry.models():
             assert model.batcher.close(), f"a worker of {model.name} did not end"
         self.regions.close()
@@ -116,20 +116,20 @@ class World:
 
 
 def numbers(rows: int = 2, *, typed: bool = False, **fields: Any) -> pb.ModelInferRequest:
-    """A request to `numbers`."""
+    """Return a request to `numbers`."""
     arrays = {"x": fp32(rows, 3), "n": np.arange(2 * rows).reshape(rows, 2)}
     return request(arrays, typed=typed, model="numbers", **fields)
 
 
 def strings(rows: int = 2, *, typed: bool = False, **fields: Any) -> pb.ModelInferRequest:
-    """A request to `strings`."""
+    """Return a request to `strings`."""
     texts = np.array([f"é{row}" for row in range(rows)], dtype=object)
     arrays = {"s": texts, "b": np.zeros((rows, 2), bool)}
     return request(arrays, typed=typed, model="strings", **fields)
 
 
 def alone() -> pb.ModelInferRequest:
-    """A request to `alone`, with two elements of each datatype."""
+    """Return a request to `alone`, with two elements of each datatype."""
     message = pb.ModelInferRequest(model_name="alone", id="kinds")
     for each in KINDS:
         shape = [2] if each.dims else []
@@ -140,12 +140,12 @@ def alone() -> pb.ModelInferRequest:
 
 
 def tokens(length: int, **fields: Any) -> pb.ModelInferRequest:
-    """A request to `tokens` of one row."""
+    """Return a request to `tokens` with one row."""
     return request({"ids": np.arange(length).reshape(1, length)}, model="tokens", **fields)
 
 
 def placed(message: pb.ModelInferRequest, index: int, region: str, offset: int) -> pb.ModelInferRequest:
-    """The request with one input in a region, as clients send it."""
+    """Return the request with one input in a region, as clients send it."""
     parameters = message.inputs[index].parameters
     parameters["shared_memory_region"].string_param = region
     parameters["shared_memory_offset"].int64_param = offset
@@ -155,7 +155,7 @@ def placed(message: pb.ModelInferRequest, index: int, region: str, offset: int) 
 
 
 def output_placed(message: pb.ModelInferRequest, name: str, region: str, nbytes: int) -> pb.ModelInferRequest:
-    """The request with one output wanted in a region."""
+    """Return the request with one output placed in a region."""
     output = message.outputs.add(name=name)
     output.parameters["shared_memory_region"].string_param = region
     output.parameters["shared_memory_byte_size"].int64_param = nbytes
@@ -163,13 +163,13 @@ def output_placed(message: pb.ModelInferRequest, name: str, region: str, nbytes:
 
 
 def classified(message: pb.ModelInferRequest, name: str, count: int) -> pb.ModelInferRequest:
-    """The request with classes wanted of one output."""
+    """Return the request with classes of one output."""
     message.outputs.add(name=name).parameters["classification"].int64_param = count
     return message
 
 
 def with_parameters(message: pb.ModelInferRequest, **values: Any) -> pb.ModelInferRequest:
-    """The request with parameters, each of the kind of its value."""
+    """Return the request with parameters, each of its value's kind."""
     for name, value in values.items():
         kind = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(value)]
         setattr(message.parameters[name], kind, value)
@@ -177,7 +177,7 @@ def with_parameters(message: pb.ModelInferRequest, **values: Any) -> pb.ModelInf
 
 
 def requests() -> list[pb.ModelInferRequest]:
-    """Good requests of every kind."""
+    """Return good requests of every kind."""
     made = [numbers(rows, id=str(rows)) for rows in (0, 1, 2, 3, 5)]
     made += [numbers(2, typed=True), strings(2), strings(2, typed=True, id="typed"), strings(0), alone()]
     made += [tokens(length, id="t") for length in (0, 1, 2, 3, 4, 5)]

@@ -1,4 +1,6 @@
-"""What attacks share: connections, frames and calls that no library would make, and the codes they may end with."""
+"""Shared parts of attacks: connections, frames and calls that no library makes, and their expected
+status codes.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ END_STREAM, END_HEADERS = 1, 4
 
 
 def sent(wire: Wire, data: bytes, **changed: str | None) -> tuple[int | None, str]:
-    """Status and message of one call with this body."""
+    """Return status and message of one call with this body."""
     with connect(wire) as connection:
         call = connection.begin(headers_of("ModelInfer", **changed), last=not data)
         if data:
@@ -58,7 +60,7 @@ def sent(wire: Wire, data: bytes, **changed: str | None) -> tuple[int | None, st
 
 
 def closed_by_server(connection: Connection) -> bool:
-    """Reads until the server ends the connection; TimeoutError if it does not."""
+    """Read until the server closes the connection; raise TimeoutError if it does not."""
     while connection.read():
         pass
     return connection.closed

@@ -1,7 +1,7 @@
-"""Messages that are small when they are sent and large when they are parsed, of every method that takes lists or texts.
+"""Messages that are small on the wire and large when parsed, for every method with lists or texts.
 
-As a program it sends them to a real server and prints what they do to another client, and to the server's memory:
-`PYTHONPATH=tests python -m fuzz.attackers.bombs --transport lane`.
+As a program it sends them to a real server, and prints the effect on another client and on the
+server's memory: `PYTHONPATH=tests python -m fuzz.attackers.bombs --transport lane`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAMES: Mapping[int | None, str] = {code.value[0]: code.name for code in grpc.St
 
 @dataclass(frozen=True, slots=True)
 class Bomb:
-    """A message of about so many bytes as was asked for, and the method that it is for."""
+    """A message of about the requested size, and its method."""
 
     name: str
     method: str
@@ -40,7 +40,7 @@ class Bomb:
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A serialised field with bytes in it."""
+    """Return a serialised field with bytes in it."""
     return encode_varint(number << 3 | 2) + encode_varint(len(content)) + content
 
 
@@ -49,7 +49,7 @@ def _many(entry: bytes, size: int) -> bytes:
 
 
 def _inference(size: int) -> Mapping[str, bytes]:
-    """ModelInferRequests."""
+    """Return ModelInferRequests."""
     empty = _many(b"\0", 0)
     tensor = 5
     return {
@@ -77,7 +77,7 @@ def _inference(size: int) -> Mapping[str, bytes]:
 
 
 def _others(size: int) -> Mapping[str, Mapping[str, bytes]]:
-    """Messages of other methods, by method."""
+    """Return messages of other methods, by method."""
     long = _many(b"n", size)
     lists = {"entries": _many(field(3, b""), size), "a long name": field(1, long)}
     settings = {"entries": _many(field(1, b""), size), "a long name": field(1, field(1, long))}
@@ -107,7 +107,7 @@ def _others(size: int) -> Mapping[str, Mapping[str, bytes]]:
 
 
 def bombs(size: int) -> Iterator[Bomb]:
-    """Each bomb, of about `size` bytes, for each method that takes it."""
+    """Return each bomb, of about `size` bytes, for each method that takes it."""
     for name, data in _inference(size).items():
         for method in ("ModelInfer", "ModelStreamInfer"):
             yield Bomb(name, method, data)
@@ -117,7 +117,7 @@ def bombs(size: int) -> Iterator[Bomb]:
 
 
 class Other(threading.Thread):
-    """A good client that calls all the while; how long each call took, in seconds."""
+    """A good client that calls continuously, and the duration of each call in seconds."""
 
     def __init__(self, wire: Wire) -> None:
         super().__init__(daemon=True)
@@ -135,7 +135,7 @@ class Other(threading.Thread):
             self._over.wait(_OTHERS_PAUSE_SECONDS)
 
     def over(self) -> tuple[float, float]:
-        """The 99th percentile and the longest of its calls, in seconds."""
+        """Return the 99th percentile and the maximum of its calls, in seconds."""
         self._over.set()
         self.join()
         took = sorted(self.took)
@@ -145,7 +145,9 @@ class Other(threading.Thread):
 def _send(
     address: str, bomb: Bomb, data: bytes, packed: bool, token: str | None, given: argparse.Namespace
 ) -> Counter[str]:
-    """What becomes of ten calls, one after the other, each by a client of its own; and again for so long."""
+    """Return the outcomes of ten calls, one after the other, each by its own client; repeated for
+    `seconds`.
+    """
     send = _send_packed if packed else _send_plain
     outcomes: Counter[str] = Counter()
     began = time.monotonic()

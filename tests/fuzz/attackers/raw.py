@@ -1,4 +1,4 @@
-"""An HTTP/2 client that keeps no rule that it is told not to keep: over h2, with all its checks off."""
+"""HTTP/2 client that can break any rule: h2 with all its checks off."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Header = tuple[bytes, bytes]
 
 
 def framed(message: bytes, *, flag: int = 0, length: int | None = None) -> bytes:
-    """A gRPC message with its prefix, which may lie about its length."""
+    """Return a gRPC message with its prefix, which may state a wrong length."""
     return struct.pack(">BI", flag, len(message) if length is None else length) + message
 
 
 def headers_of(rpc: str = "ModelInfer", **changed: str | None) -> list[Header]:
-    """A call's headers; `changed` by name, with _ for -, None leaves one out."""
+    """Return a call's headers; `changed` by name, with _ for -, None omits one."""
     fields: dict[str, str | None] = {
         ":method": "POST",
         ":scheme": "http",
@@ -43,7 +43,7 @@ def headers_of(rpc: str = "ModelInfer", **changed: str | None) -> list[Header]:
 
 
 def say_no_more(connection: socket.socket) -> None:
-    """Ends the client's side; a server that has ended the connection before is no error."""
+    """Shut down the sending side; a connection already closed by the server is no error."""
     try:
         connection.shutdown(socket.SHUT_WR)
     except OSError as error:
@@ -53,7 +53,7 @@ def say_no_more(connection: socket.socket) -> None:
 
 @dataclass(slots=True)
 class Answer:
-    """What came of one call. `ended`: by the server, in whatever way; `reset` is the code of an RST_STREAM."""
+    """Outcome of one call. `ended`: by the server, in any way; `reset` is the code of an RST_STREAM."""
 
     status: int | None = None
     grpc_status: int | None = None
@@ -64,7 +64,7 @@ class Answer:
 
     @property
     def messages(self) -> list[bytes]:
-        """The messages in the data."""
+        """Return the messages in the data."""
         found, data = [], self.data
         while len(data) >= 5:
             (size,) = struct.unpack(">I", data[1:5])
@@ -74,7 +74,7 @@ class Answer:
 
 
 class Connection:
-    """One connection. `closed` when the server has ended it."""
+    """One connection; `closed` once the server has closed it."""
 
     def __init__(self, address: str, timeout: float, *, window: int | None = None) -> None:
         self.socket = self.raw(address, timeout)
@@ -88,7 +88,8 @@ class Connection:
             )
         )
         if window is not None:
-            # From the first frame on: what is set later holds once the server has acknowledged it.
+            # From the first frame on, because later settings hold only once the server has
+            # acknowledged them.
             self.h2.local_settings = h2.settings.Settings(
                 client=True, initial_values={h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window}
             )
@@ -101,7 +102,7 @@ class Connection:
 
     @staticmethod
     def raw(address: str, timeout: float) -> socket.socket:
-        """A bare connection, by which nothing has been sent yet."""
+        """Open a bare connection that has sent nothing."""
         host, _, port = address.rpartition(":")
         return socket.create_connection((host, int(port)), timeout)
 
@@ -114,25 +115,25 @@ class Connection:
         self.socket.close()
 
     def flush(self) -> None:
-        """Sends what there is to be sent; a server that has closed the connection is no error."""
+        """Send pending frames; a connection already closed by the server is no error."""
         self.write(self.h2.data_to_send())
 
     def write(self, data: bytes) -> None:
-        """Sends bytes as they are."""
+        """Send bytes unchanged."""
         try:
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
             self.closed = True
 
     def begin(self, headers: Sequence[Header], *, last: bool = False) -> int:
-        """A call with these headers; its number."""
+        """Begin a call with these headers; return its stream id."""
         call: int = self.h2.get_next_available_stream_id()
         self.answers[call] = Answer()
         self.h2.send_headers(call, headers, end_stream=last)
         return call
 
     def send(self, call: int, data: bytes, *, last: bool = False) -> None:
-        """Bytes of a call, as far as the server lets it; nothing once the call is over."""
+        """Send bytes of a call within the server's window; nothing once the call is over."""
         try:
             room = self.h2.local_flow_control_window(call)
             size = self.h2.max_outbound_frame_size
@@ -143,7 +144,7 @@ class Connection:
             pass
 
     def send_all(self, call: int, data: bytes) -> None:
-        """The call's last bytes, as the server makes room for them, unless it has ended the call."""
+        """Send the call's last bytes as the window allows, unless the server has ended the call."""
         answer, at = self.answers[call], 0
         while at < len(data) and not (answer.ended or self.closed):
             room = min(self.h2.local_flow_control_window(call), self.h2.max_outbound_frame_size)
@@ -155,14 +156,14 @@ class Connection:
                 self.read()
 
     def reset(self, call: int) -> None:
-        """The call is over, as the client has it."""
+        """Reset the call."""
         try:
             self.h2.reset_stream(call, h2.errors.ErrorCodes.CANCEL)
         except h2.exceptions.StreamClosedError:
             pass
 
     def read(self) -> bool:
-        """Takes in what the server sent next; whether there was anything."""
+        """Read the server's next frames; return whether there were any."""
         try:
             data = self.socket.recv(1 << 16)
         except ConnectionResetError:
@@ -176,12 +177,14 @@ class Connection:
         return True
 
     def await_answers(self, calls: Sequence[int]) -> None:
-        """Reads until these have ended, or the connection has; TimeoutError after the socket's timeout."""
+        """Read until these calls, or the connection, have ended; raise TimeoutError after the socket's
+        timeout.
+        """
         while not self.closed and not all(self.answers[call].ended for call in calls):
             self.read()
 
     def ping(self) -> None:
-        """Returns when the server has acknowledged a ping, and so has read all that was sent before."""
+        """Return once the server has acknowledged a ping, and so has read everything sent before."""
         before = self.pings
         self.h2.ping(b"attacker")
         self.flush()

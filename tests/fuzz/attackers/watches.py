@@ -1,7 +1,7 @@
-"""Very many calls of Health.Watch, without a token, beside a good client of a real server.
+"""Very many Health.Watch calls without a token, beside a good client of a real server.
 
-`PYTHONPATH=tests python -m fuzz.attackers.watches --transport lane` prints what the good client sees, and the server's threads and
-memory before, with and after the calls.
+`PYTHONPATH=tests python -m fuzz.attackers.watches --transport lane` prints the latency of the good
+client, and the server's threads and memory before, during and after the calls.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from support.server.tokens import EVERY, line
 from tensorferry.protos.standard import health_pb2
 
 TOKEN = "watches-secret"
-# As many as there may be on each.
+# The most calls on each connection.
 _CONNECTIONS = 30
 _GIVE_UP_SECONDS = 60.0
 
 
 def watch(address: str, count: int, pipe: Any) -> None:
-    """Opens this many calls, as many on each connection; sends what became of them; cancels them when it is told to."""
+    """Open this many calls, spread over connections; report their outcomes; cancel them on request."""
     channels = [
         grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
         for _ in range(_CONNECTIONS)

@@ -1,6 +1,7 @@
-"""Calls that are wrong in HTTP/2, in gRPC's framing or in their message, sent to a real server process.
+"""Calls with faults in HTTP/2, in gRPC's framing or in their message, sent to a real server process.
 
-`python -m fuzz.attackers.wire --transport lane --runs N --figures FILE` writes its figures as guided.py does.
+`python -m fuzz.attackers.wire --transport lane --runs N --figures FILE` writes figures like
+guided.py.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from support.server.rig import fp32, request
 from tensorferry.protos import inference_pb2 as pb
 
 _CALLS_A_CONNECTION = 100
-# One time in so many, connections are sent frames that are no HTTP/2.
+# One connection in this many gets frames that are not valid HTTP/2.
 _BROKEN_EVERY = 4
 _BROKEN_AT_ONCE = 20
-# What a server may have more than at the start: threads, files and connections that are on their way out.
+# Allowed growth of the server: threads, files and connections that are closing.
 _MORE_MEMORY_KB, _MORE_FILES, _MORE_THREADS = 48 * 1024, 40, 520
-# What gRPC core alone says, with INTERNAL as its specification has it, before a call reaches the server's code.
-# Any other INTERNAL is a finding.
+# Messages of gRPC core with INTERNAL, as its specification requires, before a call reaches the
+# server's code. Any other INTERNAL is a finding.
 _OF_CORE = re.compile(
     r"Error parsing '|Compression bit set|Illegal header|Metadata keys cannot|Duplicate '|Bad compressed|"
     r"Unexpected error decompressing|Decompression |Invalid gRPC frame"
@@ -76,12 +77,12 @@ _CHANGES: Sequence[tuple[str, Sequence[str | None]]] = (
 )  # fmt: skip
 
 
-# How a call ends when the queue is full, and when more calls wait for the server than core keeps.
+# Status of a call when the queue is full, and when more calls wait than core keeps.
 _FULL = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
 
 
 class _Messages:
-    """As much of a target as the mutator asks for."""
+    """The part of a target that the mutator needs."""
 
     name = "wire"
     words: Sequence[str] = (*WORDS, "m")
@@ -109,7 +110,7 @@ def _good(number: int) -> pb.ModelInferRequest:
 
 
 class Wire:
-    """A server, one good client of it, and what it had when it was started."""
+    """A server, a good client of it, and the server's figures at the start."""
 
     def __init__(self, directory: Path, transport: str, *options: str | Path, token: str = "") -> None:
         self.server = ServerProcess.start(
@@ -125,7 +126,7 @@ class Wire:
         self._before = self.figures()
 
     def check_good(self) -> None:
-        """A good request is answered, and with its own answer."""
+        """Check that a good request gets its own answer."""
         self._number += 1
         good = _good(self._number)
         began = time.monotonic()
@@ -137,7 +138,9 @@ class Wire:
             raise FindingError(f"request {good.id} was answered with {answer}")
 
     def answers_good(self) -> bool:
-        """As `check_good`; False where the server is full, as it may be until all that attackers sent is run."""
+        """Like `check_good`; return False while the server is full, until it has run what attackers
+        sent.
+        """
         try:
             self.check_good()
         except grpc.RpcError as error:
@@ -148,7 +151,7 @@ class Wire:
         return True
 
     def figures(self) -> dict[str, int]:
-        """Memory in KB, open files and threads of the server."""
+        """Return the server's memory in KB, open files and threads."""
         process = Path(f"/proc/{self.server.process.pid}")
         fields = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
         return {
@@ -158,20 +161,22 @@ class Wire:
         }
 
     def cpu_seconds(self) -> float:
-        """What the server has used of the processors so far."""
+        """Return the processor time that the server has used so far."""
         text = Path(f"/proc/{self.server.process.pid}/stat").read_text()
         user, system = text.rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def close(self, more_memory_kb: int = _MORE_MEMORY_KB) -> dict[str, int]:
-        """Ends it; FindingError for what it has more than before, or has logged. How much memory grew."""
+        """Stop the server; raise FindingError for growth or error log lines; return the growth of
+        memory.
+        """
         most = {"memory_kb": more_memory_kb, "files": _MORE_FILES, "threads": _MORE_THREADS}
         give_up = time.monotonic() + BOUND_SECONDS
         while True:
             figures = self.figures()
             grown = {name: figures[name] - self._before[name] for name in figures}
             more = any(grown[name] > most[name] for name in most)
-            # Whoever has just left is seen off, which a busy machine takes its time for.
+            # Connections that just ended are removed late on a busy machine.
             if not more or time.monotonic() > give_up:
                 break
             self.check_good()
@@ -185,7 +190,7 @@ class Wire:
 
 
 def body(random: Random, message: bytes) -> bytes:
-    """The message in gRPC's framing, or in what looks like it."""
+    """Return the message in gRPC's framing, or in a faulty one."""
     match random.randrange(12):
         case 0:
             return framed(message, length=len(message) + random.choice((1, 5, 1000)))
@@ -210,7 +215,7 @@ def body(random: Random, message: bytes) -> bytes:
 
 
 def call_headers(random: Random) -> list[Header]:
-    """A call's headers, mostly wrong in at most one way."""
+    """Return a call's headers, mostly with at most one fault."""
     changed: dict[str, str | None] = {}
     for _ in range(random.choice((0, 0, 1, 1, 2))):
         name, values = random.choice(_CHANGES)
@@ -236,7 +241,7 @@ def call_headers(random: Random) -> list[Header]:
 def call_batch(
     random: Random, wire: Wire, outcomes: Counter[str], seeds: Sequence[bytes], count: int
 ) -> None:
-    """Calls on one connection, all at once; each must come to an end, unless the connection does."""
+    """Make calls on one connection, all at once; each must end, unless the connection does."""
     target = _Messages()
     with Connection(wire.server.address, BOUND_SECONDS) as connection:
         waited = []
@@ -285,7 +290,7 @@ def _outcome(connection: Connection, call: int) -> str:
 
 
 def broken_frames(random: Random, wire: Wire, outcomes: Counter[str], seeds: Sequence[bytes]) -> None:
-    """A connection whose bytes were changed anywhere; the server may do what it likes but hang or fall."""
+    """Send a connection with bytes changed anywhere; the server may do anything but hang or crash."""
     target = Connection.__new__(Connection)
     config = h2.config.H2Configuration(
         client_side=True, header_encoding=None, validate_outbound_headers=False

@@ -1,4 +1,4 @@
-"""What the bundled client makes of a server's answers: a result, or one of its own errors, whatever is in them."""
+"""The bundled client on arbitrary answers: a result, or one of its own errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS = (
     status_pb2.Status,
 )
 _TEXT = len(_KINDS)
-# A server may ask for a pause, but not for one that has no end or lies in the past.
+# A plausible pause is finite and not negative.
 _LONGEST_PAUSE = 1e10
 
 
@@ -106,7 +106,7 @@ class ClientTarget:
         try:
             message: Any = _KINDS[number].FromString(data)
         except Exception:
-            # grpcio reads it, and tells of INTERNAL by itself.
+            # grpcio parses it, and reports INTERNAL itself.
             return "UNREADABLE"
         match number:
             case 0:
@@ -140,7 +140,7 @@ def _look_at(result: InferenceResult) -> None:
 
 
 def _settle(request_id: str, outcome: InferenceResult | InferenceError) -> None:
-    """The answer comes to a stream that waits for the ids 1 and 2."""
+    """Deliver the answer to a stream that waits for the ids 1 and 2."""
     waiting = InFlight(4, ordered=True)
     waiting.add("1")
     waiting.add("2")

@@ -1,4 +1,4 @@
-"""Tensors as they travel: raw and typed contents of every datatype, and any shape."""
+"""Tensors on the wire: raw and typed contents of every datatype, and any shape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tensorferry.protos.tensors import (
 
 
 class TensorsTarget:
-    """An input is a request; each of its inputs is decoded, and encoded again: the same bytes must come out."""
+    """An input is a request; each of its inputs is decoded and encoded again: the bytes must be equal."""
 
     name = "tensors"
     words: Sequence[str] = (*WORDS, *DATATYPES)
@@ -43,7 +43,7 @@ class TensorsTarget:
                 if kind.contents:
                     typed = pb.ModelInferRequest()
                     tensor = typed.inputs.add(name="x", datatype=name, shape=shape)
-                    # Not every byte is one of a BOOL.
+                    # Only 0 and 1 are bytes of a BOOL.
                     array = decode_raw(raw, kind, shape) if name != "BOOL" else np.ones(shape, bool)
                     encode_contents(array, kind, tensor.contents)
                     made.append(typed)
@@ -92,7 +92,7 @@ def _check_typed(contents: pb.InferTensorContents, kind: Datatype, shape: tuple[
         raise FindingError(f"{kind.name} of shape {shape} was decoded to {array.dtype} {array.shape}")
     again = pb.InferTensorContents()
     encode_contents(array, kind, again)
-    # What has a NaN in it equals nothing, but for its bytes.
+    # NaN equals nothing, so the bytes are compared.
     kept = pb.InferTensorContents()
     if kind.contents is not None:
         getattr(kept, kind.contents).extend(getattr(contents, kind.contents))

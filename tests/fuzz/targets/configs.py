@@ -1,6 +1,6 @@
-"""Configurations of models, in every form in which one comes; model files; and loading and unloading by clients.
+"""Model configurations in every form, model files, and loading and unloading by clients.
 
-Everything is real but ONNX Runtime: a session in its place has a signature and copies its inputs.
+Everything is real except ONNX Runtime: a stand-in session has a signature and copies its inputs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SIGNATURE = Signature(
     (spec("x_out", "FP32", "batch", 3), spec("n_out", "INT64", "batch", "k")),
 )
 _OPTIONS = ServerConfig((ModelSource("m", Path("m.onnx")),))
-# More instances are made of this model than are of use here: each takes threads.
+# Fewer instances than such a configuration asks for, because each takes threads.
 _MOST_INSTANCES = 4
 # Models of the repository that clients load and unload.
 _OWN = ("good", "other", "sent", "broken")
@@ -85,7 +85,7 @@ _OTHERS = (
 
 
 class _Session:
-    """As much of a Session as preparing a model uses."""
+    """The part of a Session that preparing a model uses."""
 
     device = "cpu"
 
@@ -117,7 +117,7 @@ class _WithoutRuntime:
         self._patch.start()
 
     def prepare(self, source: ModelSource, options: ServerConfig = _OPTIONS) -> Model:
-        """What `load_model` does with a configuration, up to a batcher that runs."""
+        """Run `load_model` on a configuration, up to a running batcher."""
         with ExitStack() as scratch:
             prepared: Prepared = preparation.prepare(source, options, "cpu", scratch)
         signature, settings = prepared.io_mapping.signature, prepared.settings
@@ -181,7 +181,7 @@ def _words() -> tuple[str, ...]:
 
 
 class ConfigTarget:
-    """A configuration as text, as JSON or as a message, up to the batcher that it asks for."""
+    """A configuration as text, JSON or message, up to the batcher that it asks for."""
 
     name = "config"
     words: Sequence[str] = _words()
@@ -227,7 +227,7 @@ class ConfigTarget:
                 return "refused"
             except ServerError as error:
                 return code_of(error)
-            # What a client is shown.
+            # The error that a client gets.
             pb.ModelConfigResponse(config=model.config).SerializeToString()
             str(model)
             if not model.batcher.close():
@@ -258,7 +258,7 @@ class ConfigTarget:
 
 
 class FilesTarget:
-    """What is read of a model's file before ONNX Runtime has it."""
+    """Parts of a model's file that are read before ONNX Runtime loads it."""
 
     name = "files"
     words: Sequence[str] = WORDS
@@ -341,7 +341,7 @@ class RepositoryTarget(MethodsTarget):
         (self._root / "broken" / "config.pbtxt").write_text("no configuration")
         self._files = _listed(directory)
         self._directory = directory
-        # Where what clients send is kept.
+        # Where uploaded files are kept.
         self._tempdir, tempfile.tempdir = tempfile.tempdir, str(self._sent)
         self._without = _WithoutRuntime()
         self._count = 0
@@ -373,7 +373,7 @@ class RepositoryTarget(MethodsTarget):
     def check(self) -> None:
         super().check()
         for entry in self.world.registry.entries():
-            # One that is on its way out already has no more to unload.
+            # A model that is already unloading has nothing more to unload.
             if entry.name in _OWN and entry.state is ModelState.READY:
                 self._control.unload(entry.name)
         own = {path for path in _listed(self._directory) if not path.is_relative_to(self._sent)}

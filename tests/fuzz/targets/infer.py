@@ -1,4 +1,6 @@
-"""ModelInfer's bytes: the way through a remembered form must answer as the full decoding does, and both be right."""
+"""Bytes of ModelInfer: the path through a request template must answer like the full decoding, and
+both rightly.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,16 @@ _EXPLAINED = (
 
 
 class Forgetful(RequestTemplateCache):
-    """Remembers nothing: every message goes the long way."""
+    """A cache that keeps nothing, so every message is decoded in full."""
 
     def find(self, data: bytes, generation: int) -> Match | None:
         return None
 
 
 class InferTarget:
-    """Each input is sent once through a service that decodes all, and twice through one that remembers forms.
+    """Each input is sent once to a service that decodes in full, and twice to one with templates.
 
-    A good request rides along, with values of its own, and must get these back.
+    A good request with its own values is in the same batch, and must get these back.
     """
 
     name = "infer"
@@ -60,7 +62,7 @@ class InferTarget:
                 if shared:
                     self._world.fill()
                 asked = self._counted.ask(service, data)
-                # Beside one that waits for its batch; and now and then beside one that was refused.
+                # Beside a request that waits for its batch, and now and then beside a refused one.
                 if service is self._plain and (asked.reply is None or self._counted.asked % 16 == 0):
                     self._check_neighbour(service)
                 results.append(self._result(asked))
@@ -68,7 +70,7 @@ class InferTarget:
                     self._world.check()
         plain, *known = results
         for other in known:
-            # Whether a timeout of microseconds is kept is luck.
+            # Whether a timeout of microseconds is met is chance.
             if other != plain and "DEADLINE_EXCEEDED" not in (other[0], plain[0]):
                 raise FindingError(f"through a remembered form: {other}; decoded: {plain}")
         code, said = plain
@@ -107,7 +109,7 @@ class InferTarget:
 
 
 def _check_answer(sent: pb.ModelInferRequest, answer: pb.ModelInferResponse, shared: bool) -> None:
-    """The models copy: what came back must be what was sent."""
+    """Check the answer: the models copy, so the values must be those sent."""
     if (answer.model_name, answer.id) != (sent.model_name, sent.id):
         raise FindingError(f"an answer of {answer.model_name!r} to {answer.id!r}")
     wanted = [output.name for output in sent.outputs] or [
@@ -124,7 +126,7 @@ def _check_answer(sent: pb.ModelInferRequest, answer: pb.ModelInferResponse, sha
 
 
 def answer_order(sent: pb.ModelInferRequest) -> list[Any]:
-    """The inputs in the model's order, in which its outputs are."""
+    """Return the inputs in the model's order, which is the order of its outputs."""
     from fuzz.world import KINDS, NUMBERS, STRINGS, TOKENS
 
     specs = {"numbers": NUMBERS, "strings": STRINGS, "alone": KINDS, "tokens": TOKENS}[sent.model_name]
@@ -133,7 +135,9 @@ def answer_order(sent: pb.ModelInferRequest) -> list[Any]:
 
 
 def values_of(tensors: Any, raws: Any) -> dict[str, tuple[tuple[int, ...], bytes]]:
-    """Shape and contents of each tensor, the same whether they were raw or typed; a padded BOOL or a NaN too."""
+    """Return shape and contents of each tensor, equal for raw and typed ones, for padded BOOL and for
+    NaN.
+    """
     found = {}
     for index, tensor in enumerate(tensors):
         kind = DATATYPES[tensor.datatype]

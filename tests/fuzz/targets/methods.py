@@ -1,4 +1,4 @@
-"""The methods beside ModelInfer: an input is the number of one, and the bytes of its message."""
+"""Methods beside ModelInfer: an input is the number of a method, and the bytes of its message."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Details(NamedTuple):
 
 
 def methods_of(servicer: Servicer, names: Sequence[str]) -> list[Method]:
-    """These methods of the servicer, as grpcio finds them."""
+    """Return these methods of the servicer, as grpcio finds them."""
     kinds = {m.name: m for m in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods}
     found = []
     for name in names:
@@ -52,12 +52,12 @@ def methods_of(servicer: Servicer, names: Sequence[str]) -> list[Method]:
 
 
 class MethodsTarget:
-    """Calls methods of the real servicer; subclasses say which, and what to hold besides."""
+    """Calls methods of the real servicer; subclasses choose them and add checks."""
 
     name = ""
     words: Sequence[str] = WORDS
     called: ClassVar[Sequence[str]] = ()
-    # Messages, by their method.
+    # Messages by method.
     good: ClassVar[Sequence[tuple[str, Any]]] = ()
 
     def __init__(self, directory: Path) -> None:
@@ -77,7 +77,7 @@ class MethodsTarget:
         self._methods = methods_of(servicer, self.called)
 
     def extensions(self, directory: Path) -> Sequence[Extension]:
-        """What the servicer has beside its own methods."""
+        """Return the extensions of the servicer."""
         return ()
 
     def seeds(self) -> Sequence[bytes]:
@@ -108,7 +108,7 @@ class MethodsTarget:
                 self.afterwards()
 
     def afterwards(self) -> None:
-        """Held after each input."""
+        """Check what must hold after each input."""
 
     def check(self) -> None:
         self.world.check()
@@ -175,7 +175,7 @@ class SettingsTarget(MethodsTarget):
 
 
 class _Output(LogOutput):
-    """Log settings that can be changed, of no log: the fuzzer's own goes on."""
+    """Log settings that can be changed without affecting the fuzzer's own log."""
 
     def __init__(self) -> None:
         level, handlers = logging.getLogger().level, list(logging.getLogger().handlers)
@@ -212,7 +212,7 @@ class MemoryTarget(MethodsTarget):
     _again = (0, 6)
 
     def __init__(self, directory: Path) -> None:
-        # What only its owner may see, where a key that leads out of the directory would find it.
+        # A file for its owner only, where a key that leaves the directory would find it.
         inside = directory / "shm"
         inside.mkdir()
         self._outside = directory / "outside"

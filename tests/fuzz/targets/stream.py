@@ -1,4 +1,4 @@
-"""ModelStreamInfer as the servicer serves it: an input is a call's metadata and its messages."""
+"""ModelStreamInfer in the servicer: an input is a call's metadata and its messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ _MOST_MESSAGES = 16
 
 
 class StreamTarget:
-    """Each message has one response, with its id, in the order that was asked for; or the stream ends with a status.
+    """Each message has one response, with its id, in the requested order; or the stream ends with a
+    status.
 
     An input is two bytes for the metadata, then messages, each with its length in two bytes.
     """
@@ -68,7 +69,7 @@ class StreamTarget:
         ]
 
     def shape(self, data: bytes) -> Shape:
-        # The last of its messages, which has what is left, whatever length is said of it.
+        # The last message takes the remaining bytes, whatever its stated length.
         at = last = 2
         while at + 2 < len(data):
             last = at
@@ -119,7 +120,7 @@ def _outcome(options: Any, messages: list[bytes], responses: list[Any], end: Sta
     answered = [response.infer_response.id for response in responses]
     if (answered if options.ordered else sorted(answered)) != (ids if options.ordered else sorted(ids)):
         raise FindingError(f"the ids {answered} for the requests {ids}")
-    # Of several, the first that failed.
+    # The first of several errors.
     return next((code for code in codes if code != "OK"), "OK")
 
 
