@@ -1,4 +1,4 @@
-"""What the ONNX file says, in the words of the protocol."""
+"""Signature of an ONNX file, in the terms of the protocol."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.signature import Signature, signature_of
 
 
-def described(name: str, kind: str, shape: list[Any]) -> Any:
-    """An input or output as ONNX Runtime describes it."""
+def node_description(name: str, kind: str, shape: list[Any]) -> Any:
+    """Return an input or output as ONNX Runtime describes it."""
     return SimpleNamespace(name=name, type=kind, shape=shape)
 
 
@@ -36,13 +36,13 @@ def described(name: str, kind: str, shape: list[Any]) -> Any:
         ("string", "BYTES"),
     ],
 )
-def test_every_type_that_the_protocol_has(kind: str, datatype: str) -> None:
-    made = signature_of([described("x", f"tensor({kind})", [])], [])
+def test_each_type_of_the_protocol_has_its_datatype(kind: str, datatype: str) -> None:
+    made = signature_of([node_description("x", f"tensor({kind})", [])], [])
     assert made.inputs[0].datatype.name == datatype
 
 
-def test_of_a_zipmap_the_cure_is_named() -> None:
-    nodes = [described("output_probability", "seq(map(int64,tensor(float)))", [])]
+def test_a_zipmap_is_refused_with_what_to_change() -> None:
+    nodes = [node_description("output_probability", "seq(map(int64,tensor(float)))", [])]
     with pytest.raises(StartError, match="'zipmap': False"):
         signature_of([], nodes)
 
@@ -51,27 +51,27 @@ def test_of_a_zipmap_the_cure_is_named() -> None:
     "kind", ["tensor(complex64)", "tensor(float8e4m3fn)", "seq(tensor(float))", "map(int64,tensor(float))"]
 )
 @pytest.mark.parametrize("end", ["input", "output"])
-def test_types_that_it_does_not_have_are_named(kind: str, end: str) -> None:
-    nodes = [described("fine", "tensor(float)", []), described("strange", kind, [])]
+def test_a_type_that_the_protocol_lacks_is_refused_by_name(kind: str, end: str) -> None:
+    nodes = [node_description("good", "tensor(float)", []), node_description("bad", kind, [])]
     with pytest.raises(StartError) as caught:
         signature_of(*((nodes, []) if end == "input" else ([], nodes)))
-    assert f"{end} 'strange' is of type {kind}, which the protocol cannot carry" in str(caught.value)
+    assert f"{end} 'bad' is of type {kind}, which the protocol cannot carry" in str(caught.value)
 
 
 def test_dimensions_are_sizes_or_names() -> None:
-    (made,) = signature_of([described("x", "tensor(float)", ["batch", 3, None, 0, -1])], []).inputs
+    (made,) = signature_of([node_description("x", "tensor(float)", ["batch", 3, None, 0, -1])], []).inputs
     assert made.dims[:4] == ("batch", 3, "", 0)
     assert isinstance(made.dims[4], str)
     assert made.shape == (-1, 3, -1, 0, -1)
     assert str(made) == "x: FP32[-1, 3, -1, 0, -1]"
 
 
-def test_in_words() -> None:
+def test_a_signature_as_text() -> None:
     made = signature(spec("x", "FP32", "b", 2), spec("t", "BYTES"), outputs=(spec("y", "INT8", 4),))
     assert str(made) == "(x: FP32[-1, 2], t: BYTES[]) -> (y: INT8[4])"
 
 
-BATCHED = spec("fine", "FP32", "", 3)
+BATCHED = spec("good", "FP32", "", 3)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ BATCHED = spec("fine", "FP32", "", 3)
     [
         (signature(BATCHED), None),
         (signature(BATCHED, spec("n", "INT64", "other_name")), None),
-        # Equal ones may share a batch, if there is another input with rows.
+        # Requests with equal values can share a batch, if another input has rows.
         (signature(BATCHED, spec("s", "FP32"), outputs=(BATCHED,)), None),
         (signature(BATCHED, spec("w", "FP32", 1, 3), outputs=(BATCHED,)), None),
         (signature(spec("s", "FP32"), outputs=(BATCHED,)), "input 's' is a scalar"),
@@ -95,7 +95,7 @@ BATCHED = spec("fine", "FP32", "", 3)
         (Signature((), (BATCHED,)), "the model has no inputs"),
     ],
 )
-def test_a_batch_axis_is_a_first_dimension_that_varies_everywhere(
+def test_a_batch_axis_is_a_variable_first_dimension_of_an_input_and_of_all_outputs(
     made: Signature, reason: str | None
 ) -> None:
     assert made.no_batch_axis_reason() == reason

@@ -1,4 +1,4 @@
-"""Each exception has one status; what nobody foresaw is INTERNAL, and its text stays here."""
+"""Each exception has one status; an unexpected one is INTERNAL, and its text never reaches a client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensorferry.server.status import Status, status_of, trailing_metadata
 
 SECRET = "/home/somebody/model.onnx: password"
 
-FORESEEN = [
+MAPPED = [
     (errors.InvalidRequestError, "INVALID_ARGUMENT"),
     (TensorError, "INVALID_ARGUMENT"),
     (batcher.InvalidRequest, "INVALID_ARGUMENT"),
@@ -31,27 +31,29 @@ FORESEEN = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "code"), FORESEEN)
-def test_what_was_foreseen_keeps_its_message(
+@pytest.mark.parametrize(("kind", "code"), MAPPED)
+def test_a_mapped_exception_keeps_its_message(
     kind: type[Exception], code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert status_of(kind("what to change")) == Status(grpc.StatusCode[code], "what to change")
     assert not caplog.records
 
 
-def test_a_full_queue_says_when_to_retry() -> None:
+def test_a_full_queue_has_a_retry_hint() -> None:
     status = status_of(batcher.QueueFull("full", 0.25))
     assert status == Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "Exceeds maximum queue size: full", 0.25)
 
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "NOT_FOUND"])
-def test_unavailable_says_that_this_server_answered(code: str) -> None:
-    """The bundled client repeats a call only then more than once: a server that ended cannot have sent it."""
+def test_unavailable_marks_that_the_server_is_alive(code: str) -> None:
+    """The bundled client repeats a call more than once only with this mark, which a dead server cannot send."""
     trailers = dict(trailing_metadata(Status(grpc.StatusCode[code], "the model is not ready")))
     assert (ANSWERED_KEY in trailers) == (code == "UNAVAILABLE")
 
 
-def test_a_model_without_rows_is_told_from_a_bug_and_what_to_change(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_whose_outputs_have_no_rows_is_reported_with_what_to_change(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     status = status_of(batcher.ModelRowsError("output 'y' has shape [1], expected 2 rows"))
     assert status.code is grpc.StatusCode.INTERNAL
     assert "--max-batch-size 0" in status.message
@@ -69,16 +71,14 @@ OVERLOAD = [
 
 
 @pytest.mark.parametrize(("error", "code", "message"), OVERLOAD, ids=str)
-def test_overload_has_tritons_words_and_where_that_is_asked_for_its_code(
-    error: Exception, code: str, message: str
-) -> None:
-    ours, tritons = status_of(error), status_of(error, triton=True)
-    assert (ours.code, ours.message) == (grpc.StatusCode[code], message)
-    assert tritons == Status(grpc.StatusCode.UNAVAILABLE, message, ours.retry_after)
+def test_overload_has_tritons_text_and_on_request_its_code(error: Exception, code: str, message: str) -> None:
+    status, triton = status_of(error), status_of(error, triton=True)
+    assert (status.code, status.message) == (grpc.StatusCode[code], message)
+    assert triton == Status(grpc.StatusCode.UNAVAILABLE, message, status.retry_after)
 
 
-@pytest.mark.parametrize(("kind", "code"), FORESEEN)
-def test_all_other_codes_are_tritons_own(kind: type[Exception], code: str) -> None:
+@pytest.mark.parametrize(("kind", "code"), MAPPED)
+def test_all_other_codes_equal_tritons(kind: type[Exception], code: str) -> None:
     assert status_of(kind("what to change"), triton=True) == status_of(kind("what to change"))
 
 
@@ -98,7 +98,7 @@ def test_all_other_codes_are_tritons_own(kind: type[Exception], code: str) -> No
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_the_text_of_any_other_is_for_the_log_alone(
+def test_the_text_of_any_other_exception_is_only_logged(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     status = status_of(error)
@@ -117,7 +117,7 @@ def test_a_message_always_fits_the_trailing_metadata(letter: str) -> None:
 
 
 def test_an_exception_that_is_a_status_holds_no_frames() -> None:
-    """Those of an error hold its request; with its reply they would be a cycle."""
+    """The frames hold the request and its reply; the reply holds the exception, which would be a cycle."""
     try:
         try:
             raise ValueError

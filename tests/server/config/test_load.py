@@ -1,4 +1,4 @@
-"""Flag before environment before file before default; whatever is wrong is named with what is allowed."""
+"""Precedence of flag, environment, file and default; errors name the value and what is allowed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from tensorferry.server.config.load import load_config, model_source
-from tensorferry.server.config.option import Option
+from tensorferry.server.config.option import Option, Scope
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import OPTIONS, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError
 
 BY_FLAG = {option.flag: option for option in OPTIONS}
 
-# Three good values, as text, and what they are.
+# Three valid texts of each option, with their values.
 GOOD: dict[str, list[tuple[str, Any]]] = {
     "model-repository": [
         ("/a", (Path("/a"),)),
@@ -106,7 +106,7 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     ],
 }
 
-# What means nothing alone.
+# The other options that an option needs to be valid.
 NEEDS = {
     "pad-values": {"pad-lengths": "sequence=16"},
     "fp16-tolerance": {"fp16": "true"},
@@ -218,11 +218,11 @@ def load(
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Where a configuration is written."""
+    """The path of a configuration file."""
     return tmp_path / "config.toml"
 
 
-def test_these_tests_know_every_option() -> None:
+def test_every_option_is_tested() -> None:
     assert GOOD.keys() == BAD.keys() == BY_FLAG.keys()
     fields = {field.name for field in dataclasses.fields(ServerConfig)} - {"models"}
     assert {option.field for option in OPTIONS} == fields
@@ -233,7 +233,7 @@ def test_defaults() -> None:
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
-def test_a_flag_counts_before_the_environment_and_that_before_the_file(option: Option, file: Path) -> None:
+def test_precedence_is_flag_then_environment_then_file(option: Option, file: Path) -> None:
     (in_flag, flag), (in_environment, variable), (in_file, key) = GOOD[option.flag]
     file.write_text(f'{option.flag} = "{in_file}"\n')
     flags, environment = {option.flag: in_flag}, {option.variable: in_environment}
@@ -249,7 +249,9 @@ def test_a_flag_counts_before_the_environment_and_that_before_the_file(option: O
 
 
 @pytest.mark.parametrize(("flag", "text"), [(flag, text) for flag in BAD for text in BAD[flag]])
-def test_a_bad_value_is_named_with_its_option_and_what_is_allowed(flag: str, text: str, file: Path) -> None:
+def test_a_bad_value_is_reported_with_its_option_and_what_is_allowed(
+    flag: str, text: str, file: Path
+) -> None:
     option = BY_FLAG[flag]
     file.write_text(f"{flag.replace('-', '_')} = '''{text}'''")
     sources: list[tuple[str, dict[str, Any]]] = [
@@ -273,19 +275,21 @@ def test_a_bad_value_is_named_with_its_option_and_what_is_allowed(flag: str, tex
         ("priority-weights = [8, 1]", "priority_weights", (8, 1)),
     ],
 )
-def test_a_file_has_toml_values_and_either_spelling(line: str, field: str, value: Any, file: Path) -> None:
+def test_a_file_has_toml_values_and_keys_with_hyphens_or_underscores(
+    line: str, field: str, value: Any, file: Path
+) -> None:
     file.write_text(line)
     assert getattr(load(file=file), field) == value
 
 
 @pytest.mark.parametrize("line", ["port = true", "port = 80.0", "port = [1]", "log-level = 3", "device = {}"])
-def test_a_file_may_have_values_of_the_wrong_type(line: str, file: Path) -> None:
+def test_a_value_of_the_wrong_type_in_a_file_is_an_error(line: str, file: Path) -> None:
     file.write_text(line)
     with pytest.raises(ConfigError, match="it must be"):
         load(file=file)
 
 
-def test_a_file_with_an_option_in_both_spellings(tmp_path: Path) -> None:
+def test_an_option_in_both_spellings_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("max-batch-size = 4\nmax_batch_size = 8\n")
     with pytest.raises(ConfigError, match="both max-batch-size and max_batch_size"):
@@ -293,18 +297,18 @@ def test_a_file_with_an_option_in_both_spellings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "said"),
+    ("key", "message"),
     [
         ("prot", "'prot'; did you mean port?"),
         ("max_batch", "'max_batch'; did you mean max-batch-size?"),
         ("qqqqqq", "'qqqqqq'; tensorferry serve --help shows all options"),
     ],
 )
-def test_unknown_keys_of_the_file(file: Path, key: str, said: str) -> None:
+def test_an_unknown_key_is_reported_with_the_nearest_option(file: Path, key: str, message: str) -> None:
     file.write_text(f"port = 1\n{key} = 2\n")
     with pytest.raises(ConfigError) as caught:
         load(file=file)
-    assert str(caught.value) == f"{file} has the unknown key {said}"
+    assert str(caught.value) == f"{file} has the unknown key {message}"
 
 
 @pytest.mark.parametrize(
@@ -315,7 +319,7 @@ def test_unknown_keys_of_the_file(file: Path, key: str, said: str) -> None:
         (None, "must be a readable TOML file"),
     ],
 )
-def test_files_that_cannot_be_read(content: bytes | None, message: str, file: Path) -> None:
+def test_an_unreadable_file_is_an_error(content: bytes | None, message: str, file: Path) -> None:
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ConfigError, match=message) as caught:
@@ -336,7 +340,7 @@ def test_files_that_cannot_be_read(content: bytes | None, message: str, file: Pa
         ("x" * 128 + "=m.onnx", "x" * 128, "m.onnx"),
     ],
 )
-def test_models_are_a_path_or_a_name_and_a_path(text: str, name: str, path: str) -> None:
+def test_a_model_is_a_path_or_a_name_and_a_path(text: str, name: str, path: str) -> None:
     assert model_source(text) == ModelSource(name, Path(path))
 
 
@@ -356,36 +360,51 @@ def test_models_are_a_path_or_a_name_and_a_path(text: str, name: str, path: str)
         "/",
     ],
 )
-def test_names_that_are_not_allowed(text: str) -> None:
+def test_a_model_name_that_is_not_allowed_is_an_error(text: str) -> None:
     with pytest.raises(ConfigError, match="a name starts with a letter or digit") as caught:
         model_source(text)
     assert f"MODEL is {text!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "name="])
-def test_models_without_a_path(text: str) -> None:
+def test_a_model_without_a_path_is_an_error(text: str) -> None:
     with pytest.raises(ConfigError, match=r"it must be path\.onnx or name=path\.onnx"):
         model_source(text)
 
 
-def test_two_models_of_one_name() -> None:
+def test_two_models_with_one_name_are_an_error() -> None:
     with pytest.raises(ConfigError, match=r"two models are named 'm'; rename one of them by name=path\.onnx"):
         load(models=["a/m.onnx", "n=n.onnx", "b/m.onnx"])
 
 
-def test_no_models() -> None:
+def test_no_model_is_an_error() -> None:
     with pytest.raises(ConfigError, match="no MODEL was given"):
         load(models=[])
 
 
-def test_the_files_models_count_when_the_command_line_has_none(file: Path) -> None:
+def test_the_models_of_the_file_are_used_if_the_command_line_has_none(file: Path) -> None:
     file.write_text('models = ["a.onnx", "b=c.onnx"]')
     assert [source.name for source in load(models=[], file=file).models] == ["a", "b"]
     assert [source.name for source in load(models=["x.onnx"], file=file).models] == ["x"]
 
 
 @pytest.mark.parametrize("line", ['models = "a.onnx"', "models = [1]", "models = {}"])
-def test_the_files_models_are_a_list_of_texts(line: str, file: Path) -> None:
+def test_the_models_of_the_file_must_be_a_list_of_strings(line: str, file: Path) -> None:
     file.write_text(line)
     with pytest.raises(ConfigError, match=r"it must be a list of path\.onnx or name=path\.onnx"):
         load(models=[], file=file)
+
+
+def test_ray_serve_refuses_the_options_of_ports_clients_and_outputs() -> None:
+    """A replica has no port of its own, shares its clients with other replicas, and sends out only responses."""
+    standalone = {option.field for option in OPTIONS if option.scope is Scope.STANDALONE}
+    assert {
+        "port",
+        "tls_key",
+        "auth_tokens",
+        "client_rate",
+        "drain_delay",
+        "metrics_port",
+        "otel",
+    } <= standalone
+    assert not {"device", "max_batch_size", "max_queue_size", "drain_seconds", "log_level"} & standalone

@@ -179,7 +179,7 @@ switch = Parser(
 
 
 def one_of(*values: str) -> Parser[str]:
-    """Return a parser of lower-case words, of which one must be given, in any case."""
+    """Return a parser of one of these lower-case words; upper case is accepted, too."""
 
     def parse(text: str) -> str:
         if text.lower() not in values:

@@ -1,4 +1,4 @@
-"""Options that do not go together, or do nothing without another: which, and what to change."""
+"""Options that contradict each other, or have no effect without another, are errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TLS = {"tls-certificate": "a.crt", "tls-key": "a.key"}
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ({"tls-certificate": "a.crt"}, "tls-certificate is 'a.crt', but there is no tls-key"),
         ({"tls-key": "a.key"}, "tls-key is 'a.key', but there is no tls-certificate"),
@@ -37,13 +37,13 @@ TLS = {"tls-certificate": "a.crt", "tls-key": "a.key"}
         ),
     ],
 )
-def test_what_does_not_go_together(flags: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_contradiction_is_an_error(flags: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load(flags)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "[::]", "localhost.example", "128.0.0.1"])
-def test_tokens_do_not_cross_a_network_in_plain_text(host: str) -> None:
+def test_tokens_over_a_network_need_tls(host: str) -> None:
     flags = {"auth-tokens": "tokens", "host": host}
     with pytest.raises(ConfigError, match="without TLS the network can read the tokens"):
         load(flags)
@@ -52,12 +52,12 @@ def test_tokens_do_not_cross_a_network_in_plain_text(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
-def test_on_one_machine_they_may(host: str) -> None:
+def test_tokens_on_loopback_need_no_tls(host: str) -> None:
     assert load({"auth-tokens": "tokens", "host": host})
 
 
 @pytest.mark.parametrize(
-    ("flag", "text", "said"),
+    ("flag", "text", "message"),
     [
         (
             "cuda-memory-bytes",
@@ -73,19 +73,19 @@ def test_on_one_machine_they_may(host: str) -> None:
         ("tf32", "false", "tf32 is false, which has no effect because device is cpu"),
     ],
 )
-def test_what_is_for_gpus_without_one(flag: str, text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_gpu_option_without_a_gpu_is_an_error(flag: str, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load({flag: text, "device": "cpu"})
     assert load({flag: text, "device": "cuda"}) != load({"device": "cuda"})
 
 
 @pytest.mark.parametrize(("flag", "text"), [("fp16-tolerance", "0.5"), ("fp16-except", "a,b")])
-def test_what_is_for_fp16_without_it(flag: str, text: str) -> None:
+def test_an_fp16_option_without_fp16_is_an_error(flag: str, text: str) -> None:
     with pytest.raises(ConfigError, match=rf"{flag} is ['\w,.]*{text}'?, but no model is converted"):
         load({flag: text})
-    # One of a repository may ask for it.
+    # A model of the repository can ask for FP16 itself.
     assert load({flag: text, "model-repository": "models"}, models=())
 
 
-def test_a_default_priority_is_a_class() -> None:
+def test_the_default_priority_can_be_the_lowest_class() -> None:
     assert load({"priority-weights": "8,4,1", "default-priority": "3"}).default_priority == 3
