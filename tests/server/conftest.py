@@ -29,27 +29,27 @@ from tensorferry.server.shared_memory.regions import Regions
 
 @pytest.fixture
 def door(transport: str) -> Iterator[Door]:
-    """A scripted service, reached over gRPC by either transport; leaves no thread and no call behind."""
+    """A scripted service behind a real transport; the test fails if a thread or a call remains."""
     yield from opened(transport)
 
 
 @pytest.fixture
 def open_door(transport: str) -> Iterator[Callable[..., Door]]:
-    """The same, with limits and listeners of the test's own."""
+    """The same, with the test's own limits and callbacks."""
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(contextmanager(opened)(transport, **options))
 
 
 @pytest.fixture
 def make(tmp_path: Path, transport: str) -> Iterator[Make]:
-    """Makes servers with the model `m`, y = 2 x, on a free port; they are stopped after the test."""
+    """Make servers with the model `m`, y = 2 x, on a free port; they are stopped after the test."""
     with made_apps(small.twice(tmp_path / "m.onnx")) as made:
         yield partial(made, transport=transport)
 
 
 @pytest.fixture
 def start(make: Make) -> Make:
-    """The same, that serve."""
+    """The same, started and loaded."""
 
     def started(**options: Any) -> App:
         app = make(**options)
@@ -62,16 +62,16 @@ def start(make: Make) -> Make:
 
 @pytest.fixture
 def load(tmp_path: Path) -> Iterator[Load]:
-    """Loads the model that a builder builds, with the text of a config.pbtxt; its batcher ends after the test."""
+    """Load the model of a builder, with the text of a config.pbtxt; its batcher is closed after the test."""
     loaded: list[Model] = []
 
     def make(
         build: Callable[[Path], Path], config: str | None = None, *, name: str = "m", **options: Any
     ) -> Model:
-        given = parse_config(config, "test") if config is not None else None
-        source = ModelSource(name, build(tmp_path / "m.onnx"), config=given)
-        place = choose_device(options.get("device", "cpu"))
-        loaded.append(loader.load_model(source, ServerConfig((source,), **options), place))
+        parsed = parse_config(config, "test") if config is not None else None
+        source = ModelSource(name, build(tmp_path / "m.onnx"), config=parsed)
+        device = choose_device(options.get("device", "cpu"))
+        loaded.append(loader.load_model(source, ServerConfig((source,), **options), device))
         return loaded[-1]
 
     yield make
@@ -86,7 +86,7 @@ def device() -> CountingDeviceMemory:
 
 @pytest.fixture
 def on_device(device: CountingDeviceMemory, monkeypatch: pytest.MonkeyPatch) -> CountingDeviceMemory:
-    """What models are loaded on."""
+    """Load models on this device."""
     staged = partial(Session, memory=device)
     monkeypatch.setattr(fp16, "Session", staged)
     monkeypatch.setattr(loader, "Session", staged)
@@ -95,7 +95,7 @@ def on_device(device: CountingDeviceMemory, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary files go, and nothing else."""
+    """An empty directory for temporary files."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -103,14 +103,14 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are looked at for each call, not at most once a second."""
+def reload_on_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read changed credential files at every call, not at most once a second."""
     monkeypatch.setattr(access_control, "_RELOAD_SECONDS", 0.0)
 
 
 @pytest.fixture
 def tokens(tmp_path: Path) -> Path:
-    """The file of `TOKENS`."""
+    """The token file of `TOKENS`."""
     path = tmp_path / "tokens"
     path.write_text("".join(line(f"of-{n}", roles, token) for n, (roles, token) in enumerate(TOKENS.items())))
     return path
@@ -118,14 +118,14 @@ def tokens(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def regions(tmp_path: Path) -> Regions:
-    """Allowed, in a directory with the file `key` of 64 bytes."""
+    """Regions that clients may register, in a directory with the file `key` of 64 bytes."""
     (tmp_path / "key").write_bytes(bytes(range(64)))
     return Regions(allowed=True, directory=tmp_path)
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """A repository without models yet, and the control over it."""
+    """An empty repository with its controller."""
     (tmp_path / "models").mkdir()
     world = World(tmp_path / "models")
     yield world

@@ -1,4 +1,4 @@
-"""The whole server in this process: it listens, loads, serves, drains and stops."""
+"""The whole server in one process: listen, load, serve, drain and stop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tensorferry.server.names import REFLECTION_SERVICES
 from tensorferry.server.transport.tcp_cork import Corks
 
 
-def dial(app: App) -> grpc.Channel:
+def connect(app: App) -> grpc.Channel:
     return grpc.insecure_channel(app.address)
 
 
@@ -40,12 +40,12 @@ def health(channel: grpc.Channel, service: str = "") -> int:
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def test_from_start_to_stop(make: Make, transport: str) -> None:
+def test_the_life_of_a_server_from_start_to_stop(make: Make, transport: str) -> None:
     app = make()
     app.start()
     assert app.transport == transport
     assert app.port > 0
-    with dial(app) as channel:
+    with connect(app) as channel:
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         assert stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE).live
         assert not stub.ServerReady(pb.ServerReadyRequest(), timeout=PATIENCE).ready
@@ -67,20 +67,20 @@ def test_from_start_to_stop(make: Make, transport: str) -> None:
 
 
 @pytest.mark.parametrize(("mode", "ready"), [("none", False), ("poll", False), ("explicit", True)])
-def test_a_server_without_a_model_is_ready_only_if_clients_may_load_one(
+def test_a_server_without_a_model_is_ready_only_if_clients_can_load_one(
     make: Make, tmp_path: Path, mode: str, ready: bool
 ) -> None:
     (tmp_path / "models").mkdir()
     app = make(models=(), model_repositories=(tmp_path / "models",), model_control=mode)
     app.start()
     app.load()
-    with dial(app) as channel:
+    with connect(app) as channel:
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         assert stub.ServerReady(pb.ServerReadyRequest(), timeout=PATIENCE).ready is ready
         assert health(channel) == (SERVING if ready else NOT_SERVING)
 
 
-def test_two_servers_do_not_share_a_port(make: Make) -> None:
+def test_a_port_in_use_is_an_error(make: Make) -> None:
     first = make()
     first.start()
     with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{first.port}: the address is in use"):
@@ -91,23 +91,23 @@ def test_two_servers_do_not_share_a_port(make: Make) -> None:
     ("host", "address"),
     [("127.0.0.1", "127.0.0.1:7"), ("::1", "[::1]:7"), ("[::1]", "[::1]:7"), ("localhost", "localhost:7")],
 )
-def test_addresses(make: Make, host: str, address: str) -> None:
+def test_the_address_of_an_ipv6_host_has_brackets(make: Make, host: str, address: str) -> None:
     app = make(host=host)
     app.port = 7
     assert app.address == address
 
 
-def test_the_first_model_that_does_not_load_is_named(make: Make, tmp_path: Path) -> None:
+def test_the_first_model_that_cannot_be_loaded_is_named(make: Make, tmp_path: Path) -> None:
     app = make(models=(ModelSource("gone", tmp_path / "gone.onnx"),))
     with pytest.raises(StartError, match=r"gone\.onnx: no such file"):
         app.load()
 
 
-def test_messages_are_bounded_in_size(make: Make) -> None:
+def test_the_size_of_messages_is_limited(make: Make) -> None:
     app = make(max_message_bytes=10_000)
     app.start()
     app.load()
-    with dial(app) as channel:
+    with connect(app) as channel:
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         assert stub.ModelInfer(request({"x": fp32(500, 3)}), timeout=PATIENCE)
         with pytest.raises(grpc.RpcError) as refused:
@@ -115,7 +115,7 @@ def test_messages_are_bounded_in_size(make: Make) -> None:
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_reflection_knows_our_service_and_those_beside_it(make: Make) -> None:
+def test_reflection_lists_every_service_with_its_files(make: Make) -> None:
     app = make()
     app.start()
     services = {
@@ -125,12 +125,12 @@ def test_reflection_knows_our_service_and_those_beside_it(make: Make) -> None:
         "grpc.reflection.v1alpha.ServerReflection",
     }
     request = reflection_pb2.ServerReflectionRequest
-    asked = [request(list_services=""), *(request(file_containing_symbol=symbol) for symbol in services)]
-    with dial(app) as channel:
+    requests = [request(list_services=""), *(request(file_containing_symbol=symbol) for symbol in services)]
+    with connect(app) as channel:
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
-        listed, *files = stub.ServerReflectionInfo(iter(asked), timeout=PATIENCE)
+        listed, *files = stub.ServerReflectionInfo(iter(requests), timeout=PATIENCE)
     assert {service.name for service in listed.list_services_response.service} == services
-    # A client puts what it got into a pool of its own, imports first.
+    # A client adds the files to its own pool, imports first.
     for file in files:
         pool = DescriptorPool()
         for part in reversed(file.file_descriptor_response.file_descriptor_proto):
@@ -139,14 +139,14 @@ def test_reflection_knows_our_service_and_those_beside_it(make: Make) -> None:
 
 
 @pytest.mark.parametrize("service", REFLECTION_SERVICES)
-def test_both_versions_of_reflection_answer_all_that_can_be_asked(make: Make, service: str) -> None:
+def test_both_versions_of_reflection_answer_every_kind_of_request(make: Make, service: str) -> None:
     app = make()
     app.start()
     request = standard.ServerReflectionRequest
     extension = standard.ExtensionRequest(
         containing_type="inference.ModelInferRequest", extension_number=1000
     )
-    asked = [
+    requests = [
         request(file_by_filename="tensorferry/protos/inference.proto"),
         request(file_by_filename="other.proto"),
         request(file_containing_symbol="other.Name"),
@@ -155,14 +155,14 @@ def test_both_versions_of_reflection_answer_all_that_can_be_asked(make: Make, se
         request(all_extension_numbers_of_type="other.Name"),
         request(),
     ]
-    with dial(app) as channel:
+    with connect(app) as channel:
         ask = channel.stream_stream(
             f"/{service}/ServerReflectionInfo",
             request_serializer=request.SerializeToString,
             response_deserializer=standard.ServerReflectionResponse.FromString,
         )
-        answers = list(ask(iter(asked), timeout=PATIENCE))
-    assert [answer.original_request for answer in answers] == asked
+        answers = list(ask(iter(requests), timeout=PATIENCE))
+    assert [answer.original_request for answer in answers] == requests
     assert len(answers[0].file_descriptor_response.file_descriptor_proto) == 2
     assert answers[4].all_extension_numbers_response.base_type_name == "inference.ModelInferRequest"
     codes = [answers[number].error_response.error_code for number in (1, 2, 3, 5, 6)]
@@ -173,27 +173,27 @@ def test_both_versions_of_reflection_answer_all_that_can_be_asked(make: Make, se
     assert "file_containing_symbol" in answers[6].error_response.error_message
 
 
-def test_the_answers_of_one_batch_to_one_client_leave_together(
+def test_the_responses_of_one_batch_to_one_connection_are_sent_together(
     make: Make, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held: list[tuple[int, int]] = []
+    corked: list[tuple[int, int]] = []
     begin = Corks.begin
 
-    def noting(self: Corks, count: int) -> None:
+    def recording(self: Corks, count: int) -> None:
         begin(self, count)
-        held.append((count, len(self.holding)))
+        corked.append((count, len(self.holding)))
 
-    monkeypatch.setattr(Corks, "begin", noting)
-    # A batch leaves when it is full: all eight are in one.
+    monkeypatch.setattr(Corks, "begin", recording)
+    # A batch starts when it is full, so all eight requests are in one.
     app = make(max_batch_size=8, max_queue_delay=PATIENCE)
     app.start()
     app.load()
-    with dial(app) as channel:
+    with connect(app) as channel:
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         calls = [stub.ModelInfer.future(request({"x": fp32(1, 3) + n}), timeout=PATIENCE) for n in range(8)]
         for n, call in enumerate(calls):
             assert call.result().raw_output_contents[0] == ((fp32(1, 3) + n) * 2).tobytes()
-    # One leaves at once, the others from the thread that polls, on one connection. The threaded servicer
-    # sends by itself.
+    # One response is sent at once, the others by the polling thread, on one connection. The threaded servicer sends each
+    # response by itself.
     connections = 1 if hasattr(socket, "TCP_CORK") else 0
-    assert held == ([(7, connections)] if transport == "lane" else [])
+    assert corked == ([(7, connections)] if transport == "lane" else [])

@@ -1,4 +1,4 @@
-"""Threads that must not end: of the handlers, of what watches, and of whoever is told of health."""
+"""Threads survive exceptions and a shortage of threads and files."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def _no_more(thread: threading.Thread) -> None:
+def _cannot_start(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_handlers_serve_where_no_more_threads_can_be_started(
+def test_handlers_serve_where_cannot_start_threads_can_be_started(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     threads = HandlerThreads(8)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", _no_more)
+        patch.setattr(threading.Thread, "start", _cannot_start)
         futures = [threads.submit(str, number) for number in range(20)]
         assert [future.result(PATIENCE) for future in futures] == [str(number) for number in range(20)]
     threads.shutdown()
@@ -55,12 +55,12 @@ def test_handlers_serve_where_no_more_threads_can_be_started(
     )
 
 
-def test_handlers_that_are_idle_end_but_for_one() -> None:
-    """What a burst of calls needed is given back, and there is a thread for the next call."""
+def test_idle_handler_threads_end_but_for_one() -> None:
+    """The threads of a burst of calls end, and one thread remains for the next call."""
     before = set(threading.enumerate())
     threads = HandlerThreads(8, idle_seconds=0.01)
-    at_once = threading.Barrier(8)
-    futures = [threads.submit(at_once.wait) for _ in range(8)]
+    barrier = threading.Barrier(8)
+    futures = [threads.submit(barrier.wait) for _ in range(8)]
     assert sorted(future.result(PATIENCE) for future in futures) == list(range(8))
     left = set(threading.enumerate()) - before
     while threads.count > 1:
@@ -76,7 +76,7 @@ def test_handlers_that_are_idle_end_but_for_one() -> None:
         threads.submit(int)
 
 
-def test_handlers_finish_what_is_queued_or_cancel_it() -> None:
+def test_shutdown_finishes_queued_work_or_cancels_it() -> None:
     for cancel in (False, True):
         threads = HandlerThreads(1)
         begun, go_on = threading.Event(), threading.Event()
@@ -96,20 +96,20 @@ def test_handlers_finish_what_is_queued_or_cancel_it() -> None:
         assert not threads.count
 
 
-def test_an_exception_of_a_handler_is_its_futures_and_the_thread_goes_on() -> None:
+def test_an_exception_of_a_handler_is_in_its_future_and_the_thread_continues() -> None:
     threads = HandlerThreads(1)
 
-    def leave() -> None:
+    def crash() -> None:
         raise SystemExit
 
-    assert isinstance(threads.submit(leave).exception(PATIENCE), SystemExit)
+    assert isinstance(threads.submit(crash).exception(PATIENCE), SystemExit)
     assert threads.submit(str, 2).result(PATIENCE) == "2"
     threads.shutdown()
 
 
-def test_a_pool_of_the_library_would_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason for the other: out of grpcio's polling thread."""
-    monkeypatch.setattr(threading.Thread, "start", _no_more)
+def test_the_standard_thread_pool_raises_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason for `HandlerThreads`: the exception would end grpcio's polling thread."""
+    monkeypatch.setattr(threading.Thread, "start", _cannot_start)
     with pytest.raises(RuntimeError):
         ThreadPoolExecutor(8).submit(int)
 
@@ -118,22 +118,22 @@ def test_a_pool_of_the_library_would_raise(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_thread_that_ends_by_an_exception_is_logged(
     name: str, vital: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Put back afterwards.
+    # Restored after the test.
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    lost: list[str] = []
-    watch_threads(lost.append)
+    losses: list[str] = []
+    watch_threads(losses.append)
 
-    def leave() -> None:
+    def crash() -> None:
         raise SystemExit
 
-    thread = threading.Thread(target=leave, name=name)
+    thread = threading.Thread(target=crash, name=name)
     thread.start()
     thread.join(PATIENCE)
     assert f"the thread {name} ended unexpectedly" in caplog.text
-    assert bool(lost) == vital
+    assert bool(losses) == vital
 
 
-def test_grpcio_still_names_its_polling_thread_so(tmp_path: Path) -> None:
+def test_grpcio_names_its_polling_thread_as_expected(tmp_path: Path) -> None:
     server = grpc.server(ThreadPoolExecutor(1))
     before = set(threading.enumerate())
     server.start()
@@ -144,29 +144,29 @@ def test_grpcio_still_names_its_polling_thread_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("transport", ["lane", "threaded"])
-def test_health_may_turn_on_the_thread_that_polls(
+def test_health_can_change_on_the_polling_thread(
     transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it does when a batch fails that this thread runs itself: what tells of it must not wait for this thread."""
+    """As when a batch fails that the polling thread runs itself: the notification must not wait for that thread."""
     source = ModelSource("m", small.twice(tmp_path / "m.onnx"))
     app = App(ServerConfig((source,), port=0, device="cpu", transport=transport))
     try:
         app.start()
         app.load()
         (model,) = app.registry.models()
-        turned = threading.Event()
+        changed = threading.Event()
 
-        def turn() -> None:
+        def change() -> None:
             model.health.mark_down(0, "broken")
             model.health.mark_up(0)
-            turned.set()
+            changed.set()
 
         with grpc.insecure_channel(app.address, (("grpc.use_local_subchannel_pool", 1),)) as channel:
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="m"))
             responses = iter(watch)
             assert next(responses).status == SERVING
-            on_polling_thread(app, turn, monkeypatch)
-            assert turned.wait(PATIENCE), "it waits for itself"
+            run_on_polling_thread(app, change, monkeypatch)
+            assert changed.wait(PATIENCE), "the polling thread waits for itself"
             assert [next(responses).status for _ in range(2)] == [NOT_SERVING, SERVING]
             watch.cancel()
     finally:
@@ -174,14 +174,14 @@ def test_health_may_turn_on_the_thread_that_polls(
         app.stop()
 
 
-def on_polling_thread(app: App, what: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Does something where grpcio handles an event."""
+def run_on_polling_thread(app: App, function: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call a function where grpcio handles an event."""
     polling: Any = grpc._server
-    handle, once = polling._process_event_and_continue, [what]
+    handle, pending = polling._process_event_and_continue, [function]
 
     def process(*arguments: Any) -> Any:
-        while once:
-            once.pop()()
+        while pending:
+            pending.pop()()
         return handle(*arguments)
 
     monkeypatch.setattr(polling, "_process_event_and_continue", process)
@@ -189,7 +189,7 @@ def on_polling_thread(app: App, what: Callable[[], None], monkeypatch: pytest.Mo
         health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
 
 
-def test_without_a_file_to_look_answers_leave_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_are_sent_uncorked_if_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(path: str) -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -202,7 +202,7 @@ def test_without_a_file_to_look_answers_leave_one_by_one(monkeypatch: pytest.Mon
     held.end()
 
 
-def test_metrics_wait_for_a_file_and_are_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_metrics_server_recovers_if_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "_AGAIN_SECONDS", 0.01)
     server = MetricsServer("127.0.0.1", 0, lambda accept: (b"page", accept))
     accepts, tries = socket.socket.accept, 0
@@ -225,7 +225,9 @@ def test_metrics_wait_for_a_file_and_are_there_again(monkeypatch: pytest.MonkeyP
     assert tries >= 4
 
 
-def test_the_watchdog_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_watchdog_survives_an_exception(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(watchdog, "_AGAIN_SECONDS", 0.01)
     original, crashed = WatchedRun.check, threading.Event()
 

@@ -36,7 +36,7 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.security.access_control import AccessControl, ClientCertificate
 from tensorferry.server.security.method_roles import REQUIRED_ROLES, required_role
 
-pytestmark = pytest.mark.usefixtures("looked_at_each_time")
+pytestmark = pytest.mark.usefixtures("reload_on_every_call")
 
 EXEMPT = {"ServerLive", "ServerReady", "Check", "Watch"}
 

@@ -16,7 +16,7 @@ from tensorferry.server.app import App
 from tensorferry.server.errors import UnauthenticatedError
 from tensorferry.server.security.access_control import AccessControl, ClientCertificate
 
-pytestmark = pytest.mark.usefixtures("looked_at_each_time")
+pytestmark = pytest.mark.usefixtures("reload_on_every_call")
 
 
 @dataclass
