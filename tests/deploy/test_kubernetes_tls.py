@@ -17,7 +17,7 @@ import pytest
 from deploy.manifests import DEPLOY, MANIFEST_TOOLS, Document, built, checked, of_kind
 from support.processes.probe import WAIT_SECONDS, answer, output, request
 from support.processes.server import ServerProcess
-from support.server.certificates import LOCAL, Pair, authority, issue
+from support.server.certificates import LOCAL, KeyPair, authority, issue
 
 from tensorferry.protos import inference_pb2_grpc
 
@@ -49,7 +49,7 @@ class SecretVolume:
         os.replace(self._folder / "..new", self._folder / "..data")
 
 
-def keys_of(pair: Pair, ca: Pair) -> dict[str, bytes]:
+def keys_of(pair: KeyPair, ca: KeyPair) -> dict[str, bytes]:
     """A Secret as cert-manager writes it."""
     return {"tls.crt": pair.pem, "tls.key": pair.key_pem, "ca.crt": ca.pem}
 
@@ -77,12 +77,12 @@ def volumes(tmp_path: Path) -> dict[str, SecretVolume]:
 
 
 @pytest.fixture
-def ca() -> Pair:
+def ca() -> KeyPair:
     return authority()
 
 
 @pytest.fixture
-def first(ca: Pair, volumes: Mapping[str, SecretVolume]) -> tuple[Pair, str]:
+def first(ca: KeyPair, volumes: Mapping[str, SecretVolume]) -> tuple[KeyPair, str]:
     """The certificate and the token that the server begins with."""
     pair, (token, line) = issue(ca, "first", LOCAL), token_line("first")
     volumes["tls"].write(keys_of(pair, ca))
@@ -92,7 +92,7 @@ def first(ca: Pair, volumes: Mapping[str, SecretVolume]) -> tuple[Pair, str]:
 
 @pytest.fixture
 def server(
-    transport: str, container: Document, first: tuple[Pair, str], probe_model: Path, tmp_path: Path
+    transport: str, container: Document, first: tuple[KeyPair, str], probe_model: Path, tmp_path: Path
 ) -> Iterator[ServerProcess]:
     arguments = [
         argument.replace("/etc/tensorferry", str(tmp_path))
@@ -111,7 +111,7 @@ def served(server: ServerProcess) -> bytes:
     return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, int(port)), timeout=WAIT_SECONDS))
 
 
-def infer(server: ServerProcess, ca: Pair, token: str) -> None:
+def infer(server: ServerProcess, ca: KeyPair, token: str) -> None:
     """A call on a connection of its own, which must be answered."""
     credentials = grpc.ssl_channel_credentials(ca.pem)
     with grpc.secure_channel(server.address, credentials, [("grpc.use_local_subchannel_pool", 1)]) as channel:
@@ -122,7 +122,7 @@ def infer(server: ServerProcess, ca: Pair, token: str) -> None:
     assert output(response).tolist() == answer(1).tolist()
 
 
-def infer_for_good(server: ServerProcess, ca: Pair, token: str) -> None:
+def infer_for_good(server: ServerProcess, ca: KeyPair, token: str) -> None:
     """Callers' files are looked at once a second: until this token is refused, which ends it."""
     bound = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < bound:
@@ -131,8 +131,8 @@ def infer_for_good(server: ServerProcess, ca: Pair, token: str) -> None:
 
 def test_renewed_secrets_count_without_a_restart(
     server: ServerProcess,
-    ca: Pair,
-    first: tuple[Pair, str],
+    ca: KeyPair,
+    first: tuple[KeyPair, str],
     volumes: Mapping[str, SecretVolume],
 ) -> None:
     pair, token = first

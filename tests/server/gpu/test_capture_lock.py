@@ -1,4 +1,4 @@
-"""While a graph is captured nothing else uses the device, and a capture does not wait for ever."""
+"""Capture lock: exclusive captures, shared use, and a bounded wait."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tensorferry.server.runtime.session import Session
 PATIENCE = 30.0
 
 
-class Inside(threading.Thread):
-    """Enters, says so, and stays until it is let go."""
+class Holder(threading.Thread):
+    """Thread that holds a context until `release`."""
 
     def __init__(self, context: AbstractContextManager[None]) -> None:
         super().__init__(daemon=True)
         self._context = context
-        self.entered, self.leave = threading.Event(), threading.Event()
+        self.entered, self._leave = threading.Event(), threading.Event()
         self.error: BaseException | None = None
         self.start()
 
@@ -36,77 +36,79 @@ class Inside(threading.Thread):
         try:
             with self._context:
                 self.entered.set()
-                assert self.leave.wait(PATIENCE)
+                assert self._leave.wait(PATIENCE)
         except BaseException as error:
             self.error = error
 
-    def let_go(self) -> None:
-        self.leave.set()
+    def release(self) -> None:
+        self._leave.set()
         self.join(PATIENCE)
         assert self.error is None
 
 
-def test_many_use_it_at_a_time() -> None:
-    door = CaptureLock()
-    threads = [Inside(door.using()) for _ in range(3)]
+def test_several_threads_use_the_device_at_a_time() -> None:
+    lock = CaptureLock()
+    threads = [Holder(lock.using()) for _ in range(3)]
     assert all(thread.entered.wait(PATIENCE) for thread in threads)
     for thread in threads:
-        thread.let_go()
+        thread.release()
 
 
-def test_a_capture_waits_for_those_inside_and_keeps_newcomers_out() -> None:
-    door = CaptureLock(PATIENCE)
-    first = Inside(door.using())
+def test_a_capture_waits_for_users_and_blocks_new_ones() -> None:
+    lock = CaptureLock(PATIENCE)
+    first = Holder(lock.using())
     assert first.entered.wait(PATIENCE)
-    capture = Inside(door.capturing())
-    until(lambda: door._capturing)
-    second = Inside(door.using())
+    capture = Holder(lock.capturing())
+    until(lambda: lock._capturing)
+    second = Holder(lock.using())
     assert not capture.entered.is_set()
-    first.let_go()
+    first.release()
     assert capture.entered.wait(PATIENCE)
     assert not second.entered.is_set()
-    capture.let_go()
+    capture.release()
     assert second.entered.wait(PATIENCE)
-    second.let_go()
+    second.release()
 
 
-def test_captures_come_one_after_another() -> None:
-    door = CaptureLock(PATIENCE)
-    first = Inside(door.capturing())
+def test_captures_exclude_each_other() -> None:
+    lock = CaptureLock(PATIENCE)
+    first = Holder(lock.capturing())
     assert first.entered.wait(PATIENCE)
-    second = Inside(door.capturing())
+    second = Holder(lock.capturing())
     assert not second.entered.is_set()
-    first.let_go()
+    first.release()
     assert second.entered.wait(PATIENCE)
-    second.let_go()
+    second.release()
 
 
-@pytest.mark.parametrize("inside", ["using", "capturing"])
-def test_a_capture_gives_up_and_leaves_the_gate_as_it_was(inside: str) -> None:
-    door = CaptureLock(timeout=0.01)
-    hung = Inside(getattr(door, inside)())
+@pytest.mark.parametrize("held_by", ["using", "capturing"])
+def test_a_capture_that_times_out_releases_the_lock(held_by: str) -> None:
+    lock = CaptureLock(timeout=0.01)
+    hung = Holder(getattr(lock, held_by)())
     assert hung.entered.wait(PATIENCE)
-    with pytest.raises(TimeoutError), door.capturing():
+    with pytest.raises(TimeoutError), lock.capturing():
         pytest.fail("entered")
-    if inside == "using":
-        other = Inside(door.using())
+    if held_by == "using":
+        other = Holder(lock.using())
         assert other.entered.wait(PATIENCE)
-        other.let_go()
-    hung.let_go()
-    with door.capturing():
+        other.release()
+    hung.release()
+    with lock.capturing():
         pass
 
 
-def test_what_raises_inside_leaves_it_open() -> None:
-    door = CaptureLock()
-    for enter in (door.using, door.capturing):
+def test_an_exception_releases_the_lock() -> None:
+    lock = CaptureLock()
+    for enter in (lock.using, lock.capturing):
         with pytest.raises(ValueError, match="x"), enter():
             raise ValueError("x")
-    with door.capturing():
+    with lock.capturing():
         pass
 
 
-def test_the_first_run_of_a_graph_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_run_of_a_graph_holds_the_lock_exclusively(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = OrtOptions(graphs=GraphOptions())
     session = Session(small.twice(tmp_path / "m.onnx"), "cpu", settings, CpuDeviceMemory())
     entered: list[str] = []
@@ -121,16 +123,18 @@ def test_the_first_run_of_a_graph_is_alone(tmp_path: Path, monkeypatch: pytest.M
             return super().using()
 
     monkeypatch.setattr(capture_lock, "CUDA", Recorded())
-    # Loaded on the CPU, it takes itself for one on a GPU from here on.
+    # It was loaded on the CPU. From here on it behaves as on a GPU.
     session.device = "cuda:0"
     assert session.capture([{"x": (2, 3)}], pads=True)
-    assert entered == ["capturing", "using", "using"] * 2, "captured, again, and compared with a run without"
+    assert entered == ["capturing", "using", "using"] * 2, (
+        "two slots: captured, repeated, compared with a plain run"
+    )
     entered.clear()
     session.run({"x": np.ones((1, 3), np.float32)})
     assert entered == ["using"]
 
 
-def test_a_capture_that_cannot_begin(
+def test_a_model_is_served_without_graphs_if_the_gpu_stays_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = Session(

@@ -1,4 +1,4 @@
-"""CUDA graphs from what was asked for to batches that run captured; the CPU stands for the device."""
+"""CUDA graphs from options to batches that run captured, with the CPU as the device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("on_device")
 
 @pytest.fixture
 def graphs_run(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """The number of the graph of each run."""
+    """Number of the graph of each run, or None."""
     seen: list[int | None] = []
     run = Session._run_bound
 
@@ -40,7 +40,7 @@ def graphs_run(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     return seen
 
 
-def test_every_batch_up_to_the_most_runs_captured(
+def test_every_batch_up_to_max_batch_size_runs_captured(
     load: Load, graphs_run: list[int | None], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -54,7 +54,7 @@ def test_every_batch_up_to_the_most_runs_captured(
     assert len(graphs_run) == 7
 
 
-def test_the_sizes_of_the_flag(load: Load, graphs_run: list[int | None]) -> None:
+def test_the_flag_names_the_captured_sizes(load: Load, graphs_run: list[int | None]) -> None:
     model = load(small.twice, max_batch_size=6, cuda_graphs=(4, 64))
     graphs_run.clear()
     for rows in (3, 5):
@@ -62,9 +62,7 @@ def test_the_sizes_of_the_flag(load: Load, graphs_run: list[int | None]) -> None
     assert [graph is not None for graph in graphs_run] == [True, False]
 
 
-def test_the_sizes_of_the_configuration_count_before_those_of_the_flag(
-    load: Load, graphs_run: list[int | None]
-) -> None:
+def test_sizes_in_the_configuration_override_the_flag(load: Load, graphs_run: list[int | None]) -> None:
     config = "max_batch_size: 8 dynamic_batching { } optimization { cuda { graphs: true graph_spec { batch_size: 2 } } }"
     model = load(small.twice, config, cuda_graphs=(8,))
     graphs_run.clear()
@@ -107,7 +105,7 @@ def test_a_model_whose_shapes_vary_is_served_without_graphs(
     )
 
 
-def test_a_configuration_whose_graphs_cannot_be_had(load: Load) -> None:
+def test_a_configuration_that_requires_impossible_graphs_is_an_error(load: Load) -> None:
     with pytest.raises(
         StartError, match=r"m\.onnx: its configuration asks for CUDA graphs .*'at' is only known"
     ):
@@ -117,9 +115,7 @@ def test_a_configuration_whose_graphs_cannot_be_had(load: Load) -> None:
         )
 
 
-def test_requests_of_a_model_that_mixes_its_rows_are_not_padded(
-    load: Load, graphs_run: list[int | None]
-) -> None:
+def test_batches_of_a_model_that_mixes_rows_are_not_padded(load: Load, graphs_run: list[int | None]) -> None:
     config = "max_batch_size: 4 dynamic_batching { } optimization { cuda { graphs: true } }"
     model = load(small.centred, config)
     graphs_run.clear()
@@ -130,10 +126,10 @@ def test_requests_of_a_model_that_mixes_its_rows_are_not_padded(
     assert [graph is not None for graph in graphs_run] == [False, True]
 
 
-# What was asked for.
+# Options.
 
 
-def rungs(text: str, path: Path, most: int, lengths: Any = ({},)) -> list[Any]:
+def captured(text: str, path: Path, most: int, lengths: Any = ({},)) -> list[Any]:
     options = parse_ort_options(parse_config('name: "m" ' + text, "test")).graphs
     assert options is not None
     return [
@@ -142,18 +138,18 @@ def rungs(text: str, path: Path, most: int, lengths: Any = ({},)) -> list[Any]:
     ]
 
 
-def test_rungs(tmp_path: Path) -> None:
+def test_shapes_to_capture(tmp_path: Path) -> None:
     fixed, ragged = small.twice(tmp_path / "f.onnx"), small.added(tmp_path / "r.onnx")
     on = "optimization { cuda { graphs: true %s } }"
-    assert rungs(on % "", fixed, 5) == [((1, 3),), ((2, 3),), ((4, 3),), ((5, 3),)]
-    assert rungs(on % "graph_spec { batch_size: 4 } graph_spec { batch_size: 2 }", fixed, 8) == [
+    assert captured(on % "", fixed, 5) == [((1, 3),), ((2, 3),), ((4, 3),), ((5, 3),)]
+    assert captured(on % "graph_spec { batch_size: 4 } graph_spec { batch_size: 2 }", fixed, 8) == [
         ((2, 3),),
         ((4, 3),),
     ]
     spec = 'graph_spec { batch_size: 2 input { key: "%s" value { dim: 7 } } input { key: "b" value { dim: 7 } } }'
-    assert rungs(on % (spec % "a"), ragged, 2) == [((2, 7), (2, 7))]
-    assert rungs(on % "", ragged, 1, [{"n": 4}, {"n": 8}]) == [((1, 4), (1, 4)), ((1, 8), (1, 8))]
-    for wrong, said in (
+    assert captured(on % (spec % "a"), ragged, 2) == [((2, 7), (2, 7))]
+    assert captured(on % "", ragged, 1, [{"n": 4}, {"n": 8}]) == [((1, 4), (1, 4)), ((1, 8), (1, 8))]
+    for wrong, message in (
         ("graph_spec { batch_size: 9 }", r"batch_size 9; max_batch_size is 8: it must be from 1 to 8"),
         ("graph_spec { }", r"batch_size 0; max_batch_size is 8"),
         (
@@ -165,22 +161,22 @@ def test_rungs(tmp_path: Path) -> None:
             r"'x' the shape \[4\]; the model takes \[3\]",
         ),
     ):
-        with pytest.raises(StartError, match=said):
-            rungs(on % wrong, fixed, 8)
+        with pytest.raises(StartError, match=message):
+            captured(on % wrong, fixed, 8)
     with pytest.raises(StartError, match="max_batch_size is 0: it must be left out"):
-        rungs(on % "graph_spec { batch_size: 1 }", fixed, 0)
-    assert rungs(on % 'graph_spec { input { key: "x" value { dim: [2, 3] } } }', fixed, 0) == [((2, 3),)]
+        captured(on % "graph_spec { batch_size: 1 }", fixed, 0)
+    assert captured(on % 'graph_spec { input { key: "x" value { dim: [2, 3] } } }', fixed, 0) == [((2, 3),)]
 
 
 @pytest.mark.parametrize("spec", ["batch_size: -1", 'batch_size: 1 input { key: "x" value { dim: -1 } }'])
-def test_sizes_that_no_graph_has(spec: str) -> None:
+def test_sizes_below_one_are_refused(spec: str) -> None:
     with pytest.raises(ModelConfigError, match="sizes must be at least 1"):
         parse_ort_options(
             parse_config(f"optimization {{ cuda {{ graphs: true graph_spec {{ {spec} }} }} }}", "test")
         )
 
 
-def test_graph_specs_alone_switch_nothing_on() -> None:
+def test_graph_specs_alone_enable_nothing() -> None:
     config = parse_config("optimization { cuda { graph_spec { batch_size: 1 } } }", "test")
     assert parse_ort_options(config).graphs is None
 
@@ -204,7 +200,7 @@ def test_a_models_configuration_has_precedence_over_the_flag() -> None:
     assert ort_options_for(plain, config(), "m").graphs is None
 
 
-def test_tensorrt_keeps_its_engines(tmp_path: Path) -> None:
+def test_tensorrt_caches_its_engines(tmp_path: Path) -> None:
     own = parse_config(
         'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" '
         'parameters { key: "trt_timing_cache_path" value: "own" } } } }',
@@ -223,7 +219,7 @@ def test_tensorrt_keeps_its_engines(tmp_path: Path) -> None:
 def test_tensorrt_is_not_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # As far as choosing providers goes.
+    # Enough to choose the providers; loading then fails.
     monkeypatch.setattr(
         "onnxruntime.get_available_providers",
         lambda: ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"],

@@ -1,4 +1,4 @@
-"""What `make gpu-check` runs on a GPU, run here on the CPU as a device; and that it finds what is wrong."""
+"""`make gpu-check` with the CPU as the device: it passes, and it finds faults."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tensorferry.server.runtime.session import Session
 
 
 @pytest.mark.parametrize("name", ["mlp in FP32", "echo of BF16", "mixing"])
-def test_what_is_right(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_correct_device_passes(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (case,) = [case for case in gpu_check.cases(tmp_path) if case.name == name]
     assert gpu_check.check(case, "cpu", CpuDeviceMemory()) == []
     assert f"gpu-check: {name}, alone, with CUDA graphs: differs by 0" in capsys.readouterr().out
 
 
-class Shared(CpuDeviceMemory):
-    """Gives the same host memory out again and again, as if nobody had answers there."""
+class SharedHostBlocks(CpuDeviceMemory):
+    """Faulty memory: every host block is the same."""
 
     def __init__(self) -> None:
         self.all = super().host(1 << 20)
@@ -36,21 +36,21 @@ class Shared(CpuDeviceMemory):
         return MemoryBlock(self.all.address, nbytes, lambda: self.all)
 
 
-class Deaf(CpuDeviceMemory):
-    """Copies the first bytes alone to the device."""
+class TruncatedLoads(CpuDeviceMemory):
+    """Faulty memory: only the first 32 bytes are copied to the device."""
 
     def load(self, target: int, source: int, nbytes: int) -> None:
         ctypes.memmove(target, source, min(nbytes, 32))
 
 
-@pytest.mark.parametrize("memory", [Shared, Deaf])
-def test_what_is_wrong(memory: type[CpuDeviceMemory], tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory", [SharedHostBlocks, TruncatedLoads])
+def test_a_faulty_device_is_found(memory: type[CpuDeviceMemory], tmp_path: Path) -> None:
     case = gpu_check.Case("mlp", small.mlp(tmp_path / "m.onnx"), "FP32")
     assert any("without CUDA graphs: " in line for line in gpu_check.check(case, "cpu", memory()))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 2.0])
-def test_differences(value: float) -> None:
+def test_the_greatest_difference_is_found(value: float) -> None:
     right, wrong = np.array([1, np.nan, -np.inf]), np.array([value, np.nan, -np.inf])
     assert gpu_check.difference({"y": right}, {"y": right.copy()}) == 0
     assert gpu_check.difference({"y": right}, {"y": wrong}) >= 1
@@ -58,18 +58,18 @@ def test_differences(value: float) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in DATATYPES if name != "BYTES"])
-def test_every_datatype_is_computed_with(name: str, tmp_path: Path) -> None:
+def test_every_datatype_has_a_model_that_computes(name: str, tmp_path: Path) -> None:
     (case,) = [case for case in gpu_check.cases(tmp_path) if case.name == f"half of {name}"]
     session = Session(case.path, "cpu")
     inputs = random_inputs(session.signature, 64, case.size)
     halves = session.run(inputs)["y"]
     assert halves.shape == inputs["x"].shape
-    # Nothing is as it was: an output that is never written, or the input's memory, would show.
+    # Outputs differ from inputs, so an output that is never written would be found.
     assert name == "BOOL" or np.count_nonzero(halves != inputs["x"]) > halves.size / 4
     assert gpu_check.check(case, "cpu", CpuDeviceMemory()) == []
 
 
-def test_without_a_gpu_it_says_that_nothing_was_checked(
+def test_without_a_gpu_it_reports_that_nothing_was_checked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def none(wanted: str) -> str:
@@ -80,9 +80,7 @@ def test_without_a_gpu_it_says_that_nothing_was_checked(
     assert "NOTHING WAS CHECKED, not measured on a GPU: there is none" in capsys.readouterr().out
 
 
-def test_the_parts_can_be_run_one_by_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_can_be_selected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     ran: list[object] = []
 
     def note(what: object, *wrong: str) -> list[str]:
@@ -112,7 +110,7 @@ def test_a_case_that_raises_does_not_hide_the_others(monkeypatch: pytest.MonkeyP
     assert gpu_check.run(["models"], (), "cuda:0", 60.0) == ["one: RuntimeError: CUDA failure 2"] * 2
 
 
-def test_tests_that_take_too_long_are_said_to(tmp_path: Path) -> None:
+def test_a_time_out_of_the_tests_is_reported(tmp_path: Path) -> None:
     test = tmp_path / "test_long.py"
     test.write_text("import threading\ndef test_long():\n    threading.Event().wait(100)\n")
     (line,) = gpu_check.on_cuda([str(test), "-n0", "-p", "no:cacheprovider"], 0.0)

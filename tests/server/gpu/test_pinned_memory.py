@@ -1,4 +1,4 @@
-"""Memory on a CUDA device, over a scripted CUDA runtime that behaves as cuda-bindings does."""
+"""Memory of a CUDA device, with a scripted CUDA runtime."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     return installed(monkeypatch)
 
 
-def test_there_and_back_on_a_stream_of_each_thread(runtime: Runtime) -> None:
+def test_each_thread_copies_on_its_own_stream(runtime: Runtime) -> None:
     memory = CudaDeviceMemory(3)
     failed: list[BaseException] = []
 
@@ -43,26 +43,26 @@ def test_there_and_back_on_a_stream_of_each_thread(runtime: Runtime) -> None:
     assert len({stream for stream, _ in runtime.kinds}) == 2
     gc.collect()
     assert runtime.blocks == {}, "freed with the last reference"
-    assert len(runtime.streams) == 1, "the other went with its thread"
+    assert len(runtime.streams) == 1, "the other stream ended with its thread"
     del memory
     gc.collect()
     assert runtime.streams == {}
 
 
-def test_an_error_is_raised_by_its_name(runtime: Runtime) -> None:
+def test_an_error_carries_its_name(runtime: Runtime) -> None:
     memory = CudaDeviceMemory(3)
     runtime.error = cudaError_t.cudaErrorMemoryAllocation
     with pytest.raises(RuntimeError, match=r"^CUDA failure 2: cudaErrorMemoryAllocation$"):
         memory.device(64)
 
 
-def test_a_driver_that_is_too_old(runtime: Runtime) -> None:
+def test_an_old_driver_is_reported(runtime: Runtime) -> None:
     runtime.error = cudaError_t.cudaErrorInsufficientDriver
     with pytest.raises(StartError, match="does not work here: CUDA failure 35: cudaErrorInsufficientDriver"):
         CudaDeviceMemory(3)
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(StartError, match="the package cuda-bindings is not installed"):
         CudaDeviceMemory(0)

@@ -1,4 +1,4 @@
-"""Batches in memory of our own, on the CPU as a device: layouts, lifetimes, fallbacks, captured graphs."""
+"""Staging buffers with the CPU as the device: layouts, lifetimes, fallbacks, captured graphs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ STRINGLESS = [name for name in DATATYPES if name != "BYTES"]
 
 
 @pytest.mark.parametrize("name", STRINGLESS)
-def test_every_datatype_of_any_size(name: str, tmp_path: Path, device: CountingDeviceMemory) -> None:
+def test_arrays_of_every_datatype_and_size_are_unchanged(
+    name: str, tmp_path: Path, device: CountingDeviceMemory
+) -> None:
     session = Session(small.echo(tmp_path / "m.onnx", name), memory=device)
     whole = numbers(name)
     for x in (whole, whole[:1], whole[:0], whole[:, :0], np.ascontiguousarray(whole[:, 1:]), whole):
@@ -40,14 +42,16 @@ def test_every_datatype_of_any_size(name: str, tmp_path: Path, device: CountingD
 
 
 @pytest.mark.parametrize("name", STRINGLESS)
-def test_scalars(name: str, tmp_path: Path, device: CountingDeviceMemory) -> None:
+def test_scalars_of_every_datatype_are_unchanged(
+    name: str, tmp_path: Path, device: CountingDeviceMemory
+) -> None:
     session = Session(small.echo(tmp_path / "m.onnx", name, dims=()), memory=device)
     x = numbers(name)[1:, :1].reshape(())
     out = session.run({"x": x})["x_out"]
     assert (out.shape, out.dtype, out.tolist(), device.loads) == ((), x.dtype, x.tolist(), 1)
 
 
-def test_strings_go_as_before(tmp_path: Path, device: CountingDeviceMemory) -> None:
+def test_strings_are_not_staged(tmp_path: Path, device: CountingDeviceMemory) -> None:
     session = Session(small.echo(tmp_path / "m.onnx", "BYTES"), memory=device)
     x = np.array([["a"]], dtype=object)
     assert session.run({"x": x})["x_out"].tolist() == [["a"]]
@@ -55,7 +59,7 @@ def test_strings_go_as_before(tmp_path: Path, device: CountingDeviceMemory) -> N
     assert not device.loads
 
 
-def test_where_tensors_lie(tmp_path: Path) -> None:
+def test_tensors_are_placed_at_aligned_offsets(tmp_path: Path) -> None:
     signature = Session(small.masked_mean(tmp_path / "m.onnx")).signature
     layout = tensor_layout_for(signature, {"ids": (3, 50), "mask": (3, 50)})
     places = [*layout.inputs, *layout.outputs]
@@ -80,9 +84,7 @@ def test_where_tensors_lie(tmp_path: Path) -> None:
 # Lifetimes.
 
 
-def test_an_answer_keeps_its_numbers_for_as_long_as_anybody_has_a_view_of_it(
-    tmp_path: Path, device: CountingDeviceMemory
-) -> None:
+def test_a_view_of_an_output_keeps_its_values(tmp_path: Path, device: CountingDeviceMemory) -> None:
     session = Session(small.twice(tmp_path / "m.onnx"), memory=device)
     rows = [session.run({"x": fp32(4, 3) + number})["y"][1:2, :2] for number in range(5)]
     for number, row in enumerate(rows):
@@ -91,11 +93,11 @@ def test_an_answer_keeps_its_numbers_for_as_long_as_anybody_has_a_view_of_it(
     view, rows = rows[2][0], []
     for _ in range(10):
         assert session.run({"x": fp32(4, 3)})["y"].tolist() == (fp32(4, 3) * 2).tolist()
-    assert len(device.hosts) == 5, "used again"
+    assert len(device.hosts) == 5, "blocks are reused"
     assert view.tolist() == ((fp32(4, 3) + 2) * 2)[1, :2].tolist()
 
 
-def test_a_batch_that_is_dropped_at_any_step_gives_its_memory_back(
+def test_a_batch_that_is_dropped_at_any_step_releases_its_memory(
     tmp_path: Path, device: CountingDeviceMemory
 ) -> None:
     session = Session(small.lookup(tmp_path / "m.onnx"), memory=device)
@@ -118,7 +120,7 @@ def test_a_batch_that_is_dropped_at_any_step_gives_its_memory_back(
     assert (len(device.hosts), len(device.devices)) == (1, 1)
 
 
-def test_the_pool_has_an_end_and_makes_room_for_other_sizes() -> None:
+def test_the_pool_is_bounded_and_frees_unused_buffers_of_other_sizes() -> None:
     allocated: list[int] = []
 
     def allocate(nbytes: int) -> MemoryBlock:
@@ -126,20 +128,20 @@ def test_the_pool_has_an_end_and_makes_room_for_other_sizes() -> None:
         return MemoryBlock(0, nbytes, lambda: None)
 
     pool = BufferPool(allocate, 3 * 4096)
-    one, two = pool.take(4096), pool.take(1)
+    one, two = pool.acquire(4096), pool.acquire(1)
     assert one is not None
     assert two is not None
-    assert pool.take(8192) is None
-    pool.give(one)
-    assert pool.take(4000) is one
-    pool.give(one)
-    pool.give(two)
-    assert pool.take(8192) is not None
+    assert pool.acquire(8192) is None
+    pool.release(one)
+    assert pool.acquire(4000) is one
+    pool.release(one)
+    pool.release(two)
+    assert pool.acquire(8192) is not None
     assert allocated == [4096, 4096, 8192]
-    assert pool.take(8192) is None
+    assert pool.acquire(8192) is None
 
 
-def test_without_memory_a_batch_runs_in_that_of_the_caller(
+def test_a_batch_runs_unstaged_if_device_memory_is_exhausted(
     tmp_path: Path, device: CountingDeviceMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     device.full = True
@@ -154,7 +156,7 @@ def test_without_memory_a_batch_runs_in_that_of_the_caller(
 # Outputs.
 
 
-def test_an_output_whose_shape_only_the_run_tells(tmp_path: Path, device: CountingDeviceMemory) -> None:
+def test_an_output_of_unknown_shape_is_returned(tmp_path: Path, device: CountingDeviceMemory) -> None:
     session = Session(small.found(tmp_path / "m.onnx"), memory=device)
     kept = []
     for ones in (1, 3, 2, 0):
@@ -169,7 +171,7 @@ def test_an_output_whose_shape_only_the_run_tells(tmp_path: Path, device: Counti
 
 
 def kept_rows(path: Path) -> Path:
-    """y [batch, 1] = the positive ones of x: not as many as the declaration says."""
+    """y = the positive values of x, declared as [batch, 1] although there may be fewer."""
     return small.save(
         path,
         [
@@ -183,18 +185,18 @@ def kept_rows(path: Path) -> Path:
     )
 
 
-def test_an_output_that_is_not_as_it_is_declared(
+def test_an_output_that_contradicts_its_declared_shape_is_returned(
     tmp_path: Path, device: CountingDeviceMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = Session(kept_rows(tmp_path / "m.onnx"), memory=device)
     for _ in range(2):
         assert session.run({"x": np.array([[0], [7]], np.float32)})["y"].tolist() == [[7]]
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "declares shapes of its outputs that do not hold" in line
-    assert device.loads == 3, "once more, once only"
+    assert "declares wrong shapes for its outputs" in line
+    assert device.loads == 3, "one batch was repeated, once"
 
 
-def test_a_request_that_fails_for_its_shape_does_not_make_outputs_unknown(
+def test_a_failed_request_does_not_make_output_shapes_unknown(
     tmp_path: Path, device: CountingDeviceMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = Session(small.with_positions(tmp_path / "m.onnx", most=4), memory=device)
@@ -205,7 +207,7 @@ def test_a_request_that_fails_for_its_shape_does_not_make_outputs_unknown(
     assert (device.loads, caplog.records) == (before + 1, [])
 
 
-# The ladder, and captured graphs.
+# Captured graphs.
 
 
 @pytest.mark.parametrize(
@@ -220,28 +222,28 @@ def test_a_request_that_fails_for_its_shape_does_not_make_outputs_unknown(
         (3, False, None),
     ],
 )
-def test_the_next_rung(rows: int, pads: bool, expected: int | None) -> None:
-    ladder = CapturedShapes([{"a": (n, 3), "b": (n,)} for n in (4, 1, 2)], pads=pads)
-    rung = ladder.captured_shape({"a": (rows, 3), "b": (rows,)})
-    assert rung == (None if expected is None else {"a": (expected, 3), "b": (expected,)})
-    assert ladder.captured_shape({"a": (rows, 4), "b": (rows,)}) is None, "another bucket"
+def test_the_next_captured_shape_is_chosen(rows: int, pads: bool, expected: int | None) -> None:
+    captured = CapturedShapes([{"a": (n, 3), "b": (n,)} for n in (4, 1, 2)], pads=pads)
+    found = captured.captured_shape({"a": (rows, 3), "b": (rows,)})
+    assert found == (None if expected is None else {"a": (expected, 3), "b": (expected,)})
+    assert captured.captured_shape({"a": (rows, 4), "b": (rows,)}) is None, "other dimensions differ"
 
 
 class Graphs:
-    """ONNX Runtime with CUDA graphs: a number's first run is captured, later ones go over the same addresses."""
+    """Stand-in for CUDA graphs: the first run of a number is captured, later runs use its addresses."""
 
     def __init__(self, session: Session) -> None:
         self.ran: list[int | None] = []
         self.captured: dict[int, Any] = {}
         self.stale = False
-        self._plainly = session._run_bound
+        self._original = session._run_bound
 
     def __call__(self, binding: Any, graph: int | None) -> None:
         self.ran.append(graph)
         if graph is None:
-            self._plainly(binding, None)
+            self._original(binding, None)
         elif graph not in self.captured or not self.stale:
-            self._plainly(self.captured.setdefault(graph, binding), None)
+            self._original(self.captured.setdefault(graph, binding), None)
 
 
 Capture = Callable[..., tuple[Session, Graphs]]
@@ -267,13 +269,13 @@ def shapes(*rows: int) -> list[Mapping[str, Shape]]:
     return [{"x": (count, 3)} for count in rows]
 
 
-def test_batches_are_padded_up_to_captured_graphs_and_cut_back(
+def test_batches_are_padded_to_captured_shapes_and_outputs_are_cut(
     capture: Capture, device: CountingDeviceMemory
 ) -> None:
     session, graphs = capture(small.twice)
     assert session.capture(shapes(1, 4), pads=True)
     assert sorted(graphs.captured) == [1, 2, 3, 4]
-    assert len(device.devices) == 4, "two slots for each rung"
+    assert len(device.devices) == 4, "two slots for each shape"
     graphs.ran.clear()
     kept = []
     for rows in (1, 2, 3, 4, 5, 2):
@@ -283,11 +285,13 @@ def test_batches_are_padded_up_to_captured_graphs_and_cut_back(
         kept.append((y, x))
     assert [graph is not None for graph in graphs.ran] == [True, True, True, True, False, True]
     assert {graph for graph in graphs.ran if graph} <= {1, 2, 3, 4}
-    assert all(y.tolist() == (x * 2).tolist() for y, x in kept), "other graphs ran since"
+    assert all(y.tolist() == (x * 2).tolist() for y, x in kept), (
+        "outputs keep their values while other graphs run"
+    )
 
 
-def test_rows_that_are_added_are_like_the_last(capture: Capture) -> None:
-    # What lay there before could be an index that is out of range.
+def test_padding_rows_are_copies_of_the_last_row(capture: Capture) -> None:
+    # Old memory could hold an index that is out of range.
     session, graphs = capture(small.lookup)
     assert session.capture([{"index": (4,)}], pads=True)
     steps = session.staged
@@ -303,24 +307,24 @@ def test_rows_that_are_added_are_like_the_last(capture: Capture) -> None:
     assert graphs.ran[-1] is not None
 
 
-def test_a_graph_that_fails_is_not_run_with_other_memory(capture: Capture) -> None:
+def test_a_failed_graph_is_repeated_without_the_graph(capture: Capture) -> None:
     session, graphs = capture(small.twice)
     assert session.capture(shapes(2), pads=True)
-    plainly = graphs._plainly
+    original = graphs._original
 
     def fails_on_graphs(binding: Any, graph: int | None) -> None:
         if binding in graphs.captured.values():
             raise RuntimeError("a shape")
-        plainly(binding, graph)
+        original(binding, graph)
 
-    graphs._plainly = fails_on_graphs
+    graphs._original = fails_on_graphs
     graphs.ran.clear()
     x = fp32(2, 3)
     assert session.run({"x": x})["y"].tolist() == (x * 2).tolist()
     assert [graph is not None for graph in graphs.ran] == [True, False]
 
 
-def test_without_proof_that_rows_are_apart_only_the_sizes_themselves_run_captured(capture: Capture) -> None:
+def test_a_model_that_mixes_rows_runs_captured_only_at_captured_sizes(capture: Capture) -> None:
     session, graphs = capture(small.centred)
     assert session.capture(shapes(2, 4), pads=False)
     graphs.ran.clear()
@@ -330,7 +334,7 @@ def test_without_proof_that_rows_are_apart_only_the_sizes_themselves_run_capture
     assert [graph is not None for graph in graphs.ran] == [True, False, True]
 
 
-def test_more_batches_at_a_time_than_slots_run_without_a_graph(capture: Capture) -> None:
+def test_batches_beyond_the_two_slots_run_without_a_graph(capture: Capture) -> None:
     session, graphs = capture(small.twice)
     assert session.capture(shapes(2), pads=True)
     graphs.ran.clear()
@@ -348,7 +352,7 @@ def test_more_batches_at_a_time_than_slots_run_without_a_graph(capture: Capture)
 
 
 def captured_wrongly(caplog: pytest.LogCaptureFixture, session: Session, device: CountingDeviceMemory) -> str:
-    """What was said; and that the model is served all the same."""
+    """Check that the model works without graphs. Return the warning."""
     x = fp32(2, 3)
     assert session.run({"x": x})["y"].tolist() == (x * 2).tolist()
     assert session.graphs is None
@@ -357,44 +361,44 @@ def captured_wrongly(caplog: pytest.LogCaptureFixture, session: Session, device:
     return record.getMessage()
 
 
-def test_a_graph_that_answers_what_was_asked_before_is_found_out(
+def test_a_graph_that_ignores_new_inputs_is_detected(
     capture: Capture, device: CountingDeviceMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     session, _ = capture(small.twice, stale=True)
     assert not session.capture(shapes(2), pads=True)
-    said = captured_wrongly(caplog, session, device)
-    assert "is served without CUDA graphs: captured, its output 'y' is another: by " in said
+    message = captured_wrongly(caplog, session, device)
+    assert "is served without CUDA graphs: captured, its output 'y' differs: by " in message
 
 
-def test_a_model_that_its_configuration_wants_captured_is_not_served_otherwise(capture: Capture) -> None:
+def test_a_failed_capture_that_the_configuration_requires_is_an_error(capture: Capture) -> None:
     session, _ = capture(small.twice, required=True, stale=True)
     with pytest.raises(StartError, match=r"optimization\.cuda\.graphs.*cannot be captured: .*leave that out"):
         session.capture(shapes(2), pads=True)
 
 
 @pytest.mark.parametrize(
-    ("build", "rung", "said"),
+    ("build", "captured", "message"),
     [
         (lambda path: small.echo(path, "BYTES"), {"x": (2, 3)}, "strings are not on the device"),
         (small.reshaped_conv, {"image": (2, 1, 8, 8)}, ""),
         (small.found, {"x": (2, 3)}, "the shape of output 'at' is only known once the model has run"),
     ],
 )
-def test_what_cannot_be_captured(
-    build: Callable[[Path], Path], rung: Mapping[str, Shape], said: str, capture: Capture, caplog: Any
+def test_models_that_cannot_be_captured_are_reported(
+    build: Callable[[Path], Path], captured: Mapping[str, Shape], message: str, capture: Capture, caplog: Any
 ) -> None:
     session, _ = capture(build)
-    assert session.capture([rung], pads=True) == (not said)
-    assert said in caplog.text
+    assert session.capture([captured], pads=True) == (not message)
+    assert message in caplog.text
 
 
-def test_a_session_on_the_cpu_has_no_graphs(tmp_path: Path) -> None:
+def test_a_session_on_the_cpu_ignores_graphs(tmp_path: Path) -> None:
     session = Session(small.twice(tmp_path / "m.onnx"), "cpu", OrtOptions(graphs=GraphOptions(required=True)))
     assert session.graphs is None
     assert not session.capture(shapes(2), pads=True)
 
 
-def test_runs_of_graphs_are_all_on_one_thread(tmp_path: Path, device: CountingDeviceMemory) -> None:
+def test_captured_graphs_run_on_one_thread(tmp_path: Path, device: CountingDeviceMemory) -> None:
     session = Session(small.twice(tmp_path / "m.onnx"), "cpu", OrtOptions(graphs=GraphOptions()), device)
     threads = set()
 

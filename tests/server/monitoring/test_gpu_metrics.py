@@ -76,7 +76,7 @@ def test_what_a_device_does_not_tell_is_none() -> None:
     _, gpus = rig(FakeGpu(FIRST, "GPU-a"))
     (whole,) = gpus.statistics(["cuda:0"])
     for what, missing in fields.items():
-        _, gpus = rig(FakeGpu(FIRST, "GPU-a", untold={what}))
+        _, gpus = rig(FakeGpu(FIRST, "GPU-a", unsupported={what}))
         without: dict[str, Any] = dict.fromkeys(missing)
         assert gpus.statistics(["cuda:0"]) == [dataclasses.replace(whole, **without)]
 
@@ -85,7 +85,7 @@ def test_one_that_falls_off_the_bus_tells_nothing_more_and_no_error_comes_of_it(
     gpu = FakeGpu(FIRST, "GPU-a")
     _, gpus = rig(gpu)
     gpus.statistics(["cuda:0"])
-    gpu.untold = {"utilization", "memory", "temperature", "power", "limit", "energy"}
+    gpu.unsupported = {"utilization", "memory", "temperature", "power", "limit", "energy"}
     assert gpus.statistics(["cuda:0"]) == [GpuStatistics("cuda:0", "GPU-a", *[None] * 7)]
 
 

@@ -70,7 +70,7 @@ def page(registry: ModelRegistry, *gpus: FakeGpu, accept: str = "") -> str:
     if gpus:
         nvml = FakeNvml(*gpus)
         nvml.nvmlInit()
-        reader = GpuReader(nvml, lambda index: gpus[index].place)
+        reader = GpuReader(nvml, lambda index: gpus[index].bus_id)
     text, _ = Metrics(registry, lambda: SERVER, lambda: reader).page(accept)
     return text.decode()
 
@@ -295,7 +295,7 @@ def test_the_figures_of_the_gpus_that_serve(registry: ModelRegistry) -> None:
 
 
 def test_what_a_gpu_does_not_tell_is_left_out(registry: ModelRegistry) -> None:
-    text = page(registry, GPUS[0], FakeGpu("0000:b3:00.0", "GPU-b", untold={"utilization", "energy"}))
+    text = page(registry, GPUS[0], FakeGpu("0000:b3:00.0", "GPU-b", unsupported={"utilization", "energy"}))
     assert "nv_gpu_power_usage" in text
     assert not [name for name in types(text) if "utilization" in name or "energy" in name]
 

@@ -1,4 +1,4 @@
-"""The memory of a large batch goes back to the system after a while."""
+"""Shrinkage of ONNX Runtime's arena after large batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_one_run_a_minute_shrinks_the_arena() -> None:
     assert seen == ["usual", "usual", "shrinking", "usual", "shrinking", "shrinking", "usual"]
 
 
-def test_memory_of_a_large_batch_is_given_back(tmp_path: Path) -> None:
+def test_memory_of_a_large_batch_is_released(tmp_path: Path) -> None:
     path = small.save(
         tmp_path / "m.onnx",
         [node("Exp", "x", "a"), node("Concat", "x a", "b", axis=1), node("ReduceMax", "b", "y", axes=[1])],
@@ -45,7 +45,7 @@ def test_memory_of_a_large_batch_is_given_back(tmp_path: Path) -> None:
     assert resident_bytes() - before < 50 * MIB
 
 
-def test_a_run_that_shrinks_can_be_ended_too(tmp_path: Path) -> None:
+def test_a_run_that_shrinks_the_arena_can_be_ended(tmp_path: Path) -> None:
     session = Session(small.twice(tmp_path / "m.onnx"))
     session.end_runs()
     assert session._run_options.terminate

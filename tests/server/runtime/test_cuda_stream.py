@@ -1,4 +1,4 @@
-"""A model whose kernels go before those of others: by a stream of the server's own, which ONNX Runtime is given."""
+"""Streams with a priority, which the server creates and passes to ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tensorferry.server.runtime.session import Session
 PROVIDERS = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
 
 
-class OnTheCpu:
-    """ONNX Runtime's session, which says that it is on the device that it was to be on, and computes on the CPU."""
+class SessionOnCpu:
+    """ONNX Runtime session that reports the requested providers and computes on the CPU."""
 
     given: list[list[tuple[str, dict[str, Any]]]]
 
@@ -47,16 +47,16 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, dict[str, Any]]]]:
-    """The providers of each session that is made."""
-    OnTheCpu.given = []
+    """Providers of each session that is created."""
+    SessionOnCpu.given = []
     monkeypatch.setattr(
         "tensorferry.server.runtime.session._inference_session",
-        lambda path, options, providers: OnTheCpu(str(path), options, providers=providers),
+        lambda path, options, providers: SessionOnCpu(str(path), options, providers=providers),
     )
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: PROVIDERS)
-    # The scripted runtime's memory is the host's, and of no device to ONNX Runtime.
+    # The scripted runtime allocates ordinary memory, so ONNX Runtime must treat it as the CPU's.
     monkeypatch.setattr(CudaDeviceMemory, "device_type", "cpu")
-    return OnTheCpu.given
+    return SessionOnCpu.given
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, dict[str, Any
         ("PRIORITY_MIN", KernelPriority.LAST),
     ],
 )
-def test_a_configuration_asks_for_it_as_for_triton(text: str, priority: KernelPriority | None) -> None:
+def test_priorities_are_read_as_in_triton(text: str, priority: KernelPriority | None) -> None:
     config = parse_config(f"optimization {{ priority: {text} }}" if text else "", "test")
     assert parse_ort_options(config) == OrtOptions(priority=priority)
 
 
 @pytest.mark.parametrize(("priority", "number"), [(KernelPriority.FIRST, -5), (KernelPriority.LAST, 0)])
-def test_the_stream_has_the_priority_and_lasts_as_long_as_the_session(
+def test_the_stream_has_the_priority_and_exists_as_long_as_the_session(
     priority: KernelPriority, number: int, runtime: Runtime, given: Any, tmp_path: Path
 ) -> None:
     session = Session(small.mlp(tmp_path / "m.onnx"), "cuda:3", OrtOptions(priority=priority))
@@ -83,38 +83,40 @@ def test_the_stream_has_the_priority_and_lasts_as_long_as_the_session(
     ((name, options), (_, none)) = given[0]
     assert (name, options) == ("CUDAExecutionProvider", {"device_id": 3, "user_compute_stream": str(stream)})
     assert none == {}, "the CPU has no streams"
-    # As a binding does, in the newer versions of ONNX Runtime.
+    # New versions of ONNX Runtime keep such a reference in a binding.
     kept = session._session._sess
     del session
     gc.collect()
-    assert stream in runtime.streams, "ONNX Runtime's session runs on it"
+    assert stream in runtime.streams, "ONNX Runtime's session still uses it"
     del kept
     gc.collect()
     assert stream not in runtime.streams
 
 
-def test_without_a_priority_onnx_runtime_makes_its_own(runtime: Runtime, given: Any, tmp_path: Path) -> None:
+def test_without_a_priority_onnx_runtime_creates_the_stream(
+    runtime: Runtime, given: Any, tmp_path: Path
+) -> None:
     Session(small.mlp(tmp_path / "m.onnx"), "cuda:3")
     assert runtime.priorities == {}
     assert "user_compute_stream" not in given[0][0][1]
 
 
-def test_tensorrt_and_cuda_share_it(runtime: Runtime) -> None:
+def test_tensorrt_and_cuda_share_the_stream(runtime: Runtime) -> None:
     stream = CudaDeviceMemory(3).stream(first=True)
     names = [name for name, options in with_stream([(name, {}) for name in PROVIDERS], stream) if options]
     assert names == PROVIDERS[:2]
 
 
-def test_a_model_without_its_stream_is_served_all_the_same(
+def test_a_model_is_served_without_a_stream_if_creating_it_fails(
     runtime: Runtime, given: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime.error = cudaError_t.cudaErrorInsufficientDriver
     session = Session(small.mlp(tmp_path / "m.onnx"), "cuda:3", OrtOptions(priority=KernelPriority.FIRST))
     assert session.run({"x": np.zeros((2, 8), np.float32)})["p"].shape == (2, 4)
     assert "user_compute_stream" not in given[0][0][1]
-    (record, *_) = [record for record in caplog.records if "goes neither before" in record.message]
+    (record, *_) = [record for record in caplog.records if "runs without a priority" in record.message]
     assert record.levelno == logging.WARNING
-    assert "m.onnx on cuda:3 goes neither before other models nor after them: " in record.message
+    assert "m.onnx on cuda:3 runs without a priority: " in record.message
 
 
 def test_on_the_cpu_there_is_no_stream(tmp_path: Path) -> None:

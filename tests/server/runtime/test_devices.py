@@ -1,4 +1,4 @@
-"""Which devices --device comes to, and what a machine without them says. The driver is a scripted one."""
+"""Choice of devices by --device, with a scripted driver."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tensorferry.server.runtime.devices import (
 
 
 class Driver:
-    """Behaves as libcuda does: results go where the arguments point to, a code that is not 0 is an error."""
+    """Stand-in for libcuda: results are written to the arguments, and a code other than 0 is an error."""
 
-    def __init__(self, *places: str, works: bool = True) -> None:
-        self._places = places
+    def __init__(self, *bus_ids: str, works: bool = True) -> None:
+        self._bus_ids = bus_ids
         self._works = works
 
     def cuInit(self, flags: int) -> int:
@@ -31,19 +31,19 @@ class Driver:
         return 0 if self._works else 100
 
     def cuDeviceGetCount(self, count: Any) -> int:
-        count._obj.value = len(self._places)
+        count._obj.value = len(self._bus_ids)
         return 0
 
     def cuDeviceGet(self, device: Any, ordinal: int) -> int:
         # A device's handle need not be its number.
         device._obj.value = ordinal + 40
-        return 0 if ordinal < len(self._places) else 101
+        return 0 if ordinal < len(self._bus_ids) else 101
 
     def cuDeviceGetPCIBusId(self, text: Any, size: int, device: Any) -> int:
-        place = self._places[device.value - 40]
-        if size <= len(place):
+        bus_id = self._bus_ids[device.value - 40]
+        if size <= len(bus_id):
             return 1
-        text.value = place.encode()
+        text.value = bus_id.encode()
         return 0
 
 
@@ -63,14 +63,16 @@ def use(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, cuda: bool = Tru
 TWO = Driver("0000:3b:00.0", "10001:00:00.0")
 
 
-def test_the_driver_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_of_the_driver_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, TWO)
     assert cuda_device_count() == 2
     assert [pci_bus_id(index) for index in range(3)] == ["0000:3b:00.0", "10001:00:00.0", None]
 
 
 @pytest.mark.parametrize("driver", [None, Driver("0000:3b:00.0", works=False)])
-def test_no_driver_or_a_broken_one(driver: Driver | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_broken_driver_has_no_devices(
+    driver: Driver | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(monkeypatch, driver)
     assert cuda_device_count() == 0
     assert pci_bus_id(0) is None
@@ -84,7 +86,7 @@ def test_without_a_gpu_models_run_on_the_cpu(wanted: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("wanted", ["cuda", "cuda:3", "cuda:0,1"])
 @pytest.mark.parametrize("cuda", [True, False])
-def test_a_gpu_that_is_asked_for_and_missing_is_an_error(
+def test_a_requested_gpu_that_is_missing_is_an_error(
     wanted: str, cuda: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, None, cuda)
@@ -105,7 +107,7 @@ def test_a_gpu_that_is_asked_for_and_missing_is_an_error(
         ("cuda:1,0", "cuda:1,0", (1, 0)),
     ],
 )
-def test_what_is_used_of_two(
+def test_devices_chosen_of_two_gpus(
     wanted: str, chosen: str, gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, TWO)
@@ -114,7 +116,7 @@ def test_what_is_used_of_two(
 
 
 @pytest.mark.parametrize("wanted", ["cuda:2", "cuda:0,2", "cuda:2,0"])
-def test_one_that_there_is_not_is_named(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_number_beyond_the_last_is_an_error(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, TWO)
     with pytest.raises(StartError, match=r"there is no CUDA device 2 \(the driver reports 2\)"):
         choose_device(wanted)
@@ -127,24 +129,24 @@ def test_one_that_there_is_not_is_named(wanted: str, monkeypatch: pytest.MonkeyP
         ("auto", None, "there is no CUDA device 0 (the driver reports 0)"),
     ],
 )
-def test_no_configuration_puts_a_model_on_a_gpu_that_may_not_be_used(
+def test_configurations_cannot_use_a_gpu_that_is_excluded(
     wanted: str, driver: Driver | None, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, driver)
     assert available_devices(wanted, "cpu") == AvailableDevices("cpu", (), why)
 
 
-def test_what_onnx_runtime_says_of_its_libraries_is_not_on_stdout(
+def test_messages_about_missing_libraries_go_to_the_log_not_to_stdout(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     use(monkeypatch, TWO)
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda **where: print("Failed to load libcublas.so.13"))
     assert choose_device("cuda") == "cuda:0"
-    assert capsys.readouterr().out == "", "who started us reads a line of JSON there"
+    assert capsys.readouterr().out == "", "the parent process reads JSON from stdout"
     assert caplog.messages == ["ONNX Runtime's CUDA libraries: Failed to load libcublas.so.13"]
 
 
-def test_libraries_that_are_installed_elsewhere_are_found(
+def test_libraries_in_other_package_folders_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     use(monkeypatch, TWO)
@@ -165,7 +167,7 @@ def test_libraries_that_are_installed_elsewhere_are_found(
     assert caplog.messages == []
 
 
-def test_an_onnx_runtime_that_is_too_old_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_onnx_runtime_without_preload_dlls_works(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, TWO)
     monkeypatch.delattr(onnxruntime, "preload_dlls")
     assert choose_device("cuda") == "cuda:0"

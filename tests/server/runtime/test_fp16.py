@@ -1,4 +1,4 @@
-"""Models converted to FP16, for real, on the CPU: what they are then, what clients see, what is refused."""
+"""Conversion of models to FP16, on the CPU: the converted model, what clients see, and errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tensorferry.server.runtime.session import Session
 
 @pytest.fixture
 def load(load: Load) -> Load:
-    """Loads a model in FP16; its batcher ends after the test."""
+    """Function that loads a model in FP16. Its batcher is closed after the test."""
     return partial(load, fp16=True)
 
 
@@ -50,7 +50,7 @@ def run(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize("build", [small.mlp, small.conv, small.attention, small.masked_mean])
-def test_weights_are_halved_and_the_wire_is_not(
+def test_weights_are_in_fp16_and_inputs_and_outputs_keep_their_datatypes(
     build: Callable[[Path], Path], load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -74,7 +74,7 @@ def test_weights_are_halved_and_the_wire_is_not(
     }
 
 
-def test_weights_in_files_of_their_own(tmp_path: Path, scratch: Path) -> None:
+def test_external_weights_are_converted(tmp_path: Path, scratch: Path) -> None:
     path = tmp_path / "apart" / "m.onnx"
     path.parent.mkdir()
     model = onnx.load(str(small.mlp(tmp_path / "m.onnx")))
@@ -82,7 +82,7 @@ def test_weights_in_files_of_their_own(tmp_path: Path, scratch: Path) -> None:
     source = ModelSource("m", path)
     served = load_model(source, ServerConfig((source,), fp16=True), "cpu")
     try:
-        # All that the conversion wrote is gone; the sessions do without.
+        # The converted files are removed, because sessions do not need them.
         assert not list(scratch.iterdir())
         inputs = random_inputs(served.signature, 2, 1)
         answer = served.batcher.submit_rows(inputs).result(PATIENCE)
@@ -91,9 +91,7 @@ def test_weights_in_files_of_their_own(tmp_path: Path, scratch: Path) -> None:
         assert served.batcher.close()
 
 
-def test_each_instance_is_made_from_what_was_converted_once(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_is_converted_once_for_all_instances(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
     real = Session.__init__
 
@@ -104,15 +102,15 @@ def test_each_instance_is_made_from_what_was_converted_once(
     monkeypatch.setattr(Session, "__init__", seen)
     model = load(small.mlp, "instance_group { count: 3 kind: KIND_CPU }")
     assert model.devices == ("cpu",) * 3
-    # Three instances, and the one in FP32 that they are compared with.
+    # Three instances, and one in FP32 for the comparison.
     assert len(made) == 4
     assert len(set(made[:3])) == 1
     assert made[3].name == "m.onnx"
     assert made[0] != made[3]
 
 
-def test_weights_that_are_also_inputs(tmp_path: Path) -> None:
-    """As exporters wrote them for IR versions below 4."""
+def test_weights_that_are_also_inputs_are_converted(tmp_path: Path) -> None:
+    """Exporters wrote such files for IR versions below 4."""
     model = onnx.load(str(small.mlp(tmp_path / "m.onnx")))
     for tensor in model.graph.initializer:
         model.graph.input.append(
@@ -130,7 +128,7 @@ def test_weights_that_are_also_inputs(tmp_path: Path) -> None:
     )
 
 
-def test_functions_of_the_model(tmp_path: Path) -> None:
+def test_functions_of_the_model_are_converted(tmp_path: Path) -> None:
     function = helper.make_function(
         "own",
         "Scaled",
@@ -177,7 +175,7 @@ def branching(path: Path) -> Path:
     )
 
 
-def test_branches(tmp_path: Path) -> None:
+def test_branches_are_converted(tmp_path: Path) -> None:
     converted(branching(tmp_path / "m.onnx"), tmp_path / "out")
     for flag, factor in ((True, 1), (False, 2)):
         inputs = {"x": fp32(2, 3), "flag": np.array([flag, not flag])}
@@ -185,14 +183,14 @@ def test_branches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("excepted", [("Softmax",), ("MatMul", "Relu"), ("second",)])
-def test_what_is_to_stay_in_fp32(excepted: tuple[str, ...], tmp_path: Path) -> None:
+def test_excepted_operators_and_nodes_stay_in_fp32(excepted: tuple[str, ...], tmp_path: Path) -> None:
     path = small.mlp(tmp_path / "m.onnx")
     model = onnx.load(str(path))
     model.graph.node[2].name = "second"
     onnx.save(model, str(path))
     kinds = weights(converted(path, tmp_path / "out", *excepted))
     in_fp32 = {name for name, kind in kinds.items() if kind == TensorProto.FLOAT}
-    # A weight that is used in FP32 alone stays in it.
+    # A weight that is used only in FP32 is not converted.
     assert in_fp32 == {("Softmax",): set(), ("MatMul", "Relu"): {"w", "v"}, ("second",): {"v"}}[excepted]
     inputs = random_inputs(Session(path).signature, 2, 1)
     np.testing.assert_allclose(
@@ -200,14 +198,14 @@ def test_what_is_to_stay_in_fp32(excepted: tuple[str, ...], tmp_path: Path) -> N
     )
 
 
-def test_a_name_that_nothing_has(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_name_is_reported(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     load(small.mlp, fp16_except=("Softmax", "Sofmax"))
     assert "has no operator or node 'Sofmax': nothing stays in FP32 by that name" in caplog.text
     assert "'Softmax'" not in caplog.text
 
 
 def tiny(path: Path) -> Path:
-    """y = 1e-9 x: FP16 has no number so small but 0."""
+    """y = 1e-9 x, which is 0 in FP16."""
     return small.save(
         path,
         [small.node("Mul", "x tiny", "y", name="shrink")],
@@ -217,7 +215,7 @@ def tiny(path: Path) -> Path:
     )
 
 
-def test_a_model_that_is_too_far_off_is_refused(load: Load, scratch: Path) -> None:
+def test_a_difference_above_the_tolerance_is_an_error(load: Load, scratch: Path) -> None:
     with pytest.raises(StartError) as caught:
         load(tiny)
     said = str(caught.value)
@@ -226,14 +224,14 @@ def test_a_model_that_is_too_far_off_is_refused(load: Load, scratch: Path) -> No
     assert not list(scratch.iterdir())
 
 
-def test_unless_that_is_allowed(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_difference_within_the_tolerance_is_accepted(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     load(tiny, fp16_tolerance=60.0)
     assert "model m in FP16: outputs differ from FP32 by at most" in caplog.text
 
 
 def warmed(path: Path, name: str, datatype: str, value: Array) -> ModelSource:
-    """The model, with a configuration that has a sample of one row."""
+    """Return a model whose configuration has a sample of one row."""
     (path.parent / "warmup").mkdir()
     (path.parent / "warmup" / "row").write_bytes(value.tobytes())
     dims = max(1, value.size)
@@ -245,7 +243,7 @@ def warmed(path: Path, name: str, datatype: str, value: Array) -> ModelSource:
 
 
 def test_samples_of_the_configuration_are_compared(load: Load, tmp_path: Path) -> None:
-    """Random indices are small; the model's own are not."""
+    """Random indices are small. The indices in the sample are large."""
 
     def far(path: Path) -> Path:
         table = np.arange(10, dtype=np.float32).reshape(10, 1)
@@ -265,10 +263,10 @@ def test_samples_of_the_configuration_are_compared(load: Load, tmp_path: Path) -
 
 
 def test_infinities_are_refused_whatever_the_tolerance(load: Load, tmp_path: Path) -> None:
-    """What clients send may be beyond what FP16 has room for."""
+    """Input values may exceed the range of FP16."""
 
     def picked(path: Path) -> Path:
-        """y = 2 x, its columns in another order: of both, the CPU can do the latter alone in FP16."""
+        """y = 2 x with its columns reordered. The CPU supports only the reordering in FP16."""
         return small.save(
             path,
             [small.node("Gather", "x order", "turned", axis=1), small.node("Mul", "turned two", "y")],
@@ -285,7 +283,7 @@ def test_infinities_are_refused_whatever_the_tolerance(load: Load, tmp_path: Pat
 
 def test_labels_may_differ_and_are_counted(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     def label(path: Path) -> Path:
-        """Whether 1e-9 x exceeds 1e-8: for FP16 both constants are its least number."""
+        """y = 1e-9 x > 1e-8. In FP16 both constants are the smallest number."""
         return small.save(
             path,
             [small.node("Mul", "x tiny", "shrunk"), small.node("Greater", "shrunk least", "y")],
@@ -315,10 +313,14 @@ def test_a_model_that_cannot_be_compared_is_served_with_a_warning(
         )
 
     load(picky)
-    assert "model m is in FP16, and not compared with FP32: it does not run on random input" in caplog.text
+    assert (
+        "model m in FP16 was not compared with FP32, because it does not run on random input" in caplog.text
+    )
 
 
-def test_a_model_without_weights_in_fp32_is_left_alone(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_without_weights_in_fp32_is_not_converted(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
     def half(path: Path) -> Path:
         return small.mlp(path, np.float16)
 
@@ -335,7 +337,7 @@ def test_a_model_without_weights_in_fp32_is_left_alone(load: Load, caplog: pytes
         ('parameters { key: "fp16" value { string_value: "1" } }', False, True),
     ],
 )
-def test_a_configuration_decides_for_its_model(
+def test_the_configuration_overrides_the_flag(
     config: str | None, flag: bool, halved: bool, load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -344,7 +346,7 @@ def test_a_configuration_decides_for_its_model(
     assert (model.config.parameters["fp16"].string_value == "1") is halved
 
 
-def test_the_completed_configuration_means_the_same(
+def test_the_completed_configuration_gives_the_same_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], scratch: Path
 ) -> None:
     path = small.mlp(tmp_path / "m.onnx")
@@ -359,7 +361,7 @@ def test_the_completed_configuration_means_the_same(
     assert not list(scratch.iterdir())
 
 
-def test_without_onnx_it_says_what_to_install(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without(name: str, *others: Any) -> Any:
@@ -370,17 +372,20 @@ def test_without_onnx_it_says_what_to_install(load: Load, monkeypatch: pytest.Mo
         return real(name, *others)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(StartError, match=r"for which onnx is missing: pip install 'tensorferry\[fp16\]' has"):
+    with pytest.raises(
+        StartError,
+        match=r"conversion to FP16 needs onnx, which is missing: pip install 'tensorferry\[fp16\]' has",
+    ):
         load(small.mlp)
 
 
-def test_the_path_of_modules_stays_as_it_was(load: Load) -> None:
+def test_sys_path_is_unchanged(load: Load) -> None:
     before = list(sys.path)
     load(small.mlp)
     assert sys.path == before
 
 
-def test_files_that_are_no_models(tmp_path: Path) -> None:
+def test_invalid_files_are_errors(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"no model")
     with pytest.raises(StartError, match=r"m\.onnx: it cannot be converted to FP16: "):
         convert_to_fp16(tmp_path / "m.onnx", Fp16(0.1), tmp_path)
@@ -389,7 +394,7 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
         load_model(source, ServerConfig((source,), fp16=True), "cpu")
 
 
-def test_a_conversion_that_does_not_load_names_the_models_own_file(tmp_path: Path, scratch: Path) -> None:
+def test_an_error_of_the_converted_file_names_the_original(tmp_path: Path, scratch: Path) -> None:
     (scratch / "model.onnx").write_bytes(b"no model")
     file = ModelFile(tmp_path / "own.onnx", scratch / "model.onnx")
     with pytest.raises(StartError) as caught:

@@ -1,4 +1,4 @@
-"""What a configuration asks for is held against the memory that is there."""
+"""Checks of configurations against the available memory."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ def files(folder: Path, limit: str, used: int, cache: int) -> tuple[Path, Path]:
         (str(64 * GIB), GIB, 0, 4 * GIB),
     ],
 )
-def test_the_lesser_of_machine_and_container(
+def test_the_lesser_of_machine_and_container_is_available(
     tmp_path: Path, limit: str, used: int, cache: int, expected: int
 ) -> None:
     assert available_bytes(*files(tmp_path, limit, used, cache)) == expected
 
 
-def test_without_a_cgroup_the_machine_counts(tmp_path: Path) -> None:
+def test_without_a_cgroup_the_machine_s_memory_is_available(tmp_path: Path) -> None:
     meminfo, _ = files(tmp_path, "max", 0, 0)
     assert available_bytes(meminfo, tmp_path / "none") == 4 * GIB
 
 
-def test_this_machine() -> None:
+def test_memory_of_this_machine_is_read() -> None:
     assert available_bytes() > 0
     assert resident_bytes() > 1 << 20
 
 
-def test_what_does_not_fit_is_said_in_numbers() -> None:
+def test_the_error_states_needed_and_available_memory() -> None:
     check_fits("it", GIB, "lower it", lambda: GIB)
     with pytest.raises(StartError) as caught:
         check_fits("it", 3 * GIB, "lower it", lambda: GIB)
     assert str(caught.value) == ("it takes at least 3.00 GiB, and 1.00 GiB of memory are available; lower it")
 
 
-def test_the_next_step_takes_as_much_as_those_before() -> None:
+def test_the_next_step_is_expected_to_take_as_much_as_the_average() -> None:
     resident = iter([GIB, 3 * GIB, 5 * GIB, 5 * GIB])
     growth = GrowthCheck(lambda: 3 * GIB, lambda: next(resident))
     growth.check("a batch of 2 rows", "")
@@ -73,7 +73,7 @@ def test_the_next_step_takes_as_much_as_those_before() -> None:
     growth.check("instance 4", "", steps=2)
 
 
-def test_a_batch_larger_than_the_memory_is_refused_at_load(tmp_path: Path) -> None:
+def test_a_max_batch_size_beyond_the_memory_fails_the_load(tmp_path: Path) -> None:
     path = small.save(
         tmp_path / "m.onnx",
         [node("Relu", "x", "y")],
@@ -88,7 +88,7 @@ def test_a_batch_larger_than_the_memory_is_refused_at_load(tmp_path: Path) -> No
         load_model(source, ServerConfig(models=(source,), max_queue_size=1 << 31), "cpu")
 
 
-def test_no_batch_is_warmed_up_that_the_queue_cannot_hold(tmp_path: Path) -> None:
+def test_warm_up_is_limited_to_the_size_of_the_queue(tmp_path: Path) -> None:
     path = small.save(
         tmp_path / "m.onnx",
         [node("Relu", "x", "y")],

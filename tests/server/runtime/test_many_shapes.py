@@ -1,4 +1,4 @@
-"""Many distinct shapes through a model with free axes leave nothing behind."""
+"""Memory after requests with many distinct shapes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import ModelRegistry
 
 _MIB = 1 << 20
-# Distinct shapes of one half; the bounds of all caches are below.
+# Distinct shapes of one half, more than any cache holds.
 _SHAPES = 1_000
 
 
@@ -32,7 +32,7 @@ def _message(index: int) -> bytes:
     return pb.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[raw]).SerializeToString()
 
 
-def test_memory_does_not_grow_with_the_shapes_seen(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_number_of_shapes(tmp_path: Path) -> None:
     path = small.identity(tmp_path / "m.onnx", value("x", "FP32", ("batch", "height", "width")))
     source = ModelSource("m", path, "1", None)
     model = load_model(source, ServerConfig(models=(source,)), "cpu")
@@ -43,7 +43,7 @@ def test_memory_does_not_grow_with_the_shapes_seen(tmp_path: Path) -> None:
     error_reply: list[BaseException] = []
 
     def run(indices: range) -> int:
-        """Answer a request of each shape; the bytes that Python then has."""
+        """Run a request of each shape. Return the bytes that Python has allocated."""
         for index in indices:
             answered = threading.Event()
 

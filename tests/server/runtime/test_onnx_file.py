@@ -1,4 +1,4 @@
-"""The strings of an ONNX file, wherever they are in it."""
+"""Strings in an ONNX file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def saved(path: Path, *nodes: onnx.NodeProto, tensors: tuple[onnx.TensorProto, .
     return path
 
 
-def test_of_attributes_tensors_and_graphs_within(tmp_path: Path) -> None:
+def test_strings_in_attributes_tensors_and_subgraphs_are_found(tmp_path: Path) -> None:
     inner = helper.make_graph([helper.make_node("Some", [], ["z"], within=["inner"])], "inner", [], [])
     path = saved(
         tmp_path / "m.onnx",
@@ -43,7 +43,7 @@ def test_of_attributes_tensors_and_graphs_within(tmp_path: Path) -> None:
     }
 
 
-def test_of_functions(tmp_path: Path) -> None:
+def test_strings_in_functions_are_found(tmp_path: Path) -> None:
     function = helper.make_function(
         "own", "F", [], ["y"], [helper.make_node("Some", [], ["y"], words=["hidden"])], []
     )
@@ -52,7 +52,7 @@ def test_of_functions(tmp_path: Path) -> None:
     assert list(string_lists(tmp_path / "m.onnx")) == [("hidden",)]
 
 
-def test_there_are_bounds(tmp_path: Path) -> None:
+def test_the_number_and_length_of_strings_is_bounded(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Some", [], ["y"], words=[f"{at} {word}" for word in range(100)]) for at in range(20)
     ]
@@ -62,7 +62,7 @@ def test_there_are_bounds(tmp_path: Path) -> None:
     assert list(string_lists(long)) == [("y" * 256,)]
 
 
-def test_a_file_that_is_cut_off_or_none(tmp_path: Path) -> None:
+def test_truncated_or_invalid_files_raise_nothing(tmp_path: Path) -> None:
     path = small.without_stop_words(tmp_path / "m.onnx")
     data = path.read_bytes()
     whole = set(string_lists(path))
@@ -72,12 +72,12 @@ def test_a_file_that_is_cut_off_or_none(tmp_path: Path) -> None:
         assert set(string_lists(tmp_path / "cut.onnx")) <= whole
 
 
-def test_another_form_has_none(tmp_path: Path) -> None:
+def test_other_formats_have_no_strings(tmp_path: Path) -> None:
     path = small.without_stop_words(tmp_path / "m.onnx").rename(tmp_path / "m.ort")
     assert string_lists(path) == ()
 
 
-def test_no_words(tmp_path: Path) -> None:
+def test_a_model_without_strings_has_none(tmp_path: Path) -> None:
     model = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch"])
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [model], [])
     onnx.save(helper.make_model(graph), str(tmp_path / "m.onnx"))

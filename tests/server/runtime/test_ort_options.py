@@ -1,4 +1,4 @@
-"""How a configuration tunes ONNX Runtime: what is read, what is not allowed, and that it arrives."""
+"""Options for ONNX Runtime: parsing, errors, and their effect on sessions."""
 
 from __future__ import annotations
 
@@ -113,12 +113,12 @@ def read(text: str) -> OrtOptions:
         ),
     ],
 )
-def test_what_is_asked_for(text: str, options: OrtOptions) -> None:
+def test_options_are_read(text: str, options: OrtOptions) -> None:
     assert read(text) == options
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("optimization { graph { level: 3 } }", "optimization.graph.level is 3; it must be -1"),
         (
@@ -162,10 +162,10 @@ def test_what_is_asked_for(text: str, options: OrtOptions) -> None:
             )
             for tolerance in ("0", "-1", "nan", "inf", "little")
         ),
-        (accelerator("gpu", "cuda", user_compute_stream="94"), "addresses in their own memory; leave it out"),
-        (accelerator("gpu", "cuda", gpu_external_alloc="94"), "addresses in their own memory; leave it out"),
-        (accelerator("gpu", "tensorrt", trt_onnx_bytestream="9"), "addresses in their own memory"),
-        (accelerator("gpu", "cuda", device_id="1"), "the device is said by instance_group"),
+        (accelerator("gpu", "cuda", user_compute_stream="94"), "embeds ONNX Runtime; leave it out"),
+        (accelerator("gpu", "cuda", gpu_external_alloc="94"), "embeds ONNX Runtime; leave it out"),
+        (accelerator("gpu", "tensorrt", trt_onnx_bytestream="9"), "embeds ONNX Runtime"),
+        (accelerator("gpu", "cuda", device_id="1"), "instance_group sets the device"),
         (accelerator("gpu", "tensorrt", trt_cuda_graph_enable="1"), "CUDA graphs are asked for by"),
         (accelerator("gpu", "cuda", enable_cuda_graph="1"), "CUDA graphs are asked for by"),
         (
@@ -174,8 +174,8 @@ def test_what_is_asked_for(text: str, options: OrtOptions) -> None:
         ),
     ],
 )
-def test_what_is_not_allowed(text: str, said: str) -> None:
-    with pytest.raises(ModelConfigError, match=said):
+def test_invalid_values_are_errors(text: str, message: str) -> None:
+    with pytest.raises(ModelConfigError, match=message):
         read(text)
 
 
@@ -228,7 +228,7 @@ OF_FP16 = {name: value for name, value in ALL.items() if name.startswith("fp16")
         ),
     ],
 )
-def test_flags_are_for_what_a_configuration_leaves_open(
+def test_flags_fill_parameters_that_the_configuration_leaves_out(
     text: str, options: ServerConfig, devices: list[str], parameters: dict[str, str]
 ) -> None:
     given = parse_config('name: "m" ' + text, "test")
@@ -239,7 +239,7 @@ def test_flags_are_for_what_a_configuration_leaves_open(
     assert with_server_defaults(completed, ServerConfig(()), devices) == completed
 
 
-def test_what_the_flags_come_to() -> None:
+def test_options_from_flags() -> None:
     assert parse_ort_options(with_server_defaults(parse_config("", "test"), FLAGS, ["cuda:0"])) == OrtOptions(
         cuda=(
             ("arena_extend_strategy", "kSameAsRequested"),
@@ -262,17 +262,17 @@ def test_what_the_flags_come_to() -> None:
         (parameter("use_tf32", "0") + accelerator("gpu", "tensorrt", precision_mode="INT8"), 0.0, 5e-2),
     ],
 )
-def test_how_precise_a_device_is(text: str, on_cpu: float, on_gpu: float) -> None:
+def test_precision_of_a_device(text: str, on_cpu: float, on_gpu: float) -> None:
     options = read(text)
     assert (options.precision("cpu"), options.precision("cuda:1")) == (on_cpu, on_gpu)
 
 
-def test_parameters_that_nothing_reads() -> None:
+def test_parameters_without_effect_are_listed() -> None:
     config = parse_config(parameter("execution_mode", "1") + parameter("b", "") + parameter("a", ""), "test")
     assert unknown_parameters(config) == ["a", "b"]
 
 
-def test_they_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_reach_onnx_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[onnxruntime.SessionOptions] = []
     real = onnxruntime.InferenceSession
 
@@ -308,7 +308,7 @@ def test_they_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_arena_shrinks_after_each_run(tmp_path: Path) -> None:
-    """Shown by a device that there is not: it is looked for at the end of the run."""
+    """A device that does not exist shows this: it is looked up at the end of the run."""
     path = small.twice(tmp_path / "m.onnx")
     session = Session(path, "cpu", OrtOptions(arena_shrinkage="cpu:0"))
     assert session.run({"x": fp32(2, 3)})["y"].tolist() == (2 * fp32(2, 3)).tolist()
@@ -319,7 +319,7 @@ def test_the_arena_shrinks_after_each_run(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     "OpenVINOExecutionProvider" in onnxruntime.get_available_providers(), reason="this ONNX Runtime has it"
 )
-def test_a_provider_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_provider_is_named(tmp_path: Path) -> None:
     settings = OrtOptions(cpu=(ExecutionProvider("OpenVINOExecutionProvider"),))
     with pytest.raises(
         StartError,

@@ -1,4 +1,4 @@
-"""Classifiers whose exporter fixed the label's first dimension to 1, as onnxmltools does for LightGBM."""
+"""Classifiers whose label is declared with one row, as onnxmltools does for LightGBM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensorferry.server.models.loader import load_model
 from tensorferry.server.runtime.session import Session
 
 
-def test_it_is_batched_and_its_metadata_is_true(tmp_path: Path) -> None:
+def test_such_a_model_is_batched_and_its_metadata_is_corrected(tmp_path: Path) -> None:
     model = load_model(ModelSource("trees", trees(tmp_path / "m.onnx")), ServerConfig(models=()), "cpu")
     try:
         assert model.batching.startswith("batches of up to 32 rows")
@@ -28,7 +28,7 @@ def test_it_is_batched_and_its_metadata_is_true(tmp_path: Path) -> None:
         model.batcher.close()
 
 
-def test_one_label_for_all_rows_is_none_for_each(tmp_path: Path) -> None:
+def test_one_label_for_all_rows_is_not_corrected(tmp_path: Path) -> None:
     path = save(
         tmp_path / "m.onnx",
         [node("ReduceMax", "x", "most", keepdims=0), node("Reshape", "most one", "label")],
@@ -41,7 +41,7 @@ def test_one_label_for_all_rows_is_none_for_each(tmp_path: Path) -> None:
     assert "fixed to 1" in str(signature.no_batch_axis_reason())
 
 
-def test_a_configuration_may_say_either(tmp_path: Path) -> None:
+def test_a_configuration_may_declare_either_form(tmp_path: Path) -> None:
     signature = Session(trees(tmp_path / "m.onnx")).signature
     text = """name: "m" max_batch_size: %d input { name: "x" data_type: TYPE_FP32 dims: [%s] }
         output { name: "label" data_type: TYPE_INT64 %s }

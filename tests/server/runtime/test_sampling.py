@@ -1,4 +1,4 @@
-"""Random inputs: values that models accept, and sizes with which they run."""
+"""Random inputs: valid values, and sizes with which a model runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.runtime.sampling import random_inputs, working_size
 
 
-def test_samples_are_values_that_indices_masks_and_categories_admit() -> None:
+def test_random_inputs_are_valid_as_indices_masks_and_categories() -> None:
     specs = [spec(name, name, "batch", 50, "n") for name in DATATYPES]
     made = random_inputs(signature(*specs), 3, 7)
     for name, array in made.items():
@@ -26,7 +26,7 @@ def test_samples_are_values_that_indices_masks_and_categories_admit() -> None:
     assert all((made[name] == again[name]).all() for name in made)
 
 
-def test_samples_of_scalars_and_fixed_shapes() -> None:
+def test_random_inputs_for_scalars_and_fixed_shapes() -> None:
     specs = [spec(f"{name}{len(dims)}", name, *dims) for name in DATATYPES for dims in ((), (2, 3))]
     made = random_inputs(signature(*specs), 5, 7)
     assert {array.shape for name, array in made.items()} == {(), (2, 3)}
@@ -42,7 +42,7 @@ def test_samples_of_scalars_and_fixed_shapes() -> None:
         ((2, "n"), [4, 16, 64, 224, 1]),
     ],
 )
-def test_sizes_are_tried_where_a_dimension_varies(dims: tuple[Any, ...], tried: list[int]) -> None:
+def test_sizes_are_tried_for_varying_dimensions(dims: tuple[Any, ...], tried: list[int]) -> None:
     seen: list[int] = []
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""Temporary directories: gone with their last user, also where that was killed."""
+"""Removal of temporary directories, also after the process was killed."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_goes_with_its_last_reference(folder: Path) -> None:
+def test_it_is_removed_with_its_last_reference(folder: Path) -> None:
     files = UploadedFiles("m", {"1/model.onnx": b"uploaded"})
     assert (files.directory / "m/1/model.onnx").read_bytes() == b"uploaded"
     del files
     assert list(folder.iterdir()) == []
 
 
-def test_it_can_be_removed_at_once(folder: Path) -> None:
+def test_it_can_be_removed_explicitly(folder: Path) -> None:
     scratch = ScratchDirectory()
     scratch.remove()
     scratch.remove()
     assert list(folder.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_and_what_is_used_is_not(folder: Path) -> None:
+def test_only_directories_of_killed_processes_are_removed(folder: Path) -> None:
     mine = ScratchDirectory()
     with subprocess.Popen(
         [sys.executable, "-c", _OTHER_PROCESS.format(path=sys.path)],
@@ -64,7 +64,7 @@ def test_what_a_killed_process_left_is_removed_and_what_is_used_is_not(folder: P
     assert mine.path.is_dir()
 
 
-def test_other_directories_are_left_alone(folder: Path) -> None:
+def test_other_directories_are_kept(folder: Path) -> None:
     (folder / "tensorferry-mine").mkdir()
     (folder / "other").mkdir()
     (folder / "other/.lock").touch()

@@ -1,4 +1,4 @@
-"""A model through ONNX Runtime: what loads, what it gives back, what is said when it fails."""
+"""Sessions: loading, outputs, and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensorferry.server.runtime.session import Session
 
 
 def numbers(name: str) -> Array:
-    """Shape [2, 3], in `storage` form; strings as `str`, as the codec gives them."""
+    """Return values of shape [2, 3] in `storage` form, with strings as `str`."""
     if name == "BYTES":
         return np.array([["", "a\0b", "é"], ["line\n", "終", "x" * 5000]], dtype=object)
     if name == "BF16":
@@ -29,7 +29,7 @@ def numbers(name: str) -> Array:
 
 
 @pytest.mark.parametrize("name", DATATYPES)
-def test_every_datatype_of_any_size(name: str, tmp_path: Path) -> None:
+def test_arrays_of_every_datatype_and_size_are_unchanged(name: str, tmp_path: Path) -> None:
     session = Session(small.echo(tmp_path / "m.onnx", name))
     (given,) = session.signature.inputs
     assert (given.name, given.datatype.name, given.dims) == ("x", name, ("batch", "n"))
@@ -41,20 +41,20 @@ def test_every_datatype_of_any_size(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", DATATYPES)
-def test_scalars(name: str, tmp_path: Path) -> None:
+def test_scalars_of_every_datatype_are_unchanged(name: str, tmp_path: Path) -> None:
     session = Session(small.echo(tmp_path / "m.onnx", name, dims=()))
     x = numbers(name)[1:, :1].reshape(()) if name != "BYTES" else np.array("text", dtype=object)
     out = session.run({"x": x})["x_out"]
     assert (out.shape, out.dtype, out.tolist()) == ((), x.dtype, x.tolist())
 
 
-def test_read_only_inputs_as_the_wire_gives_them(tmp_path: Path) -> None:
+def test_read_only_inputs_are_accepted(tmp_path: Path) -> None:
     session = Session(small.twice(tmp_path / "m.onnx"))
     x = np.frombuffer(fp32(2, 3).tobytes(), np.float32).reshape(2, 3)
     assert session.run({"x": x})["y"].tolist() == (fp32(2, 3) * 2).tolist()
 
 
-def test_outputs_are_the_callers_own(tmp_path: Path) -> None:
+def test_outputs_belong_to_the_caller(tmp_path: Path) -> None:
     session = Session(small.twice(tmp_path / "m.onnx"))
     first = session.run({"x": fp32(2, 3)})["y"]
     session.run({"x": fp32(2, 3) + 50})
@@ -70,7 +70,7 @@ def test_outputs_are_the_callers_own(tmp_path: Path) -> None:
         (b"\x08\x09", "ONNX Runtime cannot load it"),
     ],
 )
-def test_files_that_are_no_model(content: bytes | None, message: str, tmp_path: Path) -> None:
+def test_invalid_files_are_errors(content: bytes | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     if content is not None:
         path.write_bytes(content)
@@ -80,26 +80,26 @@ def test_files_that_are_no_model(content: bytes | None, message: str, tmp_path: 
     assert "\n" not in str(caught.value)
 
 
-def test_a_directory_is_no_model(tmp_path: Path) -> None:
+def test_a_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="not a file"):
         Session(tmp_path)
 
 
-def test_a_truncated_model(tmp_path: Path) -> None:
+def test_a_truncated_model_is_an_error(tmp_path: Path) -> None:
     path = small.mlp(tmp_path / "m.onnx")
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(StartError, match=r"m\.onnx: ONNX Runtime cannot load it"):
         Session(path)
 
 
-def test_types_that_the_protocol_cannot_carry_name_file_and_tensor(tmp_path: Path) -> None:
+def test_an_unsupported_type_names_file_and_tensor(tmp_path: Path) -> None:
     path = small.sequence(tmp_path / "m.onnx")
     with pytest.raises(StartError) as caught:
         Session(path)
     assert str(caught.value).startswith(f"{path}: output 'y' is of type seq(tensor(float))")
 
 
-def test_a_failed_run_says_node_and_reason_and_no_place_in_any_source(tmp_path: Path) -> None:
+def test_a_failed_run_reports_node_and_reason_without_source_location(tmp_path: Path) -> None:
     session = Session(small.lookup(tmp_path / "m.onnx"))
     assert session.run({"index": np.array([9, 0])})["y"].tolist() == [[9], [0]]
     with pytest.raises(ModelFailedError) as caught:
@@ -113,7 +113,7 @@ def test_a_failed_run_says_node_and_reason_and_no_place_in_any_source(tmp_path: 
     assert session.run({"index": np.array([3])})["y"].tolist() == [[3]]
 
 
-def test_a_reason_that_has_places_in_a_source_is_for_the_log(tmp_path: Path) -> None:
+def test_a_reason_with_source_locations_is_only_logged(tmp_path: Path) -> None:
     session = Session(small.added(tmp_path / "m.onnx"))
     with pytest.raises(ModelFailedError) as caught:
         session.run({"a": fp32(2, 2), "b": fp32(2, 3)})
@@ -122,7 +122,7 @@ def test_a_reason_that_has_places_in_a_source_is_for_the_log(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="there is one core to be kept to")
-def test_keeps_to_the_cores_that_it_may_use(tmp_path: Path) -> None:
+def test_threads_are_limited_to_the_allowed_cores(tmp_path: Path) -> None:
     path = small.echo(tmp_path / "m.onnx", "FP32")
     allowed = os.sched_getaffinity(0)
     before = set(os.listdir("/proc/self/task"))

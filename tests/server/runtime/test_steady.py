@@ -1,4 +1,4 @@
-"""Models whose time may depend on values are told from those whose time depends on shapes alone."""
+"""Distinction of models whose run time depends only on shapes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from support.processes import models
 from tensorferry.server.runtime.onnx_file import has_steady_run_time
 
 
-def test_dense_layers_are_steady(digits_model: Path, echo_model: Path) -> None:
+def test_dense_layers_have_a_steady_run_time(digits_model: Path, echo_model: Path) -> None:
     assert has_steady_run_time(digits_model)
     assert has_steady_run_time(echo_model)
 
 
-def test_a_loop_is_not(tmp_path: Path) -> None:
+def test_a_loop_has_no_steady_run_time(tmp_path: Path) -> None:
     assert not has_steady_run_time(models.probe(tmp_path / "probe.onnx"))
 
 
-# In each `n` decides the size of something; it is an input of the model, or a constant of it.
+# In each operator `n` determines a size. It is an input of the model, or a constant.
 SIZED = {
     "Range": "zero = Constant <value_int = 0> () one = Constant <value_int = 1> () y = Range(zero, n, one)",
     "Tile": "k = Unsqueeze(n, axis) y = Tile(x, k)",
@@ -50,7 +50,7 @@ SIZED = {
 _FUNCTION = '<domain: "local", opset_import: ["" : 20]> Function (n) => (y) { y = HannWindow(n) }'
 
 
-def _steady(folder: Path, inputs: str, body: str) -> bool:
+def _has_steady_run_time(folder: Path, inputs: str, body: str) -> bool:
     header = '<ir_version: 9, opset_import: ["" : 20, "local" : 1]>'
     body = "axis = Constant <value_ints = [0]> () " + body
     text = f"{header} g ({inputs}) => (float[N] y) {{ {body} }} {_FUNCTION}"
@@ -59,11 +59,13 @@ def _steady(folder: Path, inputs: str, body: str) -> bool:
 
 
 @pytest.mark.parametrize("operator", SIZED)
-def test_sizes_from_values_are_not_and_from_constants_and_shapes_are(tmp_path: Path, operator: str) -> None:
+def test_sizes_from_values_are_not_steady_and_from_constants_and_shapes_are(
+    tmp_path: Path, operator: str
+) -> None:
     body = SIZED[operator]
-    assert not _steady(tmp_path, "float[N] x, int64 n", body)
-    assert _steady(tmp_path, "float[N] x", "n = Constant <value_int = 4> () " + body)
-    assert _steady(tmp_path, "float[N] x", "n = Size(x) " + body)
+    assert not _has_steady_run_time(tmp_path, "float[N] x, int64 n", body)
+    assert _has_steady_run_time(tmp_path, "float[N] x", "n = Constant <value_int = 4> () " + body)
+    assert _has_steady_run_time(tmp_path, "float[N] x", "n = Size(x) " + body)
 
 
 @pytest.mark.parametrize(
@@ -76,18 +78,18 @@ def test_sizes_from_values_are_not_and_from_constants_and_shapes_are(tmp_path: P
         "y = Acme(x)",
     ],
 )
-def test_as_many_as_values_say_and_the_unknown_are_not(tmp_path: Path, body: str) -> None:
-    assert not _steady(tmp_path, "float[N] x", body)
+def test_counts_of_values_and_unknown_operators_are_not_steady(tmp_path: Path, body: str) -> None:
+    assert not _has_steady_run_time(tmp_path, "float[N] x", body)
 
 
-def test_names_that_only_look_alike_do_not_count(tmp_path: Path) -> None:
+def test_names_that_contain_operator_names_are_ignored(tmp_path: Path) -> None:
     value = helper.make_tensor_value_info("Loop", TensorProto.FLOAT, ["Range"])
     graph = helper.make_graph([helper.make_node("Identity", ["Loop"], ["Tile"])], "If", [value], [value])
     save(helper.make_model(graph), tmp_path / "m.onnx")
     assert has_steady_run_time(tmp_path / "m.onnx")
 
 
-def test_another_format_cannot_be_told(tmp_path: Path) -> None:
+def test_other_formats_are_not_steady(tmp_path: Path) -> None:
     (tmp_path / "m.ort").write_bytes(b"ORTM")
     (tmp_path / "m.onnx").write_bytes(b"")
     assert not has_steady_run_time(tmp_path / "m.ort")

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 from cryptography import x509
-from support.server.certificates import LOCAL, Pair, authority, issue
+from support.server.certificates import LOCAL, KeyPair, authority, issue
 from support.server.rig import Make, fp32, request
 from support.server.tokens import DENIED, METHODS, OK, TOKENS, UNAUTHENTICATED, bearer, outcome
 
@@ -24,11 +24,11 @@ class Secured:
     """A server that asks for certificates, and who signs them."""
 
     app: App
-    servers: Pair
-    clients: Pair
+    servers: KeyPair
+    clients: KeyPair
     known: Path
 
-    def infer(self, client: Pair, *metadata: tuple[str, str]) -> grpc.StatusCode:
+    def infer(self, client: KeyPair, *metadata: tuple[str, str]) -> grpc.StatusCode:
         credentials = grpc.ssl_channel_credentials(self.servers.pem, client.key_pem, client.pem)
         with grpc.secure_channel(
             self.app.address, credentials, options=[("grpc.use_local_subchannel_pool", 1)]

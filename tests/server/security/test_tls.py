@@ -17,7 +17,7 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
-from support.server.certificates import LOCAL, Pair, authority, issue
+from support.server.certificates import LOCAL, KeyPair, authority, issue
 from support.server.rig import PATIENCE, Make, fp32, request
 
 from tensorferry.protos import inference_pb2_grpc
@@ -31,14 +31,14 @@ class Files:
     """The server's files, and who signed them."""
 
     folder: Path
-    ca: Pair
+    ca: KeyPair
     certificate: Path
     key: Path
 
     def options(self, **more: Any) -> dict[str, Any]:
         return {"tls_certificate": self.certificate, "tls_key": self.key, **more}
 
-    def replace(self, pair: Pair) -> None:
+    def replace(self, pair: KeyPair) -> None:
         """Puts another pair in place of both files, one after the other as renewal does."""
         new = pair.write(self.folder, "new")
         for source, target in zip(new, (self.certificate, self.key), strict=True):
@@ -52,7 +52,7 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path, ca, certificate, key)
 
 
-def dial(app: App, ca: Pair, client: Pair | None = None, host: str = "127.0.0.1") -> grpc.Channel:
+def dial(app: App, ca: KeyPair, client: KeyPair | None = None, host: str = "127.0.0.1") -> grpc.Channel:
     own = {} if client is None else {"private_key": client.key_pem, "certificate_chain": client.pem}
     return grpc.secure_channel(
         f"{host}:{app.port}",
@@ -67,7 +67,7 @@ def infer(channel: grpc.Channel, timeout: float = PATIENCE) -> float:
     return len(answer.raw_output_contents[0])
 
 
-def served(app: App, ca: Pair, client: Pair | None = None) -> bytes:
+def served(app: App, ca: KeyPair, client: KeyPair | None = None) -> bytes:
     """The certificate that a new connection is shown, in DER."""
     context = ssl.create_default_context(cadata=ca.pem.decode())
     if client is not None:
@@ -87,7 +87,7 @@ def _without_descriptors(*arguments: Any, **options: Any) -> Any:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-def der(pair: Pair) -> bytes:
+def der(pair: KeyPair) -> bytes:
     return pair.certificate.public_bytes(serialization.Encoding.DER)
 
 
@@ -149,20 +149,22 @@ def test_tls_is_1_2_or_1_3(start: Make, files: Files, version: ssl.TLSVersion) -
 
 class TestClientCertificates:
     @pytest.fixture
-    def ca(self) -> Pair:
+    def ca(self) -> KeyPair:
         return authority("of clients")
 
     @pytest.fixture
-    def app(self, start: Make, files: Files, ca: Pair) -> App:
+    def app(self, start: Make, files: Files, ca: KeyPair) -> App:
         path = files.folder / "clients.crt"
         path.write_bytes(ca.pem)
         return start(**files.options(tls_client_ca=path))
 
-    def test_one_of_the_authority_is_let_in(self, app: App, files: Files, ca: Pair) -> None:
+    def test_one_of_the_authority_is_let_in(self, app: App, files: Files, ca: KeyPair) -> None:
         with dial(app, files.ca, issue(ca, "client")) as channel:
             assert infer(channel) == 12
 
-    def test_none_another_authoritys_or_an_expired_one_is_not(self, app: App, files: Files, ca: Pair) -> None:
+    def test_none_another_authoritys_or_an_expired_one_is_not(
+        self, app: App, files: Files, ca: KeyPair
+    ) -> None:
         for client in (
             None,
             issue(authority("another"), "client"),
@@ -174,7 +176,7 @@ class TestClientCertificates:
                 assert refusal(channel) is grpc.StatusCode.UNAVAILABLE
 
     def test_another_authority_counts_from_the_next_connection_on(
-        self, app: App, files: Files, ca: Pair
+        self, app: App, files: Files, ca: KeyPair
     ) -> None:
         other = authority("of clients, next")
         path = app.config.tls_client_ca

@@ -1,4 +1,4 @@
-"""Certificates for tests, with the extensions that RFC 5280 asks for: Python 3.13 verifies them strictly."""
+"""Certificates with the extensions that RFC 5280 requires, because Python 3.13 verifies them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOCAL: Sequence[x509.GeneralName] = (
 
 
 @dataclass(frozen=True)
-class Pair:
+class KeyPair:
     """A certificate and its key."""
 
     certificate: x509.Certificate
@@ -44,34 +44,34 @@ class Pair:
         return pem
 
     def write(self, folder: Path, name: str) -> tuple[Path, Path]:
-        """The files of the certificate and of the key."""
+        """Write the certificate and the key. Return their paths."""
         certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
         certificate.write_bytes(self.pem)
         key.write_bytes(self.key_pem)
         return certificate, key
 
 
-def authority(name: str = "authority") -> Pair:
-    """One that signs others."""
+def authority(name: str = "authority") -> KeyPair:
+    """Return an authority that can sign certificates."""
     return _make(name, None, (), ca=True)
 
 
 def issue(
-    by: Pair,
+    by: KeyPair,
     name: str,
     sans: Sequence[x509.GeneralName] = (),
     *,
     begins: float = -1,
     ends: float = 1,
     key: Any = None,
-) -> Pair:
-    """A certificate with this common name, valid between so many days from now."""
+) -> KeyPair:
+    """Return a signed certificate. `begins` and `ends` are its validity in days from now."""
     return _make(name, by, sans, ca=False, begins=begins, ends=ends, key=key)
 
 
 @dataclass(frozen=True)
 class Issued:
-    """Files of an authority, and of what it has signed for a server on this machine and for a client of it."""
+    """Files of an authority, and of the certificates that it has signed for a local server and a client."""
 
     ca: Path
     server: tuple[Path, Path]
@@ -86,21 +86,21 @@ class Issued:
 
     @property
     def flags(self) -> tuple[str | Path, ...]:
-        """Of a server that asks its clients for certificates."""
+        """Flags of a server that requires client certificates."""
         certificate, key = self.server
         return ("--tls-certificate", certificate, "--tls-key", key, "--tls-client-ca", self.ca)
 
 
 def _make(
     common_name: str,
-    by: Pair | None,
+    by: KeyPair | None,
     sans: Sequence[x509.GeneralName],
     *,
     ca: bool,
     begins: float = -1,
     ends: float = 1,
     key: Any = None,
-) -> Pair:
+) -> KeyPair:
     key = key or ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -126,7 +126,7 @@ def _make(
         )
     if sans:
         builder = builder.add_extension(x509.SubjectAlternativeName(sans), critical=False)
-    return Pair(builder.sign(key if by is None else by.key, hashes.SHA256()), key)
+    return KeyPair(builder.sign(key if by is None else by.key, hashes.SHA256()), key)
 
 
 def _key_usage(ca: bool) -> x509.KeyUsage:

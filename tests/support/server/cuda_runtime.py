@@ -1,4 +1,4 @@
-"""A scripted CUDA runtime that behaves as cuda-bindings does, with device 3 alone."""
+"""Scripted CUDA runtime with the interface of cuda-bindings. Only device 3 exists."""
 
 # ruff: noqa: N801, N815 (CUDA's own names)
 
@@ -28,7 +28,7 @@ class cudaMemcpyKind(enum.IntEnum):
 
 
 class Runtime(types.ModuleType):
-    """Host and device memory are both of this process; a copy happens when its stream is waited for."""
+    """Runtime whose host and device memory are ordinary memory. A copy happens when its stream is synchronised."""
 
     cudaError_t = cudaError_t
     cudaMemcpyKind = cudaMemcpyKind
@@ -46,7 +46,7 @@ class Runtime(types.ModuleType):
         self.priorities: dict[int, int] = {}
 
     def _allocate(self, kind: str, nbytes: int) -> tuple[Any, ...]:
-        assert getattr(self.device, "id", None) == 3, "CUDA would take device 0"
+        assert getattr(self.device, "id", None) == 3, "without cudaSetDevice, CUDA uses device 0"
         if self.error:
             return self.error, None
         array = np.zeros(nbytes, np.uint8)
@@ -108,7 +108,7 @@ class Runtime(types.ModuleType):
 
 
 def installed(monkeypatch: pytest.MonkeyPatch) -> Runtime:
-    """It, in the place of the package."""
+    """Install a scripted runtime in place of the package."""
     runtime, package = Runtime(), types.ModuleType("cuda.bindings")
     package.runtime = runtime  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))

@@ -1,4 +1,4 @@
-"""What the program's log has put on stderr."""
+"""Log lines on stderr."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def written(capfd: pytest.CaptureFixture[str]) -> str:
-    """All since the last look, once the thread that writes it has."""
+    """Return the lines since the last call, after the writer thread has written them."""
     for handler in logging.getLogger().handlers:
         handler.flush()
     return capfd.readouterr().err

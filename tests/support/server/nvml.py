@@ -1,4 +1,4 @@
-"""NVML as a script: what the module pynvml of nvidia-ml-py does, for GPUs that a test makes up."""
+"""Scripted NVML: the interface of pynvml (nvidia-ml-py) for fake GPUs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 
 class NVMLError(Exception):
-    """As pynvml's: the root of its errors."""
+    """Base of NVML's errors, as in pynvml."""
 
 
 @dataclass
 class FakeGpu:
-    """A GPU as NVML knows it: by its place on the bus. What is in `untold` it does not support."""
+    """GPU at an address of the PCI bus. `unsupported` names the readings that it does not support."""
 
-    place: str
+    bus_id: str
     uuid: str
     busy: int = 0
     used: int = 0
@@ -23,11 +23,11 @@ class FakeGpu:
     milliwatts: int = 60_000
     limit: int = 700_000
     millijoules: int = 5_000_000
-    untold: set[str] = field(default_factory=set)
+    unsupported: set[str] = field(default_factory=set)
 
 
 class FakeNvml:
-    """Has NVML's own order of GPUs, which is not that of CUDA. `asked` are the questions of devices, in order."""
+    """NVML, whose order of GPUs is not CUDA's. `asked` lists the readings that were requested."""
 
     NVML_TEMPERATURE_GPU = 0
     NVMLError = NVMLError
@@ -47,47 +47,47 @@ class FakeNvml:
         self._check()
         self.ready -= 1
 
-    def nvmlDeviceGetHandleByPciBusId(self, place: bytes) -> FakeGpu:
+    def nvmlDeviceGetHandleByPciBusId(self, bus_id: bytes) -> FakeGpu:
         self._check()
-        # It writes its own with capitals and a longer domain, and takes both.
+        # NVML itself writes capitals and a longer domain, and accepts both forms.
         for gpu in self.gpus:
-            if gpu.place.lower() == place.decode().lower():
+            if gpu.bus_id.lower() == bus_id.decode().lower():
                 return gpu
         raise NVMLError("Not Found")
 
     def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
-        self._tell(gpu, "uuid")
+        self._read(gpu, "uuid")
         return gpu.uuid
 
     def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> SimpleNamespace:
-        self._tell(gpu, "utilization")
+        self._read(gpu, "utilization")
         return SimpleNamespace(gpu=gpu.busy, memory=0)
 
     def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> SimpleNamespace:
-        self._tell(gpu, "memory")
+        self._read(gpu, "memory")
         return SimpleNamespace(total=gpu.total, used=gpu.used, free=gpu.total - gpu.used)
 
     def nvmlDeviceGetTemperature(self, gpu: FakeGpu, sensor: int) -> int:
         assert sensor == self.NVML_TEMPERATURE_GPU
-        self._tell(gpu, "temperature")
+        self._read(gpu, "temperature")
         return gpu.celsius
 
     def nvmlDeviceGetPowerUsage(self, gpu: FakeGpu) -> int:
-        self._tell(gpu, "power")
+        self._read(gpu, "power")
         return gpu.milliwatts
 
     def nvmlDeviceGetEnforcedPowerLimit(self, gpu: FakeGpu) -> int:
-        self._tell(gpu, "limit")
+        self._read(gpu, "limit")
         return gpu.limit
 
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGpu) -> int:
-        self._tell(gpu, "energy")
+        self._read(gpu, "energy")
         return gpu.millijoules
 
-    def _tell(self, gpu: FakeGpu, what: str) -> None:
+    def _read(self, gpu: FakeGpu, what: str) -> None:
         self._check()
         self.asked.append(what)
-        if what in gpu.untold:
+        if what in gpu.unsupported:
             raise NVMLError("Not Supported")
 
     def _check(self) -> None:

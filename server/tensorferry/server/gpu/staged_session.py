@@ -1,4 +1,4 @@
-"""A session in steps, for a batcher that has one batch copied while another runs."""
+"""Session split into steps, so that the batcher can copy one batch while another one runs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Array = npt.NDArray[Any]
 
 
 class StagedSession:
-    """`StagedModel`: batches that lie in the session's memory go step by step, others are run at once, by `run`.
+    """`StagedModel` of a session. A batch in its staging buffers runs step by step, any other at once by `run`.
 
-    `compute` runs one that is loaded; `failed` makes of what a step raised what the batcher gets.
+    `compute` runs a loaded batch. `failed` converts an exception of a step into the batcher's.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class StagedSession:
         self._failed = failed
 
     def place(self, tensors: Mapping[str, tuple[np.dtype[Any], Shape]]) -> StagedBatch | None:
-        """Arrays in memory that the device copies from."""
+        """Return arrays in memory that the device can copy from directly, or None."""
         for name, (dtype, _) in tensors.items():
             if self._dtypes.get(name) != dtype:
                 return None
         return self._staging.place({name: shape for name, (_, shape) in tensors.items()})
 
     def load(self, batch: Any) -> Any:
-        """Copies to the device."""
+        """Copy a batch to the device."""
         if isinstance(batch, StagedBatch):
             try:
                 self._staging.load(batch)
@@ -52,7 +52,7 @@ class StagedSession:
         return batch
 
     def __call__(self, batch: Any) -> Any:
-        """Runs on the device."""
+        """Run the model on a loaded batch."""
         if not isinstance(batch, StagedBatch) or batch.slot is None:
             return self._run(batch)
         try:
@@ -61,7 +61,7 @@ class StagedSession:
             raise self._failed(error) from error
 
     def fetch(self, outputs: Any) -> Any:
-        """Copies from the device."""
+        """Copy the outputs from the device."""
         if not isinstance(outputs, StagedBatch):
             return outputs
         try:

@@ -1,14 +1,13 @@
-"""Batches in memory of our own: joined into page-locked memory, copied to the device, run there, copied back.
+"""Staging buffers: batches are joined in page-locked host memory, copied to the device, run there and copied back.
 
-A batch goes through four steps. `place` hands out arrays in a block of host memory, which the caller fills
-with the inputs. `load` copies them to a slot, which is a block of the device's memory. `compute` runs the
-model on the slot, whose addresses are bound once. `fetch` copies the outputs back into the host's block, gives
-them out as arrays there, and frees the slot for another batch. Only `compute` needs the device's kernels: the
-batcher has one batch compute while another is loaded or fetched.
+A batch goes through four steps. `place` returns arrays in a block of host memory, and the caller fills them with the
+inputs. `load` copies the inputs to a slot, which is a block of device memory. `compute` runs the model on the slot,
+whose addresses are bound once. `fetch` copies the outputs to the host block, returns arrays of that block, and
+releases the slot. Only `compute` uses the device's kernels, so the batcher can load or fetch another batch meanwhile.
 
-The host's block is free again when nobody has an array of it any more, neither inputs nor outputs nor views of
-them: it is watched by a weak reference. So an answer that leaves late keeps its numbers, and a batch that fails
-half way loses no memory. Where too many are kept, `place` says no, and the caller uses memory of its own.
+A weak reference releases the host block when no array of it is left: no input, output or view. So a response may be
+sent late, and a batch that fails half-way leaks nothing. `place` returns None if too much memory is in use; the caller
+then uses its own memory.
 """
 
 from __future__ import annotations
@@ -35,84 +34,84 @@ _log = logging.getLogger("tensorferry.server")
 
 Array = npt.NDArray[Any]
 
-# Of one session, on the host and on the device each.
+# Limit for one session, on the host and on the device each.
 MAX_BYTES = 1 << 30
-# Shapes whose layouts, and whose bindings in a slot, are kept.
+# Limit for cached layouts, and for cached bindings of a slot.
 _MAX_CACHED_SHAPES = 256
 
 
 class CaptureError(Exception):
-    """A model cannot be captured as a CUDA graph; the message says why."""
+    """The model cannot be captured as a CUDA graph. The message says why."""
 
 
 class _Sized(Protocol):
-    """What a pool keeps."""
+    """Memory in a pool."""
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """Size in bytes."""
 
 
 _T = TypeVar("_T", bound=_Sized)
 
 
 class BufferPool(Generic[_T]):
-    """Memory for use again, in pieces of some sizes, all together at most `most_bytes`. Thread-safe."""
+    """Pool of memory buffers with at most `max_bytes` in total. Thread-safe."""
 
-    def __init__(self, allocate: Callable[[int], _T], most_bytes: int) -> None:
+    def __init__(self, allocate: Callable[[int], _T], max_bytes: int) -> None:
         self._allocate = allocate
-        self._most_bytes = most_bytes
-        # Guards _bytes and the keys of _free; pieces are allocated under it. `give` does not hold it: weak
-        # references call that, which may interrupt any line, also those here.
+        self._max_bytes = max_bytes
+        # Guards _bytes and the keys of _free. Buffers are allocated under it. `release` does not take it, because
+        # finalizers call `release` and may interrupt any line, also one that holds the lock.
         self._lock = threading.Lock()
         self._bytes = 0
         self._free: dict[int, deque[_T]] = {}
 
-    def take(self, nbytes: int) -> _T | None:
-        """A piece of at least so many bytes, with anything in it; None when there is none to be had."""
+    def acquire(self, nbytes: int) -> _T | None:
+        """Return an uninitialised buffer of at least `nbytes` bytes; None if there is no memory for it."""
         size = _size_class(nbytes)
-        kept = _popped(self._free.get(size))
-        if kept is not None:
-            return kept
+        buffer = _pop(self._free.get(size))
+        if buffer is not None:
+            return buffer
         with self._lock:
             self._free.setdefault(size, deque())
-            if self._bytes + size > self._most_bytes:
-                for pieces in self._free.values():
-                    while (piece := _popped(pieces)) is not None:
-                        self._bytes -= piece.nbytes
-            if self._bytes + size > self._most_bytes:
+            if self._bytes + size > self._max_bytes:
+                for buffers in self._free.values():
+                    while (unused := _pop(buffers)) is not None:
+                        self._bytes -= unused.nbytes
+            if self._bytes + size > self._max_bytes:
                 return None
             try:
-                kept = self._allocate(size)
+                buffer = self._allocate(size)
             except (MemoryError, RuntimeError) as error:
-                _log.warning("no memory of %d bytes for a batch, which goes without: %s", size, error)
+                _log.warning("no memory of %d bytes for a batch, which runs without staging: %s", size, error)
                 return None
             self._bytes += size
-            return kept
+            return buffer
 
-    def give(self, piece: _T) -> None:
-        """The piece is not used any more."""
-        self._free[piece.nbytes].append(piece)
+    def release(self, buffer: _T) -> None:
+        """Return a buffer to the pool."""
+        self._free[buffer.nbytes].append(buffer)
 
 
-def _popped(pieces: deque[_T] | None) -> _T | None:
-    # Not looked at first: another thread may take the last.
+def _pop(buffers: deque[_T] | None) -> _T | None:
+    # Without a check first, because another thread may take the last buffer.
     try:
-        return pieces.popleft() if pieces is not None else None
+        return buffers.popleft() if buffers is not None else None
     except IndexError:
         return None
 
 
 def _size_class(nbytes: int) -> int:
-    """So that pieces fit again; at most a quarter is wasted, where it is more than a few pages."""
+    """Round up, so that buffers can be reused. At most a quarter is wasted, except for a few pages."""
     step = 1 << max(12, (nbytes - 1).bit_length() - 3)
     return -(-nbytes // step) * step
 
 
 class DeviceSlot:
-    """A block of the device's memory with the bindings to it, by the inputs' shapes and whether outputs are known.
+    """Block of device memory and its bindings, by the inputs' shapes and by whether the outputs' are known.
 
-    One of a captured graph has its number, and is for one shape alone.
+    `graph` is the number of a captured graph. Such a slot is for one shape only.
     """
 
     __slots__ = ("bindings", "block", "graph")
@@ -124,47 +123,47 @@ class DeviceSlot:
 
     @property
     def nbytes(self) -> int:
-        """Of its block."""
+        """Size of the block in bytes."""
         return self.block.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """How batches of some shapes lie. `key` are those of the layout; `rows` their own where it has room for more."""
+    """Layout of batches with some input shapes. `key` holds the layout's shapes; `rows` is the batch's own if it is padded."""
 
     layout: TensorLayout
     key: tuple[Shape, ...]
     rows: int | None
 
 
-_NOT_PLANNED = BatchLayout(TensorLayout((), (), (), 0, 0), (), None)
+_NO_LAYOUT = BatchLayout(TensorLayout((), (), (), 0, 0), (), None)
 
 
 class StagedBatch(dict[str, Array]):
-    """The inputs of a batch, to be filled; see `BatchLayout` for `layout`, `key` and `rows`."""
+    """Inputs of a batch, for the caller to fill. See `BatchLayout` for `layout`, `key` and `rows`."""
 
     __slots__ = ("address", "key", "layout", "root", "rows", "slot")
 
-    def __init__(self, plan: BatchLayout, root: Any, address: int) -> None:
-        self.layout = plan.layout
-        self.key = plan.key
-        self.rows = plan.rows
-        # The arrays keep it, and it keeps the block.
+    def __init__(self, batch_layout: BatchLayout, root: Any, address: int) -> None:
+        self.layout = batch_layout.layout
+        self.key = batch_layout.key
+        self.rows = batch_layout.rows
+        # The arrays keep `root` alive, and `root` keeps the block.
         self.root = root
         self.address = address
         self.slot: DeviceSlot | None = None
-        super().__init__([(place.spec.name, self.array(place)) for place in plan.layout.inputs])
+        super().__init__([(place.spec.name, self.array(place)) for place in batch_layout.layout.inputs])
 
     def array(self, place: TensorPlacement) -> Array:
-        """A tensor, without the rows that it has room for beyond the batch's."""
-        whole: Array = np.ndarray(place.shape, place.spec.datatype.storage, self.root, place.offset)
-        return whole if self.rows is None else whole[: self.rows]
+        """Return a tensor without its padding rows."""
+        full: Array = np.ndarray(place.shape, place.spec.datatype.storage, self.root, place.offset)
+        return full if self.rows is None else full[: self.rows]
 
 
 class StagingBuffers:
-    """The memory of one session's batches, and the steps. Thread-safe; each batch is in one thread's hands.
+    """Memory of one session's batches, and their steps. Thread-safe, but one thread at a time per batch.
 
-    `run` runs a binding: as it is, or (`graph`, its number) as a captured graph.
+    `run` runs a binding, either directly (None) or as the captured graph with that number.
     """
 
     def __init__(
@@ -173,61 +172,61 @@ class StagingBuffers:
         memory: DeviceMemory,
         binding: Callable[[], Any],
         run: Callable[[Any, int | None], None],
-        most_bytes: int = MAX_BYTES,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         self._signature = signature
         self._memory = memory
         self._binding = binding
         self._run = run
-        self._host = BufferPool(memory.host, most_bytes)
-        self._device = BufferPool(lambda nbytes: DeviceSlot(memory.device(nbytes)), most_bytes)
-        self._plans: dict[tuple[Any, ...], BatchLayout | None] = {}
-        self._known = True
-        self._ladder: CapturedShapes | None = None
-        # Free slots of each rung, of two: one computes while the other is loaded or fetched.
-        self._captured: dict[tuple[Shape, ...], deque[DeviceSlot]] = {}
+        self._host = BufferPool(memory.host, max_bytes)
+        self._device = BufferPool(lambda nbytes: DeviceSlot(memory.device(nbytes)), max_bytes)
+        self._layouts: dict[tuple[Any, ...], BatchLayout | None] = {}
+        self._outputs_known = True
+        self._captured_shapes: CapturedShapes | None = None
+        # Free slots of each captured shape. There are two: one computes while the other is loaded or fetched.
+        self._captured_slots: dict[tuple[Shape, ...], deque[DeviceSlot]] = {}
 
     def place(self, shapes: Mapping[str, Shape], *, outputs: bool = True) -> StagedBatch | None:
-        """Memory for a batch whose inputs have these shapes; None when there is none to be had.
+        """Return memory for a batch with these input shapes; None if there is none.
 
-        Without `outputs`, their shapes are taken for unknown.
+        Without `outputs`, the outputs' shapes count as unknown.
         """
-        asked = (*shapes.items(), outputs)
-        plan = self._plans.get(asked, _NOT_PLANNED)
-        if plan is _NOT_PLANNED:
-            if len(self._plans) >= _MAX_CACHED_SHAPES:
-                self._plans.clear()
-            plan = self._plans[asked] = self._plan(shapes, outputs and self._known)
-        if plan is None:
+        key = (*shapes.items(), outputs)
+        batch_layout = self._layouts.get(key, _NO_LAYOUT)
+        if batch_layout is _NO_LAYOUT:
+            if len(self._layouts) >= _MAX_CACHED_SHAPES:
+                self._layouts.clear()
+            batch_layout = self._layouts[key] = self._layout_for(shapes, outputs and self._outputs_known)
+        if batch_layout is None:
             return None
-        block = self._host.take(plan.layout.nbytes)
+        block = self._host.acquire(batch_layout.layout.nbytes)
         if block is None:
             return None
-        # Of the block's size, not the layout's: ctypes keeps each type for ever.
+        # With the block's size instead of the layout's, because ctypes never frees an array type.
         root = (ctypes.c_ubyte * block.nbytes).from_address(block.address)
-        weakref.finalize(root, self._host.give, block).atexit = False
-        return StagedBatch(plan, root, block.address)
+        weakref.finalize(root, self._host.release, block).atexit = False
+        return StagedBatch(batch_layout, root, block.address)
 
-    def _plan(self, given: Mapping[str, Shape], outputs: bool) -> BatchLayout | None:
-        """How batches of these shapes lie; None when they cannot be the model's."""
+    def _layout_for(self, given: Mapping[str, Shape], outputs: bool) -> BatchLayout | None:
+        """Return the layout of batches with these shapes; None if the shapes do not fit the model."""
         if given.keys() != {spec.name for spec in self._signature.inputs}:
             return None
         shapes = {spec.name: given[spec.name] for spec in self._signature.inputs}
         if any(len(shapes[spec.name]) != len(spec.dims) for spec in self._signature.inputs):
             return None
-        rung = self._ladder.captured_shape(shapes) if self._ladder is not None else None
+        captured = self._captured_shapes.captured_shape(shapes) if self._captured_shapes is not None else None
         rows = None
-        if rung is not None and rung != shapes:
+        if captured is not None and captured != shapes:
             rows = next(iter(shapes.values()))[0]
-            shapes = dict(rung)
+            shapes = dict(captured)
         return BatchLayout(
             tensor_layout_for(self._signature, shapes, outputs=outputs), tuple(shapes.values()), rows
         )
 
     def load(self, batch: StagedBatch) -> bool:
-        """Copies the inputs to a slot; whether there was one to be had."""
-        slot = None if batch.layout.unknown else _popped(self._captured.get(batch.key))
-        slot = slot or self._device.take(batch.layout.nbytes)
+        """Copy the inputs to a slot. Return False if no slot is available."""
+        slot = None if batch.layout.unknown else _pop(self._captured_slots.get(batch.key))
+        slot = slot or self._device.acquire(batch.layout.nbytes)
         if slot is None:
             return False
         batch.slot = slot
@@ -240,12 +239,12 @@ class StagingBuffers:
         return True
 
     def compute(self, batch: StagedBatch) -> None:
-        """Runs the model on a batch that is loaded."""
+        """Run the model on a loaded batch."""
         assert batch.slot is not None
         try:
             binding = self._bound(batch.slot, batch)
             for spec in batch.layout.unknown:
-                # Each time: what a run allocated would else be what the next one writes to.
+                # Bound for every run: otherwise a run would write to the memory that the previous one allocated.
                 binding.bind_output(spec.name, "cpu")
             self._run(binding, batch.slot.graph)
         except BaseException:
@@ -268,7 +267,7 @@ class StagingBuffers:
         return binding
 
     def fetch(self, batch: StagedBatch) -> dict[str, Array]:
-        """The outputs of a batch that is computed, in the model's order."""
+        """Return the outputs of a computed batch, in the model's order."""
         slot, layout = batch.slot, batch.layout
         assert slot is not None
         try:
@@ -281,40 +280,40 @@ class StagingBuffers:
                 values = self._bound(slot, batch).get_outputs()
                 for spec, value in zip(bound, values, strict=True):
                     if isinstance(spec, TensorSpec):
-                        whole = array_of_ortvalue(value, spec)
-                        outputs[spec.name] = whole if batch.rows is None else whole[: batch.rows]
+                        full = array_of_ortvalue(value, spec)
+                        outputs[spec.name] = full if batch.rows is None else full[: batch.rows]
         finally:
             self._release(batch)
         return {spec.name: outputs[spec.name] for spec in self._signature.outputs}
 
     def forget_outputs(self) -> None:
-        """No output's shape is known in advance any more: the model does not keep to what it declares."""
-        self._known = False
-        self._plans.clear()
+        """Treat all outputs' shapes as unknown, because the model does not keep to the shapes that it declares."""
+        self._outputs_known = False
+        self._layouts.clear()
 
-    def placed(self, inputs: Mapping[str, Array], *, outputs: bool = True) -> StagedBatch | None:
-        """Memory for a batch, with these inputs copied into it."""
+    def place_copies(self, inputs: Mapping[str, Array], *, outputs: bool = True) -> StagedBatch | None:
+        """Return memory for a batch with copies of these inputs; None if there is none."""
         batch = self.place({name: array.shape for name, array in inputs.items()}, outputs=outputs)
         if batch is not None:
             for name, array in batch.items():
                 array[...] = inputs[name]
         return batch
 
-    def use_captured(self, ladder: CapturedShapes | None) -> None:
-        """Batches are padded up to the ladder's rungs from now on; without one, captured graphs are forgotten."""
-        self._ladder = ladder
-        self._plans.clear()
-        if ladder is None:
-            self._captured.clear()
+    def use_captured(self, shapes: CapturedShapes | None) -> None:
+        """Run batches as captured graphs from now on, padded if necessary. None drops all captured graphs."""
+        self._captured_shapes = shapes
+        self._layouts.clear()
+        if shapes is None:
+            self._captured_slots.clear()
 
-    def capture(self, shapes: Mapping[str, Shape], numbers: Sequence[int], prove: Callable[[], None]) -> None:
-        """Makes slots for batches of these shapes, one for each number, by which their graphs go.
+    def capture(self, shapes: Mapping[str, Shape], numbers: Sequence[int], check: Callable[[], None]) -> None:
+        """Create a slot for batches of these shapes for each of the graph numbers.
 
-        `prove` runs such batches, the first of which is captured; what it raises ends the capture. No other
-        batches may run meanwhile.
+        `check` runs such batches. The first run captures the graph, and an exception ends the capture. No other batch
+        may run meanwhile.
         """
         key = tuple(shapes[spec.name] for spec in self._signature.inputs)
-        layout = tensor_layout_for(self._signature, dict(shapes), outputs=self._known)
+        layout = tensor_layout_for(self._signature, dict(shapes), outputs=self._outputs_known)
         if layout.unknown:
             names = ", ".join(repr(spec.name) for spec in layout.unknown)
             raise CaptureError(f"the shape of output {names} is only known once the model has run")
@@ -322,36 +321,36 @@ class StagingBuffers:
         try:
             for number in numbers:
                 slot = DeviceSlot(self._memory.device(_size_class(layout.nbytes)), number)
-                self._captured[key] = deque([slot])
-                prove()
+                self._captured_slots[key] = deque([slot])
+                check()
                 slots.append(slot)
         finally:
-            self._captured[key] = slots
+            self._captured_slots[key] = slots
 
     def _release(self, batch: StagedBatch) -> None:
         slot, batch.slot = batch.slot, None
         if slot is None:
             return
         if slot.graph is None:
-            self._device.give(slot)
-        elif (captured := self._captured.get(batch.key)) is not None:
+            self._device.release(slot)
+        elif (captured := self._captured_slots.get(batch.key)) is not None:
             captured.append(slot)
 
 
 def _pad(batch: StagedBatch) -> None:
-    """Fills the rows that a batch lacks with its last one: whatever a model takes, it takes twice."""
+    """Fill the padding rows with copies of the last row, which is valid input for the model."""
     if batch.rows is None:
         return
     for place in batch.layout.inputs:
-        whole: Array = np.ndarray(place.shape, place.spec.datatype.storage, batch.root, place.offset)
-        whole[batch.rows :] = whole[batch.rows - 1]
+        full: Array = np.ndarray(place.shape, place.spec.datatype.storage, batch.root, place.offset)
+        full[batch.rows :] = full[batch.rows - 1]
 
 
 def array_of_ortvalue(value: Any, spec: TensorSpec) -> Array:
-    """The array in a value of ONNX Runtime's, in `storage` form."""
+    """Return the array in an OrtValue, in `storage` form."""
     if spec.datatype.name != "BF16":
         return np.asarray(value.numpy())
-    # ONNX Runtime gives no numpy array of bfloat16: its bits are copied out.
+    # ONNX Runtime returns no numpy array for bfloat16, so its bits are copied.
     shape = value.shape()
     bits = ctypes.string_at(value.data_ptr(), math.prod(shape) * spec.datatype.size)
     return np.frombuffer(bits, spec.datatype.storage).reshape(shape)

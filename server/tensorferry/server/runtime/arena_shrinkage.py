@@ -1,4 +1,4 @@
-"""Memory that a large batch took is given back: ONNX Runtime's arena keeps it otherwise."""
+"""Periodic shrinkage of ONNX Runtime's arena, which otherwise keeps the memory of the largest batch."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# A run that shrinks the arena costs the memory of the next one again: seen as 1.7 times one run of 4,096 rows,
-# and not at all for runs below a millisecond.
+# After a shrinkage, the next run must allocate its memory again. A run of 4,096 rows then took 1.7 times as long; no
+# effect was seen for runs below a millisecond.
 _SECONDS = 60.0
 
 
 class ArenaShrinkage:
-    """The options of each run: every minute a run shrinks the arena when it ends, the others leave it.
+    """Choice of the options for each run: once a minute, a run shrinks the arena when it ends. Thread-safe.
 
-    Runs may be at the same time; two of them may then both shrink it, which is harmless. Thread-safe.
+    Two concurrent runs may both shrink it, which is harmless.
     """
 
     def __init__(self, usual: Any, shrinking: Any, now: Callable[[], float] = time.monotonic) -> None:
@@ -24,7 +24,7 @@ class ArenaShrinkage:
         self._next = now() + _SECONDS
 
     def options(self) -> Any:
-        """The options of the run that begins now."""
+        """Return the options for a run that begins now."""
         now = self._now()
         if now < self._next:
             return self._usual

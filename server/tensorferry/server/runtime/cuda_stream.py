@@ -1,6 +1,7 @@
-"""A stream of the server's own for a model's kernels, where these are to go before other models' or after them.
+"""CUDA streams with a priority, for models whose kernels start before or after those of other models.
 
-A stream's priority is settled when it is made, and ONNX Runtime makes its own without: so it gets one of ours.
+ONNX Runtime creates its streams without a priority, and a stream's priority cannot be changed later. So the server
+creates the stream.
 """
 
 from __future__ import annotations
@@ -19,29 +20,30 @@ _log = logging.getLogger("tensorferry.server")
 
 
 def create_stream(device: str, priority: KernelPriority | None, path: Path) -> MemoryBlock | None:
-    """A stream for a model on this device; None where it needs none, or, with a line in the log, there can be none."""
+    """Create a stream for a model on this device; None if it needs none, or, with a warning, if that fails."""
     if priority is None or device == "cpu":
         return None
     try:
         return CudaDeviceMemory(int(device.partition(":")[2])).stream(first=priority is KernelPriority.FIRST)
     except (StartError, RuntimeError) as error:
-        _log.warning("%s on %s goes neither before other models nor after them: %s", path, device, error)
+        _log.warning("%s on %s runs without a priority: %s", path, device, error)
         return None
 
 
 def with_stream(providers: Providers, stream: MemoryBlock) -> Providers:
-    """The same providers, whose kernels run on this stream."""
-    ours = {"user_compute_stream": str(stream.address)}
+    """Return the same providers with their kernels on this stream."""
+    stream_option = {"user_compute_stream": str(stream.address)}
     return [
-        (name, {**options, **ours} if name in (CUDA, TENSORRT) else options) for name, options in providers
+        (name, {**options, **stream_option} if name in (CUDA, TENSORRT) else options)
+        for name, options in providers
     ]
 
 
 def keep_until_closed(session: Any, stream: MemoryBlock) -> None:
-    """Keeps the stream until ONNX Runtime's session is gone, which bindings may keep for longer than we do."""
-    weakref.finalize(getattr(session, "_sess", session), _let_go, stream).atexit = False
+    """Keep the stream until ONNX Runtime's session is freed. Bindings may keep the session longer than the server."""
+    weakref.finalize(getattr(session, "_sess", session), _release, stream).atexit = False
 
 
-def _let_go(stream: MemoryBlock) -> None:
-    """The stream goes with the last reference, which this call had."""
+def _release(stream: MemoryBlock) -> None:
+    """Drop the last reference to the stream."""
     del stream

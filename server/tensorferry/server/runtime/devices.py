@@ -1,4 +1,4 @@
-"""Devices: which CUDA devices the driver has, and which of them --device comes to."""
+"""CUDA devices of the driver, and the choice of devices by --device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BUS_ID_BYTES = 32
 
 
 def cuda_device_count() -> int:
-    """The CUDA devices that the driver has; 0 without a driver."""
+    """Return the number of CUDA devices; 0 without a driver."""
     driver = _driver()
     count = ctypes.c_int(0)
     if driver is None or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
@@ -30,10 +30,10 @@ def cuda_device_count() -> int:
 
 
 def pci_bus_id(index: int) -> str | None:
-    """Where on the PCI bus the CUDA device of this number is; None when the driver does not tell.
+    """Return the PCI bus id of a CUDA device; None if the driver does not report it.
 
-    CUDA numbers devices as CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER say; other interfaces do not
-    follow these, but all agree on the bus.
+    CUDA's numbers depend on CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, which other interfaces ignore. Bus ids are the
+    same everywhere.
     """
     driver = _driver()
     device = ctypes.c_int(0)
@@ -46,7 +46,7 @@ def pci_bus_id(index: int) -> str | None:
 
 
 def _driver() -> Any | None:
-    """The driver's library, ready for use."""
+    """Load and initialise the driver's library."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -55,10 +55,9 @@ def _driver() -> Any | None:
 
 
 def choose_device(wanted: str) -> str:
-    """Where to run, `cpu`, `cuda:N` or `cuda:N,M`, for a --device: one of these, `auto` or `cuda`.
+    """Return `cpu`, `cuda:N` or `cuda:N,M` for a --device, which may also be `auto` or `cuda`.
 
-    `auto` falls back to the CPU with one line in the log; StartError when a CUDA device was
-    asked for and is not there.
+    `auto` falls back to the CPU with one line in the log. StartError if a requested CUDA device does not exist.
     """
     if wanted == "cpu":
         return "cpu"
@@ -75,10 +74,11 @@ def choose_device(wanted: str) -> str:
 
 
 def preload_libraries() -> None:
-    """Has ONNX Runtime load the CUDA and cuDNN libraries that are installed as Python packages, since 1.21.
+    """Make ONNX Runtime (1.21 and later) load CUDA and cuDNN libraries that are installed as Python packages.
 
-    It looks beside itself and where the system does, and prints what it does not find: here that goes into the log,
-    since stdout is read by whoever started us. Of other folders that Python has packages in it is told then.
+    ONNX Runtime searches next to itself and in the system's folders, and prints missing libraries to stdout. The
+    output goes to the log instead, because the parent process may read stdout. If libraries are missing, other folders
+    with Python packages are searched too.
     """
     if not hasattr(onnxruntime, "preload_dlls"):
         return
@@ -92,15 +92,15 @@ def preload_libraries() -> None:
 
 
 def _preloaded(**options: str) -> list[str]:
-    """What it says of those that it does not find."""
-    said = StringIO()
-    with redirect_stdout(said):
+    """Load the libraries. Return ONNX Runtime's lines about those that are missing."""
+    output = StringIO()
+    with redirect_stdout(output):
         onnxruntime.preload_dlls(**options)
-    return said.getvalue().splitlines()
+    return output.getvalue().splitlines()
 
 
 def available_devices(wanted: str, device: str) -> AvailableDevices:
-    """Where a configuration may put a model, where --device is `wanted`, and came to `device`."""
+    """Return the devices that configurations may use. --device is `wanted`, which was resolved to `device`."""
     if wanted == "cpu":
         return AvailableDevices(device, (), "--device is cpu")
     missing = _why_no_cuda(gpu_indices(wanted))
@@ -110,7 +110,7 @@ def available_devices(wanted: str, device: str) -> AvailableDevices:
 
 
 def _why_no_cuda(indices: tuple[int, ...]) -> str | None:
-    """Why these devices, or without any the first, cannot be used."""
+    """Return why these devices (by default the first one) cannot be used; None if they can."""
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         return "the installed onnxruntime has no CUDA provider (pip install 'tensorferry[gpu]' has it)"
     count = cuda_device_count()
@@ -121,17 +121,16 @@ def _why_no_cuda(indices: tuple[int, ...]) -> str | None:
 
 
 def gpu_indices(device: str) -> tuple[int, ...]:
-    """The CUDA devices that a --device names by number; none for one without numbers."""
+    """Return the numbers of CUDA devices in a --device."""
     return tuple(int(index) for index in device.partition(":")[2].split(",") if index)
 
 
 @dataclass(frozen=True, slots=True)
 class AvailableDevices:
-    """Where models may run: `device` is what --device came to, `gpus` those that may be used, by number.
+    """Devices that models may use: `device` is the default, `gpus` lists the usable GPUs by number.
 
-    `device` is `cpu`, `cuda:N`, or, for an instance on each of several, `cuda:N,M`.
-
-    `why_no_gpu` says why there are none.
+    `device` is `cpu`, `cuda:N`, or `cuda:N,M` for one instance on each of several GPUs. `why_no_gpu` explains why
+    `gpus` is empty.
     """
 
     device: str = "cpu"

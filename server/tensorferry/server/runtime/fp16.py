@@ -1,4 +1,4 @@
-"""FP16: a model's file converted to half precision when it is loaded, and what that costs in accuracy."""
+"""Conversion of a model to FP16 when it is loaded, and a check of its accuracy."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _log = logging.getLogger("tensorferry.server")
 
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
-# Random inputs that are compared, beside the samples of the model's configuration.
-_DRAWS = 3
+# Number of random inputs that are compared, in addition to the samples in the model's configuration.
+_RANDOM_INPUTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """What the sessions of a model are made from: its own file, or the one that it was converted into."""
+    """File that sessions load: the model's own (`source`), or its conversion (`path`)."""
 
     source: Path
     path: Path
 
     def session(self, device: str, settings: OrtOptions) -> Session:
-        """One more session; StartError as Session has it, naming the model's own file."""
+        """Create a session. StartError as for Session, with the name of the model's own file."""
         if self.path == self.source:
             return Session(self.path, device, settings)
         try:
@@ -53,7 +53,7 @@ class ModelFile:
 
 
 def model_file(source: Path, fp16: Fp16 | None, scratch: ExitStack) -> ModelFile:
-    """What sessions are made from until `scratch` is closed: a model's own file, or where it is to be, it in FP16."""
+    """Return the file for sessions, converted if `fp16` is given. A converted file is removed with `scratch`."""
     if fp16 is None:
         return ModelFile(source, source)
     folder = ScratchDirectory()
@@ -62,12 +62,12 @@ def model_file(source: Path, fp16: Fp16 | None, scratch: ExitStack) -> ModelFile
 
 
 def convert_to_fp16(source: Path, fp16: Fp16, folder: Path) -> ModelFile:
-    """Writes the model into a folder, in FP16 within and with its inputs and outputs as they were.
+    """Write the model to a folder in FP16. Its inputs and outputs keep their datatypes.
 
-    What the folder then has must stay until every session is made. StartError when it cannot be converted.
+    The folder must exist until the last session has been created. StartError if the conversion fails.
     """
     if not source.is_file():
-        # A session says why not.
+        # `Session` reports the missing file.
         return ModelFile(source, source)
     try:
         import onnx
@@ -75,7 +75,7 @@ def convert_to_fp16(source: Path, fp16: Fp16, folder: Path) -> ModelFile:
         converter = _converter()
     except ImportError as error:
         raise StartError(
-            f"{source}: it is to be converted to FP16, for which {error.name or 'a package'} is missing: pip install "
+            f"{source}: conversion to FP16 needs {error.name or 'a package'}, which is missing: pip install "
             "'tensorferry[fp16]' has it"
         ) from None
     try:
@@ -99,16 +99,16 @@ def convert_to_fp16(source: Path, fp16: Fp16, folder: Path) -> ModelFile:
             node_block_list=list(fp16.excepted),
         )
         path = folder / "model.onnx"
-        # Beside it, since a file of this format holds no more than 2 GB.
+        # Weights go to a second file, because a protobuf file is limited to 2 GB.
         onnx.save_model(converted, str(path), save_as_external_data=True, location="weights")
-    # The converter asserts, and onnx has errors of many kinds.
+    # The converter raises AssertionError, and onnx many kinds of exceptions.
     except Exception as error:
         raise StartError(f"{source}: it cannot be converted to FP16: {error!r}; leave out FP16") from error
     return ModelFile(source, path)
 
 
 def _converter() -> Any:
-    """ONNX Runtime's own converter; the folder that its package adds to the path of modules is taken off again."""
+    """Import ONNX Runtime's converter, and remove the folder that its package adds to sys.path."""
     before = list(sys.path)
     from onnxruntime.transformers import float16
 
@@ -119,32 +119,32 @@ def _converter() -> Any:
 
 
 def _read(source: Path) -> onnx.ModelProto:
-    """The model with its weights, and with the datatype of each value, without which nothing can be converted."""
+    """Read the model with its weights, and infer the datatype of each value, which the converter needs."""
     import onnx
     from onnx.external_data_helper import load_external_data_for_model
     from onnx.inliner import inline_local_functions
 
     model = onnx.load(str(source), load_external_data=False)
     if model.functions:
-        # The converter does not look into functions.
+        # The converter ignores functions.
         model = inline_local_functions(model)
     for node in _nodes(model.graph):
         _as_tensor(node)
-    # Weights that are also inputs, as old exporters wrote them, would stay in FP32.
+    # Weights that are also listed as inputs (by old exporters) would stay in FP32.
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
     if len(inputs) < len(model.graph.input):
         del model.graph.input[:]
         model.graph.input.extend(inputs)
         model.ir_version = max(model.ir_version, 4)
-    # While the weights are in files of their own: what is looked at may have at most 2 GB.
+    # Before external weights are loaded, because shape inference is limited to 2 GB.
     model = onnx.shape_inference.infer_shapes(model)
     load_external_data_for_model(model, str(source.parent))
     return model
 
 
 def _as_tensor(node: onnx.NodeProto) -> None:
-    """A constant that is written as a number or a list of them becomes a tensor: these alone are converted."""
+    """Replace a constant's number or list of numbers by a tensor, because only tensors are converted."""
     import onnx
 
     for attribute in node.attribute if node.op_type == "Constant" else ():
@@ -179,11 +179,11 @@ def check_accuracy(
     inputs: Sequence[Mapping[str, Array]],
     tolerance: float,
 ) -> None:
-    """Compares a model in FP16 with the same in FP32, and says in the log how far it is off.
+    """Compare a model in FP16 with the same model in FP32, and log the greatest difference.
 
-    StartError when an output of floats is off by more than the tolerance, relative to its greatest magnitude,
-    is infinite or no number where it was one, or when only one of both runs. Of other datatypes a difference is
-    said and allowed: where two classes are nearly alike, either may win.
+    StartError if an output of floats differs by more than the tolerance (relative to its greatest magnitude), if values
+    become infinite or NaN, or if the model fails in FP16 only. Differences in other datatypes are logged, because a
+    class may change when two are nearly equal.
     """
     worst, where, compared = 0.0, "", 0
     others: dict[str, float] = {}
@@ -191,7 +191,7 @@ def check_accuracy(
         try:
             expected = reference(given)
         except ModelFailedError:
-            # Random input may be nothing for this model.
+            # Random input may be invalid for this model.
             continue
         try:
             got = run(given)
@@ -206,8 +206,8 @@ def check_accuracy(
         compared += 1
     if not compared:
         _log.warning(
-            "model %s is in FP16, and not compared with FP32: it does not run on random input; give its configuration "
-            "samples (model_warmup)",
+            "model %s in FP16 was not compared with FP32, because it does not run on random input; add samples to its "
+            "configuration (model_warmup)",
             name,
         )
         return
@@ -215,7 +215,7 @@ def check_accuracy(
         by = f"by {worst:.2g} of its greatest magnitude" if math.isfinite(worst) else "where it is finite"
         raise StartError(
             f"model {name!r} in FP16: output {where!r} differs from FP32 {by}, which is more than the tolerance, "
-            f"{tolerance:g}; leave out FP16, name the operators or nodes that are to stay in FP32 by --fp16-except, or "
+            f"{tolerance:g}; leave out FP16, name the operators or nodes that must stay in FP32 by --fp16-except, or "
             "raise --fp16-tolerance (in its configuration, the parameters fp16, fp16_except and fp16_tolerance)"
         )
     if where:
@@ -238,15 +238,17 @@ def accuracy_inputs(
     sizes: Mapping[str, int],
     given: Sequence[Mapping[str, Array]],
 ) -> Sequence[Mapping[str, Array]]:
-    """What is run through both: the samples that are given, and random inputs where a size is known (see `random_inputs`)."""
+    """Return the inputs to compare: the given samples, and random inputs if a size is known (see `random_inputs`)."""
     drawn = (
-        [] if size is None else [random_inputs(signature, rows, size, seed, sizes) for seed in range(_DRAWS)]
+        []
+        if size is None
+        else [random_inputs(signature, rows, size, seed, sizes) for seed in range(_RANDOM_INPUTS)]
     )
     return [*given, *drawn]
 
 
 def _difference(spec: TensorSpec, expected: Array, got: Array) -> float:
-    """Relative to the greatest magnitude; of what is no float, the share that differs. inf: not to be compared."""
+    """Return the relative difference of floats, or the share of other values that differ; inf if not comparable."""
     if expected.shape != got.shape:
         return math.inf
     if not _is_float(spec):

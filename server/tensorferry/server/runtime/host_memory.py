@@ -1,4 +1,4 @@
-"""Memory of this machine, or of the container that the process is in, and what still fits it."""
+"""Available memory of the machine or container, and checks that a model fits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GIB = 1 << 30
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """How much more the process can use: what the machine has left, or its cgroup (version 2) if that is less."""
+    """Return the memory that the process can still allocate: the machine's, or its cgroup's (version 2) if less."""
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
     machine = int(fields["MemAvailable"].split()[0]) * 1024
     try:
@@ -23,7 +23,7 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
         used = int((cgroup / "memory.current").read_text())
         cache = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
-        # There is no cgroup with a limit.
+        # No cgroup has a limit.
         return machine
     if limit == "max":
         return machine
@@ -32,21 +32,21 @@ def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
 
 
 def resident_bytes() -> int:
-    """How much memory the process has now."""
+    """Return the resident memory of the process."""
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def check_fits(what: str, size: int, cure: str, available: Callable[[], int] = available_bytes) -> None:
-    """StartError where `size` bytes are more than what is available; `what` takes them, and `cure` says what to change."""
+def check_fits(what: str, size: int, remedy: str, available: Callable[[], int] = available_bytes) -> None:
+    """Raise StartError if `what` needs more bytes than are available. `remedy` says what to change."""
     left = available()
     if size > left:
         raise StartError(
-            f"{what} takes at least {size / _GIB:.2f} GiB, and {left / _GIB:.2f} GiB of memory are available; {cure}"
+            f"{what} takes at least {size / _GIB:.2f} GiB, and {left / _GIB:.2f} GiB of memory are available; {remedy}"
         )
 
 
 class GrowthCheck:
-    """Refuses the next step of something that grows, where the memory for it is not there. Not thread-safe."""
+    """Check before each step of something that grows that its memory is available. Not thread-safe."""
 
     def __init__(
         self,
@@ -57,11 +57,10 @@ class GrowthCheck:
         self._resident = resident
         self._first = resident()
 
-    def check(self, what: str, cure: str, steps: int = 1) -> None:
-        """StartError where the next step, `what`, would not fit; `cure` says what to change.
+    def check(self, what: str, remedy: str, steps: int = 1) -> None:
+        """Raise StartError if the next step, `what`, would not fit. `remedy` says what to change.
 
-        It is expected to take as much as each of the equal `steps` since this was made did. One step stands for all of
-        them where they double.
+        The step is expected to take as much as the average of the `steps` so far. Use one step if each step doubles.
         """
         if steps:
-            check_fits(what, (self._resident() - self._first) // steps, cure, self._available)
+            check_fits(what, (self._resident() - self._first) // steps, remedy, self._available)

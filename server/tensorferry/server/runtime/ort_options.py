@@ -33,7 +33,7 @@ _CUDA_PARAMETERS: Mapping[str, Sequence[str] | None] = {
 }
 # Options that an execution accelerator must not set. ONNX Runtime would call the addresses among them.
 _REFUSED = {
-    "device_id": "the device is said by instance_group",
+    "device_id": "instance_group sets the device",
     **dict.fromkeys(
         (
             "user_compute_stream",
@@ -44,7 +44,7 @@ _REFUSED = {
             "trt_onnx_bytestream",
             "trt_external_data_bytestream",
         ),
-        "it is of programs that hand over addresses in their own memory",
+        "it is an address in the memory of a program that embeds ONNX Runtime",
     ),
 }
 # Limit for the threads of a session. ONNX Runtime's threads spin while they wait: starting 512 on two cores takes ten

@@ -1,6 +1,6 @@
-"""Outputs whose first dimension is 1 in the file, but which have one row for each row of the inputs.
+"""Correction of outputs that are declared with one row but have a row for each row of the inputs.
 
-Some exporters write a classifier's label so, for instance onnxmltools for LightGBM.
+Some exporters declare a classifier's label this way, for instance onnxmltools for LightGBM.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import replace
 from tensorferry.server.runtime.sampling import Run, random_inputs, working_size
 from tensorferry.server.signature import Signature
 
-# Numbers of rows that are run. An output of one fixed length follows none but that.
+# Numbers of rows that are tried. An output with a fixed number of rows cannot match both.
 _ROWS = (2, 3)
 
 
 def with_output_rows(signature: Signature, run: Run) -> Signature:
-    """The signature with such outputs as they are: their first dimension varies with the rows.
+    """Return the signature with such outputs corrected: their first dimension varies with the rows.
 
-    The model is run only where there may be one: every input leads with a dimension that varies.
+    The model runs only if such an output is possible: every input's first dimension varies, and an output has one row.
     """
     fixed = {spec.name for spec in signature.outputs if spec.dims[:1] == (1,)}
     leading = [spec.dims[:1] for spec in signature.inputs]
@@ -31,7 +31,7 @@ def with_output_rows(signature: Signature, run: Run) -> Signature:
             outputs = run(random_inputs(signature, rows, size))
             fixed = {name for name in fixed if outputs[name].shape[:1] == (rows,)}
     except Exception:
-        # It does not run with several rows.
+        # The model does not run with several rows.
         return signature
     batch = signature.inputs[0].dims[0]
     return replace(

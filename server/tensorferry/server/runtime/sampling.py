@@ -1,4 +1,4 @@
-"""Random inputs of a model, and the comparison of its outputs but for rounding."""
+"""Random inputs for a model, and comparison of its outputs up to rounding."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ from tensorferry.server.signature import Signature, TensorSpec
 Array = npt.NDArray[Any]
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
-# Sizes tried for dimensions that vary besides the batch axis: a model may need a least size,
-# or a multiple of one.
+# Sizes tried for varying dimensions other than the batch axis. A model may need a minimum, or a multiple of a size.
 _SIZES = (4, 16, 64, 224, 1)
-# Allowed difference, relative to the greatest magnitude of the output: room for another order
-# of summation, not for another answer.
+# Allowed difference, relative to the output's greatest magnitude. It covers another order of summation, but no
+# different result.
 TOLERANCE = {"FP16": 1e-2, "BF16": 5e-2, "FP32": 1e-4, "FP64": 1e-9}
 
 
 def random_inputs(
     signature: Signature, rows: int, size: int, seed: int = 0, sizes: Mapping[str, int] | None = None
 ) -> dict[str, Array]:
-    """Random inputs: `rows` rows, and `size` for every other dimension that varies, but for those named in `sizes`.
+    """Return random inputs with `rows` rows. Other varying dimensions have the size in `sizes`, or else `size`.
 
-    Floats are standard normal, integers and strings 0 or 1: values that indices, masks and
-    categories all admit.
+    Floats are standard normal. Integers and strings are 0 or 1, which are valid as indices, masks and categories.
     """
     generator = np.random.default_rng(seed)
     return {spec.name: _random(spec, rows, size, sizes or {}, generator) for spec in signature.inputs}
@@ -44,13 +42,13 @@ def _random(
 
 
 def random_array(datatype: Datatype, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
-    """Random values of a datatype, as `random_inputs` has them."""
+    """Return random values of a datatype, as in `random_inputs`."""
     name, storage = datatype.name, datatype.storage
     if name == "BYTES":
         return generator.integers(0, 2, shape).astype(str).astype(object)
     if name == "BF16":
         bits = generator.standard_normal(shape).astype("<f4").view("<u4") >> 16
-        return np.asarray(bits, "<u2")  # of a scalar, what operators return is no array
+        return np.asarray(bits, "<u2")  # operators on a 0-d array return a scalar
     if storage.kind == "f":
         return generator.standard_normal(shape).astype(storage)
     if name == "UINT8":
@@ -59,7 +57,7 @@ def random_array(datatype: Datatype, shape: tuple[int, ...], generator: np.rando
 
 
 def working_size(signature: Signature, run: Run) -> tuple[int | None, str]:
-    """A size of the varying dimensions with which the model runs, or None and why it does not."""
+    """Return a size of the varying dimensions with which the model runs, else None and the reason."""
     reason = ""
     for size in _SIZES if varies(signature) else _SIZES[:1]:
         try:
@@ -72,28 +70,28 @@ def working_size(signature: Signature, run: Run) -> tuple[int | None, str]:
 
 
 def varies(signature: Signature) -> bool:
-    """Whether an input has a dimension that varies besides the batch axis."""
+    """Return whether an input has a varying dimension other than the batch axis."""
     return any(
         spec.any_rank or any(not isinstance(dim, int) for dim in spec.dims[1:]) for spec in signature.inputs
     )
 
 
 def describe_difference(spec: TensorSpec, expected: Array, got: Array, precision: float = 0.0) -> str:
-    """In what `got` is another answer than `expected`; "" when it is the same but for rounding.
+    """Describe how `got` differs from `expected`; "" if they are equal up to rounding.
 
-    Rounding is that of the datatype, or, if that is coarser, to `precision`.
+    The tolerance is the datatype's or `precision`, whichever is greater.
     """
     if expected.shape != got.shape:
         return f"shape {list(got.shape)} instead of {list(expected.shape)}"
     tolerance = TOLERANCE.get(spec.datatype.name)
     if tolerance is None:
         wrong = int(np.count_nonzero(expected != got))
-        return f"{wrong} of {expected.size} values are others" if wrong else ""
+        return f"{wrong} of {expected.size} values differ" if wrong else ""
     tolerance = max(tolerance, precision)
     a, b = (as_float64(array, spec) for array in (expected, got))
     finite = np.isfinite(a) & np.isfinite(b)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-        return "infinities or NaNs stand elsewhere"
+        return "infinities or NaNs are in other places"
     if not finite.any():
         return ""
     scale = max(float(np.abs(a[finite]).max()), 1e-6)
@@ -102,7 +100,7 @@ def describe_difference(spec: TensorSpec, expected: Array, got: Array, precision
 
 
 def as_float64(array: Array, spec: TensorSpec) -> Array:
-    """The numbers in a tensor of floats, BF16 among them."""
+    """Return the values of a tensor of floats, including BF16, as float64."""
     if spec.datatype.name == "BF16":
         return (array.astype("<u4") << 16).view("<f4").astype("<f8")
     return array.astype("<f8")

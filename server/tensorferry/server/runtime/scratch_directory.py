@@ -1,4 +1,4 @@
-"""Temporary directories that do not outlive the process for long, however it ends."""
+"""Temporary directories that are removed even if the process is killed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from shutil import rmtree
 _log = logging.getLogger("tensorferry.server")
 
 _PREFIX = "tensorferry-"
-# The process that uses a directory holds an exclusive lock on this file in it. The kernel lets the lock go when the
+# The process that uses a directory holds an exclusive lock on this file in it. The kernel releases the lock when the
 # process ends.
 _LOCK = ".lock"
 
 
 class ScratchDirectory:
-    """A new directory in TMPDIR, removed with the last reference to this object, or at the end of the process.
+    """New directory in TMPDIR, removed with the last reference to this object or at the end of the process.
 
-    `remove_abandoned` of a later process removes it where this process was killed. OSError where it cannot be made.
+    If this process is killed, `remove_abandoned` of a later process removes it. OSError if it cannot be created.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class ScratchDirectory:
         lock = unlocked.open("wb")
         weakref.finalize(self, lock.close)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Under this name it is locked from the start, so that no other process can take the directory for abandoned.
+        # The file gets this name after it is locked, so that no other process can mistake the directory for abandoned.
         unlocked.rename(self.path / _LOCK)
 
     def remove(self) -> None:
@@ -41,12 +41,12 @@ class ScratchDirectory:
 
 
 def remove_abandoned() -> None:
-    """Remove the directories in TMPDIR that killed processes of this user left behind."""
+    """Remove directories in TMPDIR that killed processes of this user have left."""
     for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
         with suppress(OSError):
             if lock.parent.lstat().st_uid == os.geteuid() and not lock.parent.is_symlink() and _is_free(lock):
                 rmtree(lock.parent)
-                _log.info("removed %s, which a process that was killed had left behind", lock.parent)
+                _log.info("removed %s, which a killed process had left behind", lock.parent)
 
 
 def _is_free(path: Path) -> bool:

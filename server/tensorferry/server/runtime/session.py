@@ -1,4 +1,4 @@
-"""ONNX Runtime: a model on a device."""
+"""Session: a model that ONNX Runtime has loaded on a device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tensorferry.server.gpu.tensor_layout import Shape
 from tensorferry.server.onnx_graph.unknown_ranks import tensors_of_unknown_rank
 from tensorferry.server.runtime.arena_shrinkage import ArenaShrinkage
 from tensorferry.server.runtime.cuda_stream import create_stream, keep_until_closed, with_stream
-from tensorferry.server.runtime.load_cures import remedy_for
+from tensorferry.server.runtime.load_remedies import remedy_for
 from tensorferry.server.runtime.ort import onnxruntime
 from tensorferry.server.runtime.ort_options import ARENA_SHRINKAGE, DEVICE_ALLOCATOR, TENSORRT, OrtOptions
 from tensorferry.server.runtime.output_rows import with_output_rows
@@ -43,9 +43,9 @@ _log = logging.getLogger("tensorferry.server")
 Array = npt.NDArray[Any]
 
 _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
-# Runs of one captured graph at a time, each with memory of its own: the batcher has two batches in flight.
+# Slots of each captured shape. Two, because the batcher has two batches in flight.
 _SLOTS = 2
-# The number of a captured graph, in the options of a run; -1 for a run that is none.
+# Run option with the number of a captured graph; -1 for a run without one.
 _GRAPH_ID = "gpu_graph_id"
 
 _GRAPH_LEVELS = {
@@ -57,9 +57,9 @@ _GRAPH_LEVELS = {
 
 
 class Session:
-    """A model loaded on a device. `run` may be called from several threads at once.
+    """Model loaded on a device. `run` is thread-safe.
 
-    StartError when the file cannot be loaded, or the device or a provider not be used.
+    StartError if the file cannot be loaded, or if the device or a provider cannot be used.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Session:
         self._start()
 
     def _start(self) -> None:
-        """Loads the model, and makes ready for runs."""
+        """Load the model and prepare its runs."""
         path, device = self.path, self.device
         self._session = self._open(self._providers)
         if self._stream is not None:
@@ -100,7 +100,7 @@ class Session:
                     f"{path}: ONNX Runtime could not use {what}; its log has the reason. Use --device cpu"
                 )
         self._run_options = self._options_of_runs(-1)
-        # On the CPU, with an arena that is not shrunk after each run anyway.
+        # Needed only for an arena on the CPU that is not shrunk after every run.
         self._shrinking_options: Any = None
         self._shrinkage: ArenaShrinkage | None = None
         if device == "cpu" and self._settings.memory_arena and not self._settings.arena_shrinkage:
@@ -119,20 +119,20 @@ class Session:
         self._outputs = [spec.name for spec in self.signature.outputs]
         signature = self.signature
         kinds = {spec.datatype.name for spec in signature.inputs + signature.outputs + signature.optional}
-        # IO binding has no strings, and a plain run no bfloat16. On the CPU a plain run takes numpy's
-        # arrays as they are, and costs less than a binding: a third, of one small row.
+        # IO binding does not support strings, and a plain run not bfloat16. On the CPU a plain run takes numpy arrays
+        # directly and is a third faster than a binding for one small row.
         self._plain = "BYTES" in kinds or (device == "cpu" and "BF16" not in kinds)
-        # On the CPU: what `InferenceSession.run` calls once it has asked what cannot be here (missing inputs, say).
+        # The function behind `InferenceSession.run`, without checks that always pass here, such as missing inputs.
         self._direct: Callable[..., Sequence[Array]] | None = None
         if self._plain and device == "cpu" and self._memory is None:
             self._direct = getattr(self._session, "_sess", self._session).run
-        # ONNX Runtime keeps the graphs that it captures by thread: all of a session's runs are on this one. It
-        # ends when the session is dropped.
+        # ONNX Runtime stores captured graphs per thread, so all runs of the session are on this thread. It ends with
+        # the session.
         self._thread: ThreadPoolExecutor | None = None
         if self._graphs is not None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tensorferry-graphs-{path.stem}")
         self._graph_options: dict[int, Any] = {}
-        # The numbers of graphs that have run once.
+        # Numbers of the graphs that have been captured.
         self._captured: set[int] = set()
         self.signature = with_output_rows(self.signature, self._run)
         self._staging: StagingBuffers | None = None
@@ -144,7 +144,7 @@ class Session:
             )
 
     def _open(self, providers: Providers) -> Any:
-        """ONNX Runtime's session, for captured graphs where they are wanted and can be had."""
+        """Create ONNX Runtime's session, with CUDA graphs if they are requested and possible."""
         with self._using():
             return self._opened(providers)
 
@@ -161,11 +161,11 @@ class Session:
             return _inference_session(self.path, options, providers)
         except Exception as error:
             reason = _reason(error).rstrip(".")
-            cure = remedy_for(self.path, reason)
-            raise StartError(f"{self.path}: ONNX Runtime cannot load it: {reason}{cure}") from error
+            remedy = remedy_for(self.path, reason)
+            raise StartError(f"{self.path}: ONNX Runtime cannot load it: {reason}{remedy}") from error
 
     def _without_graphs(self, reason: str) -> None:
-        """Goes on without CUDA graphs, with a line in the log; StartError where the configuration asks for them."""
+        """Continue without CUDA graphs, with a warning. StartError if the configuration requires them."""
         if self._graphs is not None and self._graphs.required:
             raise StartError(
                 f"{self.path}: its configuration asks for CUDA graphs (optimization.cuda.graphs), but it cannot be "
@@ -176,34 +176,34 @@ class Session:
 
     def _options_of_runs(self, graph: int) -> Any:
         options = onnxruntime.RunOptions()
-        # A run that fails is run again in halves and then reported once, by us.
+        # ONNX Runtime logs nothing, because the server retries a failed batch in halves and reports it once.
         options.log_severity_level = 4
         if self._settings.arena_shrinkage:
             options.add_run_config_entry(ARENA_SHRINKAGE, self._settings.arena_shrinkage)
-        # Also where there are no graphs: ONNX Runtime looks for it before every bound run, and takes ten times as long
-        # where it finds nothing.
+        # Set without graphs too: ONNX Runtime looks it up before every bound run, and a failed look-up takes ten times
+        # as long.
         options.add_run_config_entry(_GRAPH_ID, str(graph))
         return options
 
     @property
     def graphs(self) -> GraphOptions | None:
-        """The CUDA graphs that are wanted, unless it is known that they cannot be had."""
+        """Requested CUDA graphs; None if there are none or they turned out to be impossible."""
         return self._graphs
 
     @property
     def staged(self) -> StagedModel | None:
-        """The same as `run`, in steps, for a batcher that overlaps them; None where nothing is gained."""
+        """The session in steps, which a batcher can overlap; None if there are no staging buffers."""
         if self._staging is None:
             return None
         return StagedSession(self.signature, self._staging, self._compute, self.run, _failed)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Runs the model once; arrays in `storage` form (see `tensors`), BYTES as `str` objects.
+        """Run the model once. Arrays are in `storage` form (see `tensors`), BYTES as `str` objects.
 
-        ModelFailedError when ONNX Runtime does not carry it out, with its own reason as cause.
+        ModelFailedError if the run fails, with ONNX Runtime's exception as cause.
         """
         try:
-            if self._staging is None or (batch := self._staging.placed(inputs)) is None:
+            if self._staging is None or (batch := self._staging.place_copies(inputs)) is None:
                 return self._run(inputs)
             return self._run_staged(self._staging, batch)
         except Exception as error:
@@ -215,57 +215,56 @@ class Session:
         return staging.fetch(self._compute(staging, batch))
 
     def _compute(self, staging: StagingBuffers, batch: StagedBatch) -> StagedBatch:
-        """Runs a batch that is loaded; returns it, or the one that stands for it, to be fetched."""
+        """Run a loaded batch. Return the batch to fetch, which is another one if the run had to be repeated."""
         try:
             staging.compute(batch)
             return batch
         except Exception as error:
             if not batch.layout.outputs or not re.search("shape|dimension", str(error)):
                 raise
-            # The file may declare of an output what does not hold.
-            again = staging.placed(batch, outputs=False)
+            # The file may declare a wrong shape for an output.
+            again = staging.place_copies(batch, outputs=False)
             if again is None or not staging.load(again):
                 raise
             staging.compute(again)
             staging.forget_outputs()
             _log.warning(
-                "%s declares shapes of its outputs that do not hold, so that their memory is not made in advance: %s",
+                "%s declares wrong shapes for its outputs, so their memory is not allocated in advance: %s",
                 self.path,
                 _reason(error),
             )
             return again
 
-    def capture(self, rungs: Sequence[Mapping[str, Shape]], *, pads: bool) -> bool:
-        """Captures a CUDA graph for batches of each of these shapes; from then on, such batches run as these.
+    def capture(self, captured: Sequence[Mapping[str, Shape]], *, pads: bool) -> bool:
+        """Capture a CUDA graph for each of these input shapes, and use the graphs for batches from then on.
 
-        With `pads`, smaller ones are padded up to the next rung. Nothing else may run meanwhile. False, and a line
-        in the log, when the model cannot be captured: all its batches then run without. StartError when its
-        configuration asks for graphs.
+        With `pads`, a smaller batch is padded to the next captured shape. Nothing else may run meanwhile. Returns False
+        and logs a warning if the model cannot be captured. StartError if its configuration requires graphs.
         """
         if self._graphs is None:
             return False
         try:
             if self._staging is None:
                 raise CaptureError(_why_not_staged(self._plain))
-            for number, shapes in enumerate(rungs):
+            for number, shapes in enumerate(captured):
                 graphs = [number * _SLOTS + slot + 1 for slot in range(_SLOTS)]
                 self._graph_options.update((graph, self._options_of_runs(graph)) for graph in graphs)
-                self._staging.capture(shapes, graphs, lambda shapes=shapes: self._prove(shapes))  # type: ignore[misc]
+                self._staging.capture(shapes, graphs, lambda shapes=shapes: self._check_captured(shapes))  # type: ignore[misc]
         except Exception as error:
             self.go_without_graphs(
                 str(error) if isinstance(error, (CaptureError, TimeoutError)) else _reason(error)
             )
             return False
-        self._staging.use_captured(CapturedShapes(rungs, pads=pads))
+        self._staging.use_captured(CapturedShapes(captured, pads=pads))
         return True
 
     def go_without_graphs(self, reason: str) -> None:
-        """Loads the model again, as if CUDA graphs had never been asked for; as `capture` when it cannot."""
+        """Load the model again without CUDA graphs. StartError if its configuration requires them."""
         self._without_graphs(reason)
         self._start()
 
-    def _prove(self, shapes: Mapping[str, Shape]) -> None:
-        """Captures a graph of these shapes, and holds what it says of other inputs against a run without."""
+    def _check_captured(self, shapes: Mapping[str, Shape]) -> None:
+        """Capture a graph of these shapes, and compare its outputs for other inputs with a plain run."""
         assert self._staging is not None
         generator = np.random.default_rng(0)
         for _ in range(2):
@@ -273,7 +272,7 @@ class Session:
                 spec.name: random_array(spec.datatype, shapes[spec.name], generator)
                 for spec in self.signature.inputs
             }
-            batch = self._staging.placed(inputs)
+            batch = self._staging.place_copies(inputs)
             if batch is None or not self._staging.load(batch):
                 raise CaptureError("there is no memory for its batches")
             self._staging.compute(batch)
@@ -282,17 +281,14 @@ class Session:
         for spec in self.signature.outputs:
             difference = describe_difference(spec, expected[spec.name], answers[spec.name])
             if difference:
-                raise CaptureError(f"captured, its output {spec.name!r} is another: {difference}")
+                raise CaptureError(f"captured, its output {spec.name!r} differs: {difference}")
 
     def end_runs(self) -> None:
-        """Has whatever runs now, and is run from now on, fail at the next of the model's nodes.
-
-        A captured graph has none: it runs to its end.
-        """
+        """Make current and future runs fail at the model's next node. A captured graph still runs to its end."""
         self._terminate(True)
 
     def allow_runs(self) -> None:
-        """Runs are carried out again."""
+        """Permit runs again."""
         self._terminate(False)
 
     def _terminate(self, value: bool) -> None:
@@ -315,7 +311,7 @@ class Session:
         signature = self.signature
         binding = self._session.io_binding()
         with self._using():
-            # What is bound is copied to the device here.
+            # Binding copies the inputs to the device.
             for spec in signature.with_given_inputs(inputs).inputs:
                 binding.bind_ortvalue_input(spec.name, _to_ort(inputs[spec.name], spec))
         for spec in signature.outputs:
@@ -364,19 +360,19 @@ def _why_not_staged(plain: bool) -> str:
 
 
 def _inference_session(path: Path, options: Any, providers: Providers) -> Any:
-    # A fallback would serve from the CPU what was to run elsewhere, and say so on stdout alone.
+    # Without fallback, which would silently run the model on the CPU and report it only on stdout.
     return onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
 
 
 def _options(settings: OrtOptions) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
-    # Spinning workers take the cores that the transport needs while no batch runs.
+    # Idle workers that spin would take the cores that the transport needs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # It raises its errors too, and those go to our log.
+    # ONNX Runtime also raises its errors, and the server logs those.
     options.log_severity_level = 4
     options.graph_optimization_level = _GRAPH_LEVELS[settings.graph]
-    # By default ONNX Runtime makes a thread for each core of the machine, and binds it there,
-    # even where the process may use only some of them.
+    # By default ONNX Runtime starts a thread for each core of the machine and binds it there, even if the process may
+    # use only some of the cores.
     allowed = len(os.sched_getaffinity(0))
     if settings.intra_op_threads:
         options.intra_op_num_threads = settings.intra_op_threads
@@ -400,12 +396,12 @@ def _to_ort(array: Array, spec: TensorSpec) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """ONNX Runtime's message on one line, without the code in front."""
+    """Return ONNX Runtime's message on one line, without the error code."""
     return " ".join(re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error)).split())
 
 
 def _run_reason(error: Exception) -> str:
-    """What a client may read of a failed run: the node and the reason, never a place in the source."""
+    """Return what clients may see of a failed run: the node and the reason, but no source location."""
     text = _reason(error).removeprefix("Error in execution: ")
     node = re.search(r"while running (\S+) node", text)
     reason = text.rpartition("Status Message: ")[2]

@@ -1,4 +1,4 @@
-"""What an operator does about a file that ONNX Runtime cannot load, where the file or the error shows it."""
+"""Remedies for files that ONNX Runtime cannot load, found by the file's content or the error message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 _PYTORCH = "a PyTorch file, not ONNX: export it with torch.onnx.export"
-# By the bytes that a file begins with.
+# Keys are the first bytes of a file.
 _KINDS: tuple[tuple[bytes, str], ...] = (
     (b"version https://git-lfs", "a Git LFS pointer, not the model: fetch the model with git lfs pull"),
     (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", _PYTORCH),
@@ -17,17 +17,17 @@ _KINDS: tuple[tuple[bytes, str], ...] = (
     ),
     (b"\x89HDF", "an HDF5 file (Keras), not ONNX: convert it with tf2onnx"),
     (b"\x1f\x8b", "compressed with gzip: unpack it with gunzip"),
-    (b"<", "a web page or XML, not ONNX: the download may have failed, or this be another format"),
+    (b"<", "a web page or XML, not ONNX: the download may have failed, or this is another format"),
 )
-# By what stands behind the first four or eight bytes.
+# At offsets 4 and 8.
 _TFLITE, _SAFETENSORS = b"TFL3", b'{"'
-_MOST_LOOKED_AT = 64
+_HEAD_BYTES = 64
 
 _LOCALE = re.compile(r"Failed to construct locale with name:\s*([\w.@-]+?):")
 
 
 def remedy_for(path: Path, reason: str) -> str:
-    """A sentence about the cure, to stand behind the reason; empty if none is known."""
+    """Return a sentence with the remedy, to append to the reason; empty if none is known."""
     if found := _LOCALE.search(reason):
         name = found[1]
         return (
@@ -39,10 +39,10 @@ def remedy_for(path: Path, reason: str) -> str:
 
 
 def _kind_of(path: Path) -> str:
-    """What a file is that is not ONNX; empty if that is not known."""
+    """Describe a file that is not ONNX; empty if its format is unknown."""
     try:
         with path.open("rb") as file:
-            head = file.read(_MOST_LOOKED_AT)
+            head = file.read(_HEAD_BYTES)
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 names = archive.namelist()

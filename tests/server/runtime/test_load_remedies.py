@@ -1,4 +1,4 @@
-"""A file that cannot be loaded: the error names what it is and what to do."""
+"""Errors for files that cannot be loaded name the format and the remedy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SAFETENSORS = struct.pack("<Q", 2) + b'{"__metadata__": {}}'
 
 
 @pytest.mark.parametrize(
-    ("content", "cure"),
+    ("content", "remedy"),
     [
         (LFS, "It is a Git LFS pointer, not the model: fetch the model with git lfs pull"),
         (archive("model/data.pkl", "model/version"), "It is a PyTorch file, not ONNX: export it with torch.onnx.export"),
@@ -56,18 +56,18 @@ SAFETENSORS = struct.pack("<Q", 2) + b'{"__metadata__": {}}'
     # Archives hold the time at which they were made, which differs between pytest's processes.
     ids=["lfs", "torch", "old torch", "pickle", "zip", "gzip", "html", "hdf5", "tflite", "safetensors", "empty"],
 )  # fmt: skip
-def test_what_is_no_onnx_is_named_with_the_cure(tmp_path: Path, content: bytes, cure: str) -> None:
+def test_other_formats_are_named_with_the_remedy(tmp_path: Path, content: bytes, remedy: str) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     with pytest.raises(StartError) as caught:
         Session(path)
     message = str(caught.value)
     assert message.startswith(f"{path}: ONNX Runtime cannot load it: ")
-    assert f". {cure}" in message
+    assert f". {remedy}" in message
     assert ".." not in message.replace(str(tmp_path), "")
 
 
-def test_what_is_not_known_has_no_cure(tmp_path: Path) -> None:
+def test_unknown_content_has_no_remedy(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(b"\x07\x07\x07\x07 no such thing")
     with pytest.raises(StartError) as caught:
@@ -79,7 +79,7 @@ LOADS = "import sys; from pathlib import Path; from tensorferry.server.runtime.s
 
 
 def load(path: Path, locales: Path) -> subprocess.CompletedProcess[str]:
-    """In a process that has these locales alone."""
+    """Load a model in a process that has only these locales."""
     return subprocess.run(
         [sys.executable, "-c", LOADS, str(path)],
         env={**os.environ, "LOCPATH": str(locales), "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -89,7 +89,7 @@ def load(path: Path, locales: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_missing_locale_is_named_with_the_cure_and_the_image_has_it(tmp_path: Path) -> None:
+def test_a_missing_locale_is_named_with_the_remedy_and_the_image_has_it(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     graph = onnx.helper.make_graph(
         [node("StringNormalizer", "x", "y", case_change_action="LOWER")],
@@ -105,7 +105,7 @@ def test_a_missing_locale_is_named_with_the_cure_and_the_image_has_it(tmp_path: 
         "The machine lacks the locale en_US.UTF-8: apt-get install locales && localedef -i en_US "
         in failed.stderr
     )
-    # ONNX Runtime's own line says the same, in a form of its own.
+    # ONNX Runtime's own line would repeat the message.
     assert "[E:onnxruntime" not in failed.stderr
     dockerfile = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
     made = re.search(r"localedef -i en_US -f UTF-8 (/usr/lib/locale/en_US\.UTF-8)", dockerfile)
