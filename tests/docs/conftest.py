@@ -15,14 +15,14 @@ from support.processes.server import ServerProcess
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A directory as a reader has it, the server that the pages speak of, and the environment of its commands."""
+    """A directory like a reader's, the server that the pages use, and the environment variables of commands."""
 
     directory: Path
     server: ServerProcess
     variables: Mapping[str, str]
 
     def adapted(self, text: str) -> str:
-        """A command or code for the server that runs here instead of the one at the usual ports."""
+        """Replace the default addresses in a command or code by those of the running server."""
         return text.replace("127.0.0.1:8001", self.server.address).replace(
             "127.0.0.1:8002", self.metrics
         ).replace("localhost:8001", self.server.address.replace("127.0.0.1", "localhost"))  # fmt: skip
@@ -31,24 +31,24 @@ class Place:
     def metrics(self) -> str:
         return str(self.server.ready["metrics"]).removeprefix("http://").removesuffix("/metrics")
 
-    def arrange(self, *arguments: str) -> Place:
-        """The same directory with another server, which the caller stops."""
+    def with_server(self, *arguments: str) -> Place:
+        """Return the same directory with another server, which the caller stops."""
         server = start(self.directory, *arguments)
         return Place(self.directory, server, variables(self.directory, server))
 
 
 def start(directory: Path, *arguments: str) -> ServerProcess:
-    """A server that was started in the directory, at free ports."""
-    before = Path.cwd()
+    """Start a server in the directory, on free ports."""
+    previous = Path.cwd()
     os.chdir(directory)
     try:
         return ServerProcess.start(*arguments, "--metrics-port", "0", transport="lane")
     finally:
-        os.chdir(before)
+        os.chdir(previous)
 
 
 def variables(directory: Path, server: ServerProcess) -> dict[str, str]:
-    """An environment in which `tensorferry` is this one, and calls this server where no other is named."""
+    """Return variables with which `tensorferry` is this checkout's, and calls this server unless told otherwise."""
     address, metrics = server.address, str(server.ready["metrics"])
     bin_directory = directory / f"bin-{server.process.pid}"
     bin_directory.mkdir()

@@ -1,4 +1,4 @@
-"""What tests/docs does not run, and why. Each is known by its page and how it begins."""
+"""The commands and code that tests/docs does not run, with the reasons, by page and beginning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LONG = "it takes minutes; only its name is checked"
 MODEL = "it needs a model of the reader's; tests/e2e has such models"
 DEVICE = "it needs a GPU; its flags are checked"
 
-# Page, beginning of the command: why.
+# The reason for each page and beginning of a command.
 COMMANDS: dict[tuple[str, str], str] = {
     ("docs/guides/clients.md", "mkdir ferry"): TOOLS,
     ("docs/guides/clients.md", "go "): TOOLS,
@@ -35,7 +35,7 @@ COMMANDS: dict[tuple[str, str], str] = {
     ): "the line before; it needs the page's directory",
 }
 
-# Blocks of Python: page, beginning of the line that tells them apart.
+# Blocks of Python, by page and the beginning of one of their lines.
 PYTHON: dict[tuple[str, str], str] = {
     (
         "docs/guides/clients.md",
@@ -43,7 +43,7 @@ PYTHON: dict[tuple[str, str], str] = {
     ): "KServe's client has an environment of its own: tests/wire runs it there",
 }
 
-# Indented blocks that are no commands: output, trees, and configuration.
+# Indented blocks that are not commands but output, trees or configuration.
 OTHERS: tuple[tuple[str, str], ...] = (
     ("docs/guides/gpu.md", "optimization {"),
     ("docs/guides/gpu.md", "model minilm in FP16"),

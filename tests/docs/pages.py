@@ -1,4 +1,4 @@
-"""The commands and the Python of README.md, the other pages of the root, and docs/, as a reader would copy them."""
+"""The commands and the Python of README.md, the other pages of the root, and docs/, as a reader copies them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from docs.not_run import OTHERS
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What the first word of a command is; other indented blocks are output, trees or configuration.
+# The first words of commands; other indented blocks are output, trees or configuration.
 PROGRAMS = {
     "cat", "curl", "docker", "go", "grpcurl", "java", "kubectl", "kustomize", "make", "mkdir", "npm", "openssl",
     "perf_analyzer", "pip", "promtool", "python", "tensorferry",
@@ -22,7 +22,7 @@ _ASSIGNMENT = re.compile(r"[A-Z_]+=(?:\$\([^)]*\)|\S*)\s+(?=\S)|P=\S+$")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block of a page; `language` is "" for one that is indented, or a fence without a word."""
+    """A block of a page; `language` is "" for an indented block and for a fence without a language."""
 
     page: str
     line: int
@@ -37,7 +37,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of the shell, with its continuation lines."""
+    """A shell command, with its continuation lines."""
 
     page: str
     line: int
@@ -45,15 +45,15 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        """Program and arguments, without variables and comment."""
-        return shlex.split(bare(self.text), comments=True)
+        """The program and its arguments, without variables and comment."""
+        return shlex.split(without_variables(self.text), comments=True)
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}: {self.text.splitlines()[0]}"
 
 
-def bare(text: str) -> str:
-    """A command without the variables before it."""
+def without_variables(text: str) -> str:
+    """Return a command without the variables before it."""
     while found := _ASSIGNMENT.match(text):
         text = text[found.end() :]
     return text
@@ -64,7 +64,7 @@ def pages() -> list[Path]:
 
 
 def blocks() -> Iterator[Block]:
-    """All fenced and indented blocks."""
+    """Yield all fenced and indented blocks."""
     for page in pages():
         lines = page.read_text().splitlines()
         name = str(page.relative_to(ROOT))
@@ -91,12 +91,12 @@ def is_shell(block: Block) -> bool:
         return True
     if any(block.page == page and block.text.startswith(begins) for page, begins in OTHERS):
         return False
-    first = bare(block.text.splitlines()[0]).split()
+    first = without_variables(block.text.splitlines()[0]).split()
     return not block.fenced and bool(first) and first[0] in PROGRAMS
 
 
 def commands(block: Block) -> Iterator[Command]:
-    """The commands of a block of the shell."""
+    """Yield the commands of a shell block."""
     text, begin = "", block.line
     for number, line in enumerate(block.text.splitlines(), block.line):
         if not text:
@@ -105,7 +105,7 @@ def commands(block: Block) -> Iterator[Command]:
         if _complete(text):
             yield Command(block.page, begin, text)
             text = ""
-    assert not text, f"{block.place}: a command without an end: {text}"
+    assert not text, f"{block.place}: an incomplete command: {text}"
 
 
 def _complete(text: str) -> bool:
@@ -119,7 +119,7 @@ def _complete(text: str) -> bool:
 
 
 def expected_output(code: str) -> list[str] | None:
-    """What the prints of a block say in comments that they print; None where one does not say it, or is in a loop."""
+    """Return the output that the comments of `print` lines state; None if a print has no comment or is indented."""
     expected = []
     for line in code.splitlines():
         if line.strip().startswith("print("):

@@ -1,4 +1,4 @@
-"""Every flag that README and docs name exists."""
+"""Every flag in README and docs exists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorferry.client.cli import commands, top
 from tensorferry.server.cli import make_token, show_config
 from tensorferry.server.config.server_config import OPTIONS
 
-# Of other programs, and of what is run with Python or make in this repository.
+# Flags of other programs, and of scripts and make targets of this repository.
 OTHERS = frozenset({
     "--apart", "--cap-drop", "--concurrency-range", "--docs", "--enable-feature", "--go", "--go-grpc", "--grpc-java",
     "--java", "--keep", "--load", "--loads", "--minutes", "--only", "--percentile", "--plugin", "--read-only",
@@ -44,11 +44,11 @@ def flags_of_other_commands() -> set[str]:
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_the_flags_of_a_page_exist(page: Path) -> None:
     if page.name == "from_triton.md":
-        # It names Triton's in its first column, and ours behind.
+        # The first column has Triton's flags.
         text = "\n".join(re.sub(r"^\|[^|]*\|", "|", line) for line in page.read_text().splitlines())
     else:
         text = page.read_text()
-    # protoc's have underscores.
+    # Flags with underscores are those of protoc.
     named = {flag for flag in re.findall(r"(?<![\w-])--[a-z][\w-]+", text) if "_" not in flag}
     switches = {flag.replace("--", "--no-", 1) for flag in SERVE}
     assert named <= SERVE | switches | {"--config"} | flags_of_other_commands() | OTHERS

@@ -1,4 +1,4 @@
-"""What pages link to and name is there: pages, headings, files of the repository, targets of make."""
+"""Every page, heading, file and make target that a page refers to exists."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from docs.pages import ROOT, pages
 
-# What a checkout has only once it was used.
-MADE = ("benchmarks/serving/results",)
+# Files that only use creates.
+CREATED = ("benchmarks/serving/results",)
 FOLDERS = "batcher|benchmarks|client|deploy|docs|examples|protos|requirements|server|tests"
 
 
 def slugs(page: Path) -> set[str]:
-    """The anchors that GitHub gives the headings of a page."""
+    """Return the anchors that GitHub gives to the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", re.sub(r"`|\*", "", text)).lower().replace(" ", "-") for text in headings}
 
@@ -30,7 +30,7 @@ def test_links(page: Path) -> None:
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_files(page: Path) -> None:
     for name in re.findall(rf"`((?:{FOLDERS})/[\w./-]+)`", page.read_text()):
-        assert (ROOT / name).exists() or name.startswith(MADE), name
+        assert (ROOT / name).exists() or name.startswith(CREATED), name
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)

@@ -1,4 +1,4 @@
-"""README and docs: each command and each block of Python is run, or checked as far as it can be, or listed with a reason."""
+"""README and docs: each command and each block of Python is run, or checked, or listed with a reason."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from tensorferry.server.config.server_config import OPTIONS
 BLOCKS = list(blocks())
 COMMANDS = [command for block in BLOCKS if is_shell(block) for command in commands(block)]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
-# These pages speak of a server of their own: see below.
-APART = ("docs/guides/security.md", "docs/reference/repository.md")
+# These pages have their own tests below, with their own servers.
+WITH_OWN_SERVER = ("docs/guides/security.md", "docs/reference/repository.md")
 PATIENCE = 60
 
 
-def reason(of: Mapping[tuple[str, str], str], page: str, text: str) -> str | None:
-    """Why something is not run; None for what is."""
-    for (where, begins), why in of.items():
-        if where == page and any(line.startswith(begins) for line in text.splitlines()):
+def reason(reasons: Mapping[tuple[str, str], str], page: str, text: str) -> str | None:
+    """Return why a command or block is not run; None if it is run."""
+    for (listed_page, beginning), why in reasons.items():
+        if listed_page == page and any(line.startswith(beginning) for line in text.splitlines()):
             return why
     return None
 
 
 def run(command: Command, place: Place) -> None:
-    """Runs a command as it is written, but for the ports."""
-    ended = subprocess.run(
+    """Run a command as written, except for the ports."""
+    process = subprocess.run(
         place.adapted(command.text),
         shell=True,
         cwd=place.directory,
@@ -50,11 +50,11 @@ def run(command: Command, place: Place) -> None:
         text=True,
         timeout=PATIENCE,
     )
-    assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
+    assert process.returncode == 0, f"{command}\n{process.stdout}{process.stderr}"
 
 
 def check_serve(command: Command, directory: Path) -> None:
-    """Its flags are known and have good values, and the models that it names are there."""
+    """Check that the flags and their values are valid, and that the models exist."""
     arguments, flags = read_flags(_parser(), command.words[2:], OPTIONS)
     config = load_config(arguments["models"], flags, {}, None)
     for source in config.models:
@@ -66,7 +66,7 @@ def check_serve(command: Command, directory: Path) -> None:
 
 
 def check_make(command: Command) -> None:
-    """The Makefile has the targets and reads the variables."""
+    """Check that the Makefile has the targets and uses the variables."""
     makefile = (ROOT / "Makefile").read_text()
     for word in command.words[1:]:
         name, equals, _ = word.partition("=")
@@ -75,21 +75,21 @@ def check_make(command: Command) -> None:
 
 
 def check_pip(command: Command) -> None:
-    """The extras exist."""
+    """Check that the extras exist."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for group in re.findall(r"\[([\w,]+)\]", command.text):
         assert set(group.split(",")) <= set(extras), command
 
 
 def check_files(command: Command) -> None:
-    """The files that it names are in the repository."""
+    """Check that the files of deploy/ exist."""
     named = [word for word in command.words if word.startswith("deploy/")]
     assert named, command
     for word in named:
         assert (ROOT / word).exists(), command
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.page not in APART], ids=str)
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.page not in WITH_OWN_SERVER], ids=str)
 def test_command(command: Command, place: Place) -> None:
     if reason(not_run.COMMANDS, command.page, command.text):
         return
@@ -112,30 +112,30 @@ def test_command(command: Command, place: Place) -> None:
 
 
 def check_top(command: Command) -> None:
-    """It would go on until q is pressed: the next of its lines is run."""
+    """Check that the page also has the command with --once: without it, the command runs until q is pressed."""
     assert any(other.words[:2] == ["tensorferry", "top"] and "--once" in other.words for other in COMMANDS), (
         command
     )
 
 
 @contextlib.contextmanager
-def standing_in(directory: Path) -> Iterator[None]:
-    before = Path.cwd()
+def working_directory(directory: Path) -> Iterator[None]:
+    previous = Path.cwd()
     os.chdir(directory)
     try:
         yield
     finally:
-        os.chdir(before)
+        os.chdir(previous)
 
 
 def execute(block: Block, place: Place) -> None:
-    """Runs a block of Python, which prints what its comments say."""
+    """Run a block of Python and compare its output with its comments."""
     printed = io.StringIO()
-    with standing_in(place.directory), contextlib.redirect_stdout(printed):
+    with working_directory(place.directory), contextlib.redirect_stdout(printed):
         names: dict[str, Any] = {"__name__": block.place}
         exec(compile(place.adapted(block.text), block.place, "exec"), names)
         for value in list(names.values()):
-            # A client that a snippet leaves open.
+            # Close a client that the block leaves open.
             close = getattr(value, "close", None)
             if close is not None and not isinstance(value, type) and hasattr(value, "infer"):
                 close()
@@ -144,15 +144,17 @@ def execute(block: Block, place: Place) -> None:
         assert printed.getvalue().splitlines() == expected, block.place
 
 
-@pytest.mark.parametrize("block", [b for b in PYTHON if b.page not in APART], ids=lambda block: block.place)
+@pytest.mark.parametrize(
+    "block", [b for b in PYTHON if b.page not in WITH_OWN_SERVER], ids=lambda block: block.place
+)
 def test_python(block: Block, place: Place) -> None:
     if not reason(not_run.PYTHON, block.page, block.text):
         execute(block, place)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
-def test_the_page_on_security(place: Place) -> None:
-    """Certificates and tokens are made, a server is started with them, and called."""
+def test_the_security_page(place: Place) -> None:
+    """Make certificates and tokens, start a server with them, and call it."""
     page = [
         c
         for c in COMMANDS
@@ -166,37 +168,37 @@ def test_the_page_on_security(place: Place) -> None:
     for command in served:
         check_serve(command, place.directory)
     with_tokens = next(c for c in served if "--auth-tokens" in c.words)
-    apart = place.arrange(*with_tokens.words[2:])
+    other = place.with_server(*with_tokens.words[2:])
     for command in calls:
         if shutil.which(command.words[0]) or command.words[0] == "tensorferry":
-            run(command, apart)
+            run(command, other)
     for block in PYTHON:
         if block.page == "docs/guides/security.md":
-            execute(block, apart)
-    assert apart.server.stop() == 0, apart.server.log
+            execute(block, other)
+    assert other.server.stop() == 0, other.server.log
 
 
-def test_the_page_on_repositories(place: Place) -> None:
+def test_the_repository_page(place: Place) -> None:
     page = [c for c in COMMANDS if c.page == "docs/reference/repository.md"]
     for command in page:
         check_serve(command, place.directory)
-    apart = place.arrange("--model-repository", "models", "--model-control", "explicit")
+    other = place.with_server("--model-repository", "models", "--model-control", "explicit")
     for block in PYTHON:
         if block.page == "docs/reference/repository.md":
-            execute(block, apart)
-    assert apart.server.stop() == 0, apart.server.log
+            execute(block, other)
+    assert other.server.stop() == 0, other.server.log
 
 
 @pytest.mark.parametrize(
     "block", [b for b in BLOCKS if not b.fenced and not is_shell(b)], ids=lambda block: block.place
 )
-def test_each_other_block_is_known_to_be_no_command(block: Block) -> None:
+def test_every_other_block_is_listed_as_no_command(block: Block) -> None:
     assert any(block.page == page and block.text.startswith(begins) for page, begins in not_run.OTHERS), (
-        f"{block.place}: is this a command? Name its program in pages.py, or the block in not_run.OTHERS:\n{block.text}"
+        f"{block.place}: if this is a command, add its program to pages.py, otherwise add the block to not_run.OTHERS:\n{block.text}"
     )
 
 
-def test_what_is_not_run_is_still_there() -> None:
+def test_everything_that_is_listed_as_not_run_exists() -> None:
     for page, begins in not_run.COMMANDS:
         assert any(c.page == page and c.text.startswith(begins) for c in COMMANDS), (page, begins)
     for page, begins in not_run.PYTHON:

@@ -38,7 +38,7 @@ def _cannot_start(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_handlers_serve_where_cannot_start_threads_can_be_started(
+def test_existing_handler_threads_serve_if_no_more_can_be_started(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     threads = HandlerThreads(8)

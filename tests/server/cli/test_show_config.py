@@ -20,7 +20,7 @@ from tensorferry.server.models.loader import load_model
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the environment variables of this machine's server, and leave logging as it is."""
+    """Remove this machine's TENSORFERRY_ variables, and keep the configuration of logging."""
     for name in list(os.environ):
         if name.startswith("TENSORFERRY_"):
             monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""Signals reach the server whichever thread of the process receives them."""
+"""A signal reaches the server on any thread that receives it."""
 
 from __future__ import annotations
 
