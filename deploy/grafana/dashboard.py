@@ -1,7 +1,7 @@
-"""Makes tensorferry.json, the dashboard for Grafana: python deploy/grafana/dashboard.py
+"""Generator of tensorferry.json, the dashboard for Grafana: python deploy/grafana/dashboard.py
 
-What it shows is in panels.py; what is to be changed is changed there, and the file made again. Import that into
-Grafana (10 or newer), or put it where a provider of dashboards finds it.
+Its contents are in panels.py: change them there, and generate the file again. Import the file into
+Grafana (10 or newer), or put it where a dashboard provider finds it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 def variable(name: str, label: str, query: str) -> Json:
-    """One that is chosen above the panels, several values at a time or all."""
+    """Return a variable of the dashboard, with several values or all."""
     return {
         "name": name,
         "label": label,
@@ -39,7 +39,7 @@ def variable(name: str, label: str, query: str) -> Json:
 
 
 def panel(number: int, one: Panel, x: int, y: int) -> Json:
-    """As Grafana has it."""
+    """Return a panel in Grafana's format."""
     heatmap = one.kind == "heatmap"
     targets = [
         {
@@ -87,7 +87,7 @@ def panel(number: int, one: Panel, x: int, y: int) -> Json:
 
 
 def dashboard() -> Json:
-    """The whole of it."""
+    """Return the whole dashboard."""
     panels: list[Json] = []
     y = 0
     for title, row in ROWS.items():
@@ -140,7 +140,7 @@ def dashboard() -> Json:
 
 
 def text() -> str:
-    """The file's."""
+    """Return the text of the file."""
     return json.dumps(dashboard(), indent=1) + "\n"
 
 

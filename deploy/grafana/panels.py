@@ -1,4 +1,4 @@
-"""What the dashboard shows: its panels, and what each asks of Prometheus."""
+"""Panels of the dashboard, and their queries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MODEL = f'{SERVER},model=~"$model"'
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked of Prometheus, and what its curves are called."""
+    """A Prometheus query, and the legend of its curves."""
 
     expr: str
     legend: str = ""
@@ -19,7 +19,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture: `kind` is Grafana's type, `width` of 24 columns, `stack` for what adds up."""
+    """A panel: `kind` is Grafana's type, `width` of 24 columns, `stack` for values that add up."""
 
     title: str
     meaning: str
@@ -34,18 +34,18 @@ class Panel:
 
     @property
     def height(self) -> int:
-        """In Grafana's units."""
+        """Height in Grafana's units."""
         return 4 if self.kind == "stat" else 8
 
 
 def rate(name: str, *matchers: str, by: str = "", scope: str = MODEL) -> str:
-    """The sum by these labels of what a counter grows by in a second."""
+    """Sum, by these labels, of a counter's growth per second."""
     grouped = f" by ({by})" if by else ""
     return f"sum{grouped} (rate({name}{{{','.join((scope, *matchers))}}}[$__rate_interval]))"
 
 
 def total(name: str, by: str = "model", scope: str = MODEL) -> str:
-    """The sum by these labels of a gauge."""
+    """Sum, by these labels, of a gauge."""
     return f"sum by ({by}) ({name}{{{scope}}})"
 
 
@@ -59,7 +59,7 @@ def quantiles(name: str) -> Sequence[Query]:
 
 
 def share(part: str, whole: str) -> str:
-    """One sum as a part of another."""
+    """Ratio of two sums."""
     return f"{part} / {whole}"
 
 

@@ -1,9 +1,9 @@
-"""Holds YAML documents on stdin against their schemas; runs in the environments of `make tools`, not in the tests'.
+"""Check of YAML documents on stdin against their schemas; runs in the environments of `make tools`.
 
-Prints JSON: the documents, and what is wrong with them. Kubernetes' own are held against its OpenAPI schemas, which
-come with the package; KEDA's and Prometheus' operator's against models made from their definitions; KServe's, with
-the argument `kserve`, against those of its SDK. A model passes over what it does not know: such fields are found by
-turning it back into a document.
+Prints JSON: the documents, and their errors. Kubernetes documents are compared with its OpenAPI
+schemas, which the package contains; KEDA's and Prometheus operator's with models made from their
+definitions; KServe's, with the argument `kserve`, with those of its SDK. A model ignores unknown
+fields, so they are found by converting the model back into a document.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-# The oldest that has everything that the manifests use switched on.
+# The oldest version that enables everything that the manifests use.
 KUBERNETES = "1.33"
 MODELS = {
     "keda.sh": "cloudcoil.models.keda.v1alpha1",
@@ -26,7 +26,7 @@ MODELS = {
 
 
 def lost(given: Any, kept: Any, path: str) -> Iterator[str]:
-    """What is in a document and not in what became of it."""
+    """Return what a document has, and the converted one lacks."""
     if isinstance(given, Mapping) and isinstance(kept, Mapping):
         for key, value in given.items():
             if key not in kept:
@@ -41,12 +41,12 @@ def lost(given: Any, kept: Any, path: str) -> Iterator[str]:
 
 
 def errors_of(document: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with a document of Kubernetes, KEDA or Prometheus' operator."""
+    """Return the errors of a document of Kubernetes, KEDA or Prometheus operator."""
     group = document["apiVersion"].partition("/")[0]
     if group in MODELS:
         from pydantic import ValidationError
 
-        # Here, since it takes seconds.
+        # Imported here, because it takes seconds.
         models = import_module(MODELS[group])
         try:
             model = getattr(models, document["kind"]).model_validate(document)
@@ -66,13 +66,13 @@ def errors_of(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def errors_of_kserve(document: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with a document of KServe."""
+    """Return the errors of a document of KServe."""
     version = document["apiVersion"].partition("/")[2]
     yield from _errors(document, f"{version[0].upper()}{version[1:]}{document['kind']}", document["kind"])
 
 
 def _errors(value: Any, kind: str, path: str) -> Iterator[str]:
-    """What is wrong with a value that should be of this kind, as KServe's SDK names kinds."""
+    """Return the errors of a value of this kind, as KServe's SDK names kinds."""
     import kserve.models
     import kubernetes.client.models
 
@@ -92,7 +92,7 @@ def _errors(value: Any, kind: str, path: str) -> Iterator[str]:
             else:
                 yield from _errors(each, model.openapi_types[attributes[key]], f"{path}.{key}")
         try:
-            # Refuses what has not all that it must have.
+            # Raises for a missing required field.
             model(**{attributes[key]: each for key, each in value.items() if key in attributes})
         except ValueError as error:
             yield f"{path}: {error}"

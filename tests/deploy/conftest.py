@@ -17,7 +17,7 @@ NOT_KEPT = "0af7651916cd43dd8448eb211c80319c"
 
 
 def scrape(server: ServerProcess, accept: str = "") -> tuple[str, str]:
-    """The page and its content type."""
+    """Return the page and its content type."""
     asked = urllib.request.Request(server.ready["metrics"], headers={"Accept": accept} if accept else {})
     with urllib.request.urlopen(asked, timeout=WAIT_SECONDS) as response:
         return response.read().decode(), response.headers["Content-Type"]
@@ -25,7 +25,7 @@ def scrape(server: ServerProcess, accept: str = "") -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def server(transport: str, probe_model: Path) -> Iterator[ServerProcess]:
-    """One that has answered some requests, one of them traced, and refused one."""
+    """A server that has answered some requests, one of them traced, and refused one."""
     server = ServerProcess.start(probe_model, "--metrics-port", "0", transport=transport)
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)

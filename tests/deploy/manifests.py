@@ -1,4 +1,4 @@
-"""The manifests as kustomize builds them, held against their schemas."""
+"""The manifests as kustomize builds them, compared with their schemas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Document = Mapping[str, Any]
 
 
 def checked(text: str, environment: str, *arguments: str) -> list[Document]:
-    """The documents of a text, which must fit their schemas."""
+    """Return the documents of a text, which must fit their schemas."""
     ended = subprocess.run(
         [CLIENTS / environment / "bin" / "python", CHECK, *arguments],
         input=text,

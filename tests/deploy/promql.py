@@ -1,4 +1,4 @@
-"""What PromQL expressions name: metrics, labels and their values; and what a page of metrics has of these."""
+"""Names in PromQL expressions (metrics, labels, values), and their presence on a page of metrics."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tensorferry.server.monitoring.metric_names import GPU_LABELS, GpuMetric
 
-# What Prometheus itself adds to every series, and a series of its own about each scrape.
+# Labels that Prometheus adds to every series, and its own series about each scrape.
 TARGET = ("job", "instance")
 OF_PROMETHEUS = {"up"}
-# Whose values an operator, a client or the hardware chooses.
+# Labels whose values an operator, a client or the hardware chooses.
 OPEN = {*TARGET, "model", "version", "release", "gpu_uuid", "device", "priority"}
 
 _STRING = re.compile(r'"[^"]*"')
@@ -28,7 +28,7 @@ _DURATION = re.compile(r"\[[^\]]*\]")
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What an expression names: metrics, the matchers of their labels, and labels that it groups by."""
+    """Names in an expression: metrics, the matchers of their labels, and the labels of its groups."""
 
     metrics: frozenset[str]
     matchers: frozenset[tuple[str, str, str]]
@@ -37,7 +37,7 @@ class Named:
 
 @dataclass(slots=True)
 class Page:
-    """The series of a page, by name: the labels of each, and the values of each label."""
+    """Series of a page by name: the labels of each, and the values of each label."""
 
     labels: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     values: dict[str, dict[str, set[str]]] = field(
@@ -46,7 +46,7 @@ class Page:
     series: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
 
     def add(self, name: str, labels: Mapping[str, str]) -> None:
-        """A series of it."""
+        """Add a series."""
         self.labels[name] |= labels.keys() | set(TARGET)
         for label, value in labels.items():
             self.values[name][label].add(value)
@@ -54,11 +54,11 @@ class Page:
 
 
 def page_of(text: str) -> Page:
-    """What is on a page in the text format, and, as on a machine with a GPU, what tells of that."""
+    """Return the series of a page in the text format, with those of a machine with a GPU."""
     page = Page()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            # The parser would give Triton's counters an ending.
+            # The parser would append a suffix to Triton's counters.
             triton = sample.name.startswith("nv_") and family.type == "counter"
             page.add(sample.name.removesuffix("_total") if triton else sample.name, sample.labels)
     for metric in GpuMetric:
@@ -67,7 +67,7 @@ def page_of(text: str) -> Page:
 
 
 def named(expr: str) -> Named:
-    """What an expression names."""
+    """Return the names in an expression."""
     matchers = {
         (metric, label, value)
         for metric, inside in _SELECTOR.findall(expr)
@@ -83,7 +83,7 @@ def named(expr: str) -> Named:
 
 
 def mistakes(expr: str, page: Page) -> Iterable[str]:
-    """Names, labels and values in an expression that are not on the page."""
+    """Return the names, labels and values in an expression that the page lacks."""
     found = named(expr)
     for metric in found.metrics - OF_PROMETHEUS:
         if metric not in page.labels:

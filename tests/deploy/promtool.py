@@ -1,4 +1,4 @@
-"""promtool, which `make tools` builds: it reads rules, queries and pages as Prometheus does."""
+"""promtool, built by `make tools`: it parses rules, queries and pages like Prometheus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 PROMTOOL = shutil.which("promtool", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 
-# On a developer's machine without Go these tests do not run; in CI they must.
+# Without Go, as on a developer's machine, these tests are skipped; CI must run them.
 needs_promtool = pytest.mark.skipif(
     PROMTOOL is None and not os.environ.get("CI"), reason="promtool is not installed: make tools installs it"
 )
@@ -25,7 +25,7 @@ _SECONDS = 110
 def promtool(
     *words: str | Path, stdin: str = "", cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs it."""
+    """Run it."""
     assert PROMTOOL is not None, "CI needs promtool: make tools"
     return subprocess.run(
         [PROMTOOL, *map(str, words)], input=stdin, capture_output=True, text=True, timeout=_SECONDS, cwd=cwd
@@ -33,7 +33,7 @@ def promtool(
 
 
 def check_expressions(folder: Path, expressions: Sequence[str]) -> str:
-    """What is wrong with these expressions; "" when Prometheus can read them all."""
+    """Return the errors of these expressions; "" if Prometheus can parse them all."""
     rules = [{"record": f"r{number}", "expr": expr} for number, expr in enumerate(expressions)]
     file = folder / "rules.json"
     file.write_text(json.dumps({"groups": [{"name": "g", "rules": rules}]}))
@@ -44,7 +44,7 @@ def check_expressions(folder: Path, expressions: Sequence[str]) -> str:
 def without_answer(
     folder: Path, expressions: Sequence[str], series: Sequence[tuple[str, Mapping[str, str]]]
 ) -> str:
-    """Which of these expressions say nothing though all these series are there; "" for none."""
+    """Return the expressions that are empty though all these series exist; "" for none."""
     inputs = [
         {"series": f"{name}{{{_pairs(labels)}}}", "values": f"1+{number}x80"}
         for number, (name, labels) in enumerate(series, 1)

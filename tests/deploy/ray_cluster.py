@@ -1,10 +1,11 @@
-"""A Ray of its own with the application, for the tests; runs in the environment that `make tools` makes for Ray.
+"""A local Ray with the application, for the tests; runs in the environment that `make tools` makes for
+Ray.
 
     ray_cluster.py FOLDER ARGUMENTS     Ray's own files, and the application's arguments as JSON
 
-Prints a line of JSON: `port` once it serves, or `unable` with the reason why there is no Ray. Then each line on stdin, JSON
-too, is carried out and answered by one: "replicas" gives the process of each that runs, arguments deploy the application
-anew, each of its replicas by another, and "end" ends it.
+Prints a line of JSON: `port` once it serves, or `unable` with the reason. Then each line on stdin,
+also JSON, is a command, answered by one line: "replicas" returns the process of each running
+replica, arguments deploy the application again with new replicas, and "end" ends it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ray.serve.context import _get_global_client
 from tensorferry.server.ray_serve import application
 
 NAME = "tensorferry"
-# Ray itself waits 30 seconds for its own processes, and nothing makes it wait longer.
+# Ray waits 30 seconds for its own processes, without an option for more.
 ATTEMPTS = 3
 
 
@@ -35,12 +36,12 @@ def free_port() -> int:
 
 
 def start_ray(folder: str) -> str | None:
-    """Ray, with as few processes as there may be; why not, after some attempts."""
+    """Start Ray with as few processes as possible; return the reason of a failure after some attempts."""
     reason = None
     for attempt in range(ATTEMPTS):
         try:
             ray.init(
-                # Workers are started beforehand for each of them; replicas ask for none.
+                # Ray starts a worker for each CPU beforehand; replicas ask for none.
                 num_cpus=1,
                 include_dashboard=False,
                 object_store_memory=100 << 20,
@@ -64,7 +65,7 @@ def running() -> dict[str, int]:
 
 def main() -> None:
     folder, arguments = sys.argv[1], json.loads(sys.argv[2])
-    # Ray writes to stdout what it likes: that goes where its log goes.
+    # Ray may write anything to stdout, so that is redirected to the log.
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -72,7 +73,7 @@ def main() -> None:
         print(json.dumps(what), file=told, flush=True)
 
     def deploy(arguments: dict[str, Any]) -> None:
-        # With a route, though HTTP is of no use here: of an application without one the gRPC ingress knows nothing.
+        # With a route, though HTTP is not used: the gRPC ingress ignores applications without one.
         serve.run(application(arguments), name=NAME, route_prefix="/")
 
     if (reason := start_ray(folder)) is not None:
@@ -95,7 +96,7 @@ def main() -> None:
             case {} as arguments:
                 before = set(running())
                 deploy(arguments)
-                # Those that go are done with what they have first.
+                # Stopping replicas finish their requests first.
                 while before & running().keys():
                     time.sleep(0.1)
                 tell(running())

@@ -1,4 +1,4 @@
-"""The alert rules: Prometheus can read them, each fires when it should, and they name what there is."""
+"""Alert rules: Prometheus can parse them, each fires when it should, and they name existing metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TESTS = (FOLDER / "alerts_test.yml").read_text()
 
 
 def alerts() -> dict[str, str]:
-    """The expression of each."""
+    """Return the expression of each."""
     found = {}
     for rule in RULES.split("- alert: ")[1:]:
         name, rest = rule.split("\n", 1)
@@ -26,7 +26,7 @@ def alerts() -> dict[str, str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Those of its headings, as they are made on the web."""
+    """Return the anchors of its headings, as web pages have them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
 
@@ -58,7 +58,7 @@ def test_each_has_a_runbook_that_is_there() -> None:
         assert anchor in anchors(ROOT / page)
 
 
-def test_operators_are_told_what_to_do_about_each() -> None:
+def test_each_alert_has_instructions() -> None:
     text = (ROOT / "docs" / "guides" / "operations.md").read_text()
     table = text.split("| alert | do |\n|---|---|\n")[1].split("\n\n")[0]
     told = [name for row in table.split("\n") for name in row.split("|")[1].strip().split(", ")]

@@ -1,4 +1,4 @@
-"""The dashboard: as its generator makes it, of metrics that exist, and every panel shows something."""
+"""The dashboard equals its generator's output, uses existing metrics, and every panel shows data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def expressions() -> dict[str, str]:
-    """Of the file, with everything chosen in the variables, by their panels' titles."""
+    """Return the expressions of the file by panel title, with everything selected in the variables."""
     found = {}
     for panel in json.loads(dashboard.FILE.read_text())["panels"]:
         for target in panel.get("targets", ()):
@@ -29,14 +29,14 @@ def expressions() -> dict[str, str]:
 
 
 def documented() -> Iterator[str]:
-    """The queries in the documentation."""
+    """Return the queries in the documentation."""
     for page in DOCS.rglob("*.md"):
         for code in re.findall(r"`([^`\n]+)`", page.read_text()):
             if re.search(r"\b(?:rate|sum|histogram_quantile)\s*(?:by|\()", code) and "tensorferry_" in code:
                 yield code.replace("\\|", "|")
 
 
-def test_the_file_is_what_the_generator_makes() -> None:
+def test_the_file_equals_the_generators_output() -> None:
     assert dashboard.FILE.read_text() == dashboard.text(), "run python deploy/grafana/dashboard.py"
 
 
@@ -53,7 +53,7 @@ def test_the_panels_do_not_overlap_and_have_names_of_their_own() -> None:
         taken |= cells
 
 
-def test_only_what_exists_is_named(page: Page) -> None:
+def test_the_dashboard_names_existing_series(page: Page) -> None:
     wrong = {title: [*mistakes(expr.replace(".+", "m"), page)] for title, expr in expressions().items()}
     assert not {title: found for title, found in wrong.items() if found}
     queries = [
@@ -66,7 +66,7 @@ def test_only_what_exists_is_named(page: Page) -> None:
         assert label in page.labels[metric]
 
 
-def test_only_what_exists_is_named_in_the_documentation(page: Page) -> None:
+def test_the_documentation_names_existing_series(page: Page) -> None:
     found = {query: [*mistakes(query, page)] for query in documented()}
     assert len(found) >= 5
     assert not {query: wrong for query, wrong in found.items() if wrong}

@@ -1,4 +1,4 @@
-"""The server as the TLS overlay starts it, with its Secrets as the kubelet mounts and renews them."""
+"""The server as the TLS overlay starts it, with Secrets as the kubelet mounts and renews them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from tensorferry.protos import inference_pb2_grpc
 
 pytestmark = MANIFEST_TOOLS
 
-# What a test has of its own: addresses, the models, and how long it takes to leave.
+# Values of the test: addresses, the models, and the drain time.
 _OURS = ("--host=", "--port=", "--metrics-host=", "--metrics-port=", "--model-repository=", "--drain-delay-")
 
 
 class SecretVolume:
-    """A folder as the kubelet makes it of a Secret: each file a link into a folder, which is replaced as a whole."""
+    """A folder as the kubelet makes it of a Secret: each file is a link into a folder, which is
+    replaced as a whole.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -36,7 +38,7 @@ class SecretVolume:
         self._versions = 0
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """What the Secret has from now on."""
+        """Replace the content of the Secret."""
         self._versions += 1
         version = self._folder / f"..{self._versions}"
         version.mkdir()
@@ -50,12 +52,12 @@ class SecretVolume:
 
 
 def keys_of(pair: KeyPair, ca: KeyPair) -> dict[str, bytes]:
-    """A Secret as cert-manager writes it."""
+    """Return a Secret as cert-manager writes it."""
     return {"tls.crt": pair.pem, "tls.key": pair.key_pem, "ca.crt": ca.pem}
 
 
 def token_line(client: str) -> tuple[str, bytes]:
-    """A token, and the line of the file that knows it."""
+    """Return a token, and its line in the file of tokens."""
     token = secrets.token_urlsafe(32)
     return token, f"{client} infer sha256:{hashlib.sha256(token.encode()).hexdigest()}\n".encode()
 
@@ -72,7 +74,7 @@ def container() -> Document:
 
 @pytest.fixture
 def volumes(tmp_path: Path) -> dict[str, SecretVolume]:
-    """By what it is mounted at."""
+    """Return the volumes by mount path."""
     return {name: SecretVolume(tmp_path / name) for name in ("tls", "callers")}
 
 
@@ -83,7 +85,7 @@ def ca() -> KeyPair:
 
 @pytest.fixture
 def first(ca: KeyPair, volumes: Mapping[str, SecretVolume]) -> tuple[KeyPair, str]:
-    """The certificate and the token that the server begins with."""
+    """The certificate and the token with which the server starts."""
     pair, (token, line) = issue(ca, "first", LOCAL), token_line("first")
     volumes["tls"].write(keys_of(pair, ca))
     volumes["callers"].write({"tokens": line})
@@ -106,13 +108,13 @@ def server(
 
 
 def served(server: ServerProcess) -> bytes:
-    """The certificate that a new connection is shown."""
+    """Return the certificate of a new connection."""
     host, _, port = server.address.rpartition(":")
     return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, int(port)), timeout=WAIT_SECONDS))
 
 
 def infer(server: ServerProcess, ca: KeyPair, token: str) -> None:
-    """A call on a connection of its own, which must be answered."""
+    """Make a call on a new connection, which must be answered."""
     credentials = grpc.ssl_channel_credentials(ca.pem)
     with grpc.secure_channel(server.address, credentials, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -123,7 +125,7 @@ def infer(server: ServerProcess, ca: KeyPair, token: str) -> None:
 
 
 def infer_for_good(server: ServerProcess, ca: KeyPair, token: str) -> None:
-    """Callers' files are looked at once a second: until this token is refused, which ends it."""
+    """Call until this token is refused; the server checks the file of callers once a second."""
     bound = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < bound:
         infer(server, ca, token)

@@ -1,4 +1,4 @@
-"""What Kubernetes and KServe are told: fits its schemas, and says of the server what is true of the server."""
+"""Kubernetes and KServe manifests fit their schemas, and agree with the server."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from tensorferry.server.monitoring.metrics import Metrics, ServerStatistics
 OVERLAYS = sorted(folder.name for folder in (DEPLOY / "kubernetes" / "overlays").iterdir())
 COMPONENTS = sorted(folder.name for folder in (DEPLOY / "kubernetes" / "components").iterdir())
 KSERVE = ("clusterservingruntime.yaml", "inferenceservice.yaml")
-# The server's last answers, its last traces, and its end: what a grace period has beyond what is told by flags.
+# Seconds of the grace period beyond the drain flags: for the last answers, the last traces, and the
+# exit.
 FAREWELL_SECONDS = 10
-# The health service's names of a server, and its own.
+# The server's names in the health service: the protocol's, and its own.
 SERVICES = {"", SERVICE_NAME, "grpc.health.v1.Health"}
 
 pytestmark = MANIFEST_TOOLS
@@ -31,7 +32,9 @@ pytestmark = MANIFEST_TOOLS
     scope="module", params=[*OVERLAYS, *(f"cpu+{component}" for component in COMPONENTS), "gpu+mtls"]
 )
 def documents(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
-    """Those of each overlay, of the one for CPUs with each component, and of that for GPUs with the most of TLS."""
+    """Return the documents of each overlay, of the CPU overlay with each component, and of the GPU
+    overlay with TLS.
+    """
     name, _, component = str(request.param).partition("+")
     folder = DEPLOY / "kubernetes" / "overlays" / name
     if component:
@@ -45,7 +48,9 @@ def documents(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def configuration(arguments: list[str]) -> ServerConfig:
-    """What the server makes of a container's arguments; ConfigError, or KeyError, where it knows one not."""
+    """Return the server's configuration for a container's arguments; raise ConfigError or KeyError for
+    unknown ones.
+    """
     options: Mapping[str, Option] = {option.flag: option for option in OPTIONS}
     assert arguments[0] == "serve"
     flags: dict[str, str | None] = {}
@@ -92,7 +97,7 @@ def test_the_container_is_started_as_the_server_understands_it(documents: list[D
             assert probe["grpc"]["service"] in SERVICES
         assert container["livenessProbe"]["grpc"]["service"] == "grpc.health.v1.Health"
         return
-    # The kubelet's own speak no TLS.
+    # The kubelet's probes use no TLS.
     asked = []
     for probe in probes(container):
         assert "grpc" not in probe
@@ -103,7 +108,7 @@ def test_the_container_is_started_as_the_server_understands_it(documents: list[D
     assert not config.metrics_host.startswith("127.")
 
 
-# What a Secret must have, by its name and the path of its volume.
+# Contents of each Secret, by its name and the path of its volume.
 SECRETS = {
     "/etc/tensorferry/tls": ("tensorferry-tls", {"tls.crt", "tls.key", "ca.crt"}),
     "/etc/tensorferry/callers": ("tensorferry-tokens", {"tokens"}),
@@ -122,7 +127,7 @@ def test_secrets_are_where_the_server_looks_for_them(documents: list[Document]) 
     for file in wanted:
         mount, (secret, keys) = mounts[str(file.parent)], SECRETS[str(file.parent)]
         assert file.name in keys
-        # One mounted by a subPath is never renewed.
+        # A volume mounted with subPath is never renewed.
         assert mount == {"name": mount["name"], "mountPath": str(file.parent), "readOnly": True}
         assert volumes[mount["name"]]["secret"] == {"secretName": secret, "defaultMode": 0o400}
         assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
@@ -261,6 +266,6 @@ def test_the_kserve_runtime_fits_the_server_and_the_service_fits_the_runtime() -
         ),
     ],
 )
-def test_what_does_not_fit_its_schema_is_found(document: str, error: str) -> None:
+def test_schema_violations_are_found(document: str, error: str) -> None:
     with pytest.raises(AssertionError, match=re.escape(error)):
         checked(document, "manifests")

@@ -1,4 +1,4 @@
-"""Debian's nginx with the project's own configuration in front of two servers: stopping one fails no call."""
+"""Debian's nginx with the project's configuration in front of two servers: stopping one fails no call."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from support.wire.programs import CLIENTS
 from tensorferry.protos import inference_pb2_grpc
 
 CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy" / "nginx" / "tensorferry.conf"
-# That of `make tools`, or the machine's.
+# The nginx of `make tools`, or of the machine.
 NGINX = next(
     (str(path) for path in (CLIENTS / "nginx" / "usr" / "sbin" / "nginx",) if path.exists()),
     shutil.which("nginx") or "",
 )
-# Longer than nginx uses a connection: keepalive_time and keepalive_timeout.
+# Longer than nginx keeps a connection: keepalive_time and keepalive_timeout.
 DELAY = ("--drain-delay-seconds", "6")
 WITHOUT_RETRIES = (("grpc.enable_retries", 0),)
 
@@ -51,7 +51,7 @@ http {{
 
 
 def configured(servers: Sequence[ServerProcess], socket: Path) -> str:
-    """The project's file with the addresses of these servers, and a socket that nobody else has."""
+    """Return the project's file with the addresses of these servers, and a private socket."""
     text = CONFIGURATION.read_text()
     addresses = {f"tensorferry-{index}:8001": server.address for index, server in enumerate(servers)}
     for written, real in {**addresses, "listen 8000 http2;": f"listen unix:{socket} http2;"}.items():
@@ -73,7 +73,7 @@ def servers(transport: str, probe_model: Path) -> Iterator[list[ServerProcess]]:
 
 @pytest.fixture
 def balanced(servers: list[ServerProcess], tmp_path: Path) -> Iterator[grpc.Channel]:
-    """A channel to nginx, which must end with code 0 and without a complaint."""
+    """A channel to nginx, which must end with code 0 and without an error."""
     socket = tmp_path / "nginx.sock"
     (tmp_path / "tensorferry.conf").write_text(configured(servers, socket))
     main = tmp_path / "nginx.conf"
@@ -99,7 +99,7 @@ def test_draining_one_of_two_servers_fails_no_call(
         assert servers[0].stop() == 0
         traffic.await_more()
     assert not traffic.failures
-    # The stream that stays open, if it was there.
+    # The stream that stays open, if it was on this server.
     assert traffic.left <= 1
 
 

@@ -1,4 +1,4 @@
-"""A real server's page, as Prometheus reads it."""
+"""A real server's page of metrics, as Prometheus parses it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deploy.promtool import needs_promtool, promtool
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from support.processes.server import ServerProcess
 
-# What Prometheus of today sends.
+# The header that current versions of Prometheus send.
 PROMETHEUS = (
     "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
     "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,"
@@ -20,7 +20,7 @@ PROMETHEUS = (
 
 @needs_promtool
 def test_promtool_finds_nothing_wrong_with_it(server: ServerProcess) -> None:
-    """But for Triton's names, which are what they are."""
+    """Except for Triton's metric names, which are given."""
     text, content_type = scrape(server)
     assert content_type == "text/plain; version=0.0.4; charset=utf-8"
     ours = re.sub(r"^(# (HELP|TYPE) )?nv_.*\n", "", text, flags=re.MULTILINE)
@@ -28,7 +28,7 @@ def test_promtool_finds_nothing_wrong_with_it(server: ServerProcess) -> None:
     checked = promtool("check", "metrics", stdin=ours)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert checked.stderr == ""
-    # It reads the whole, too, and has an opinion on nothing else.
+    # promtool parses the whole page, and reports nothing else.
     complaints = promtool("check", "metrics", stdin=text).stderr.splitlines()
     assert complaints
     assert all(line.startswith("nv_") for line in complaints)

@@ -1,4 +1,4 @@
-"""The Ray Serve application on a Ray of its own: the protocol through Ray's gRPC ingress, batches, deadlines, errors, replicas."""
+"""The Ray Serve application on a local Ray: protocol, batches, deadlines, errors, replicas."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ from tensorferry.protos import inference_pb2_grpc
 
 PYTHON = CLIENTS / "ray" / "bin" / "python"
 CLUSTER = Path(__file__).with_name("ray_cluster.py")
-# Of this tree, whichever tree the environment was made for.
+# Of this checkout; the environment may have been made for another one.
 SOURCES = os.pathsep.join(
     str(Path(__file__).parents[2] / folder) for folder in ("server", "batcher", "protos", "client")
 )
-# Bounds for waits that end at once unless something is broken; Ray starts a dozen processes, and replaces them one by one.
+# Bounds for waits that end at once unless something is broken; Ray starts a dozen processes, and
+# replaces them one by one.
 PATIENCE = 100.0
 START = 400.0
-# Matrix products of the probe model that take some seconds: longer than anything takes to get to a replica.
+# Matrix products of the probe model that take some seconds, longer than a request's way to a
+# replica.
 SECONDS = 16_000
 MOST_QUEUED = 100
 
@@ -43,7 +45,7 @@ pytestmark = [needs(CLIENTS / "ray" / ".done"), pytest.mark.timeout(600)]
 
 
 def surroundings() -> Mapping[str, str]:
-    """Nothing of another Ray, nothing that is sent anywhere, and more patience than Ray has for slow machines."""
+    """Environment without another Ray, without telemetry, and with longer timeouts for slow machines."""
     outside = {name: value for name, value in environment().items() if not name.startswith("RAY_")}
     return {
         **outside,
@@ -57,11 +59,11 @@ def surroundings() -> Mapping[str, str]:
 
 
 def of_session(session: int) -> list[int]:
-    """The processes of a session of processes, which all are whose first it started."""
+    """Return the processes of a session, to which all processes started by its first belong."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # Behind its name, which may hold anything: state, parent, group, session.
+            # Fields after the name, which may hold anything: state, parent, group, session.
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue
@@ -73,7 +75,7 @@ def of_session(session: int) -> list[int]:
 class Cluster:
     """A Ray with the application, until it is ended."""
 
-    # Where it serves.
+    # Address of the gRPC ingress.
     address = ""
 
     def __init__(self, log: IO[str], folder: str, **arguments: Any) -> None:
@@ -85,31 +87,32 @@ class Cluster:
             stderr=self._log,
             text=True,
             env=surroundings(),
-            # By which all that Ray starts can be told: its workers have process groups of their own.
+            # The session identifies all processes that Ray starts; its workers have their own
+            # process groups.
             start_new_session=True,
         )
 
     def start(self) -> str:
-        """Where it serves."""
+        """Start it, and return its address."""
         told = self._told(START)
         if "unable" in told:
-            # In CI that must not pass for a proof.
+            # In CI a skipped test must not pass.
             assert not os.environ.get("CI"), told["unable"]
             pytest.skip(f"Ray does not start here: {told['unable']}")
         return f"127.0.0.1:{told['port']}"
 
     def replicas(self) -> dict[str, int]:
-        """The process of each that runs."""
+        """Return the process of each running replica."""
         answered: dict[str, int] = self._ask("replicas")
         return answered
 
     def deploy(self, **arguments: Any) -> dict[str, int]:
-        """Each replica is replaced by another; those that run then."""
+        """Replace each replica; return the processes that run then."""
         answered: dict[str, int] = self._ask(arguments)
         return answered
 
     def end(self) -> None:
-        """Ends it, and whatever Ray may have left behind."""
+        """End it, and everything that Ray leaves behind."""
         try:
             self._process.communicate(json.dumps("end"), timeout=PATIENCE)
         except subprocess.TimeoutExpired:
@@ -136,7 +139,7 @@ class Cluster:
 
     def _told(self, patience: float) -> Any:
         assert self._process.stdout is not None
-        # Nothing is buffered: each line is an answer, of which there is never a second.
+        # Unbuffered: each line is one answer.
         ready, _, _ = select.select([self._process.stdout], [], [], patience)
         line = self._process.stdout.readline() if ready else ""
         if not line:
@@ -156,7 +159,7 @@ def models(probe_model: Path, digits_model: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def cluster(models: list[str]) -> Iterator[Cluster]:
-    # Not below pytest's: the names of Ray's sockets must be short.
+    # Not below pytest's folder, because the names of Ray's sockets must be short.
     folder = tempfile.mkdtemp(prefix="ray")
     with tempfile.TemporaryFile("w+") as log:
         started = Cluster(
@@ -187,7 +190,7 @@ def stub(channel: grpc.Channel) -> inference_pb2_grpc.GRPCInferenceServiceStub:
 
 
 def blocked(channel: grpc.Channel) -> OpenStream:
-    """The model runs for some seconds, from when this returns: what comes now waits."""
+    """Keep the model busy for some seconds, so that later requests wait."""
     stream = OpenStream(channel)
     stream.send(request(1, work=SECONDS))
     return stream
@@ -210,7 +213,7 @@ def test_the_bundled_client_is_served(cluster: Cluster) -> None:
         assert len(results) == 5
 
 
-def test_the_configuration_is_told(stub: inference_pb2_grpc.GRPCInferenceServiceStub) -> None:
+def test_clients_get_the_configuration(stub: inference_pb2_grpc.GRPCInferenceServiceStub) -> None:
     answered = stub.ModelConfig(pb.ModelConfigRequest(name="probe"), timeout=PATIENCE)
     assert answered.config.name == "probe"
     assert answered.config.max_batch_size == 32
@@ -246,7 +249,7 @@ def test_errors_have_their_statuses(
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_who_finds_the_queue_full_hears_when_to_come_back(cluster: Cluster, channel: grpc.Channel) -> None:
+def test_a_full_queue_is_refused_with_a_retry_time(cluster: Cluster, channel: grpc.Channel) -> None:
     blocker = blocked(channel)
     inputs = {"x": np.ones((1, 4), np.float32), "index": np.zeros(1, np.int64), "work": np.zeros(1, np.int64)}
     with InferenceClient(cluster.address) as client:
@@ -263,7 +266,7 @@ def test_who_finds_the_queue_full_hears_when_to_come_back(cluster: Cluster, chan
 def test_a_stream_has_the_order_and_the_end_that_it_asks_for(
     channel: grpc.Channel, stub: inference_pb2_grpc.GRPCInferenceServiceStub
 ) -> None:
-    # Behind the one that fails at once there would be another answer before.
+    # If a request failed immediately, a later answer would overtake it.
     requests = [request(1, work=200), request(2, model="nobody"), request(3)]
     ordered = list(stub.ModelStreamInfer(iter(requests), timeout=PATIENCE))
     assert [each.infer_response.id for each in ordered] == ["1", "2", "3"]
@@ -272,7 +275,7 @@ def test_a_stream_has_the_order_and_the_end_that_it_asks_for(
 
     stream = OpenStream(channel)
     stream.send(request(1, work=SECONDS))
-    # The marker, which came later, was answered before.
+    # The marker came later and was answered before.
     assert "1" not in stream.answers
     stream.await_answer("1")
     stream.half_close()
@@ -292,7 +295,9 @@ def test_a_stream_has_the_order_and_the_end_that_it_asks_for(
 
 
 def test_a_deadline_reaches_the_batcher(stub: inference_pb2_grpc.GRPCInferenceServiceStub) -> None:
-    """Who knows how long the model takes, and refuses what cannot be met, with words that are the batcher's."""
+    """The batcher, which knows the model's run time, refuses an unreachable deadline with its own
+    message.
+    """
     said = []
     for _ in range(5):
         stub.ModelInfer(request(1, work=SECONDS, model="slow"), timeout=PATIENCE)
@@ -304,10 +309,12 @@ def test_a_deadline_reaches_the_batcher(stub: inference_pb2_grpc.GRPCInferenceSe
     pytest.fail(f"never refused for its deadline: {said}")
 
 
-def test_what_a_caller_leaves_is_withdrawn(
+def test_a_cancelled_call_is_withdrawn(
     channel: grpc.Channel, stub: inference_pb2_grpc.GRPCInferenceServiceStub
 ) -> None:
-    """Be it one call or a stream: of those that wait for the next batch, only who stays is in it."""
+    """A cancelled unary call or stream is withdrawn: only the remaining requests are in the next
+    batch.
+    """
     blocker = blocked(channel)
     stays = stub.ModelInfer.future(request(2), timeout=PATIENCE)
     leaves = stub.ModelInfer.future(request(3), timeout=PATIENCE)
@@ -323,13 +330,13 @@ def test_what_a_caller_leaves_is_withdrawn(
     blocker.half_close()
 
 
-def test_replicas_come_with_the_load_and_are_replaced_without_a_failed_call(
+def test_replicas_scale_and_are_replaced_without_a_failed_call(
     cluster: Cluster,
     models: list[str],
     channel: grpc.Channel,
     stub: inference_pb2_grpc.GRPCInferenceServiceStub,
 ) -> None:
-    """Only a stream that stays open is ended, once its replica has waited long enough for that; with UNAVAILABLE."""
+    """Only an open stream is ended, with UNAVAILABLE, after its replica has waited for it."""
     arguments = {
         "models": models,
         "drain-seconds": 3,
@@ -361,18 +368,18 @@ def test_replicas_come_with_the_load_and_are_replaced_without_a_failed_call(
     np.testing.assert_array_equal(output(underway.result()), answer(1))
 
 
-def test_a_call_whose_replica_dies_is_told_to_try_again(
+def test_a_call_of_a_killed_replica_is_unavailable(
     cluster: Cluster, channel: grpc.Channel, stub: inference_pb2_grpc.GRPCInferenceServiceStub
 ) -> None:
     call = stub.ModelInfer.future(request(1, work=20 * SECONDS), timeout=PATIENCE)
-    # By the time that this is over, the call is where it is going.
+    # By then the call is on its way.
     blocked(channel).cancel()
     for process in cluster.replicas().values():
         os.kill(process, signal.SIGKILL)
     assert call.code() is grpc.StatusCode.UNAVAILABLE
     assert call.details() == "the replica is gone that had this call; others take calls: try again"
     while True:
-        # Ray puts others in their places.
+        # Ray replaces them.
         again = stub.ModelInfer.future(request(2), timeout=PATIENCE)
         if again.code() is grpc.StatusCode.OK:
             break
@@ -387,7 +394,7 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("option", ["port", "auth-tokens", "client-rate", "otel"])
-def test_an_option_of_what_a_replica_has_not_is_refused_before_anything_starts(option: str) -> None:
+def test_unsupported_options_are_refused_before_anything_starts(option: str) -> None:
     ended = run(
         "from tensorferry.server.ray_serve import application\n"
         f"application({{'models': ['a.onnx'], {option!r}: 5}})"
@@ -396,8 +403,8 @@ def test_an_option_of_what_a_replica_has_not_is_refused_before_anything_starts(o
     assert f"{option} is 5; under Ray Serve it cannot be chosen: leave it out" in ended.stderr
 
 
-def test_a_replica_none_of_whose_models_works_says_that_it_is_ill(digits_model: Path) -> None:
-    """Which is when Ray replaces it."""
+def test_a_replica_without_a_working_model_is_unhealthy(digits_model: Path) -> None:
+    """Ray then replaces the replica."""
     ended = run(
         "import asyncio\n"
         "from tensorferry.server.ray_serve import Replica\n"

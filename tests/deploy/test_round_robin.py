@@ -1,4 +1,6 @@
-"""grpcio's own round_robin with health checking in front of two servers: stopping them, one after the other, fails no call."""
+"""grpcio's round_robin with health checking in front of two servers: stopping them in turn fails no
+call.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ from support.processes.server import ServerProcess
 from tensorferry.protos import SERVICE_NAME, inference_pb2_grpc
 from tensorferry.protos import inference_pb2 as pb
 
-# Longer than it takes until a client is told by the health service, however busy the machine is.
+# Longer than the health service takes to notify a client, on a busy machine.
 DELAY = ("--drain-delay-seconds", "3")
 
-# Calls are never sent again: what is refused fails.
+# Calls are never retried, so a refused call fails.
 WITHOUT_RETRIES = (
     ("grpc.enable_retries", 0),
     (
@@ -29,7 +31,7 @@ WITHOUT_RETRIES = (
             }
         ),
     ),
-    # As the bundled client has it: a server that is back is found soon.
+    # Like the bundled client, which finds a restarted server soon.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
@@ -37,11 +39,11 @@ WITHOUT_RETRIES = (
 
 @pytest.fixture
 def servers(transport: str, probe_model: Path) -> Iterator[list[ServerProcess]]:
-    """Two; those that are there at the end must stop with code 0 and without an error in their logs."""
+    """Two servers; those that run at the end must stop with code 0 and without an error in their logs."""
     started = [ServerProcess.start(probe_model, *DELAY, transport=transport) for _ in range(2)]
     yield started
     for server in started:
-        # All at once, since each waits for the delay.
+        # All at once, because each waits for the drain delay.
         server.signal()
     for server in started:
         assert server.wait() == 0
@@ -58,7 +60,7 @@ def balanced(servers: Sequence[ServerProcess]) -> grpc.Channel:
 
 
 def executed(server: ServerProcess) -> int:
-    """How many batches the server has run."""
+    """Return how many batches the server has run."""
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         return int(
@@ -67,7 +69,7 @@ def executed(server: ServerProcess) -> int:
 
 
 def await_share(traffic: Traffic, server: ServerProcess) -> None:
-    """Until the server gets its share of the traffic."""
+    """Wait until the server gets its share of the traffic."""
     before = executed(server)
     while executed(server) < before + 20:
         traffic.await_more(10)
@@ -88,5 +90,5 @@ def test_a_rolling_restart_fails_no_call(
         for server in servers:
             await_share(traffic, server)
     assert not traffic.failures
-    # The stream that stays open is on one server at a time.
+    # The open stream is on one server at a time.
     assert 1 <= traffic.left <= 2

@@ -1,4 +1,4 @@
-"""Callers in closed loops that hold a ledger: which requests were answered, by their own answer and once."""
+"""Callers in closed loops with a ledger: each request is answered once, by its own answer."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from support.processes.probe import answer, output, request
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 
-# A bound for waits that end at once unless something is broken.
+# Bound for waits that end at once unless something is broken.
 PATIENCE = 60.0
 IN_A_STREAM = 8
 
 
 class Traffic:
-    """Calls of the probe model, from when it is entered until it is left; what fails is in `failures`.
+    """Calls of the probe model from enter to exit; failures are in `failures`.
 
-    Calls are never sent again, but for what an open stream had not been answered when its server left it.
+    Calls are never retried, except the unanswered requests of an open stream whose server has ended
+    it.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Traffic:
         self._progress = threading.Condition(self._lock)
         self.answered: Counter[str] = Counter()
         self.failures: list[str] = []
-        # How often a stream that stays open was ended by its server.
+        # How often the server of an open stream ended it.
         self.left = 0
         counts = ((self._call, callers), (self._short_stream, streams), (self._session, sessions))
         self._ways = [turn.__name__ for turn, count in counts if count]
@@ -62,7 +63,7 @@ class Traffic:
             assert not thread.is_alive(), f"{thread.name} hangs"
 
     def await_more(self, count: int = 50) -> None:
-        """Until each way of calling has been answered so many times more."""
+        """Wait until each kind of call has been answered `count` times more."""
         with self._lock:
             aim = {turn: self.answered[turn] + count for turn in self._ways}
             assert self._progress.wait_for(
@@ -96,7 +97,7 @@ class Traffic:
         self._answered("_call", self._stub.ModelInfer(request(tag), timeout=PATIENCE), tag)
 
     def _short_stream(self) -> None:
-        """Some requests, and the end of the client's side."""
+        """Send some requests, and close the client's side."""
         tags = [next(self._tags) for _ in range(IN_A_STREAM)]
         answers = list(self._stub.ModelStreamInfer(map(request, tags), timeout=PATIENCE))
         assert len(answers) == len(tags), f"{len(answers)} answers to {len(tags)} requests"
@@ -105,7 +106,7 @@ class Traffic:
             self._answered("_short_stream", response.infer_response, tag)
 
     def _session(self) -> None:
-        """A stream that stays open, one request at a time, and is opened anew when its server leaves it."""
+        """Keep a stream open with one request at a time, and open a new one when the server ends it."""
         tag = 0
         while not self._over.is_set():
             messages: queue.SimpleQueue[pb.ModelInferRequest | None] = queue.SimpleQueue()
@@ -116,7 +117,8 @@ class Traffic:
                     messages.put(request(tag))
                     response = next(responses)
                     if response.error_message:
-                        # Read just when the door closed, and so refused; the end of the stream comes next.
+                        # Read while the server stopped accepting, and so refused; the end of the
+                        # stream follows.
                         status = response.infer_response.parameters["tensorferry_status"].string_param
                         assert status == "UNAVAILABLE", response.error_message
                         next(responses)
@@ -128,7 +130,8 @@ class Traffic:
             except grpc.RpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise
-                # What was accepted has been answered: the request was not, and is the next stream's first.
+                # Accepted requests have been answered. This one was not accepted, and is sent on
+                # the next stream.
                 with self._lock:
                     self.left += 1
             finally:

@@ -1,7 +1,7 @@
-"""Tensors in CUDA shared memory, over the wire, by another process than the server.
+"""Tensors in CUDA shared memory, over the wire, from another process than the server.
 
-Each test runs with a stand-in for the driver's library, which the server finds in place of the real one; and, where
-there is a GPU, with that.
+Each test runs with a stand-in for the driver's library, which the server loads instead of the real
+one; and with the real one if there is a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 SIXTEEN = np.arange(16, dtype=np.int32).reshape(1, 16)
 
-# Where the stand-in's handles say what fails.
+# Handles of the stand-in that fail.
 OPENING, COPYING, CLOSING = 40, 44, 48
 INVALID_VALUE, OUT_OF_MEMORY, ILLEGAL_ADDRESS, NOT_SUPPORTED = 1, 2, 700, 801
 
@@ -65,7 +65,7 @@ def library(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="module")
 def server(transport: str, library: Path, model_dir: Path, probe_model: Path) -> Iterator[ServerProcess]:
     echoes = models.echoes(model_dir, "INT32", "BYTES")
-    # The models have no use for a stand-in.
+    # Models cannot use the stand-in, so they run on the CPU.
     device = ("--device", "cpu") if library.is_absolute() else ()
     variables = {"LD_LIBRARY_PATH": str(library.parent)} if library.is_absolute() else {}
     with running(
@@ -90,12 +90,12 @@ def names(client: triton.InferenceServerClient) -> list[str]:
 
 
 def register(served: Served, name: str, handle: bytes, nbytes: int = 64, device: int = 0) -> None:
-    # tritonclient takes the handle in base64, and sends it as it is.
+    # tritonclient takes the handle in base64, and sends it unchanged.
     served.client.register_cuda_shared_memory(name, base64.b64encode(handle), device, nbytes)
 
 
 def region(served: Served, name: str, nbytes: int = 64) -> int:
-    """A region of this name; the address of its memory in this process."""
+    """Register a region of this name; return the address of its memory in this process."""
     address, handle = served.memory.allocate(nbytes)
     register(served, name, handle, nbytes)
     return address
@@ -165,7 +165,7 @@ def test_register_status_unregister(served: Served) -> None:
     client.unregister_cuda_shared_memory("a")
     _, handle = served.memory.allocate(64)
     register(served, "a", handle)
-    # The same memory may be several regions.
+    # Several regions may share their memory.
     register(served, "b", handle, 32)
     status = client.get_cuda_shared_memory_status("b").regions["b"]
     assert (status.name, status.device_id, status.byte_size) == ("b", 0, 32)
@@ -190,14 +190,14 @@ def test_register_status_unregister(served: Served) -> None:
 
 
 def refused(served: Served, handle: bytes, nbytes: int = 64, device: int = 0) -> tuple[str, str]:
-    """Code and message of a region that cannot be had."""
+    """Return code and message of a region that cannot be registered."""
     with pytest.raises(InferenceServerException) as caught:
         register(served, "a", handle, nbytes, device)
     assert names(served.client) == []
     return str(caught.value.status()).removeprefix("StatusCode."), str(caught.value.message())
 
 
-def test_what_cannot_be_a_region(served: Served) -> None:
+def test_invalid_regions(served: Served) -> None:
     _, handle = served.memory.allocate(64)
     failed = "failed to register CUDA shared memory region 'a': invalid args"
     for case, text in (
@@ -213,11 +213,11 @@ def test_what_cannot_be_a_region(served: Served) -> None:
     ):
         code, message = refused(served, *case)
         assert (code, text in message) == ("INVALID_ARGUMENT", True), message
-    # Each was closed again: the memory can still be had.
+    # Each was closed again, so the memory can still be registered.
     register(served, "a", handle)
 
 
-def test_what_is_not_in_a_region(served: Served) -> None:
+def test_tensors_outside_a_region(served: Served) -> None:
     region(served, "a", 64)
     for offset, nbytes, text in (
         (64, 1, "Invalid offset for shared memory region: 'a'"),
@@ -240,7 +240,7 @@ def test_a_region_in_use_is_unregistered_with_the_end_of_its_use(served: Served)
     with Stream(served.client, headers={"tensorferry-stream-order": "completion"}) as stream:
         stream.send("probe", inputs, "long", outputs=[wanted("y", 16)])
         stream.send("other", [], "marker")
-        # It was read after the other, which is therefore at work.
+        # The second request was read after this one, so this one is running.
         assert "unknown model" in stream.error().message()
         served.client.unregister_cuda_shared_memory()
         assert names(served.client) == ["x", "y"]
@@ -256,7 +256,7 @@ def test_extensions(served: Served) -> None:
 
 
 def test_by_tritons_own_utilities(served: Served, library: Path) -> None:
-    """What tritonclient's users write."""
+    """With the functions of tritonclient that its users call."""
     if library.is_absolute():
         pytest.skip("tritonclient allocates on a real GPU only")
     pytest.importorskip("cuda.bindings", reason="NO cuda-bindings: tritonclient's utilities were not tested")
@@ -275,7 +275,7 @@ def test_by_tritons_own_utilities(served: Served, library: Path) -> None:
             shm.destroy_shared_memory_region(handle)
 
 
-# From here on what only the stand-in does on demand.
+# The rest needs failures that only the stand-in has.
 
 
 def failing(handle: bytes, at: int, result: int) -> bytes:
@@ -378,7 +378,7 @@ def test_a_driver_without_a_gpu(
 
 
 def test_a_machine_without_a_gpu(transport: str, echo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Hides those that there are.
+    # Hides the real devices.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with (
         running("--allow-shared-memory", "--device", "cpu", echo_model, transport=transport) as server,

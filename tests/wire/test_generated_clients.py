@@ -1,10 +1,10 @@
-"""Clients in Go, Node and Java, with code that is generated from our .proto files, unchanged.
+"""Clients in Go, Node and Java, with code generated from the .proto files.
 
-Each program does the same things in the way that its language has for them, and reports:
-what the server and a model say of themselves; a tensor of every datatype there and back, raw
-and typed; a map of parameters; a compressed request; 8 MB; a hundred calls at once; a stream of
-two hundred requests, one of which fails; errors, a deadline that passes, a call and a stream that
-are cancelled; and that the server is well afterwards.
+Each program does the same things in the way of its language, and reports them: metadata of the
+server and of a model; every datatype there and back, raw and typed; a map of parameters; a
+compressed request; 8 MB; a hundred calls at once; a stream of two hundred requests with one
+failure; errors; an expired deadline; a cancelled call and a cancelled stream; and the server's
+health afterwards.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from support.wire.programs import CLIENTS, needs
 
 PROTOS = Path(__file__).resolve().parents[2] / "protos"
 
-# FP16 and BF16 as their 16 bits: none of the languages has a type for them.
+# FP16 and BF16 as their 16 bits, because none of the languages has a type for them.
 TENSORS: dict[str, list[str]] = {
     "BOOL": ["true", "false", "true", "true", "false", "false"],
     "INT8": ["-128", "-1", "0", "1", "2", "127"],
@@ -48,7 +48,7 @@ OK, CANCELLED, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, INTERNAL = 0, 1, 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A program that takes the server's address as its last argument but `after`."""
+    """A program that takes the server's address as its last argument, before `after`."""
 
     installed: Path
     command: tuple[str, ...]
@@ -81,7 +81,7 @@ def server(transport: str, model_dir: Path, probe_model: Path) -> Iterator[Serve
     scope="module", params=[pytest.param(name, marks=needs(PROGRAMS[name].installed)) for name in PROGRAMS]
 )
 def report(request: pytest.FixtureRequest, server: ServerProcess) -> Any:
-    """What one of the programs saw."""
+    """Return the report of one program."""
     program = PROGRAMS[request.param]
     assert program.installed.exists(), f"CI needs the client in {request.param}: make tools"
     ended = subprocess.run(
@@ -96,11 +96,11 @@ def report(request: pytest.FixtureRequest, server: ServerProcess) -> Any:
 
 
 def same(datatype: str, got: list[str], sent: list[str]) -> bool:
-    """Whether the texts are of the same values: each language has its own texts for floats."""
+    """Return whether the texts have the same values: each language formats floats differently."""
     if datatype not in ("FP32", "FP64"):
         return got == sent
     pairs = list(zip(map(float, got), map(float, sent), strict=True))
-    # A text of an FP32 value is one that only this value is nearest to.
+    # The text of an FP32 value is nearest to that value only.
     tolerance = 1e-7 if datatype == "FP32" else 0
     return all(math.isclose(a, b, rel_tol=tolerance) or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
 

@@ -1,4 +1,4 @@
-"""grpcurl without any .proto file: list, describe, infer with typed contents, health."""
+"""grpcurl without .proto files: list, describe, infer with typed contents, health."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.processes.server import ServerProcess, running
 
 GRPCURL = shutil.which("grpcurl", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 
-# On a developer's machine without Go these tests do not run; in CI they must.
+# Without Go, as on a developer's machine, these tests are skipped; CI must run them.
 pytestmark = pytest.mark.skipif(
     GRPCURL is None and not os.environ.get("CI"), reason="grpcurl is not installed: make tools installs it"
 )

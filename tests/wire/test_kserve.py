@@ -1,4 +1,4 @@
-"""KServe's inference client, unchanged and in an environment of its own, against a real server."""
+"""KServe's inference client, unchanged and in its own environment, against a real server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TENSORS: dict[str, list[Any]] = {
 
 @pytest.fixture(scope="module")
 def report(transport: str, model_dir: Path, probe_model: Path) -> Any:
-    """What the client saw."""
+    """Return the client's report."""
     assert PYTHON.exists(), "CI needs KServe's client: make tools"
     echoes = models.echoes(model_dir, *TENSORS)
     with running(probe_model, *echoes, transport=transport) as server:

@@ -1,4 +1,4 @@
-"""tritonclient reads and changes what a real server logs."""
+"""tritonclient reads and changes the log settings of a real server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AT_FIRST = {
 
 
 def failing(client: triton.InferenceServerClient, request_id: str) -> None:
-    """A request that the model fails on: a warning in the log, and its answer a debug line."""
+    """A failing request: a warning in the log, and a debug line for its response."""
     with pytest.raises(InferenceServerException, match="INTERNAL"):
         client.infer("probe", probe(index=99), request_id=request_id)
 

@@ -1,4 +1,4 @@
-"""A repository's config.pbtxt through a real server, by tritonclient: completed, overridden, refused."""
+"""A repository's config.pbtxt in a real server, read by tritonclient: completed, overridden, refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ response_cache { enable: true }
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A repository of the model `m`, y = 2 x."""
+    """A repository with the model `m`, y = 2 x."""
     home = tmp_path / "models" / "m"
     (home / "1").mkdir(parents=True)
     small.twice(home / "1" / "model.onnx", dims=("batch", 4))
@@ -41,7 +41,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def printed(root: Path) -> str:
-    """What `tensorferry config` prints of the model."""
+    """Return the output of `tensorferry config` for the model."""
     done = subprocess.run(
         command("config", root / "m", "--log-level", "error"),
         capture_output=True,
@@ -54,11 +54,11 @@ def printed(root: Path) -> str:
     return done.stdout
 
 
-def test_the_server_says_what_the_command_prints_and_does_it(root: Path, serve: Serve) -> None:
+def test_the_server_uses_the_configuration_that_the_command_prints(root: Path, serve: Serve) -> None:
     server = serve("--model-repository", root)
     with triton.InferenceServerClient(server.address) as client:
         config = client.get_model_config("m").config
-        # By tritonclient's own messages.
+        # Parsed with tritonclient's own messages.
         assert config == text_format.Parse(printed(root), type(config)())
         assert (config.dynamic_batching.preferred_batch_size, config.instance_group[0].count) == ([8], 2)
         x = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -70,7 +70,7 @@ def test_the_server_says_what_the_command_prints_and_does_it(root: Path, serve: 
 
 
 def test_a_configuration_that_is_sent_takes_the_place_of_the_file(root: Path, transport: str) -> None:
-    # Not by the fixture: what is refused stands in the log as an error.
+    # Not with the fixture, because a refusal is an error line in the log.
     with (
         running(
             *("--model-repository", root, "--model-control", "explicit", "--load-model", "m"),
@@ -85,7 +85,7 @@ def test_a_configuration_that_is_sent_takes_the_place_of_the_file(root: Path, tr
         with pytest.raises(InferenceServerException) as caught:
             client.load_model("m", config=json.dumps({"sequence_batching": {"direct": {}}}))
         assert "the configuration of model 'm' has sequence_batching" in str(caught.value)
-        # What served goes on.
+        # The loaded version still serves.
         assert client.get_model_config("m").config.max_batch_size == 4
     (error,) = server.errors()
     assert "has sequence_batching" in error
@@ -103,7 +103,7 @@ def test_a_configuration_that_is_sent_takes_the_place_of_the_file(root: Path, tr
         ),
     ],
 )
-def test_what_is_refused_ends_the_server_with_the_reason(
+def test_an_invalid_configuration_ends_the_server_with_the_reason(
     root: Path, change: tuple[str, str], said: str
 ) -> None:
     (root / "m" / "config.pbtxt").write_text(CONFIG.replace(*change, 1))

@@ -1,4 +1,4 @@
-"""docs/reference/protocol.md says of each error what code and words it has: each row is provoked over the wire."""
+"""docs/reference/protocol.md lists code and message of each error: each row is provoked over the wire."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows() -> list[Row]:
     return found
 
 
-# By model, its configuration; `loads` waits for its labels, which come by a pipe.
+# Configuration by model; `loads` waits for its labels, which come through a pipe.
 REPOSITORY = {
     "loads": 'output { name: "y" data_type: TYPE_FP32 dims: [-1] label_filename: "labels.txt" }',
     "decoupled": "model_transaction_policy { decoupled: true }",
@@ -105,7 +105,7 @@ def test_every_row_is_provoked_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.when)
-def test_a_row_of_the_page_is_what_a_client_gets(served: Served, row: Row) -> None:
+def test_each_row_of_the_page_is_true(served: Served, row: Row) -> None:
     if row.here == "OK":
         assert PROVOKED[row.when](served)
         return

@@ -1,4 +1,6 @@
-"""Model repositories, controlled by tritonclient: reloads under load, overrides, broken versions, polling."""
+"""Model repositories, controlled by tritonclient: reloads under load, overrides, broken versions,
+polling.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ RELOADS, CLIENTS = 50, 4
 
 
 def scaled(factor: float) -> bytes:
-    """A model: y [batch, 3] = factor × x."""
+    """Return a model: y [batch, 3] = factor × x."""
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 3]) for name in "xy"]
     graph = helper.make_graph(
         [helper.make_node("Mul", ["x", "factor"], ["y"])],
@@ -39,7 +41,7 @@ def scaled(factor: float) -> bytes:
 
 
 def write(root: Path, name: str, version: int, content: bytes, config: str | None = None) -> None:
-    """As a careful operator does: a new file takes the place of the old at once."""
+    """Replace the old file by the new one at once, as an operator should."""
     path = root / name / str(version) / "model.onnx"
     path.parent.mkdir(parents=True, exist_ok=True)
     if config is not None:
@@ -52,7 +54,7 @@ def write(root: Path, name: str, version: int, content: bytes, config: str | Non
 def ask(
     client: triton.InferenceServerClient, model: str = "m", version: str = "", rows: int = 1
 ) -> list[float]:
-    """The factors by which the model's rows came back."""
+    """Return the factors of the rows in the answer."""
     x = np.arange(1, 3 * rows + 1, dtype=np.float32).reshape(rows, 3)
     y = client.infer(model, [tensor("x", x, "FP32")], model_version=version, client_timeout=30).as_numpy("y")
     assert y.shape == x.shape
@@ -215,7 +217,7 @@ def test_reloads_under_load_lose_nothing(root: Path, serve: Serve, connect: Conn
     write(root, "m", 1, scaled(1))
     server = serve("--model-repository", root, "--model-control", "explicit", "--load-model", "m")
     control = connect(server)
-    # The factors that may be seen: of what serves, and of what is being loaded.
+    # Allowed factors: that of the serving version, and that of the one being loaded.
     allowed = {1.0}
     wrong: list[object] = []
     counts = [0] * CLIENTS
@@ -241,12 +243,12 @@ def test_reloads_under_load_lose_nothing(root: Path, serve: Serve, connect: Conn
         thread.start()
     for reload in range(2, RELOADS + 2):
         allowed.add(float(reload))
-        # Now a new version, now another file of the same.
+        # Alternately a new version, and another file of the same version.
         write(root, "m", 1 + reload // 2, scaled(reload))
         control.load_model("m")
         assert ask(control) == [float(reload)], "from the moment that the load has returned"
         with progress:
-            # Each has been answered meanwhile, whichever is the faster.
+            # Both versions have answered meanwhile.
             assert progress.wait_for(lambda: wrong or min(counts) >= reload, 60), counts  # noqa: B023
         if wrong:
             break
@@ -262,14 +264,15 @@ def test_polling(root: Path, tmp_path: Path, serve: Serve, connect: Connect) -> 
     write(root, "gone", 1, scaled(1))
     server = serve("--model-repository", root, "--model-control", "poll", "--repository-poll-seconds", "0.02")
     client = connect(server)
-    # The server may look at any time: what comes and goes is whole, or it would rightly complain.
+    # The server may poll at any time, so every change is atomic; else it would rightly log an
+    # error.
     aside = tmp_path / "aside"
     write(aside, "m", 2, scaled(2))
     write(aside, "new", 1, scaled(5))
     (aside / "m" / "2").rename(root / "m" / "2")
     (aside / "new").rename(root / "new")
     (root / "gone").rename(aside / "gone")
-    # Each look is answered at once; the models come within a few.
+    # Each poll is answered at once; the models appear within a few polls.
     bound = threading.Event()
     for _ in range(1500):
         states = {(name, version): state for name, version, state in index(client)}

@@ -1,4 +1,4 @@
-"""Clients of other makers against a server with TLS, client certificates and tokens."""
+"""Foreign clients against a server with TLS, client certificates and tokens."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_tritonclient_without_a_certificate(secured: Secured) -> None:
 
 
 def test_grpcurl(secured: Secured) -> None:
-    # On a developer's machine without Go this does not run; in CI it must.
+    # Without Go, as on a developer's machine, this test is skipped; CI must run it.
     if GRPCURL is None and not os.environ.get("CI"):
         pytest.skip("grpcurl is not installed: make tools installs it")
 

@@ -1,4 +1,4 @@
-"""Tensors in system shared memory, by tritonclient and its own utilities."""
+"""Tensors in system shared memory, with tritonclient and its utilities."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
 
 
 class Memory:
-    """Shared memory files of this test, by short names, that are also those of the regions."""
+    """Shared memory files of this test, by short names, which are also the names of the regions."""
 
     def __init__(self, client: triton.InferenceServerClient) -> None:
         self._client = client
@@ -81,7 +81,7 @@ def names(client: triton.InferenceServerClient) -> list[str]:
 
 
 def refusal(client: triton.InferenceServerClient, placed: Any, output: Any = None) -> tuple[str, str]:
-    """The status and the message of a request to the echo that is refused."""
+    """Return status and message of a refused request to the echo model."""
     with pytest.raises(InferenceServerException) as caught:
         client.infer("echo-INT32", [placed], outputs=[output] if output else None)
     return str(caught.value.status()).removeprefix("StatusCode."), str(caught.value.message())
@@ -93,13 +93,13 @@ SIXTEEN = np.arange(16, dtype=np.int32).reshape(1, 16)
 def test_input_and_output_in_shared_memory(client: triton.InferenceServerClient, memory: Memory) -> None:
     memory.region("in")
     memory.region("out")
-    # More than once, since what is remembered of requests must not take one for another.
+    # Repeated, because a cached template must not match another request.
     for times in range(1, 4):
         memory.put("in", SIXTEEN * times)
         result = client.infer("echo-INT32", [given("in", [1, 16], 64)], outputs=[wanted("out", 64)])
         response = result.get_response()
         assert (response.outputs[0].datatype, list(response.outputs[0].shape)) == ("INT32", [1, 16])
-        # One entry for each output, that those behind it are found by their places.
+        # One entry for each output, so that the outputs behind it are found by position.
         assert list(response.raw_output_contents) == [b""]
         np.testing.assert_array_equal(memory.get("out", np.int32, [1, 16]), SIXTEEN * times)
 
@@ -121,7 +121,7 @@ def test_only_the_output(client: triton.InferenceServerClient, memory: Memory) -
 def test_inputs_of_both_kinds(
     client: triton.InferenceServerClient, memory: Memory, in_memory: set[str]
 ) -> None:
-    """Raw contents are those of the inputs that are not in shared memory, in their order."""
+    """Raw contents belong to the inputs that are not in shared memory, in their order."""
     values: dict[str, Any] = {
         "work": np.zeros(1, np.int64),
         "x": np.full((1, 4), 21, np.float32),
@@ -260,7 +260,7 @@ def test_a_key_of_nothing(client: triton.InferenceServerClient, key: str, code: 
     assert message in caught.value.message()
 
 
-def test_what_does_not_fit_a_region(client: triton.InferenceServerClient, memory: Memory) -> None:
+def test_tensors_that_do_not_fit_a_region(client: triton.InferenceServerClient, memory: Memory) -> None:
     memory.region("in")
     memory.region("big", 128)
     good = given("in", [1, 16], 64)
@@ -323,7 +323,7 @@ def test_a_region_in_use_is_unregistered_with_the_end_of_its_use(
     with Stream(client, headers={"tensorferry-stream-order": "completion"}) as stream:
         stream.send("probe", inputs, "long", outputs=[wanted("y", 16)])
         stream.send("other", [], "marker")
-        # It was read after the other, which is therefore at work.
+        # The second request was read after this one, so this one is running.
         assert "unknown model" in stream.error().message()
         client.unregister_system_shared_memory()
         assert names(client) == ["x", "y"]

@@ -1,4 +1,4 @@
-"""tritonclient reads a real server's statistics: what its callers saw, as soon as they saw it."""
+"""tritonclient reads the statistics of a real server: exact, and as soon as the answer arrives."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def statistics(client: triton.InferenceServerClient, model: str = "probe", versi
 
 
 def adds_up(one: pb.ModelStatistics) -> None:
-    """What perf_analyzer and others rely on."""
+    """Check the sums that perf_analyzer and others rely on."""
     stats = one.inference_stats
     stages = (stats.queue, stats.compute_input, stats.compute_infer, stats.compute_output)
     assert {stage.count for stage in stages} == {stats.success.count}
@@ -50,7 +50,7 @@ def adds_up(one: pb.ModelStatistics) -> None:
 
 
 def test_figures_are_there_when_the_answer_is(client: triton.InferenceServerClient) -> None:
-    """Without waiting: after each answer, and after each error, it is counted."""
+    """After each answer and each error the counters include it, without a wait."""
     assert statistics(client).inference_stats.success.count == 0
     began = int(time.time() * 1e3)
     answered = rows = failed = 0
@@ -91,7 +91,7 @@ def test_in_a_stream_too(client: triton.InferenceServerClient) -> None:
 
 def test_a_deadline_that_could_not_be_met_is_a_failure(client: triton.InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException):
-        # One microsecond, which the server hears of as a parameter.
+        # One microsecond, sent as a parameter.
         client.infer("probe", probe(), timeout=1)
     one = statistics(client)
     assert (one.inference_stats.success.count, one.inference_stats.fail.count) == (0, 1)

@@ -1,4 +1,4 @@
-"""Models that drop elements of their input: rows that do not follow, by tritonclient."""
+"""Models that drop elements of their input, so that rows do not correspond, with tritonclient."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_model_that_drops_words_is_served_unbatched(serve: Serve, tmp_path: Pa
             assert answers.result().as_numpy("y").tolist() == [b"quick", b"fox"]
 
 
-def test_one_that_is_batched_all_the_same_says_what_is_wrong(serve: Serve, tmp_path: Path) -> None:
+def test_a_forced_batch_reports_the_mismatch(serve: Serve, tmp_path: Path) -> None:
     path = small.without_stop_words(tmp_path / "words.onnx")
     server = serve("--batching", "trust", "--max-queue-delay-ms", "50", path)
     with triton.InferenceServerClient(server.address) as client:
@@ -42,7 +42,7 @@ def test_one_that_is_batched_all_the_same_says_what_is_wrong(serve: Serve, tmp_p
             client.async_infer("words", texts("quick", "fox"), good.put, client_timeout=PATIENCE)
             client.async_infer("words", texts("the", "fox"), bad.put, client_timeout=PATIENCE)
         for _ in range(3):
-            # Neighbours get their own.
+            # Neighbours get their own answers.
             assert good.result().as_numpy("y").tolist() == [b"quick", b"fox"]
             error = bad.error()
             assert error.status() == "StatusCode.INTERNAL"
@@ -55,7 +55,7 @@ def test_one_that_is_batched_all_the_same_says_what_is_wrong(serve: Serve, tmp_p
 
 
 def test_as_its_configuration_says(serve: Serve, tmp_path: Path) -> None:
-    """What the error recommends, to somebody whose model must be batched for others."""
+    """The configuration that the error message recommends for a model that must be batched."""
     directory = tmp_path / "models" / "words"
     (directory / "1").mkdir(parents=True)
     small.without_stop_words(directory / "1" / "model.onnx")

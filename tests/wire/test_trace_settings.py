@@ -1,4 +1,4 @@
-"""tritonclient switches traces on, and Triton's tools can read what a real server writes."""
+"""tritonclient enables traces, and Triton's tools can read the file of a real server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ AT_FIRST = {
 def settings(
     client: triton.InferenceServerClient, model: str | None = None, **changes: Any
 ) -> dict[str, Any]:
-    """All but the file, after the changes if there are some."""
+    """Return all settings but the file, after the given changes."""
     if changes:
         answer = client.update_trace_settings(model, changes, as_json=True)
     else:
@@ -71,7 +71,7 @@ def test_a_request_in_two_is_traced_with_its_times(serve: Serve, probe_model: Pa
         assert settings(client, **changes) == AT_FIRST | changes
         for tag in range(1, 7):
             client.infer("probe", probe(work=3), request_id=str(tag))
-        # One that its model fails on, and one that is cut up.
+        # A request that fails in the model, and one that is split.
         client.infer("probe", probe(), request_id="7")
         with pytest.raises(InferenceServerException):
             client.infer("probe", probe(index=99), request_id="8")
@@ -106,7 +106,7 @@ def test_a_models_own_settings_count_and_files(
     with triton.InferenceServerClient(server.address) as client:
         settings(client, trace_level="TIMESTAMPS", trace_rate="1", log_frequency="2")
         settings(client, "echo", trace_count="3", log_frequency="0")
-        # Streams are traced as calls are.
+        # Streams are traced like unary calls.
         client.start_stream(lambda result, error: answers.put(error or result))
         for tag in range(5):
             client.async_stream_infer("echo", [x], request_id=f"echo {tag}")

@@ -1,4 +1,4 @@
-"""Device memory as a client has it: of a real GPU, or of the stand-in for the driver in `libcuda.c`."""
+"""Device memory of a client: of a real GPU, or of the driver's stand-in in `libcuda.c`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _STAND_IN = Path(__file__).with_name("libcuda.c")
 
 
 def build_stand_in(directory: Path) -> Path | None:
-    """The stand-in as a library in the directory, where a server finds it first; None without a C compiler."""
+    """Build the stand-in library in the directory, where a server finds it first; None without a C
+    compiler.
+    """
     compiler = shutil.which("cc")
     if compiler is None:
         return None
@@ -38,7 +40,7 @@ def build_stand_in(directory: Path) -> Path | None:
 
 
 class DeviceMemory:
-    """Allocates on devices of this library, and reads and writes what it has allocated. Of one thread."""
+    """Allocates on devices of this library, and reads and writes its allocations. Not thread-safe."""
 
     def __init__(self, library: str | Path) -> None:
         self._cuda = ctypes.CDLL(str(library))
@@ -74,7 +76,7 @@ class DeviceMemory:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def allocate(self, nbytes: int, device: int = 0) -> tuple[int, bytes]:
-        """New memory: its address, and the handle by which another process has it too."""
+        """Allocate memory; return its address, and the handle for another process."""
         address, handle = ctypes.c_uint64(), ctypes.create_string_buffer(64)
         with self._on(device):
             self._call("cuMemAlloc_v2", ctypes.byref(address), nbytes)
@@ -95,7 +97,7 @@ class DeviceMemory:
         return data.raw
 
     def free_all(self) -> None:
-        """Frees whatever was allocated."""
+        """Free all allocations."""
         for device, address in self._allocated:
             with self._on(device):
                 self._call("cuMemFree_v2", address)

@@ -1,4 +1,4 @@
-"""Inputs as tritonclient makes them, and outputs as it asks for them."""
+"""Inputs and requested outputs of tritonclient."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import tritonclient.grpc as triton
 
-# By the protocol's names, the numpy types that tritonclient takes.
+# The numpy types of tritonclient, by datatype.
 DATATYPES: dict[str, Any] = {
     "BOOL": np.bool_,
     "INT8": np.int8,
@@ -28,14 +28,16 @@ DATATYPES: dict[str, Any] = {
 
 
 def tensor(name: str, array: Any, datatype: str) -> triton.InferInput:
-    """An input with raw contents."""
+    """Return an input with raw contents."""
     given = triton.InferInput(name, list(array.shape), datatype)
     given.set_data_from_numpy(array)
     return given
 
 
 def probe(tag: int = 0, index: int = 0, work: int = 0, rows: int = 1) -> list[triton.InferInput]:
-    """The inputs of the probe model: it answers 2 tag + index, fails for an index beyond 9, and takes its time for work."""
+    """Return the inputs of the probe model: it answers 2 tag + index, fails for an index above 9, and
+    is slow for large work.
+    """
     return [
         tensor("work", np.full(rows, work), "INT64"),
         tensor("x", np.full((rows, 4), tag, np.float32), "FP32"),
@@ -46,14 +48,14 @@ def probe(tag: int = 0, index: int = 0, work: int = 0, rows: int = 1) -> list[tr
 def given(
     region: str, shape: list[int], nbytes: int, offset: int = 0, kind: str = "INT32"
 ) -> triton.InferInput:
-    """The input x of an echo model, in a region of shared memory."""
+    """Return the input x of an echo model, in a region of shared memory."""
     placed = triton.InferInput("x", shape, kind)
     placed.set_shared_memory(region, nbytes, offset=offset)
     return placed
 
 
 def wanted(region: str, nbytes: int, offset: int = 0) -> triton.InferRequestedOutput:
-    """The output y, wanted in a region of shared memory."""
+    """Return the requested output y, in a region of shared memory."""
     placed = triton.InferRequestedOutput("y")
     placed.set_shared_memory(region, nbytes, offset=offset)
     return placed

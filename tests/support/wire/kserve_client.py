@@ -1,6 +1,8 @@
-"""What test_kserve.py runs in KServe's environment: its client against a server, a JSON report.
+"""KServe's client against a server, with a JSON report; test_kserve.py runs it in KServe's
+environment.
 
-The arguments are the server's address and the number of its process. stdin has the values of a tensor for each datatype.
+The arguments are the server's address and its process id. stdin has the values of a tensor for each
+datatype.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ CONCURRENT = 50
 
 
 def probe(tag: int, *, index: int = 0, work: int = 0, **request: Any) -> InferRequest:
-    """A request to the probe model: y = 2 tag + index, after so much work."""
+    """Return a request to the probe model: y = 2 tag + index, after `work`."""
     inputs = [
         InferInput("x", [1, 4], "FP32", np.full((1, 4), tag, np.float32)),
         InferInput("index", [1], "INT64", np.array([index])),
@@ -38,12 +40,12 @@ def probe(tag: int, *, index: int = 0, work: int = 0, **request: Any) -> InferRe
 
 
 def texts(array: np.ndarray[Any, Any]) -> list[Any]:
-    """The elements as JSON has them; of strings, the texts."""
+    """Return the elements as JSON has them; of strings, the texts."""
     return [value.decode() if isinstance(value, bytes) else value for value in array.reshape(-1).tolist()]
 
 
 async def echo(client: InferenceGRPCClient, datatype: str, values: list[Any], *, raw: bool) -> list[Any]:
-    """The values as the server gives them back, sent as a numpy array or as a list."""
+    """Return the values from the server's answer, sent as a numpy array or as a list."""
     shape = [2, len(values) // 2]
     array = np.array(values, to_np_dtype(datatype)).reshape(shape)
     given = InferInput("x", shape, datatype, array if raw else values)
@@ -54,7 +56,7 @@ async def echo(client: InferenceGRPCClient, datatype: str, values: list[Any], *,
 
 
 async def failure(call: Any) -> dict[str, Any]:
-    """How a call failed."""
+    """Return how a call failed."""
     try:
         await call
     except grpc.RpcError as error:
@@ -65,13 +67,13 @@ async def failure(call: Any) -> dict[str, Any]:
 
 
 def _state(task: Path) -> str:
-    """The state of a thread, as proc(5) has it: after its name, which is in parentheses."""
+    """Return the state of a thread, from proc(5): the field after its name, which is in parentheses."""
     return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 @contextmanager
 def standing_still(pid: int) -> Iterator[None]:
-    """The server is stopped, as by a debugger."""
+    """Stop the server, as a debugger does, and continue it at the end."""
     os.kill(pid, signal.SIGSTOP)
     # The signal takes effect later; a call in between would be answered.
     while any(_state(task) != "T" for task in Path(f"/proc/{pid}/task").iterdir()):
@@ -83,13 +85,13 @@ def standing_still(pid: int) -> Iterator[None]:
 
 
 async def late(client: InferenceGRPCClient, pid: int) -> dict[str, Any]:
-    """How a call ends that is not answered in time."""
+    """Return the error of a call that is not answered in time."""
     with standing_still(pid):
         return await failure(client.infer(probe(1), timeout=0.1))
 
 
 async def cancelled(client: InferenceGRPCClient, pid: int) -> dict[str, Any]:
-    """How a call ends whose task is cancelled before it is answered."""
+    """Return the error of a call whose task is cancelled before it is answered."""
     with standing_still(pid):
         call = asyncio.create_task(client.infer(probe(1)))
         asyncio.get_running_loop().call_later(0.05, call.cancel)
@@ -97,7 +99,7 @@ async def cancelled(client: InferenceGRPCClient, pid: int) -> dict[str, Any]:
 
 
 async def stubs(address: str) -> dict[str, Any]:
-    """Metadata, for which the client has no method: by the stubs of the Open Inference Protocol that it brings."""
+    """Return metadata with the stubs that the client brings, because it has no method for it."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = GRPCInferenceServiceStub(channel)
         server = await stub.ServerMetadata(pb.ServerMetadataRequest())
@@ -110,7 +112,7 @@ async def stubs(address: str) -> dict[str, Any]:
 
 
 async def report(address: str, pid: int, tensors: dict[str, list[Any]]) -> dict[str, Any]:
-    """Everything that the tests look at."""
+    """Return everything that the tests check."""
     async with InferenceGRPCClient(address) as client:
         misshapen = probe(1)
         misshapen.inputs[0] = InferInput("x", [4], "FP32", [1.0] * 4)
@@ -133,7 +135,7 @@ async def report(address: str, pid: int, tensors: dict[str, list[Any]]) -> dict[
             "batch_rows": several.parameters["batch_rows"].int64_param,
             "concurrent": [answer.outputs[0].as_numpy().reshape(-1)[0].item() for answer in answers],
             "errors": {
-                # Of two forms in one request, as this client can send it.
+                # Two forms in one request, which this client can send.
                 "mixed": await failure(client.infer(misshapen)),
                 "nobody": await failure(client.infer(probe(1, model_name="nobody"))),
                 "version": await failure(client.infer(probe(1, model_version="7"))),
@@ -147,5 +149,5 @@ async def report(address: str, pid: int, tensors: dict[str, list[Any]]) -> dict[
 
 
 if __name__ == "__main__":
-    logging.disable(logging.ERROR)  # the client logs each error that it raises
+    logging.disable(logging.ERROR)  # The client logs each error that it raises.
     print(json.dumps(asyncio.run(report(sys.argv[1], int(sys.argv[2]), json.load(sys.stdin)))))

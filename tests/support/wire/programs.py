@@ -12,7 +12,7 @@ CLIENTS = Path(sys.prefix) / "clients"
 
 
 def needs(*files: Path) -> pytest.MarkDecorator:
-    """Skips where one of these is not installed, on a developer's machine; in CI they must be there."""
+    """Skip the test if one of these is not installed; in CI that is an error."""
     missing = [str(file) for file in files if not file.exists()]
     return pytest.mark.skipif(
         bool(missing) and not os.environ.get("CI"), reason=f"{missing} not installed: make tools installs it"

@@ -1,4 +1,4 @@
-"""What provokes errors over the wire: servers to ask, requests to spoil, and a table of what does, by case."""
+"""Ways to provoke errors over the wire: servers, requests to spoil, and a table by case."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from support.wire.rig import PATIENCE
 
 from tensorferry.protos import inference_pb2 as pb
 
-# Names 64 bytes of the host's memory.
+# A region of 64 bytes of host memory.
 KEY = f"/tensorferry-page-{os.getpid()}"
 
 
 class Served(NamedTuple):
-    """A server, to which the file of the key, 64 bytes, is the region `r`; and how to start another one.
+    """A server whose region `r` is the 64-byte file of the key; and how to start another server.
 
-    `control` is of a server with a repository, which clients load models of.
+    `control` belongs to a server with a repository, whose models clients load.
     """
 
     stub: Any
@@ -30,7 +30,7 @@ class Served(NamedTuple):
 
 
 def good(rows: int = 1, work: int = 0) -> pb.ModelInferRequest:
-    """To the probe model: work, x, index, in this order, raw."""
+    """Return a good request to the probe model: work, x, index, in this order, raw."""
     request = pb.ModelInferRequest(model_name="probe")
     for name, datatype, array in (
         ("work", "INT64", np.full(rows, work, np.int64)),
@@ -46,7 +46,7 @@ Provoke = Callable[[Served], Any]
 
 
 class Provoked(dict[str, Provoke]):
-    """By case, what provokes its answer: filled by decorators, each case once."""
+    """Functions that provoke an error, by case; filled by decorators, each case once."""
 
     def when(self, *cases: str) -> Callable[[Provoke], Provoke]:
         def add(provoke: Provoke) -> Provoke:
@@ -58,7 +58,7 @@ class Provoked(dict[str, Provoke]):
         return add
 
     def spoiled(self, case: str) -> Callable[[Callable[[pb.ModelInferRequest], Any]], None]:
-        """A good request, spoilt by the function, provokes it."""
+        """Register a case: a good request, spoilt by the function."""
 
         def add(spoil: Callable[[pb.ModelInferRequest], Any]) -> None:
             def provoke(served: Served) -> Any:

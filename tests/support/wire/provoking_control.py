@@ -14,7 +14,7 @@ when = PROVOKED.when
 
 
 def to_model(name: str, version: str = "") -> pb.ModelInferRequest:
-    """To one of the repository's."""
+    """Send a request to a model of the repository."""
     request = pb.ModelInferRequest(model_name=name, model_version=version, raw_input_contents=[bytes(4)])
     request.inputs.add(name="x", datatype="FP32", shape=[1, 1])
     return request

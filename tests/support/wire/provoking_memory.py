@@ -1,4 +1,4 @@
-"""Shared memory that is used and registered in each way which docs/reference/protocol.md has an error for."""
+"""Use and registration of shared memory that give each error of docs/reference/protocol.md."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _(served: Served) -> Any:
 @when("CUDA shared memory where there is no GPU")
 def _(served: Served) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        # Hides those that there are.
+        # Hides the real devices.
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         server = ServerProcess.start(
             "--allow-shared-memory", "--device", "cpu", served.model, transport=served.transport

@@ -1,4 +1,4 @@
-"""Requests that are answered with each error which docs/reference/protocol.md has for them."""
+"""Requests that give each error of docs/reference/protocol.md."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _(served: Served) -> Any:
 
 
 def texts(raw: bytes) -> pb.ModelInferRequest:
-    """To the echo of strings, one of them."""
+    """Return a request to the echo of strings, with one string."""
     request = pb.ModelInferRequest(model_name="texts", raw_input_contents=[raw])
     request.inputs.add(name="x", datatype="BYTES", shape=[1, 1])
     return request
@@ -100,14 +100,14 @@ def _(served: Served) -> Any:
 
 @when("the queue is full")
 def _(served: Served) -> Any:
-    # More rows at once than ever wait.
+    # More rows at once than may ever wait.
     return _first_error(
         [served.stub.ModelInfer.future(good(1000, work=LONG), timeout=PATIENCE) for _ in range(9)]
     )
 
 
 def _first_error(calls: list[Any]) -> Any:
-    """What the first call to be refused got; the others are withdrawn."""
+    """Return the error of the first refused call, and cancel the others."""
     refused = threading.Event()
     for call in calls:
         call.add_done_callback(lambda done: refused.set())
@@ -120,7 +120,7 @@ def _first_error(calls: list[Any]) -> Any:
 
 @when("the server stops")
 def _(served: Served) -> Any:
-    # One of its own, since it is stopped, with a request that keeps it for longer than anything here takes.
+    # A separate server, because it is stopped, with a request that outlasts the test.
     server = ServerProcess.start(served.model, "--metrics-port", "0", transport=served.transport)
     try:
         with grpc.insecure_channel(server.address) as channel:
@@ -139,5 +139,5 @@ def _(served: Served) -> Any:
             finally:
                 running.cancel()
     finally:
-        # The second time: it waits for nothing.
+        # The second signal ends it without a wait.
         server.stop()

@@ -1,4 +1,4 @@
-"""What tests with tritonclient share: its answers, its streams."""
+"""Answers and streams of tritonclient, for tests."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-# A bound for waits that end at once unless something is broken.
+# Bound for waits that end at once unless something is broken.
 PATIENCE = 30.0
 
-# The probe model runs for a second or more with this much work.
+# With this much work the probe model runs for a second or more.
 LONG = 10_000
 
 
 class Answers:
-    """What calls are answered, in the order of the answers. `put` is a callback for tritonclient."""
+    """Answers of calls, in order of arrival. `put` is a callback for tritonclient."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[tuple[Any, Any]] = queue.Queue()
@@ -30,13 +30,13 @@ class Answers:
         return self._queue.get(timeout=PATIENCE)
 
     def result(self) -> Any:
-        """The next answer, which must be no error."""
+        """Return the next answer, which must not be an error."""
         result, error = self.next()
         assert error is None, error
         return result
 
     def error(self) -> InferenceServerException:
-        """The next answer, which must be an error."""
+        """Return the next answer, which must be an error."""
         result, error = self.next()
         assert result is None, result.get_response()
         assert isinstance(error, InferenceServerException)
@@ -44,7 +44,7 @@ class Answers:
 
 
 class Stream(Answers):
-    """An open stream of a client, closed at the end of a `with`, with what is in flight."""
+    """An open stream of a client, closed at the end of a `with`, with its requests in flight."""
 
     def __init__(self, client: triton.InferenceServerClient, headers: dict[str, str] | None = None) -> None:
         super().__init__()

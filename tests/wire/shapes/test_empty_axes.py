@@ -1,4 +1,6 @@
-"""Axes of length zero on a real server: accepted where the model bears them, refused where they would end it."""
+"""Axes of length zero on a real server: accepted if the model supports them, refused if they would
+crash it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
         yield client
 
 
-def test_what_would_end_the_server_is_refused(client: triton.InferenceServerClient) -> None:
+def test_empty_axes_that_crash_are_refused(client: triton.InferenceServerClient) -> None:
     for _ in range(2):
         with pytest.raises(InferenceServerException, match=MESSAGE) as caught:
             client.infer("gru", [tensor("ids", NO_WORDS, "INT64")])
@@ -71,7 +73,7 @@ def test_in_a_stream_and_in_typed_contents(
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_what_the_model_bears_is_computed(client: triton.InferenceServerClient) -> None:
+def test_supported_empty_axes_are_computed(client: triton.InferenceServerClient) -> None:
     result = client.infer("lstm", [tensor("x", np.zeros((2, 0, 3), np.float32), "FP32")])
     assert result.as_numpy("states").shape == (2, 0, 4)
     np.testing.assert_array_equal(result.as_numpy("y"), np.zeros((2, 4)))
@@ -82,6 +84,6 @@ def test_what_the_model_bears_is_computed(client: triton.InferenceServerClient) 
 
 
 def test_no_rows_where_rows_are_not_counted(client: triton.InferenceServerClient) -> None:
-    """Of a model that mixes its rows, axis 0 is one as any other."""
+    """For a model that mixes its rows, axis 0 is like any other axis."""
     x = tensor("x", np.zeros((0, 3), np.float32), "FP32")
     assert client.infer("mixing", [x]).as_numpy("share").shape == (0, 3)

@@ -1,4 +1,4 @@
-"""Signatures that say less, or something else, than what the model does: served as it does, on a real server."""
+"""Models whose signature says less than they do, or something else, on a real server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
             [value("y", dims=["n", None])],
         ),
     ]
-    # A batch leaves when it is full, and at no other time: that requests are answered shows that they shared one.
+    # A batch closes only when it is full, so answered requests have shared a batch.
     options = ("--max-batch-size", "4", "--max-queue-delay-ms", "600000")
     with running(*served, *options, transport=transport) as server:
         yield server
@@ -50,7 +50,7 @@ def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
 def together(
     client: triton.InferenceServerClient, model: str, requests: Sequence[list[triton.InferInput]]
 ) -> list[triton.InferResult]:
-    """The answers to requests that are in progress at the same time."""
+    """Return the answers to requests that are in progress at the same time."""
     with Stream(client) as stream:
         for number, inputs in enumerate(requests):
             client.async_stream_infer(model, inputs, request_id=str(number))
@@ -85,7 +85,7 @@ def test_axes_of_one_name_that_differ_in_length(client: triton.InferenceServerCl
         "axis 'length' has the lengths 2 (axis 1 of input 'a'), 3 (axis 1 of input 'b'): "
         "send one length for all axes of a name"
     ) in caught.value.message()
-    # Where the model answers, the name was but a hint.
+    # The model answers, so the name was only a hint.
     assert added(2, 1).as_numpy("y").tolist() == [[2, 2]] * 4
 
 
@@ -105,7 +105,7 @@ def test_a_tensor_of_any_rank_has_lengths_of_its_own(client: triton.InferenceSer
 
 
 def test_a_scalar_beside_rows(client: triton.InferenceServerClient) -> None:
-    """Equal ones share a batch, others do not; what is remembered of a message does not mix them up."""
+    """Requests with equal scalars share a batch, others do not, and templates do not mix them up."""
     metadata = client.get_model_metadata("scaled")
     assert [list(one.shape) for one in metadata.inputs] == [[-1, 3], []]
     config = client.get_model_config("scaled").config
@@ -127,7 +127,7 @@ def test_a_scalar_beside_rows(client: triton.InferenceServerClient) -> None:
 
 
 def test_inputs_with_a_default(client: triton.InferenceServerClient) -> None:
-    """They may be left out; requests that give them share a batch with those that give equal ones."""
+    """Inputs with a default may be omitted; requests with equal values share a batch."""
     metadata = client.get_model_metadata("defaults")
     assert [one.name for one in metadata.inputs] == ["x", "scale", "bias"]
     config = client.get_model_config("defaults").config
@@ -153,7 +153,7 @@ def test_inputs_with_a_default(client: triton.InferenceServerClient) -> None:
     assert (one.inference_count, one.execution_count) == (48, 12)
 
 
-def test_the_bundled_client_leaves_them_out(server: ServerProcess) -> None:
+def test_the_bundled_client_omits_them(server: ServerProcess) -> None:
     x = np.ones((4, 3), np.float32)
     with InferenceClient(server.address) as client:
         np.testing.assert_array_equal(client.infer("defaults", {"x": x})["y"], 2 * x)

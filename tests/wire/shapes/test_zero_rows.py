@@ -1,4 +1,6 @@
-"""Requests of zero rows are answered without a run, on a real server with models that would end it."""
+"""Requests of zero rows are answered without a run, on a real server with models that a run would
+crash.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from tensorferry.protos.inference_pb2_grpc import GRPCInferenceServiceStub
 
 
 def _unnamed(path: Path) -> Path:
-    """x FP32 [n, k] → y FP32 [n, ?], x twice side by side."""
+    """x FP32 [n, k] to y FP32 [n, ?], x twice side by side."""
     return save(
         path,
         [node("Concat", "x x", "y", axis=1)],
@@ -68,7 +70,7 @@ def test_models_that_abort_are_not_run(client: triton.InferenceServerClient) -> 
         assert result.as_numpy("y").dtype == np.float32
         assert result.get_response().id == "7"
         result = client.infer("lstm", [tensor("x", np.zeros((0, length, 3), np.float32), "FP32")])
-        # From the name of an axis that an input has, too.
+        # From the name of an axis that an input also has.
         assert result.as_numpy("states").shape == (0, length, 4)
     assert _success(client, "gru") == (2, 0, 0)
     assert client.infer("gru", [tensor("ids", np.ones((2, 3), np.int64), "INT64")]).as_numpy("y").shape == (
@@ -126,7 +128,7 @@ def test_in_shared_memory(client: triton.InferenceServerClient) -> None:
         shm.destroy_shared_memory_region(handle)
 
 
-def test_a_shape_that_is_not_known_is_told(client: triton.InferenceServerClient) -> None:
+def test_an_unknown_shape_is_an_error(client: triton.InferenceServerClient) -> None:
     empty = tensor("x", np.zeros((0, 3), np.float32), "FP32")
     for _ in range(2):
         with pytest.raises(InferenceServerException, match="axis 1 of its output 'y'") as caught:

@@ -1,4 +1,4 @@
-"""Triton's classification extension, asked for by tritonclient."""
+"""Triton's classification extension, with tritonclient."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_classes_and_values_in_a_stream(client: triton.InferenceServerClient) ->
     ],
     ids=["strings", "too many"],
 )
-def test_what_cannot_be_classified(
+def test_unsupported_classifications(
     client: triton.InferenceServerClient, kind: str, array: Any, message: str
 ) -> None:
     with pytest.raises(InferenceServerException) as caught:

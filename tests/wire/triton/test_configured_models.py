@@ -1,4 +1,6 @@
-"""A configured model over the wire, by tritonclient, over both transports: ModelConfig, and what it promises."""
+"""A configured model over both transports, with tritonclient: ModelConfig, and the behaviour that it
+promises.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +61,11 @@ def x(array: Array) -> list[triton.InferInput]:
 
 
 def config_of(client: Client, **options: Any) -> ModelConfig:
-    """What the client got, in our own message."""
+    """Return the client's configuration as our message."""
     return ModelConfig.FromString(client.get_model_config("m", **options).config.SerializeToString())
 
 
-def test_the_completed_configuration_is_what_clients_get(dial: Dial) -> None:
+def test_clients_get_the_completed_configuration(dial: Dial) -> None:
     client = dial("max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 100 } " + XY)
     expected = parse_config(
         """
@@ -81,7 +83,7 @@ def test_the_completed_configuration_is_what_clients_get(dial: Dial) -> None:
     assert "model_configuration" in client.get_server_metadata().extensions
 
 
-def test_without_a_configuration_it_says_what_the_server_made_of_the_model(dial: Dial) -> None:
+def test_without_a_configuration_clients_get_the_generated_one(dial: Dial) -> None:
     config = config_of(dial(None, repository=False))
     assert (config.max_batch_size, list(config.input[0].dims)) == (32, [3])
     assert config.dynamic_batching.preferred_batch_size == [32]
@@ -125,8 +127,8 @@ def test_and_cut_up_where_they_share_batches(dial: Dial) -> None:
 class Gate:
     """Holds the runs of sessions, once it is closed, until it is opened.
 
-    `running` gets the first number of each run, from then on; `taken` hears of each request that the batcher was
-    given, accepted or not.
+    `running` gets the first number of each run from then on. `taken` gets each request that was
+    given to the batcher, accepted or not.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +149,7 @@ class Gate:
             monkeypatch.setattr(RequestQueue, name, self._heard(getattr(RequestQueue, name)))
 
         monkeypatch.setattr(Session, "run", gated)
-        # A worker is to be held, never the thread that serves the lane.
+        # Only a worker may be held, never the thread that serves the lane.
         monkeypatch.setattr(loader, "has_steady_run_time", lambda path: False)
 
     def _heard(self, put: Callable[..., Any]) -> Callable[..., Any]:
@@ -172,7 +174,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 class Sender:
-    """Sends requests of one row, by number, one after another, and hears what becomes of them."""
+    """Sends requests of one row, by number, one after another, and records their outcomes."""
 
     def __init__(self, client: Client, gate: Gate) -> None:
         self._client = client
@@ -183,7 +185,7 @@ class Sender:
         outcomes = self._outcomes[tag] = queue.SimpleQueue()
         inputs = x(np.full((1, 1, 3), tag, np.float32))
         self._client.async_infer("m", inputs, lambda result, error: outcomes.put((result, error)), **options)
-        # Sent at once, several calls may arrive in any order.
+        # Calls that are sent at once may arrive in any order.
         self._taken.get(timeout=PATIENCE)
 
     def error(self, tag: float) -> InferenceServerException:
@@ -201,7 +203,7 @@ POLICY = "max_batch_size: 1 dynamic_batching { %s } " + XY
 
 
 def held(dial: Dial, gate: Gate, batching: str) -> Sender:
-    """A sender whose request 0 is running, and goes on until the gate is open."""
+    """A sender whose request 0 runs until the gate is open."""
     sender = Sender(dial(POLICY % batching), gate)
     gate.close()
     sender.send(0.0)
@@ -209,14 +211,14 @@ def held(dial: Dial, gate: Gate, batching: str) -> Sender:
     return sender
 
 
-def test_who_times_out_in_the_queue_is_told_while_the_model_runs(dial: Dial, gate: Gate) -> None:
+def test_a_queue_timeout_is_reported_while_the_model_runs(dial: Dial, gate: Gate) -> None:
     sender = held(dial, gate, "default_queue_policy { default_timeout_microseconds: 20000 }")
     sender.send(1.0)
     error = sender.error(1.0)
     assert "Request timeout expired" in str(error)
     assert error.status() == "StatusCode.DEADLINE_EXCEEDED"
     gate.open.set()
-    # Long over its time, but it was running by then.
+    # Its time is long over, but it was already running.
     assert sender.answered(0.0)
 
 

@@ -1,4 +1,4 @@
-"""Repositories in the style of Triton's examples load unchanged, and their clients work as they are."""
+"""Repositories like Triton's examples load unchanged, and their clients work unchanged."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_without_a_configuration(client: triton.InferenceServerClient) -> None:
     assert (client.infer("bare", [tensor("x", x, "FP32")]).as_numpy("y") == 2 * x).all()
 
 
-def test_what_is_not_supported_is_named_and_the_others_serve(tmp_path: Path, transport: str) -> None:
+def test_unsupported_models_are_named_and_the_others_serve(tmp_path: Path, transport: str) -> None:
     write_examples(tmp_path)
     (tmp_path / "bare" / "config.pbtxt").write_text(SEQUENCE)
     server = ServerProcess.start(

@@ -1,4 +1,6 @@
-"""Triton's perf_analyzer, unchanged, drives a real server in each of its modes and reads its statistics."""
+"""Triton's perf_analyzer, unchanged, drives a real server in each of its modes and reads its
+statistics.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,13 @@ def stub(server: ServerProcess) -> Iterator[inference_pb2_grpc.GRPCInferenceServ
         yield inference_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
-# Its windows of time, each tried where a machine is too busy to answer anything in the one before.
+# Its time windows. Each is tried if the machine is too busy to answer anything in the one before.
 MEASURED = ("100", "1000", "5000")
 TOO_SHORT = "No valid requests recorded within time interval"
 
 
 def perf_analyzer(server: ServerProcess, model: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A run over three windows, in whatever order they come: what is measured is nothing to us."""
+    """Run it over three windows, in any order; the figures themselves are not checked."""
     assert (FOLDER / "perf_analyzer").exists(), "CI needs perf_analyzer: make tools"
     always = (
         "-m",
@@ -73,14 +75,14 @@ def perf_analyzer(server: ServerProcess, model: str, *arguments: str) -> subproc
 
 
 def count(output: str, what: str) -> int:
-    """The number that the report has for this."""
+    """Return the number that the report has for this."""
     found = re.search(rf"{what}: (\d+)", output)
     assert found is not None, output
     return int(found[1])
 
 
 def successes(stub: inference_pb2_grpc.GRPCInferenceServiceStub, model: str) -> int:
-    """How many requests the server says that it has answered, none having failed."""
+    """Return how many requests the server has answered, without failures."""
     (model_stats,) = stub.ModelStatistics(pb.ModelStatisticsRequest(name=model), timeout=30).model_stats
     assert model_stats.inference_stats.fail.count == 0
     return int(model_stats.inference_stats.success.count)
@@ -105,7 +107,7 @@ def test_each_mode_and_its_counts_are_within_ours(
     before = successes(stub, model)
     ended = perf_analyzer(server, model, "--concurrency-range", "4", *MODES[mode])
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    # What it counts is what ended within its windows; there is more before, between and after them.
+    # It counts requests that end within its windows; more are sent before, between and after them.
     assert 0 < count(ended.stdout, "Request count") <= successes(stub, model) - before
     assert 0 < count(ended.stdout, "Successful request count") <= successes(stub, model) - before
     assert 0 < count(ended.stdout, "Execution count") <= count(ended.stdout, "Inference count")

@@ -1,4 +1,6 @@
-"""Parameters, streams and overload as Triton's clients know them, by tritonclient and by bare messages."""
+"""Parameters, streams and overload as Triton's clients expect them, with tritonclient and with plain
+messages.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,15 @@ def server(transport: str, probe_model: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def stub(server: ServerProcess) -> Iterator[Any]:
-    """For what tritonclient itself would refuse to send."""
+    """For requests that tritonclient refuses to send."""
     with grpc.insecure_channel(server.address) as channel:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
 def message(request_id: str = "", **parameters: Any) -> Any:
-    """A good request to the probe model, with parameters of the field `KIND_param` that a value is given with."""
+    """Return a good request to the probe model, with parameters in the field `KIND_param` given with
+    each value.
+    """
     request = pb.ModelInferRequest(model_name="probe", id=request_id)
     for given in probe(3):
         request.inputs.append(given._get_tensor())
@@ -87,7 +91,7 @@ def test_an_unsigned_timeout_counts_too(stub: Any) -> None:
 def test_each_response_of_a_stream_says_that_it_is_the_last_to_its_request(
     client: triton.InferenceServerClient, empty_final: bool
 ) -> None:
-    """No model here gives several, so there is never an empty one to be sent behind, wanted or not."""
+    """No model here gives several responses, so no empty final response is sent, wanted or not."""
     with Stream(client) as stream:
         for tag in range(3):
             stream.send("probe", probe(tag), str(tag), enable_empty_final_response=empty_final)
@@ -104,7 +108,7 @@ def test_a_unary_response_has_no_parameter_of_streams(client: triton.InferenceSe
 
 
 def test_an_error_in_a_stream_has_the_id_and_the_model_of_its_request(stub: Any) -> None:
-    """tritonclient drops them, so by the bare message."""
+    """With the plain message, because tritonclient drops them."""
     bad_index = message("failing")
     bad_index.raw_input_contents[2] = np.array([99]).tobytes()
     unknown = message("unknown")
@@ -116,7 +120,7 @@ def test_an_error_in_a_stream_has_the_id_and_the_model_of_its_request(stub: Any)
     sent = [bad_index, unknown, missing, short, message("good"), bad_index]
     answers = list(stub.ModelStreamInfer(iter(sent), timeout=PATIENCE))
     assert [answer.infer_response.id for answer in answers] == [request.id for request in sent]
-    # The version that it went to; or, where there is none, what the request says.
+    # The version that served the request; without one, the version in the request.
     assert [
         (answer.infer_response.model_name, answer.infer_response.model_version) for answer in answers
     ] == [("probe", "1"), ("other", ""), ("probe", "9"), ("probe", "1"), ("probe", "1"), ("probe", "1")]
@@ -165,9 +169,9 @@ def test_overload(transport: str, probe_model: Path, flags: list[str], full: str
 
 
 def overloaded(client: triton.InferenceServerClient) -> str:
-    """The status of a request that meets a full queue."""
+    """Return the status of a request that meets a full queue."""
     answers = Answers()
-    # One runs and two wait: the others find no room.
+    # One runs and two wait, so the others find no room.
     calls = [client.async_infer("probe", probe(1, work=LONG), answers.put) for _ in range(6)]
     error = answers.error()
     assert "Exceeds maximum queue size" in error.message()
@@ -180,12 +184,12 @@ def overloaded(client: triton.InferenceServerClient) -> str:
 
 
 def expired(client: triton.InferenceServerClient) -> str:
-    """The status of a request that expires in the queue: it is told so while the one before it runs."""
+    """Return the status of a request that expires in the queue while the one before it runs."""
     answers = Answers()
     running = client.async_infer("probe", probe(1, work=LONG), answers.put)
     error = None
     while error is None:
-        # Requests with a deadline go first, so it overtakes one that has not begun.
+        # Requests with a deadline go first, so this one overtakes a request that has not begun.
         client.async_infer("probe", probe(2), answers.put, timeout=10_000)
         _, error = answers.next()
     assert "Request timeout expired" in error.message()

@@ -1,4 +1,4 @@
-"""What tritonclient can do with a call: time limits, cancelling, compression, headers, keep-alive, many at once."""
+"""Calls of tritonclient: time limits, cancelling, compression, headers, keep-alive, many at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 WAIT_SECONDS = 60
 LATE_SECONDS = 0.2
-# For the probe model: more than the milliseconds until a call is cancelled.
+# Work of the probe model: longer than the milliseconds until a call is cancelled.
 WORK = 5000
 Answers = queue.Queue[tuple[Any, Any]]
 
@@ -38,7 +38,7 @@ def server(
 def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
     with triton.InferenceServerClient(server.address) as client:
         yield client
-        # Whatever was left, cancelled or late: the server goes on.
+        # After every cancelled or late call the server still serves.
         assert float(client.infer("probe", probe(21)).as_numpy("y")[0, 0]) == 42
 
 
@@ -61,7 +61,7 @@ def status(error: InferenceServerException) -> str:
     return str(error.status())
 
 
-# Time limits. A server that stands still is late whatever the machine does.
+# Time limits. A stopped server is late at any speed of the machine.
 
 
 def test_every_call_has_a_time_limit(server: ServerProcess, client: triton.InferenceServerClient) -> None:
@@ -124,7 +124,7 @@ async def test_asyncio_calls_and_streams_that_are_late(
 
 
 def test_cancelled_while_it_runs_and_while_it_waits(client: triton.InferenceServerClient) -> None:
-    """One that runs and those queued behind it are cancelled; one that is queued between them is answered."""
+    """A running request and some queued ones are cancelled; a queued request between them is answered."""
     answers: Answers = queue.Queue()
     kept: Answers = queue.Queue()
     calls = [client.async_infer("probe", probe(1, work=WORK), into(answers)) for _ in range(3)]
@@ -171,7 +171,7 @@ def test_a_stream_that_is_cancelled_says_so_once_and_another_can_be_started(
     for _ in range(5):
         client.async_stream_infer("probe", probe(1, work=WORK))
     client.stop_stream(cancel_requests=True)
-    # stop_stream waits for the reader: what is not there now never comes.
+    # stop_stream waits for the reader, so no further answer can come.
     result, error = answers.get_nowait()
     assert result is None
     assert status(error) == "StatusCode.CANCELLED"
@@ -182,7 +182,7 @@ def test_a_stream_that_is_cancelled_says_so_once_and_another_can_be_started(
     client.stop_stream()
 
 
-def test_a_stream_that_is_stopped_answers_what_it_has_taken(client: triton.InferenceServerClient) -> None:
+def test_a_stopped_stream_answers_its_requests(client: triton.InferenceServerClient) -> None:
     answers: Answers = queue.Queue()
     client.start_stream(into(answers))
     for tag in range(200):
@@ -195,7 +195,7 @@ def test_a_stream_that_is_stopped_answers_what_it_has_taken(client: triton.Infer
 
 async def test_asyncio_task_and_stream_are_cancelled(aio: triton_aio.InferenceServerClient) -> None:
     task = asyncio.create_task(aio.infer("probe", probe(1, work=WORK)))
-    await aio.is_server_live()  # so that the call is out
+    await aio.is_server_live()  # So that the call has been sent.
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -203,7 +203,7 @@ async def test_asyncio_task_and_stream_are_cancelled(aio: triton_aio.InferenceSe
     async def requests() -> AsyncIterator[dict[str, Any]]:
         yield {"model_name": "probe", "inputs": probe(3)}
         yield {"model_name": "probe", "inputs": probe(1, work=WORK)}
-        await asyncio.Event().wait()  # the client keeps the stream open
+        await asyncio.Event().wait()  # The client keeps the stream open.
 
     stream = aio.stream_infer(requests())
     result, error = await anext(stream)
@@ -328,7 +328,7 @@ def test_headers_reach_the_server_and_those_that_it_does_not_know_do_not_matter(
     assert client.is_server_live(headers=headers)
     assert y(client.infer("probe", probe(3), headers=headers)) == 6
     answers: Answers = queue.Queue()
-    # With this header the answer that is there first comes first; without, in the order of the requests.
+    # With this header, responses come in order of completion; without it, in request order.
     client.start_stream(into(answers), headers={"tensorferry-stream-order": "completion"})
     client.async_stream_infer("probe", probe(1, work=WORK), request_id="slow")
     client.async_stream_infer("nobody", probe(1), request_id="refused")
@@ -344,7 +344,7 @@ def test_a_plugin_that_adds_to_the_headers(client: triton.InferenceServerClient)
 
 
 def test_keep_alive_and_channel_arguments(server: ServerProcess) -> None:
-    """Pings are much rarer than what a server ends a connection for, but they are sent while nothing is called."""
+    """Pings are much rarer than the server's limit, and they are sent while no call is active."""
     alive = triton.KeepAliveOptions(
         keepalive_time_ms=10_000,
         keepalive_timeout_ms=5_000,

@@ -1,4 +1,6 @@
-"""What tritonclient can put into a tensor: no elements, no dimensions, any string, any float, very much."""
+"""Tensors of tritonclient: without elements, without dimensions, with any string or float, and very
+large.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ STRINGS = 1_000_000
 @pytest.fixture(scope="module")
 def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
     served = models.echoes(model_dir, *DATATYPES)
-    # Without a leading dimension that varies, there is no batching.
+    # Without a dynamic first axis there is no batching.
     served += models.echoes(model_dir, "FP32", "BYTES", prefix="scalar", dims=())
     served += models.echoes(model_dir, "FP32", "BYTES", prefix="fixed", dims=(3,))
     limits = ("--max-message-bytes", str(32 * MIB), "--max-strings", str(STRINGS))
@@ -69,7 +71,7 @@ def test_every_bit_of_a_float_survives(client: triton.InferenceServerClient, nam
     limits = finfo(dtype)
     special = [np.nan, np.inf, -np.inf, -0.0, 0.0, limits.max, limits.min, limits.smallest_subnormal]
     array = np.array([special], dtype)
-    # A NaN with a sign and other bits than the usual.
+    # A NaN with a sign and unusual bits.
     array = np.concatenate([array, array], axis=1)
     array.view(bits)[0, 0] |= 5
     array.view(bits)[0, 8] |= bits(1) << bits(8 * array.itemsize - 1)
@@ -107,7 +109,7 @@ def test_strings(client: triton.InferenceServerClient, form: str) -> None:
 
 
 def test_strings_of_a_fixed_width(client: triton.InferenceServerClient) -> None:
-    """numpy cuts the zeros at the end of its own kind of strings before they are sent."""
+    """numpy drops the zeros at the end of its fixed-width strings before they are sent."""
     array = np.array([[b"ab", b"a\0b", b""]], "S5")
     assert echoed(client, "echo-BYTES", array).tolist() == [[b"ab", b"a\0b", b""]]
 
@@ -128,7 +130,7 @@ def test_strings_of_several_requests_are_not_mixed_up(client: triton.InferenceSe
 
 
 def test_bytes_that_are_no_text_are_refused(client: triton.InferenceServerClient) -> None:
-    """Strings of ONNX are UTF-8."""
+    """ONNX strings are UTF-8."""
     with pytest.raises(InferenceServerException, match="an element is not UTF-8") as caught:
         echoed(client, "echo-BYTES", np.array([[b"\xff\xfe"]], object))
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
@@ -150,7 +152,7 @@ def test_a_batch_dimension_where_there_is_none_and_none_where_there_is_one(
 
 
 def test_large_tensors_and_one_that_is_too_large(client: triton.InferenceServerClient) -> None:
-    array = np.arange(6 * MIB, dtype=np.float32).reshape(1, -1)  # 24 MiB
+    array = np.arange(6 * MIB, dtype=np.float32).reshape(1, -1)  # 24 MiB.
     np.testing.assert_array_equal(echoed(client, "echo-FP32", array), array)
     with pytest.raises(InferenceServerException, match="larger than max") as caught:
         echoed(client, "echo-FP32", np.zeros((1, 9 * MIB), np.float32))
@@ -159,7 +161,7 @@ def test_large_tensors_and_one_that_is_too_large(client: triton.InferenceServerC
 
 
 def test_a_million_strings(server: ServerProcess) -> None:
-    """In typed contents, for which tritonclient has no method but brings the stubs; 3 MB there, as much back."""
+    """In typed contents, with tritonclient's stubs, because it has no method for them; 3 MB each way."""
     given = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="BYTES", shape=[1, STRINGS])
     given.contents.bytes_contents.extend([b"a"] * (STRINGS - 1) + [b"z"])
     with grpc.insecure_channel(server.address) as channel:
