@@ -145,11 +145,11 @@ def _tried_rows(path: Path) -> str | None:
         return None
     if session.signature.no_batch_axis_reason() is not None:
         return None
-    comparison = compare_rows(session.signature, session.run, ComparisonSettings(most=8, seconds=0))
+    comparison = compare_rows(session.signature, session.run, ComparisonSettings(max_batch_size=8, seconds=0))
     # Of the rows that are drawn, some may fail alone: an integer divided by zero, say.
     if comparison.outcome is ComparisonOutcome.DOES_NOT_RUN or "not several together" in comparison.reason:
         return None
-    return "" if comparison.outcome is ComparisonOutcome.APART else comparison.reason
+    return "" if comparison.outcome is ComparisonOutcome.SEPARATE else comparison.reason
 
 
 def _own_rows(model: Model) -> str | None:

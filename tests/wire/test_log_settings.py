@@ -48,7 +48,7 @@ def test_settings_have_effect(serve: Serve, probe_model: Path) -> None:
     warned = [
         line["message"]
         for line in lines
-        if line["level"] == "warning" and "is batched without proof" not in line["message"]
+        if line["level"] == "warning" and "is batched unchecked" not in line["message"]
     ]
     assert [message.partition(":")[0] for message in warned] == [
         "model probe failed on request 'first'",

@@ -22,9 +22,7 @@ def texts(*words: str) -> list[Any]:
 def test_a_model_that_drops_words_is_served_unbatched(serve: Serve, tmp_path: Path) -> None:
     path = small.without_stop_words(tmp_path / "words.onnx")
     server = serve(path)
-    assert server.ready["models"][0]["batching"].startswith(
-        "unbatched (StringNormalizer y leaves out strings"
-    )
+    assert server.ready["models"][0]["batching"].startswith("unbatched (StringNormalizer y removes strings")
     with triton.InferenceServerClient(server.address) as client:
         answers = Answers()
         for _ in range(8):

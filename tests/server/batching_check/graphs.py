@@ -1,4 +1,4 @@
-"""ONNX models that keep rows apart, and models that mix them, some for few values only."""
+"""ONNX models with independent rows, and models that mix rows, some only for few values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RANDOM = np.random.default_rng(5)
 
 
 def log_mel(path: Path, axes: tuple[int, ...] = (0, 1)) -> Path:
-    """y = max(log x, max(log x) - 8), as Whisper's features are; over the batch as well, if axis 0 is among these."""
+    """y = max(log x, max(log x) - 8), as in Whisper's features. The maximum is over the batch if `axes` has 0."""
     return save(
         path,
         [
@@ -49,7 +49,7 @@ def scaled(path: Path, axes: tuple[int, ...] = (0, 1)) -> Path:
 
 
 def clipped_integers(path: Path) -> Path:
-    """y = min(x, max(1000, least x of the batch)): integers that interact above 1000 alone."""
+    """y = min(x, max(1000, least x of the batch)): rows mix only if integers exceed 1000."""
     return save(
         path,
         [
@@ -123,7 +123,7 @@ def recurrent(path: Path, kind: str) -> Path:
 
 
 def quantised(path: Path, dynamic: bool) -> Path:
-    """x [batch, 8] → y [batch, 4]: a layer in 8 bits, whose scale is a constant or that of the batch."""
+    """x [batch, 8] → y [batch, 4]: a layer in 8 bits, with a constant scale or the scale of the batch."""
     weights = _RANDOM.integers(-100, 100, (8, 4)).astype(np.int8)
     constants: dict[str, Any] = {"w": weights, "w_zero": np.int8(0), "w_scale": np.float32(0.02)}
     if dynamic:
@@ -141,7 +141,7 @@ def quantised(path: Path, dynamic: bool) -> Path:
 
 
 def batch_normalised(path: Path) -> Path:
-    """x [batch, 2, n] → y: normalised by constants, as in inference."""
+    """x [batch, 2, n] → y: normalised by constants."""
     return save(
         path,
         [node("BatchNormalization", "x one zero zero one", "y")],
@@ -152,13 +152,13 @@ def batch_normalised(path: Path) -> Path:
 
 
 def hashed(path: Path) -> Path:
-    """x INT32 [batch] → y UINT32 [batch], by an operator of ONNX Runtime's own."""
+    """x INT32 [batch] → y UINT32 [batch], by an operator of ONNX Runtime that is not in the ONNX standard."""
     hashing = helper.make_node("MurmurHash3", ["x"], ["y"], domain="com.microsoft", name="/hash")
     return _of_runtime(path, [hashing], value("x", "INT32", ["batch"]), value("y", "UINT32", ["batch"]))
 
 
 def hashed_elevens(path: Path) -> Path:
-    """x [batch, n], n a multiple of 11, which no random input has → y UINT32 [batch, parts, 11], as `hashed`."""
+    """x [batch, n] → y UINT32 [batch, parts, 11], as `hashed`; n must be a multiple of 11, unlike random inputs."""
     return _of_runtime(
         path,
         [

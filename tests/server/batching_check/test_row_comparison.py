@@ -1,4 +1,4 @@
-"""Running models: those that keep rows apart pass, those that mix them are refused with a reason."""
+"""The comparison of runs passes models with independent rows, and finds models that mix rows."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ from tensorferry.server.runtime.session import Session
 Build = Callable[[Path], Path]
 
 
-def standing() -> float:
-    """A clock that stands: all that can be run is run."""
+def stopped_clock() -> float:
+    """A clock that stands still, so that the comparison runs everything."""
     return 0.0
 
 
-def tried(build: Build, directory: Path) -> RowComparison:
+def compare_model(build: Build, directory: Path) -> RowComparison:
     session = Session(build(directory / "m.onnx"))
     return compare_rows(
-        session.signature, session.run, ComparisonSettings(words=string_lists(session.path), clock=standing)
+        session.signature,
+        session.run,
+        ComparisonSettings(words=string_lists(session.path), clock=stopped_clock),
     )
 
 
@@ -61,41 +63,41 @@ def tried(build: Build, directory: Path) -> RowComparison:
     ],
 )
 def test_models_with_independent_rows_pass(build: Build, size: int, tmp_path: Path) -> None:
-    found = tried(build, tmp_path)
-    assert (found.outcome, found.size) == (ComparisonOutcome.APART, size), found.reason
+    found = compare_model(build, tmp_path)
+    assert (found.outcome, found.working_size) == (ComparisonOutcome.SEPARATE, size), found.reason
 
 
 @pytest.mark.parametrize("name", DATATYPES)
 def test_every_datatype_passes(name: str, tmp_path: Path) -> None:
-    assert tried(lambda path: small.echo(path, name), tmp_path).outcome is ComparisonOutcome.APART
+    assert compare_model(lambda path: small.echo(path, name), tmp_path).outcome is ComparisonOutcome.SEPARATE
 
 
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (small.softmax_over_rows, "output 'share' of a row changes with its neighbours: by "),
-        (small.centred, "output 'y' of a row changes with its neighbours: by "),
-        (small.running_sum, "output 'y' of a row changes with its neighbours: by "),
+        (small.softmax_over_rows, "output 'share' of a row depends on other rows: by "),
+        (small.centred, "output 'y' of a row depends on other rows: by "),
+        (small.running_sum, "output 'y' of a row depends on other rows: by "),
         (small.total, "output 'y' has shape [1, 3] for 5 rows: it does not follow the batch axis"),
         (small.noisy, "output 'y' of one row differs from run to run: by "),
         (small.one_row_only, "it runs one row, but not several together (the model failed on this request"),
     ],
     ids=["softmax over rows", "mean over rows", "running sum", "sum over rows", "noise", "one row only"],
 )
-def test_models_that_mix_rows_are_found_out(build: Build, reason: str, tmp_path: Path) -> None:
-    found = tried(build, tmp_path)
-    assert found.outcome is not ComparisonOutcome.APART
+def test_models_that_mix_rows_are_found(build: Build, reason: str, tmp_path: Path) -> None:
+    found = compare_model(build, tmp_path)
+    assert found.outcome is not ComparisonOutcome.SEPARATE
     assert found.reason.startswith(reason)
-    assert found.size == 4
+    assert found.working_size == 4
 
 
-def test_rows_that_are_alike_by_chance_prove_nothing() -> None:
+def test_random_rows_differ_in_every_input() -> None:
     made = signature(
         spec("x", "BOOL", "batch", 2),
         spec("axes", "INT64", "batch"),
         outputs=(spec("y", "BOOL", "batch", 2),),
     )
-    # The first draw is such a chance.
+    # The first draw has equal rows by chance.
     assert set(random_inputs(made, 5, 4)["axes"]) == {1}
 
     def run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -103,49 +105,52 @@ def test_rows_that_are_alike_by_chance_prove_nothing() -> None:
             raise ValueError("all axes must be the same")
         return {"y": inputs["x"]}
 
-    found = compare_rows(made, run, ComparisonSettings(clock=standing))
+    found = compare_rows(made, run, ComparisonSettings(clock=stopped_clock))
     assert (found.outcome, found.reason) == (
         ComparisonOutcome.MIXES,
         "it runs one row, but not several together (all axes must be the same)",
     )
 
 
-def test_a_model_that_drops_words_is_found_out_by_its_own_words(tmp_path: Path) -> None:
-    found = tried(small.without_stop_words, tmp_path)
+def test_a_model_that_drops_words_is_found_with_strings_from_its_file(tmp_path: Path) -> None:
+    found = compare_model(small.without_stop_words, tmp_path)
     assert (found.outcome, found.reason) == (
         ComparisonOutcome.MIXES,
         "output 'y' has shape [2] for 5 rows: it does not follow the batch axis",
     )
-    assert tried(lambda path: small.without_stop_words(path, ()), tmp_path).outcome is ComparisonOutcome.APART
+    assert (
+        compare_model(lambda path: small.without_stop_words(path, ()), tmp_path).outcome
+        is ComparisonOutcome.SEPARATE
+    )
 
 
-def test_words_that_are_not_for_the_input_prove_nothing(tmp_path: Path) -> None:
+def test_strings_that_the_model_rejects_are_ignored(tmp_path: Path) -> None:
     assert list(string_lists(small.spelt(tmp_path / "spelt.onnx"))) == [("one", "two")]
-    assert tried(small.spelt, tmp_path).outcome is ComparisonOutcome.APART
+    assert compare_model(small.spelt, tmp_path).outcome is ComparisonOutcome.SEPARATE
 
 
-def test_what_runs_on_no_random_input_is_not_proved(tmp_path: Path) -> None:
-    found = tried(lambda path: small.multiples_only(path, 11), tmp_path)
-    assert (found.outcome, found.size) == (ComparisonOutcome.DOES_NOT_RUN, None)
+def test_a_model_that_rejects_random_input_is_not_compared(tmp_path: Path) -> None:
+    found = compare_model(lambda path: small.multiples_only(path, 11), tmp_path)
+    assert (found.outcome, found.working_size) == (ComparisonOutcome.DOES_NOT_RUN, None)
     assert found.reason.startswith("it does not run on random input (the model failed on this request")
-    assert found.reason.endswith("so running it shows nothing")
+    assert found.reason.endswith("so running shows nothing")
 
 
-# From here on a Python function stands for the model: x [batch, 8] of any datatype → y.
+# In the following tests a Python function replaces the model: x [batch, 8] of any datatype → y.
 Model = Callable[[Array], Array]
 
 
-def proved(model: Model, datatype: str = "FP32", precision: float = 0.0) -> RowComparison:
+def compared(model: Model, datatype: str = "FP32", precision: float = 0.0) -> RowComparison:
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         with np.errstate(all="ignore"):
             return {"y": model(inputs["x"])}
 
     made = signature(spec("x", datatype, "batch", 8), outputs=(spec("y", datatype, "batch", 8),))
-    return compare_rows(made, run, ComparisonSettings(precision=precision, clock=standing))
+    return compare_rows(made, run, ComparisonSettings(precision=precision, clock=stopped_clock))
 
 
 def off(by: float) -> Model:
-    """Gives a row of a batch of several a little more, relative to its greatest value, than one alone."""
+    """A model that adds a fraction of a row's greatest value if the batch has several rows."""
 
     def model(x: Array) -> Array:
         y = x.astype(np.float64)
@@ -162,39 +167,39 @@ def bf16(model: Model) -> Model:
     ("datatype", "allowed", "refused"),
     [("FP16", 4e-3, 5e-2), ("FP32", 3e-5, 1e-3), ("FP64", 3e-10, 1e-8)],
 )
-def test_rounding_is_allowed_and_another_answer_is_not(datatype: str, allowed: float, refused: float) -> None:
-    assert proved(off(0), datatype).outcome is ComparisonOutcome.APART
-    assert proved(off(allowed), datatype).outcome is ComparisonOutcome.APART
-    found = proved(off(refused), datatype)
-    assert found.outcome is not ComparisonOutcome.APART
+def test_rounding_is_tolerated_and_larger_differences_are_not(
+    datatype: str, allowed: float, refused: float
+) -> None:
+    assert compared(off(0), datatype).outcome is ComparisonOutcome.SEPARATE
+    assert compared(off(allowed), datatype).outcome is ComparisonOutcome.SEPARATE
+    found = compared(off(refused), datatype)
+    assert found.outcome is not ComparisonOutcome.SEPARATE
     assert "its values reach" in found.reason
 
 
-def test_a_device_may_compute_to_less_than_its_outputs_show() -> None:
-    assert proved(off(3e-3), precision=1e-3).outcome is not ComparisonOutcome.APART
-    assert proved(off(3e-3), precision=1e-2).outcome is ComparisonOutcome.APART
-    assert proved(off(5e-2), precision=1e-2).outcome is not ComparisonOutcome.APART
-    # It makes nothing stricter.
-    assert proved(off(4e-3), "FP16", precision=1e-4).outcome is ComparisonOutcome.APART
+def test_the_tolerance_follows_the_precision_of_the_device() -> None:
+    assert compared(off(3e-3), precision=1e-3).outcome is not ComparisonOutcome.SEPARATE
+    assert compared(off(3e-3), precision=1e-2).outcome is ComparisonOutcome.SEPARATE
+    assert compared(off(5e-2), precision=1e-2).outcome is not ComparisonOutcome.SEPARATE
+    # A better precision does not make the check stricter.
+    assert compared(off(4e-3), "FP16", precision=1e-4).outcome is ComparisonOutcome.SEPARATE
 
 
-def test_rounding_of_bf16() -> None:
-    assert proved(bf16(off(0.01)), "BF16").outcome is ComparisonOutcome.APART
-    assert proved(bf16(off(0.2)), "BF16").outcome is not ComparisonOutcome.APART
+def test_rounding_of_bf16_is_tolerated() -> None:
+    assert compared(bf16(off(0.01)), "BF16").outcome is ComparisonOutcome.SEPARATE
+    assert compared(bf16(off(0.2)), "BF16").outcome is not ComparisonOutcome.SEPARATE
 
 
 @pytest.mark.parametrize("datatype", ["INT64", "BOOL", "UINT8", "BYTES"])
-def test_nothing_is_allowed_where_values_are_exact(datatype: str) -> None:
+def test_exact_datatypes_have_no_tolerance(datatype: str) -> None:
     def first_row_differs(x: Array) -> Array:
         y = x.copy()
         y[0, 0] = {"BYTES": "other", "BOOL": not y[0, 0]}.get(datatype, 7)
         return y
 
-    assert proved(lambda x: x, datatype).outcome is ComparisonOutcome.APART
-    found = proved(first_row_differs, datatype)
-    assert found.reason.startswith(
-        "output 'y' of a row changes with its neighbours: 1 of 8 values are others"
-    )
+    assert compared(lambda x: x, datatype).outcome is ComparisonOutcome.SEPARATE
+    found = compared(first_row_differs, datatype)
+    assert found.reason.startswith("output 'y' of a row depends on other rows: 1 of 8 values ")
 
 
 @pytest.mark.parametrize(
@@ -220,21 +225,21 @@ def test_nothing_is_allowed_where_values_are_exact(datatype: str) -> None:
         (lambda x: x[x[:, 0] > 0], False),
     ],
 )
-def test_what_else_may_become_of_rows(model: Model, batchable: bool) -> None:
-    found = proved(lambda x: np.asarray(model(x)))
-    assert (found.outcome is ComparisonOutcome.APART) is batchable, found.reason
+def test_special_dependences_on_other_rows(model: Model, batchable: bool) -> None:
+    found = compared(lambda x: np.asarray(model(x)))
+    assert (found.outcome is ComparisonOutcome.SEPARATE) is batchable, found.reason
     assert batchable or "output 'y'" in found.reason or "not several together" in found.reason
 
 
 @pytest.mark.parametrize("fails", [lambda x: len(x) > 1, lambda x: True])
-def test_the_proof_never_raises(fails: Callable[[Array], bool]) -> None:
+def test_the_comparison_never_raises(fails: Callable[[Array], bool]) -> None:
     def model(x: Array) -> Array:
         if fails(x):
             raise ValueError("why")
         return x
 
-    found = proved(model)
-    assert found.outcome is not ComparisonOutcome.APART
+    found = compared(model)
+    assert found.outcome is not ComparisonOutcome.SEPARATE
     assert "(why)" in found.reason
 
 
@@ -258,13 +263,13 @@ def test_the_proof_never_raises(fails: Callable[[Array], bool]) -> None:
         lambda x: x * (2 if (np.ptp(x, axis=1) == 0).any() else 1),
     ],
 )
-def test_rows_that_interact_only_for_some_values_are_found_out(model: Model) -> None:
-    found = proved(model)
+def test_mixing_for_some_values_only_is_found(model: Model) -> None:
+    found = compared(model)
     assert found.outcome is ComparisonOutcome.MIXES
-    assert "changes with its neighbours" in found.reason
+    assert "depends on other rows" in found.reason
 
 
-def test_one_largest_batch_of_all_kinds_finds_them_where_time_is_short() -> None:
+def test_one_large_batch_of_all_kinds_is_run_even_if_time_is_short() -> None:
     made = signature(spec("x", "FP32", "batch", 8), outputs=(spec("y", "FP32", "batch", 8),))
     sizes: list[int] = []
 
@@ -274,7 +279,9 @@ def test_one_largest_batch_of_all_kinds_finds_them_where_time_is_short() -> None
         return {"y": x if len(x) < 6 else x / max(100, x.max())}
 
     seconds = iter(range(10**6))
-    slow = ComparisonSettings(most=32, seconds=5, thorough=False, clock=lambda: float(next(seconds)))
+    slow = ComparisonSettings(
+        max_batch_size=32, seconds=5, thorough=False, clock=lambda: float(next(seconds))
+    )
     with np.errstate(all="ignore"):
         found = compare_rows(made, run, slow)
     assert found.outcome is ComparisonOutcome.MIXES
@@ -287,20 +294,20 @@ def test_one_largest_batch_of_all_kinds_finds_them_where_time_is_short() -> None
         lambda x: x * (2 if len(x) > 10 else 1),
         lambda x: np.concatenate([x[:10], 2 * x[10:]]),
     ],
-    ids=["the number of rows", "the place"],
+    ids=["the number of rows", "the position"],
 )
-def test_what_only_happens_in_large_batches_is_found_out(model: Model) -> None:
-    assert proved(model).outcome is ComparisonOutcome.MIXES
+def test_mixing_in_large_batches_only_is_found(model: Model) -> None:
+    assert compared(model).outcome is ComparisonOutcome.MIXES
 
 
-def test_a_quiet_row_is_held_against_its_own_magnitude() -> None:
+def test_the_tolerance_is_relative_to_the_row_itself() -> None:
     def shifted(x: Array) -> Array:
         return np.asarray(x + np.float32(1e-9) * (np.abs(x).max() > 10))
 
-    assert "beside" in proved(shifted).reason
+    assert "beside" in compared(shifted).reason
 
 
-def test_the_largest_batch_is_tried_and_one_that_fails_is_halved() -> None:
+def test_a_large_batch_that_fails_is_halved() -> None:
     made = signature(spec("x", "FP32", "batch", 8), outputs=(spec("y", "FP32", "batch", 8),))
     sizes: list[int] = []
 
@@ -310,8 +317,8 @@ def test_the_largest_batch_is_tried_and_one_that_fails_is_halved() -> None:
             raise MemoryError
         return {"y": inputs["x"]}
 
-    found = compare_rows(made, run, ComparisonSettings(most=64, clock=standing))
-    assert found.outcome is ComparisonOutcome.APART
+    found = compare_rows(made, run, ComparisonSettings(max_batch_size=64, clock=stopped_clock))
+    assert found.outcome is ComparisonOutcome.SEPARATE
     assert {64, 32, 16} <= set(sizes)
     assert 16 in found.batches
     assert 32 not in found.batches
@@ -328,30 +335,30 @@ def test_kinds_of_rows_on_which_the_model_fails_are_left_out_and_named() -> None
             raise ValueError("not finite")
         return x
 
-    assert proved(finite_only).outcome is ComparisonOutcome.MIXES
-    found = proved(checked)
-    assert (found.outcome, found.left_out) == (ComparisonOutcome.APART, ("NaN", "+inf", "-inf"))
-    assert found.extent.endswith("; left out, as the model fails on them: rows of NaN, +inf, -inf")
+    assert compared(finite_only).outcome is ComparisonOutcome.MIXES
+    found = compared(checked)
+    assert (found.outcome, found.left_out) == (ComparisonOutcome.SEPARATE, ("NaN", "+inf", "-inf"))
+    assert found.extent.endswith("; left out, because the model fails on them: rows of NaN, +inf, -inf")
 
 
 @pytest.mark.parametrize(("rows", "batchable"), [(2, True), (10, False), (1000, False), (10**6, False)])
 def test_integers_are_tried_as_far_as_the_model_accepts_them(rows: int, batchable: bool) -> None:
-    """It mixes rows where an index above 1 is among them."""
+    """The model mixes rows if an index is above 1."""
 
     def model(index: Array) -> Array:
         if index.min() < 0 or index.max() >= rows:
             raise IndexError
         return index * (2 if index.max() > 1 else 1)
 
-    found = proved(model, "INT64")
-    assert (found.outcome is ComparisonOutcome.APART) is batchable, found.reason
+    found = compared(model, "INT64")
+    assert (found.outcome is ComparisonOutcome.SEPARATE) is batchable, found.reason
 
 
 def test_negative_integers_are_tried_where_the_model_accepts_them() -> None:
-    assert proved(lambda x: x - (x.min() < 0), "INT32").outcome is ComparisonOutcome.MIXES
+    assert compared(lambda x: x - (x.min() < 0), "INT32").outcome is ComparisonOutcome.MIXES
 
 
-def test_integers_that_are_sizes_do_not_grow_without_end() -> None:
+def test_integers_that_are_sizes_stop_growing() -> None:
     made = signature(spec("n", "INT64", "batch"), outputs=(spec("y", "INT64", "batch", "n"),))
     seen: list[int] = []
 
@@ -359,7 +366,7 @@ def test_integers_that_are_sizes_do_not_grow_without_end() -> None:
         seen.append(int(inputs["n"].max()))
         return {"y": np.zeros((len(inputs["n"]), max(1, seen[-1])), np.int64)}
 
-    compare_rows(made, run, ComparisonSettings(clock=standing))
+    compare_rows(made, run, ComparisonSettings(clock=stopped_clock))
     assert max(seen) == 8
 
 
@@ -373,45 +380,48 @@ def test_integers_that_are_sizes_do_not_grow_without_end() -> None:
     ],
     ids=["empty", "long"],
 )
-def test_empty_and_long_strings_are_tried(model: Model) -> None:
-    assert proved(model, "BYTES").outcome is ComparisonOutcome.MIXES
+def test_empty_and_long_strings_are_compare_model(model: Model) -> None:
+    assert compared(model, "BYTES").outcome is ComparisonOutcome.MIXES
 
 
-def test_inputs_of_different_kinds_stand_side_by_side() -> None:
+def test_the_inputs_of_a_row_have_different_kinds() -> None:
     made = signature(
         spec("a", "FP32", "batch", 4), spec("b", "FP32", "batch", 4), outputs=(spec("y", "FP32", "batch", 4),)
     )
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         a, b = inputs["a"], inputs["b"]
-        loud_beside_zero = ((np.abs(a).max(1) > 1e3) & (b == 0).all(1)).any()
-        return {"y": a * (2 if loud_beside_zero else 1)}
+        huge_beside_zero = ((np.abs(a).max(1) > 1e3) & (b == 0).all(1)).any()
+        return {"y": a * (2 if huge_beside_zero else 1)}
 
     with np.errstate(all="ignore"):
-        assert compare_rows(made, run, ComparisonSettings(clock=standing)).outcome is ComparisonOutcome.MIXES
+        assert (
+            compare_rows(made, run, ComparisonSettings(clock=stopped_clock)).outcome
+            is ComparisonOutcome.MIXES
+        )
 
 
-def test_numbers_that_vary_from_run_to_run_are_no_mixing() -> None:
-    """In a quiet row what varies is more than rounding."""
+def test_variation_between_runs_is_not_mixing() -> None:
+    """In a tiny row the variation exceeds rounding."""
     generator = np.random.default_rng(0)
 
     def model(x: Array) -> Array:
         return np.asarray(x + generator.uniform(-1e-9, 1e-9, x.shape).astype(np.float32))
 
-    assert proved(model).outcome is ComparisonOutcome.APART
+    assert compared(model).outcome is ComparisonOutcome.SEPARATE
 
 
-def test_usual_rows_on_which_the_model_fails_are_drawn_again() -> None:
+def test_random_rows_that_the_model_rejects_are_drawn_again() -> None:
     def model(x: Array) -> Array:
         if (x[:, 0] > 0.5).any():
             raise ValueError("too large")
         return x
 
-    found = proved(model)
-    assert found.outcome is ComparisonOutcome.APART, found.reason
+    found = compared(model)
+    assert found.outcome is ComparisonOutcome.SEPARATE, found.reason
 
 
-def test_a_model_that_fails_on_most_rows_shows_nothing() -> None:
+def test_a_model_that_fails_on_most_rows_is_not_compared() -> None:
     calls: list[int] = []
 
     def model(x: Array) -> Array:
@@ -420,13 +430,13 @@ def test_a_model_that_fails_on_most_rows_shows_nothing() -> None:
             raise ValueError("no more")
         return x
 
-    found = proved(model)
+    found = compared(model)
     assert found.outcome is ComparisonOutcome.DOES_NOT_RUN
-    assert found.reason == "it runs on few random inputs (no more), so running it shows nothing"
+    assert found.reason == "it runs on few random inputs (no more), so running shows nothing"
 
 
-def test_inputs_without_rows_are_the_same_in_all_rows() -> None:
-    """Also where rows of several draws are needed, since the model fails on some."""
+def test_shared_inputs_are_the_same_in_all_rows() -> None:
+    """This also holds if several draws are needed because the model fails on some."""
     made = signature(
         spec("x", "FP32", "batch", 4), spec("scale", "FP32"), outputs=(spec("y", "FP32", "batch", 4),)
     )
@@ -438,5 +448,5 @@ def test_inputs_without_rows_are_the_same_in_all_rows() -> None:
         return {"y": x * inputs["scale"]}
 
     with np.errstate(all="ignore"):
-        found = compare_rows(made, run, ComparisonSettings(clock=standing))
-    assert found.outcome is ComparisonOutcome.APART, found.reason
+        found = compare_rows(made, run, ComparisonSettings(clock=stopped_clock))
+    assert found.outcome is ComparisonOutcome.SEPARATE, found.reason

@@ -1,4 +1,4 @@
-"""What clients of a server see: the verdict, and answers that no other request changes."""
+"""Clients of a server see the verdict, and their answers do not depend on other requests."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def test_the_verdict_is_in_the_ready_line_and_the_metadata(serve: Serve, tmp_pat
             assert properties == {"batching": words, "batching_verdict": verdicts[name]}
 
 
-def test_features_with_a_floor_below_the_greatest_are_those_of_each_request(
+def test_a_model_with_a_floor_over_the_batch_answers_each_request_correctly(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """As Whisper's front has them; beside a loud request a quiet one would have another floor."""
+    """Whisper's features have such a floor: a request with large values would raise it for the others."""
     path = graphs.log_mel(tmp_path / "mel.onnx")
     session = onnxruntime.InferenceSession(str(path))
     server = serve(path)

@@ -1,4 +1,4 @@
-"""Runs that never end on values that a model is not made for."""
+"""The batching check stops runs that never end on unusual values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tensorferry.server.runtime.session import Session
 
 
 def halved_until_small(path: Path) -> Path:
-    """x [batch] → y: halved until all of it is below 1, which NaN and +inf never are."""
+    """x [batch] → y: halved until all elements are below 1, which NaN and +inf never are."""
     body = helper.make_graph(
         [
             node("Mul", "state half", "state_out"),
@@ -43,7 +43,7 @@ def halved_until_small(path: Path) -> Path:
     )
 
 
-def test_a_run_that_does_not_end_is_ended_and_the_next_is_carried_out(tmp_path: Path) -> None:
+def test_a_run_over_the_limit_is_stopped_and_the_next_one_works(tmp_path: Path) -> None:
     session = Session(halved_until_small(tmp_path / "m.onnx"))
     run = with_time_limit(session.run, session, 0.1)
     with pytest.raises(ModelFailedError):
@@ -57,6 +57,6 @@ def test_rows_on_which_a_model_never_ends_are_left_out(tmp_path: Path) -> None:
     found = compare_rows(
         session.signature, session.run, ComparisonSettings(), with_time_limit(session.run, session, 0.3)
     )
-    # The number of turns is that of the batch: that, too, is found out.
+    # The number of iterations is that of the whole batch, so rows also mix.
     assert found.outcome is ComparisonOutcome.MIXES
-    assert "changes with its neighbours" in found.reason
+    assert "depends on other rows" in found.reason

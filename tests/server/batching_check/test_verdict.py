@@ -1,4 +1,4 @@
-"""The verdict by running alone, and by the graph and running together; and how models are then batched."""
+"""The verdict follows from the graph and from running, and decides how a model is batched."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tensorferry.server.runtime.session import Session
 
 Build = Callable[[Path], Path]
 
-APART: dict[str, Build] = {
+SEPARATE: dict[str, Build] = {
     "elementwise": small.twice,
     "layers": small.mlp,
     "FP16": lambda path: small.mlp(path, np.float16),
@@ -55,39 +55,39 @@ MIXES: dict[str, Build] = {
 }
 
 
-def standing() -> float:
+def stopped_clock() -> float:
     return 0.0
 
 
-def run_alone(path: Path) -> RowComparison:
+def compare_model(path: Path) -> RowComparison:
     session = Session(path)
-    return compare_rows(session.signature, session.run, ComparisonSettings(clock=standing))
+    return compare_rows(session.signature, session.run, ComparisonSettings(clock=stopped_clock))
 
 
-def judged(path: Path) -> BatchingFinding:
+def checked(path: Path) -> BatchingFinding:
     session = Session(path)
-    return check_batching("m", path, session.signature, session.run, ComparisonSettings(clock=standing))
+    return check_batching("m", path, session.signature, session.run, ComparisonSettings(clock=stopped_clock))
 
 
-@pytest.mark.parametrize("name", APART)
-def test_models_that_keep_rows_apart_pass_by_running_and_by_the_graph(name: str, tmp_path: Path) -> None:
-    path = APART[name](tmp_path / "m.onnx")
-    tried = run_alone(path)
-    assert tried.outcome is ComparisonOutcome.APART, tried.reason
-    found = judged(path)
+@pytest.mark.parametrize("name", SEPARATE)
+def test_models_with_independent_rows_pass_by_running_and_by_the_graph(name: str, tmp_path: Path) -> None:
+    path = SEPARATE[name](tmp_path / "m.onnx")
+    compared = compare_model(path)
+    assert compared.outcome is ComparisonOutcome.SEPARATE, compared.reason
+    found = checked(path)
     assert found.verdict is BatchingVerdict.PROVED, found.reason
 
 
 @pytest.mark.parametrize("name", MIXES)
 def test_models_that_mix_rows_are_refused_by_running_and_by_the_graph(name: str, tmp_path: Path) -> None:
     path = MIXES[name](tmp_path / "m.onnx")
-    assert run_alone(path).outcome is ComparisonOutcome.MIXES
-    assert judged(path).verdict is BatchingVerdict.REFUSED
+    assert compare_model(path).outcome is ComparisonOutcome.MIXES
+    assert checked(path).verdict is BatchingVerdict.REFUSED
 
 
-def test_what_the_graph_cannot_tell_is_tested(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_with_an_unknown_operator_is_tested(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    found = judged(graphs.hashed(tmp_path / "m.onnx"))
+    found = checked(graphs.hashed(tmp_path / "m.onnx"))
     assert found.verdict is BatchingVerdict.TESTED
     assert "MurmurHash3 /hash" in found.reason
     (line,) = [one.getMessage() for one in caplog.records if "tested by running" in one.getMessage()]
@@ -95,17 +95,17 @@ def test_what_the_graph_cannot_tell_is_tested(tmp_path: Path, caplog: pytest.Log
     assert line.endswith(found.reason)
 
 
-def test_the_node_is_named(tmp_path: Path) -> None:
-    reason = judged(graphs.log_mel(tmp_path / "m.onnx")).reason
+def test_the_mixing_node_is_named(tmp_path: Path) -> None:
+    reason = checked(graphs.log_mel(tmp_path / "m.onnx")).reason
     assert "ReduceMax" in reason
     assert "/mel/max" in reason
 
 
-def test_the_cure_of_dynamic_quantisation_is_named(tmp_path: Path) -> None:
-    assert "quantise it statically" in judged(graphs.quantised(tmp_path / "m.onnx", dynamic=True)).reason
+def test_static_quantisation_is_recommended_for_a_dynamically_quantised_model(tmp_path: Path) -> None:
+    assert "quantise it statically" in checked(graphs.quantised(tmp_path / "m.onnx", dynamic=True)).reason
 
 
-# The graph's finding, given.
+# The finding of the graph analysis is given.
 
 
 def analysed(monkeypatch: pytest.MonkeyPatch, finding: RowMixing, *reasons: str) -> None:
@@ -113,7 +113,7 @@ def analysed(monkeypatch: pytest.MonkeyPatch, finding: RowMixing, *reasons: str)
 
 
 @pytest.mark.parametrize(
-    ("finding", "build", "expected", "shown"),
+    ("finding", "build", "expected", "conclusive"),
     [
         (RowMixing.SEPARATE, small.twice, BatchingVerdict.PROVED, True),
         (RowMixing.UNKNOWN, small.twice, BatchingVerdict.TESTED, True),
@@ -126,33 +126,33 @@ def analysed(monkeypatch: pytest.MonkeyPatch, finding: RowMixing, *reasons: str)
         (RowMixing.UNKNOWN, lambda path: small.multiples_only(path, 11), BatchingVerdict.REFUSED, False),
     ],
 )
-def test_both_count(
+def test_the_verdict_follows_from_the_graph_and_from_running(
     finding: RowMixing,
     build: Build,
     expected: BatchingVerdict,
-    shown: bool,
+    conclusive: bool,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     analysed(monkeypatch, finding, "Odd /a/node is an operator that cannot be analysed")
-    found = judged(build(tmp_path / "m.onnx"))
-    assert (found.verdict, found.shown) == (expected, shown), found.reason
+    found = checked(build(tmp_path / "m.onnx"))
+    assert (found.verdict, found.conclusive) == (expected, conclusive), found.reason
 
 
-def test_that_running_contradicts_the_graph_is_said(
+def test_a_contradiction_between_running_and_the_graph_is_logged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     analysed(monkeypatch, RowMixing.SEPARATE)
-    judged(small.centred(tmp_path / "m.onnx"))
-    assert "model m: its graph keeps rows apart, but running it does not: output 'y'" in caplog.text
+    checked(small.centred(tmp_path / "m.onnx"))
+    assert "model m: its graph keeps rows independent, but running it does not: output 'y'" in caplog.text
 
 
-def test_of_many_reasons_three_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_three_reasons_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     analysed(monkeypatch, RowMixing.MIXES, *"abcde")
-    assert judged(small.twice(tmp_path / "m.onnx")).reason == "a; b; c; and 2 more"
+    assert checked(small.twice(tmp_path / "m.onnx")).reason == "a; b; c; and 2 more"
 
 
-# How models are then batched.
+# How models are batched.
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_of_many_reasons_three_are_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ("trust", RowMixing.MIXES, 32, "trusted"),
     ],
 )
-def test_batching_says_what_is_batched(
+def test_the_batching_option_decides_which_models_are_batched(
     policy: str,
     finding: RowMixing,
     most: int,
@@ -180,7 +180,7 @@ def test_batching_says_what_is_batched(
     assert (f"({verdict_})" in model.batching) is (most > 0)
 
 
-def test_without_a_batch_axis_there_is_no_verdict_but_the_cure(
+def test_a_model_without_a_batch_axis_is_unbatched_and_the_log_says_how_to_export_it(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = load(lambda path: small.twice(path, dims=(1, 3)))

@@ -123,7 +123,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
             graphs.hashed_elevens,
             8,
             True,
-            "batches of up to 8 rows (trusted, as its configuration says)",
+            "batches of up to 8 rows (trusted, as its configuration has dynamic_batching)",
         ),
         (
             "max_batch_size: 8",
@@ -146,7 +146,7 @@ def test_how_a_model_is_batched(
 def test_trust_has_them_share_batches_all_the_same(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     model = load("max_batch_size: 8 dynamic_batching { }", small.centred, batching="trust")
     assert model.batching == "batches of up to 8 rows (trusted)"
-    assert warnings(caplog) == ["model m is batched without proof (--batching trust)"]
+    assert warnings(caplog) == ["model m is batched unchecked (--batching trust)"]
 
 
 def test_that_batching_is_off_is_said_with_what_turns_it_on(
@@ -164,13 +164,13 @@ def test_what_the_proof_stops_is_said(load: Load, caplog: pytest.LogCaptureFixtu
     load("max_batch_size: 8 dynamic_batching { }", small.centred)
     (warning,) = warnings(caplog)
     assert warning.startswith("model m: each request runs alone: ReduceMean mean reduces over the batch axis")
-    assert warning.endswith("(--batching trust has them share batches all the same)")
+    assert warning.endswith("(--batching trust lets requests share batches anyway)")
 
 
 def test_what_cannot_be_proved_is_trusted_and_said(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     load("max_batch_size: 8 dynamic_batching { }", graphs.hashed_elevens)
     assert (
-        "model m is batched without proof, as its configuration says: it does not run on random"
+        "model m is batched unchecked, because its configuration has dynamic_batching: it does not run on random"
         in caplog.text
     )
 

@@ -90,13 +90,13 @@ def test_a_model_that_mixes_rows_is_unbatched_and_the_log_says_why_and_what_to_d
     assert model.max_batch_size == 0
     assert model.batching.startswith("unbatched (Softmax share normalises over the batch axis)")
     (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
-    assert warning.getMessage().endswith("(--batching trust batches it all the same)")
+    assert warning.getMessage().endswith("(--batching trust batches it anyway)")
 
 
 def test_trust_batches_it_all_the_same(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     model = load(small.softmax_over_rows, batching="trust", max_batch_size=4)
     assert (model.max_batch_size, model.batching) == (4, "batches of up to 4 rows (trusted)")
-    assert "model named is batched without proof (--batching trust)" in caplog.text
+    assert "model named is batched unchecked (--batching trust)" in caplog.text
 
 
 def test_trust_does_not_make_a_batch_axis(load: Load) -> None:
@@ -169,7 +169,7 @@ def test_one_whose_graph_keeps_rows_apart_is_served_cold_and_batched(
     model = load(lambda path: small.multiples_only(path, 11))
     assert (model.max_batch_size, model.batching_verdict) == (32, "proved")
     assert (
-        "model named: rows are kept apart, proved by its graph alone: it does not run on random"
+        "model named: rows are independent, proved by its graph alone: it does not run on random"
         in caplog.text
     )
     assert model.batcher.submit_rows({"x": fp32(3, 22)}).result(30)["y"].shape == (3, 2)

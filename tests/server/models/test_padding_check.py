@@ -226,7 +226,7 @@ def test_a_model_that_padding_changes_is_served_unpadded_and_the_log_says_why(
     assert model.batching == "batches of up to 32 rows (proved)"
     (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert warning.startswith(f"model m is not padded, each length has batches of its own: {reason}")
-    assert warning.endswith("(--batching trust pads it all the same)")
+    assert warning.endswith("(--batching trust pads it anyway)")
 
 
 def test_trust_pads_it_all_the_same(load: Load, caplog: pytest.LogCaptureFixture) -> None:

@@ -157,7 +157,7 @@ def test_options_of_the_gpus_reach_every_session(load: Load, scripted: Devices) 
     assert [dict(settings.cuda) for _, settings in scripted.made] == [wanted, wanted]
 
 
-@pytest.mark.parametrize(("tf32", "how"), [(True, "(proved)"), (False, "changes with its neighbours")])
+@pytest.mark.parametrize(("tf32", "how"), [(True, "(proved)"), (False, "depends on other rows")])
 def test_the_proof_knows_how_precise_the_device_is(
     tf32: bool, how: str, load: Load, scripted: Devices
 ) -> None:

@@ -84,7 +84,7 @@ def test_how_it_is_batched(tmp_path: Path) -> None:
 def test_running_tries_several_values(tmp_path: Path) -> None:
     session = Session(sometimes_mixing(tmp_path / "m.onnx"))
     found = mixing_through_shared_inputs(session.signature, session.run, ComparisonSettings(4), 4)
-    assert "changes with its neighbours" in found
+    assert "depends on other rows" in found
     session = Session(scaled(tmp_path / "scaled.onnx"))
     assert mixing_through_shared_inputs(session.signature, session.run, ComparisonSettings(4), 4) == ""
 

@@ -52,7 +52,7 @@ class ServerProcess:
         """Starts `tensorferry serve` and waits until it is ready, and serves as it was told.
 
         Another `program` stands in for `tensorferry`; `variables` are set in its environment. The probe model
-        is batched without proof, because the batching check takes longer than most tests.
+        is batched unchecked, because the batching check takes longer than most tests.
         """
         if "--batching" not in arguments and any(str(each).endswith("probe.onnx") for each in arguments):
             arguments = (*arguments, "--batching", "trust")

@@ -1,1 +1,1 @@
-"""Whether requests may share a batch: what running a model shows, and what follows together with its graph."""
+"""The batching check: may requests share a batch?"""

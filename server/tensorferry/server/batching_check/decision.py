@@ -1,7 +1,7 @@
-"""How a model is batched: by the options, or as its configuration says, as far as its rows are kept apart.
+"""Decides how a model is batched, from its configuration, the server's options and the batching check.
 
-The rule where a configuration leaves max_batch_size open: a model whose rows are kept apart is batched, by the
-options. Where it gives one, that holds, and the verdict only says whether requests may share a batch.
+If the configuration leaves max_batch_size open, a model with independent rows is batched as the server's options say.
+If the configuration gives max_batch_size, it applies; the check then only decides whether requests may share a batch.
 """
 
 from __future__ import annotations
@@ -28,59 +28,59 @@ _log = logging.getLogger("tensorferry.server")
 
 POLICIES = ("proved", "tested", "trust")
 
-# A run with values that the model may not be made for is ended after so long.
+# A loop in the model may never end on values such as NaN, so a run on them is stopped after this time.
 _LIMIT_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model that is loaded and not yet decided on.
+    """A loaded model whose batching is to be decided.
 
-    `signature` and `run` are those of its configuration, where it has one; `precision` is as in `ComparisonSettings`.
+    `signature` and `run` follow its configuration, if it has one. `precision` is as in `ComparisonSettings`.
     """
 
     name: str
     session: Session
     signature: Signature
     run: Callable[[Mapping[str, Array]], dict[str, Array]]
-    asked: ModelConfig | None
-    options: ServerConfig
+    requested: ModelConfig | None
+    server_config: ServerConfig
     precision: float
 
     @property
     def policy(self) -> str:
-        """As `batching_policy` has it."""
-        return batching_policy(self.asked, self.options)
+        """The batching policy of the model, as in `batching_policy`."""
+        return batching_policy(self.requested, self.server_config)
 
-    def unchecked(self, batching: BatchingDecision) -> tuple[BatchingDecision, int | None]:
-        """This decision, and a size that warms the model up."""
-        return batching, working_size(self.signature, self.run)[0]
+    def unchecked(self, decision: BatchingDecision) -> tuple[BatchingDecision, int | None]:
+        """Return the decision and a working size for the warm-up."""
+        return decision, working_size(self.signature, self.run)[0]
 
-    def judged(self, most: int) -> BatchingFinding:
-        """The verdict of running and of the graph, as far as the policy takes it."""
-        conditions = ComparisonSettings(most, string_lists(self.session.path), self.precision)
+    def check(self, max_batch_size: int) -> BatchingFinding:
+        """Run the batching check and apply the policy to its finding."""
+        settings = ComparisonSettings(max_batch_size, string_lists(self.session.path), self.precision)
         first_run = with_time_limit(self.run, self.session, _LIMIT_SECONDS)
-        found = check_batching(self.name, self.session.path, self.signature, self.run, conditions, first_run)
-        if found.verdict is BatchingVerdict.TESTED and found.size is not None:
-            reason = mixing_through_shared_inputs(self.signature, self.run, conditions, found.size)
+        found = check_batching(self.name, self.session.path, self.signature, self.run, settings, first_run)
+        if found.verdict is BatchingVerdict.TESTED and found.working_size is not None:
+            reason = mixing_through_shared_inputs(self.signature, self.run, settings, found.working_size)
             if reason:
-                return BatchingFinding(BatchingVerdict.REFUSED, reason, found.size)
+                return BatchingFinding(BatchingVerdict.REFUSED, reason, found.working_size)
         if found.verdict is BatchingVerdict.TESTED and self.policy == "proved":
             return BatchingFinding(
                 BatchingVerdict.REFUSED,
-                f"it is only tested, and --batching proved batches only what is proved: {found.reason}",
-                found.size,
+                f"it is only tested, and --batching proved batches only proved models: {found.reason}",
+                found.working_size,
             )
         return found
 
 
-def batching_policy(config: ModelConfig | None, options: ServerConfig) -> str:
-    """What is batched: proved, tested (what is only tested, too) or trust (all).
+def batching_policy(config: ModelConfig | None, server_config: ServerConfig) -> str:
+    """Return which models are batched: "proved", "tested" (also tested ones) or "trust" (all).
 
-    ModelConfigError when the configuration has another word.
+    The model's parameter `batching` precedes --batching. ModelConfigError if it has another value.
     """
     if config is None or BATCHING not in config.parameters:
-        return options.batching
+        return server_config.batching
     given = config.parameters[BATCHING].string_value
     if given not in POLICIES:
         raise ModelConfigError(
@@ -90,84 +90,97 @@ def batching_policy(config: ModelConfig | None, options: ServerConfig) -> str:
     return given
 
 
-def by_options(model: Candidate) -> tuple[BatchingDecision, int | None]:
-    """As the options say, if it is safe; and a size that warms the model up."""
-    name, most, policy = model.name, model.options.max_batch_size, model.policy
-    if most == 0:
-        return model.unchecked(
-            BatchingDecision(0, False, "unbatched (--max-batch-size 0)", BatchingVerdict.OFF.value)
-        )
-    lacking = model.signature.no_batch_axis_reason()
-    if lacking is not None:
-        _log.warning("model %s is served unbatched: %s%s", name, lacking, _cure(model.signature))
-        return model.unchecked(
-            BatchingDecision(0, False, f"unbatched ({lacking})", BatchingVerdict.OFF.value)
-        )
-    window = model.options.max_queue_delay
-    if model.asked is not None and model.asked.HasField("dynamic_batching"):
-        window = model.asked.dynamic_batching.max_queue_delay_microseconds / 1e6
-    if policy == "trust":
-        return model.unchecked(_trusted(name, most, window))
-    found = model.judged(most)
+def decide_by_server_config(model: Candidate) -> tuple[BatchingDecision, int | None]:
+    """Decide for a model whose configuration leaves max_batch_size open; also return a working size."""
+    name, max_batch_size = model.name, model.server_config.max_batch_size
+    if max_batch_size == 0:
+        return model.unchecked(_unbatched("--max-batch-size 0", BatchingVerdict.OFF))
+    reason = model.signature.no_batch_axis_reason()
+    if reason is not None:
+        _log.warning("model %s is served unbatched: %s%s", name, reason, _export_hint(model.signature))
+        return model.unchecked(_unbatched(reason, BatchingVerdict.OFF))
+    max_queue_delay = model.server_config.max_queue_delay
+    if model.requested is not None and model.requested.HasField("dynamic_batching"):
+        max_queue_delay = model.requested.dynamic_batching.max_queue_delay_microseconds / 1e6
+    if model.policy == "trust":
+        return model.unchecked(_trusted(name, max_batch_size, max_queue_delay))
+    found = model.check(max_batch_size)
     if found.verdict is BatchingVerdict.REFUSED:
         _log.warning(
-            "model %s is served unbatched: %s (--batching trust batches it all the same)", name, found.reason
+            "model %s is served unbatched: %s (--batching trust batches it anyway)", name, found.reason
         )
-        return BatchingDecision(0, False, f"unbatched ({found.reason})", found.verdict.value), found.size
-    return _merging(most, window, found.verdict), found.size
+        return _unbatched(found.reason, found.verdict), found.working_size
+    return _batched(max_batch_size, max_queue_delay, found.verdict), found.working_size
 
 
-def as_asked(model: Candidate, asked: ModelConfig) -> tuple[BatchingDecision, int | None]:
-    """As the configuration says, but that requests share no batch where that is shown to change answers."""
-    name, most, policy = model.name, asked.max_batch_size, model.policy
-    explicit = asked.HasField("dynamic_batching")
-    if most == 0:
-        words = "unbatched (max_batch_size is 0 in its configuration)"
-        return model.unchecked(BatchingDecision(0, False, words, BatchingVerdict.OFF.value))
-    if not explicit and (is_complete(asked) or most == 1):
-        if most > 1:
+def decide_by_model_config(model: Candidate, requested: ModelConfig) -> tuple[BatchingDecision, int | None]:
+    """Decide for a model whose configuration gives max_batch_size; also return a working size.
+
+    Requests share no batch if the check finds that this changes answers.
+    """
+    name, max_batch_size = model.name, requested.max_batch_size
+    explicit = requested.HasField("dynamic_batching")
+    if max_batch_size == 0:
+        return model.unchecked(_unbatched("max_batch_size is 0 in its configuration", BatchingVerdict.OFF))
+    if not explicit and (is_complete(requested) or max_batch_size == 1):
+        if max_batch_size > 1:
             _log.info(
                 "model %s: each request runs alone, as its configuration has no dynamic_batching; add "
-                "'dynamic_batching { }' to it to have requests share batches",
+                "'dynamic_batching { }' to let requests share batches",
                 name,
             )
-        words = f"requests of up to {most} rows, each alone (its configuration has no dynamic_batching)"
-        return model.unchecked(BatchingDecision(most, False, words, BatchingVerdict.OFF.value))
-    window = (
-        asked.dynamic_batching.max_queue_delay_microseconds / 1e6
+        reason = "its configuration has no dynamic_batching"
+        return model.unchecked(_each_alone(max_batch_size, reason, BatchingVerdict.OFF))
+    max_queue_delay = (
+        requested.dynamic_batching.max_queue_delay_microseconds / 1e6
         if explicit
-        else model.options.max_queue_delay
+        else model.server_config.max_queue_delay
     )
-    if policy == "trust":
-        return model.unchecked(_trusted(name, most, window))
-    found = model.judged(most)
+    if model.policy == "trust":
+        return model.unchecked(_trusted(name, max_batch_size, max_queue_delay))
+    found = model.check(max_batch_size)
     if found.verdict is not BatchingVerdict.REFUSED:
-        return _merging(most, window, found.verdict), found.size
-    if explicit and not found.shown and policy != "proved":
-        _log.warning("model %s is batched without proof, as its configuration says: %s", name, found.reason)
-        return _merging(most, window, BatchingVerdict.TRUSTED, ", as its configuration says"), None
+        return _batched(max_batch_size, max_queue_delay, found.verdict), found.working_size
+    if explicit and not found.conclusive and model.policy != "proved":
+        _log.warning(
+            "model %s is batched unchecked, because its configuration has dynamic_batching: %s",
+            name,
+            found.reason,
+        )
+        why = ", as its configuration has dynamic_batching"
+        return _batched(max_batch_size, max_queue_delay, BatchingVerdict.TRUSTED, why), None
     _log.warning(
-        "model %s: each request runs alone: %s (--batching trust has them share batches all the same)",
+        "model %s: each request runs alone: %s (--batching trust lets requests share batches anyway)",
         name,
         found.reason,
     )
-    words = f"requests of up to {most} rows, each alone ({found.reason})"
-    return BatchingDecision(most, False, words, found.verdict.value), found.size
+    return _each_alone(max_batch_size, found.reason, found.verdict), found.working_size
 
 
-def _trusted(name: str, most: int, window: float) -> BatchingDecision:
-    _log.warning("model %s is batched without proof (--batching trust)", name)
-    return _merging(most, window, BatchingVerdict.TRUSTED)
+def _unbatched(reason: str, verdict: BatchingVerdict) -> BatchingDecision:
+    return BatchingDecision(0, False, f"unbatched ({reason})", verdict.value)
 
 
-def _merging(most: int, window: float, verdict: BatchingVerdict, why: str = "") -> BatchingDecision:
-    after = f" after at most {window * 1e3:g} ms" if window else ""
-    words = f"batches of up to {most} rows{after} ({verdict.value}{why})"
-    return BatchingDecision(most, True, words, verdict.value)
+def _each_alone(max_batch_size: int, reason: str, verdict: BatchingVerdict) -> BatchingDecision:
+    description = f"requests of up to {max_batch_size} rows, each alone ({reason})"
+    return BatchingDecision(max_batch_size, False, description, verdict.value)
 
 
-def _cure(signature: Signature) -> str:
-    """How to export a batch axis that varies, where it is fixed."""
+def _trusted(name: str, max_batch_size: int, max_queue_delay: float) -> BatchingDecision:
+    _log.warning("model %s is batched unchecked (--batching trust)", name)
+    return _batched(max_batch_size, max_queue_delay, BatchingVerdict.TRUSTED)
+
+
+def _batched(
+    max_batch_size: int, max_queue_delay: float, verdict: BatchingVerdict, why: str = ""
+) -> BatchingDecision:
+    delay = f" after at most {max_queue_delay * 1e3:g} ms" if max_queue_delay else ""
+    description = f"batches of up to {max_batch_size} rows{delay} ({verdict.value}{why})"
+    return BatchingDecision(max_batch_size, True, description, verdict.value)
+
+
+def _export_hint(signature: Signature) -> str:
+    """Return how to export the model with a dynamic batch axis; empty if no first dimension is fixed."""
     fixed = [
         spec.name
         for spec in (*signature.inputs, *signature.outputs)
@@ -177,6 +190,6 @@ def _cure(signature: Signature) -> str:
         return ""
     axes = ", ".join(f"{name!r}: {{0: 'batch'}}" for name in fixed)
     return (
-        "; to have it batched, export it with a first dimension that varies: torch.onnx.export(..., "
-        f"dynamic_axes={{{axes}}}), or in other exporters a batch size of None"
+        "; to have it batched, export it with a dynamic first dimension: torch.onnx.export(..., "
+        f"dynamic_axes={{{axes}}}), or a batch size of None in other exporters"
     )

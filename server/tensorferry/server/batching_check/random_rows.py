@@ -1,4 +1,4 @@
-"""Usual rows: random values that indices, masks and categories admit, and words that a model knows."""
+"""Random rows with values that are valid for indices, masks and categories, and strings from the model's file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tensorferry.server.runtime.sampling import Array, random_inputs
 from tensorferry.server.signature import Signature
 
 RANDOM_ROWS = 5
-# Draws that are tried until the rows differ in every input.
+# Most draws until the rows differ in every input.
 _DRAWS = 16
 
 
 def rows_of(signature: Signature, inputs: Mapping[str, Array]) -> list[Row]:
-    """The rows of a batch, each by itself."""
+    """Return the rows of a batch as batches of one row."""
     return [
         {
             spec.name: np.ascontiguousarray(inputs[spec.name][[row]]) if has_rows(spec) else inputs[spec.name]
@@ -29,7 +29,7 @@ def rows_of(signature: Signature, inputs: Mapping[str, Array]) -> list[Row]:
 def with_vocabulary(
     signature: Signature, inputs: Mapping[str, Array], words: Sequence[str]
 ) -> dict[str, Array]:
-    """The inputs, but that every other string is one of the words, each in turn."""
+    """Return the inputs with every second string replaced by one of the words, in turn."""
     filled = dict(inputs)
     for spec in signature.inputs:
         if spec.datatype.name == "BYTES":
@@ -42,10 +42,10 @@ def with_vocabulary(
 
 
 def distinct_rows(signature: Signature, size: int, seed: int = 0) -> dict[str, Array]:
-    """Random rows that are not all alike in any input, where it has room to differ.
+    """Return random rows that are not all equal in any input, if the input can differ.
 
-    Five bits are alike once in sixteen times; a model that must have them so (they are axes, say)
-    would then look as if its rows were independent.
+    Five random bits are equal once in sixteen draws. A model that requires them to be equal, for instance because they
+    are axes, would then seem to have independent rows.
     """
     first = seed * _DRAWS
     inputs = random_inputs(signature, RANDOM_ROWS, size, first)

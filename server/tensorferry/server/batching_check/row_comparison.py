@@ -1,9 +1,9 @@
-"""What running a model shows: whether a row's outputs depend on the rows beside it.
+"""Comparison of runs of a model: do a row's outputs depend on the other rows of its batch?
 
-There are two comparisons. A row alone against the same row among others shows what depends on the number of rows or
-on the place among them; kernels may differ there, so rounding is allowed for. A row at one place against the same
-row at the same place beside other neighbours shows what depends on their values. The neighbours are extreme
-there: loud, quiet, zero, NaN, infinite. Rounding explains almost nothing of what differs.
+There are two comparisons. The first compares a row run alone with the same row in a batch. It finds dependence on the
+number of rows and on the position. Kernels may differ, so it tolerates rounding. The second compares a row with the same
+row at the same position beside extreme neighbours: huge, tiny, zero, NaN, infinite. It finds dependence on their values,
+and rounding explains almost no difference.
 """
 
 from __future__ import annotations
@@ -31,46 +31,45 @@ from tensorferry.server.batching_check.row_kinds import (
 from tensorferry.server.runtime.sampling import Array, Run, describe_difference, working_size
 from tensorferry.server.signature import Signature
 
-# Draws of usual rows, until the model runs on enough of them.
+# Most draws of random rows until the model accepts enough of them.
 _DRAWS = 8
-# Bounds of the largest batch: bytes of its inputs and outputs, and the rows that it has even where they take long.
+# Limits of the largest batch: bytes of inputs and outputs, and the rows that it has even if they take long.
 _MOST_BYTES = 256 * 2**20
 _LEAST_LARGE = 8
-# The whole check takes as long as this number of rows, more than a warm-up runs, or this time if that is longer.
+# The whole check takes as long as running this number of rows, or this time if that is longer.
 _MOST_ROWS = 300
 _LEAST_SECONDS = 0.1
 
 
 class ComparisonOutcome(enum.Enum):
-    """What running showed."""
+    """The result of a comparison."""
 
-    APART = "rows run together equal rows run alone"
-    MIXES = "a row changes with its neighbours"
+    SEPARATE = "rows run together equal rows run alone"
+    MIXES = "a row depends on other rows"
     UNSTABLE = "a row gives different outputs from run to run"
     DOES_NOT_RUN = "the model runs on no random input"
 
 
 @dataclass(frozen=True, slots=True)
 class RowComparison:
-    """The outcome of running, and on what it rests.
+    """The outcome and its evidence.
 
-    `size` is that of the dimensions that vary besides the batch axis, None where the model ran with none of those
-    tried. `batches` are the sizes of batches that were compared, by how often; `left_out` the kinds of rows that
-    the model does not accept.
+    `working_size` is a length of the other dynamic axes with which the model runs; None if none was found. `batches`
+    counts the compared batches by number of rows. `left_out` names the kinds of rows that the model rejects.
     """
 
     outcome: ComparisonOutcome
     reason: str
-    size: int | None
+    working_size: int | None
     batches: Mapping[int, int] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
     @property
     def extent(self) -> str:
-        """What was run, in words."""
+        """A description of the compared batches."""
         sizes = ", ".join(map(str, sorted(self.batches)))
         out = (
-            f"; left out, as the model fails on them: rows of {', '.join(self.left_out)}"
+            f"; left out, because the model fails on them: rows of {', '.join(self.left_out)}"
             if self.left_out
             else ""
         )
@@ -79,15 +78,14 @@ class RowComparison:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSettings:
-    """What a model is tried with, and for how long.
+    """What is compared, and for how long.
 
-    `most` is the largest batch; `words` are lists of strings that the model knows; `precision` is that to which the
-    device computes, relative to the greatest magnitude, where the outputs' datatypes do not show it. Once `seconds`
-    have passed, only the least is run: one draw of each kind of row, all in one batch, and if `thorough` each in a
-    batch of its own.
+    `max_batch_size` is the largest batch. `words` are lists of strings from the model's file. `precision` is the
+    device's relative precision, if it is worse than the outputs' datatypes. After `seconds`, only the minimum is run:
+    one draw of each kind of row, all in one batch, and if `thorough`, each kind in its own batch.
     """
 
-    most: int = 32
+    max_batch_size: int = 32
     words: Sequence[Sequence[str]] = ()
     precision: float = 0.0
     seconds: float = 1.0
@@ -96,31 +94,31 @@ class ComparisonSettings:
 
 
 class _Mixes(Exception):
-    """Running has shown that rows cannot share a batch."""
+    """Rows cannot share a batch."""
 
 
 def compare_rows(
-    signature: Signature, run: Run, conditions: ComparisonSettings, first_run: Run | None = None
+    signature: Signature, run: Run, settings: ComparisonSettings, first_run: Run | None = None
 ) -> RowComparison:
-    """Tries a model whose signature has a batch axis; never raises.
+    """Compare rows of a model whose signature has a batch axis; never raises.
 
-    `first_run` runs a row of a new kind for the first time; it may end runs that take too long. By default `run`.
+    `first_run` runs a row of a new kind for the first time, and may limit the time of the run. The default is `run`.
     """
     size, reason = working_size(signature, run)
     if size is None:
         return RowComparison(
             ComparisonOutcome.DOES_NOT_RUN,
-            f"it does not run on random input ({reason}), so running it shows nothing",
+            f"it does not run on random input ({reason}), so running shows nothing",
             None,
         )
-    comparer = _RowComparer(signature, run, first_run or run, conditions, size)
-    outcome, reason = ComparisonOutcome.APART, "rows run together equal rows run alone"
+    comparer = _RowComparer(signature, run, first_run or run, settings, size)
+    outcome, reason = ComparisonOutcome.SEPARATE, "rows run together equal rows run alone"
     try:
-        comparer.usual_rows()
-        comparer.extreme_rows()
+        comparer.compare_random_rows()
+        comparer.compare_extreme_rows()
     except _Unstable as error:
         outcome, reason = ComparisonOutcome.UNSTABLE, str(error)
-    except _RunsOnFew as error:
+    except _FewRowsAccepted as error:
         outcome, reason = ComparisonOutcome.DOES_NOT_RUN, str(error)
     except _Mixes as error:
         outcome, reason = ComparisonOutcome.MIXES, str(error)
@@ -133,53 +131,53 @@ class _Unstable(Exception):
     """The same row gives different outputs from run to run."""
 
 
-class _RunsOnFew(Exception):
+class _FewRowsAccepted(Exception):
     """The model fails on most random rows."""
 
 
 class _RowComparer:
-    """One comparison while it goes on."""
+    """A comparison in progress."""
 
     def __init__(
-        self, signature: Signature, run: Run, first_run: Run, conditions: ComparisonSettings, size: int
+        self, signature: Signature, run: Run, first_run: Run, settings: ComparisonSettings, size: int
     ) -> None:
         self._signature = signature
         self._run = run
         self._first_run = first_run
-        self._conditions = conditions
+        self._settings = settings
         self._size = size
         self._generator = np.random.default_rng(1)
         self._ends = 0.0
-        self._usual: list[Row] = []
+        self._random: list[Row] = []
         self._alone_outputs: list[Mapping[str, Array]] = []
         self._row_seconds = 0.0
         self._row_bytes = 1
         self.batches: dict[int, int] = {}
         self.left_out: list[str] = []
 
-    def usual_rows(self) -> None:
-        """Compares usual rows run alone with the same in batches, in other orders and with other neighbours."""
-        alone = self._alone_outputs = self._draw_usual()
+    def compare_random_rows(self) -> None:
+        """Compare random rows run alone with the same rows in batches of several orders and sizes."""
+        alone = self._alone_outputs = self._draw_random()
         in_rows = max(_LEAST_SECONDS, _MOST_ROWS * self._row_seconds)
-        self._ends = self._conditions.clock() + min(self._conditions.seconds, in_rows)
-        self._check_again(alone[0])
-        self._compare(self._usual, alone)
+        self._ends = self._settings.clock() + min(self._settings.seconds, in_rows)
+        self._check_repeatable(alone[0])
+        self._compare(self._random, alone)
         if any(spec.datatype.name == "BYTES" for spec in self._signature.inputs):
-            for words in self._conditions.words:
-                inputs = with_vocabulary(self._signature, join(self._signature, self._usual), words)
+            for words in self._settings.words:
+                inputs = with_vocabulary(self._signature, join(self._signature, self._random), words)
                 rows = rows_of(self._signature, inputs)
                 try:
                     alone = self._alone(rows)
                 except Exception:
-                    # Not all strings in the file are for this input.
+                    # Some strings of the file may not be for this input.
                     continue
                 self._compare(rows, alone)
 
-    def _draw_usual(self) -> list[Mapping[str, Array]]:
-        """Draws rows until enough are found on which the model runs; returns what it makes of each alone."""
+    def _draw_random(self) -> list[Mapping[str, Array]]:
+        """Draw random rows until the model accepts enough of them; return the outputs of each run alone."""
         outputs: list[Mapping[str, Array]] = []
         reason = ""
-        began = self._conditions.clock()
+        began = self._settings.clock()
         shared: Row = {}
         for seed in range(_DRAWS):
             for drawn in rows_of(self._signature, distinct_rows(self._signature, self._size, seed)):
@@ -193,56 +191,54 @@ class _RowComparer:
                 except Exception as error:
                     reason = str(error)
                     continue
-                self._usual.append(row)
+                self._random.append(row)
                 if len(outputs) == RANDOM_ROWS:
-                    self._row_seconds = (self._conditions.clock() - began) / (
-                        seed * RANDOM_ROWS + RANDOM_ROWS
-                    )
+                    self._row_seconds = (self._settings.clock() - began) / (seed * RANDOM_ROWS + RANDOM_ROWS)
                     self._row_bytes = max(
                         1, sum(array.nbytes for array in (*row.values(), *outputs[0].values()))
                     )
                     return outputs
-        raise _RunsOnFew(f"it runs on few random inputs ({reason}), so running it shows nothing")
+        raise _FewRowsAccepted(f"it runs on few random inputs ({reason}), so running shows nothing")
 
-    def extreme_rows(self) -> None:
-        """Holds rows beside extreme ones against the same beside usual ones."""
-        ranges = accepted_integers(self._signature, self._first_run, self._usual[0], self._conditions.clock)
+    def compare_extreme_rows(self) -> None:
+        """Compare rows beside extreme rows with the same rows beside random rows."""
+        ranges = accepted_integers(self._signature, self._first_run, self._random[0], self._settings.clock)
         kinds = self._accepted(ROW_KINDS, ranges)
-        victims = [self._usual[0], *(kinds[name] for name in ("quiet", "zeros", "spread") if name in kinds)]
-        self._large(victims, kinds)
-        if self._conditions.thorough:
-            self._beside(3, victims, kinds, at=(0, 2))
-        self._all_beside_all([self._usual[0], *kinds.values()], kinds)
+        subjects = [self._random[0], *(kinds[name] for name in ("tiny", "zeros", "spread") if name in kinds)]
+        self._large(subjects, kinds)
+        if self._settings.thorough:
+            self._beside(3, subjects, kinds, at=(0, 2))
+        self._all_beside_all([self._random[0], *kinds.values()], kinds)
         again = self._accepted([kind for kind in ROW_KINDS if kind.name in kinds], ranges)
         several = sum(map(has_rows, self._signature.inputs)) > 1
         for step in range(1, len(again) if several else 2):
-            if self._late():
+            if self._time_is_up():
                 return
             kinds = self._mixed(again, step)
             self._large(list(kinds.values()), kinds)
-            victims = [self._usual[step % RANDOM_ROWS], *kinds.values()]
-            self._all_beside_all(victims if step == 1 else victims[:2], kinds)
+            subjects = [self._random[step % RANDOM_ROWS], *kinds.values()]
+            self._all_beside_all(subjects if step == 1 else subjects[:2], kinds)
 
-    def _all_beside_all(self, victims: Sequence[Row], kinds: Mapping[str, Row]) -> None:
-        """Holds each victim beside each kind of row, in batches of 2 and 3, as long as there is time."""
-        for number, victim in enumerate(victims):
-            others = [victim, victims[number - 1]]
+    def _all_beside_all(self, subjects: Sequence[Row], kinds: Mapping[str, Row]) -> None:
+        """Compare each subject beside each kind of row, in batches of 2 and 3, while time is left."""
+        for number, subject in enumerate(subjects):
+            others = [subject, subjects[number - 1]]
             for rows, at in ((2, (number % 2,)), (3, (0, 2) if number % 2 else (1,))):
-                if self._late():
+                if self._time_is_up():
                     return
                 self._beside(rows, others, kinds, at)
 
-    def _late(self) -> bool:
-        return self._conditions.clock() >= self._ends
+    def _time_is_up(self) -> bool:
+        return self._settings.clock() >= self._ends
 
     def _alone(self, rows: Sequence[Row]) -> list[Mapping[str, Array]]:
         return [self._run(row) for row in rows]
 
-    def _check_again(self, alone: Mapping[str, Array]) -> None:
-        again = self._run(self._usual[0])
+    def _check_repeatable(self, alone: Mapping[str, Array]) -> None:
+        again = self._run(self._random[0])
         for spec in self._signature.outputs:
             difference = describe_difference(
-                spec, alone[spec.name], again[spec.name], self._conditions.precision
+                spec, alone[spec.name], again[spec.name], self._settings.precision
             )
             if difference:
                 raise _Unstable(f"output {spec.name!r} of one row differs from run to run: {difference}")
@@ -250,16 +246,16 @@ class _RowComparer:
     def _compare(self, rows: Sequence[Row], alone: Sequence[Mapping[str, Array]]) -> None:
         for order in ([3, 0, 4, 2, 1], [1, 3], [4, 2, 0]):
             together = self._together([rows[row] for row in order])
-            self._hold_alone({at: alone[row] for at, row in enumerate(order)}, together)
+            self._check_alone({at: alone[row] for at, row in enumerate(order)}, together)
 
-    def _hold_alone(self, alone: Mapping[int, Mapping[str, Array]], together: Mapping[str, Array]) -> None:
-        """Raises if rows of a batch, by their places, are others than alone."""
+    def _check_alone(self, alone: Mapping[int, Mapping[str, Array]], together: Mapping[str, Array]) -> None:
+        """Raise if the outputs of rows, by their positions in a batch, differ from those of the rows run alone."""
         for spec in self._signature.outputs:
             for at, outputs in alone.items():
                 got = together[spec.name][at : at + 1]
-                difference = describe_difference(spec, outputs[spec.name], got, self._conditions.precision)
+                difference = describe_difference(spec, outputs[spec.name], got, self._settings.precision)
                 if difference:
-                    raise _Mixes(f"output {spec.name!r} of a row changes with its neighbours: {difference}")
+                    raise _Mixes(f"output {spec.name!r} of a row depends on other rows: {difference}")
 
     def _together(self, rows: Sequence[Row]) -> Mapping[str, Array]:
         outputs = self._run(join(self._signature, rows))
@@ -274,10 +270,10 @@ class _RowComparer:
         return outputs
 
     def _accepted(self, kinds: Iterable[RowKind], ranges: Mapping[str, IntegerRange]) -> dict[str, Row]:
-        """A row of each kind that changes something and that the model accepts; the kinds that it does not are noted."""
+        """Return an accepted row of each kind that changes an input; record the kinds that the model rejects."""
         found: dict[str, Row] = {}
         for kind in kinds:
-            rows = rows_of_kind(self._signature, kind, self._usual[0], ranges, self._generator)
+            rows = rows_of_kind(self._signature, kind, self._random[0], ranges, self._generator)
             accepted = next((row for row in rows if self._accepts(row)), None)
             if accepted is not None:
                 found[kind.name] = accepted
@@ -293,16 +289,16 @@ class _RowComparer:
         return True
 
     def _mixed(self, kinds: Mapping[str, Row], step: int) -> dict[str, Row]:
-        """Rows whose inputs are each of a kind of their own, where the model accepts them; else those given.
+        """Return rows whose inputs have different kinds, if the model accepts them; else the given rows.
 
-        Over all steps below the number of kinds, the first two inputs have each pair of kinds.
+        Over all steps below the number of kinds, the first two inputs have every pair of kinds.
         """
         names = list(kinds)
         mixed: dict[str, Row] = {}
         for number, name in enumerate(names):
             row = {
-                spec.name: kinds[names[(number + place * step) % len(names)]][spec.name]
-                for place, spec in enumerate(self._signature.inputs)
+                spec.name: kinds[names[(number + position * step) % len(names)]][spec.name]
+                for position, spec in enumerate(self._signature.inputs)
             }
             if self._accepts(row):
                 mixed[f"{name} and other"] = row
@@ -310,83 +306,88 @@ class _RowComparer:
                 mixed[name] = kinds[name]
         return mixed
 
-    def _beside(self, rows: int, victims: Sequence[Row], kinds: Mapping[str, Row], at: Sequence[int]) -> None:
-        """Holds the victims, at these places of a batch, beside each kind of row against the same beside usual rows."""
-        places = {place: victims[number % len(victims)] for number, place in enumerate(at)}
-        batch = _placed(rows, places, self._usual[1:])
+    def _beside(
+        self, rows: int, subjects: Sequence[Row], kinds: Mapping[str, Row], at: Sequence[int]
+    ) -> None:
+        """Compare the subjects, at the positions `at`, beside each kind of row with the same beside random rows."""
+        positions = {position: subjects[number % len(subjects)] for number, position in enumerate(at)}
+        batch = _batch(rows, positions, self._random[1:])
         first = self._together(batch)
-        for name, row in {**kinds, "equal": places[at[0]]}.items():
-            other = self._together(_placed(rows, places, [row]))
-            self._hold(batch, first, other, places, f"beside {name} rows, in a batch of {rows}")
+        for name, row in {**kinds, "equal": positions[at[0]]}.items():
+            other = self._together(_batch(rows, positions, [row]))
+            self._check(batch, first, other, positions, f"beside {name} rows, in a batch of {rows}")
 
-    def _large(self, victims: Sequence[Row], kinds: Mapping[str, Row]) -> None:
-        """The same in the largest batch that bytes and time allow, beside rows of all kinds at once.
+    def _large(self, subjects: Sequence[Row], kinds: Mapping[str, Row]) -> None:
+        """Compare in the largest batch that bytes and time allow, beside rows of all kinds.
 
-        There, too, usual rows are held against the same alone.
+        Random rows are also compared with the same rows run alone.
         """
         rows = self._largest()
         while rows > RANDOM_ROWS:
-            places = {place: victims[place // 2 % len(victims)] for place in range(0, rows, 2)}
-            batch = _placed(rows, places, self._usual[1:])
+            positions = {position: subjects[position // 2 % len(subjects)] for position in range(0, rows, 2)}
+            batch = _batch(rows, positions, self._random[1:])
             try:
                 first = self._together(batch)
-                other = self._together(_placed(rows, places, list(kinds.values()) or self._usual))
+                other = self._together(_batch(rows, positions, list(kinds.values()) or self._random))
             except _Mixes:
                 raise
             except Exception:
-                # It may be too large for the device, or for a table in the model; the warm-up finds its limit.
+                # The batch may be too large for the device or a table in the model; the warm-up finds the limit.
                 rows //= 2
                 continue
-            usual = {at: self._number_of(row) for at, row in enumerate(batch)}
-            self._hold_alone(
-                {at: self._alone_outputs[number] for at, number in usual.items() if number is not None}, first
+            numbers = {at: self._number_of(row) for at, row in enumerate(batch)}
+            self._check_alone(
+                {at: self._alone_outputs[number] for at, number in numbers.items() if number is not None},
+                first,
             )
-            self._hold(batch, first, other, places, f"beside others, in a batch of {rows}")
+            self._check(batch, first, other, positions, f"beside others, in a batch of {rows}")
             return
 
     def _number_of(self, row: Row) -> int | None:
-        return next((number for number, usual in enumerate(self._usual) if usual is row), None)
+        return next((number for number, known in enumerate(self._random) if known is row), None)
 
     def _largest(self) -> int:
-        left = self._ends - self._conditions.clock()
-        in_time = int(left / (2 * self._row_seconds)) if self._row_seconds else self._conditions.most
+        left = self._ends - self._settings.clock()
+        most = self._settings.max_batch_size
+        in_time = int(left / (2 * self._row_seconds)) if self._row_seconds else most
         by_bytes = _MOST_BYTES // self._row_bytes
-        return min(self._conditions.most, by_bytes, max(_LEAST_LARGE, in_time))
+        return min(most, by_bytes, max(_LEAST_LARGE, in_time))
 
-    def _hold(
+    def _check(
         self,
         batch: Sequence[Row],
         first: Mapping[str, Array],
         other: Mapping[str, Array],
-        places: Iterable[int],
+        positions: Iterable[int],
         where: str,
     ) -> None:
-        """Raises if the rows at these places are others in `other` than in `first`, the outputs of `batch`."""
-        if not _differing_at(self._signature, first, first, other, places):
+        """Raise if rows at these positions differ between `other` and `first`, the outputs of `batch`."""
+        if not _difference_at(self._signature, first, first, other, positions):
             return
-        # What varies from run to run is measured where it matters: most devices compute the same each time.
+        # The variation between runs is measured only here, because most devices compute the same each time.
         again = self._together(batch)
-        found = _differing_at(self._signature, first, again, other, places)
+        found = _difference_at(self._signature, first, again, other, positions)
         if found:
             raise _Mixes(f"{found} ({where})")
 
 
-def _differing_at(
+def _difference_at(
     signature: Signature,
     first: Mapping[str, Array],
     again: Mapping[str, Array],
     other: Mapping[str, Array],
-    places: Iterable[int],
+    positions: Iterable[int],
 ) -> str:
     for spec in signature.outputs:
         one, same, beside = (outputs[spec.name] for outputs in (first, again, other))
-        for at in places:
+        for at in positions:
             found = row_difference(spec, one[at : at + 1], same[at : at + 1], beside[at : at + 1])
             if found:
-                return f"output {spec.name!r} of a row changes with its neighbours: {found}"
+                return f"output {spec.name!r} of a row depends on other rows: {found}"
     return ""
 
 
-def _placed(rows: int, places: Mapping[int, Row], others: Sequence[Row]) -> list[Row]:
+def _batch(rows: int, positions: Mapping[int, Row], others: Sequence[Row]) -> list[Row]:
+    """Return a batch with the given rows at their positions, filled with others in turn."""
     filling = cycle(others)
-    return [places[place] if place in places else next(filling) for place in range(rows)]
+    return [positions[at] if at in positions else next(filling) for at in range(rows)]

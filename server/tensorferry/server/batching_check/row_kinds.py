@@ -1,6 +1,6 @@
-"""Rows of many kinds: zeros, quiet, loud, negative, one-hot, NaN, infinite; as a model accepts them.
+"""Rows of extreme kinds, as far as a model accepts them: zeros, tiny, huge, negative, one-hot, NaN, infinite.
 
-A row maps each input to an array whose first dimension is 1, where the input has a batch axis. Inputs without one
+A row maps each input to an array. Its first dimension is 1 if the input has a batch axis. Inputs without a batch axis
 are the same in every row.
 """
 
@@ -19,23 +19,23 @@ from tensorferry.server.signature import Signature, TensorSpec
 
 Row = Mapping[str, Array]
 
-# What integers grow by, and how far, while the model accepts them.
+# The factor by which integers grow while the model accepts them, and their limit.
 _GROWTH = 8
 _MOST_INTEGER = 8**7
-# Growing ends where a run takes this many times as long as with 0 and 1: the values may be sizes or counts.
+# Integers stop growing if a run takes this many times as long as with 0 and 1, because they may be sizes or counts.
 _SLOWER = 4
 _SLOWER_SECONDS = 5e-3
-# FP16 ends at 65504.
+# The greatest FP16 number is 65504.
 _MOST_FP16 = 6e4
 _LONG_TEXT = "long text " * 200
 
 
 @dataclass(frozen=True, slots=True)
 class RowKind:
-    """How one kind of row is filled, by the datatypes of the inputs.
+    """How one kind of row is filled, for each type of input.
 
-    `floats` gives numbers of a shape, None where the kind changes nothing of floats; `scales` are the magnitudes
-    tried in turn until the model runs. `integer` gives integers of a shape, at most and at least those given.
+    `floats` returns numbers of a shape; None leaves floats unchanged. `scales` are magnitudes, tried in turn until the
+    model runs. `integer` returns integers of a shape within a minimum and a maximum.
     """
 
     name: str
@@ -64,10 +64,10 @@ def _all(value: float) -> Callable[[np.random.Generator, tuple[int, ...]], Array
     return lambda generator, shape: np.full(shape, value)
 
 
-_LOUD = (1e6, 1e4, 1e2, 10.0)
+_HUGE = (1e6, 1e4, 1e2, 10.0)
 
 ROW_KINDS: tuple[RowKind, ...] = (
-    RowKind("loud", _normal, lambda g, shape, least, most: np.full(shape, most), _LONG_TEXT, _LOUD),
+    RowKind("huge", _normal, lambda g, shape, least, most: np.full(shape, most), _LONG_TEXT, _HUGE),
     RowKind("zeros", _all(0), lambda g, shape, least, most: np.zeros(shape), ""),
     RowKind("NaN", _all(np.nan)),
     RowKind("+inf", _all(np.inf)),
@@ -77,9 +77,9 @@ ROW_KINDS: tuple[RowKind, ...] = (
         lambda g, shape: -np.abs(_normal(g, shape)),
         lambda g, shape, least, most: np.full(shape, least),
         "-1",
-        _LOUD,
+        _HUGE,
     ),
-    RowKind("quiet", _normal, None, "\N{LATIN SMALL LETTER E WITH ACUTE}", (1e-6,)),
+    RowKind("tiny", _normal, None, "\N{LATIN SMALL LETTER E WITH ACUTE}", (1e-6,)),
     RowKind("spread", _spread, lambda g, shape, least, most: g.integers(least, most, shape, endpoint=True)),
     RowKind("constant", _all(1), lambda g, shape, least, most: np.ones(shape), "1", (1e3, 1.0)),
     RowKind("one-hot", _one_hot, lambda g, shape, least, most: _one_hot(g, shape)),
@@ -88,7 +88,7 @@ ROW_KINDS: tuple[RowKind, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class IntegerRange:
-    """The integers that a model accepts for an input, as far as was tried."""
+    """The integers that a model accepts for an input, as far as tried."""
 
     least: int = 0
     most: int = 1
@@ -100,7 +100,7 @@ def has_rows(spec: TensorSpec) -> bool:
 
 
 def join(signature: Signature, rows: Sequence[Row]) -> dict[str, Array]:
-    """The rows as one batch; inputs without a batch axis are those of the first row."""
+    """Return the rows as one batch. Inputs without a batch axis come from the first row."""
     return {
         spec.name: np.concatenate([row[spec.name] for row in rows]) if has_rows(spec) else rows[0][spec.name]
         for spec in signature.inputs
@@ -110,15 +110,15 @@ def join(signature: Signature, rows: Sequence[Row]) -> dict[str, Array]:
 def accepted_integers(
     signature: Signature, run: Run, row: Row, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, IntegerRange]:
-    """For each input of integers the values that the model runs with, the other inputs as in `row`.
+    """Return the range of values that the model accepts for each integer input, with the other inputs as in `row`.
 
-    Growing ends at values that fail, change a shape of the outputs or take much longer: these are sizes.
+    The search ends at values that fail, change the shape of an output or take much longer, because these are sizes.
     """
     inputs = [spec for spec in signature.inputs if has_rows(spec) and _is_integer(spec)]
     if not inputs:
         return {}
     started = clock()
-    usual = run(row)
+    expected = run(row)
     took = clock() - started
 
     def accepts(spec: TensorSpec, value: int) -> bool:
@@ -130,14 +130,14 @@ def accepted_integers(
             return False
         if clock() - began > _SLOWER * took + _SLOWER_SECONDS:
             return False
-        return all(outputs[name].shape == output.shape for name, output in usual.items())
+        return all(outputs[name].shape == output.shape for name, output in expected.items())
 
     return {spec.name: _grown(spec, accepts) for spec in inputs}
 
 
 def _grown(spec: TensorSpec, accepts: Callable[[TensorSpec, int], bool]) -> IntegerRange:
     limits = np.iinfo(spec.datatype.storage)
-    # The least of a signed datatype is left out: what divides it by -1 ends the process.
+    # The minimum of a signed datatype is left out, because dividing it by -1 crashes the process.
     greatest, least = int(limits.max), int(limits.min) + 1 if limits.min else 0
     found, value = IntegerRange(), _GROWTH
     while value <= _MOST_INTEGER:
@@ -158,22 +158,22 @@ def _grown(spec: TensorSpec, accepts: Callable[[TensorSpec, int], bool]) -> Inte
 def rows_of_kind(
     signature: Signature,
     kind: RowKind,
-    usual: Row,
+    base: Row,
     ranges: Mapping[str, IntegerRange],
     generator: np.random.Generator,
 ) -> list[dict[str, Array]]:
-    """Rows of a kind, the most extreme first; none if the kind changes no input.
+    """Return rows of a kind, the most extreme first; empty if the kind changes no input.
 
-    `usual` is a row that the model runs with; its values stay where the kind has none for a datatype.
+    `base` is a row that the model accepts. Its values stay for the datatypes that the kind does not change.
     """
     inputs = [spec for spec in signature.inputs if has_rows(spec)]
     if not any(_applies(kind, spec) for spec in inputs):
         return []
-    # Integers may be too much together, though the model accepts each input's alone.
+    # The model may reject several extreme integer inputs together, although it accepts each one.
     without = replace(kind, integer=None)
     kinds = [kind, without] if any(_applies(without, spec) for spec in inputs) else [kind]
     scales = kind.scales if any(is_float(spec) for spec in inputs) else kind.scales[:1]
-    return [_filled(signature, one, usual, ranges, generator, scale) for one in kinds for scale in scales]
+    return [_filled(signature, one, base, ranges, generator, scale) for one in kinds for scale in scales]
 
 
 def _applies(kind: RowKind, spec: TensorSpec) -> bool:
@@ -185,15 +185,15 @@ def _applies(kind: RowKind, spec: TensorSpec) -> bool:
 def _filled(
     signature: Signature,
     kind: RowKind,
-    usual: Row,
+    base: Row,
     ranges: Mapping[str, IntegerRange],
     generator: np.random.Generator,
     scale: float,
 ) -> dict[str, Array]:
     return {
-        spec.name: _values(kind, spec, usual[spec.name], ranges, generator, scale)
+        spec.name: _values(kind, spec, base[spec.name], ranges, generator, scale)
         if has_rows(spec) and _applies(kind, spec)
-        else usual[spec.name]
+        else base[spec.name]
         for spec in signature.inputs
     }
 
@@ -201,12 +201,12 @@ def _filled(
 def _values(
     kind: RowKind,
     spec: TensorSpec,
-    usual: Array,
+    base: Array,
     ranges: Mapping[str, IntegerRange],
     generator: np.random.Generator,
     scale: float,
 ) -> Array:
-    name, storage, shape = spec.datatype.name, spec.datatype.storage, usual.shape
+    name, storage, shape = spec.datatype.name, spec.datatype.storage, base.shape
     if kind.floats is not None and is_float(spec):
         return _stored(kind.floats(generator, shape) * scale, spec)
     if kind.integer is not None and storage.kind in "iub":
@@ -217,18 +217,18 @@ def _values(
 
 
 def _stored(numbers: npt.NDArray[Any], spec: TensorSpec) -> Array:
-    """Numbers as a tensor of floats holds them; finite ones stay so."""
+    """Return numbers in the storage type of a float tensor; finite numbers stay finite."""
     if spec.datatype.name == "FP16":
         numbers = np.where(np.isfinite(numbers), np.clip(numbers, -_MOST_FP16, _MOST_FP16), numbers)
     if spec.datatype.name == "BF16":
         bits = np.ascontiguousarray(numbers, "<f4").view("<u4")
-        # Cut off, as `random_array` does; NaN keeps its highest bit.
+        # Truncated, as in `random_array`. NaN keeps its highest bit.
         return (bits >> 16).astype("<u2")
     return numbers.astype(spec.datatype.storage)
 
 
 def is_float(spec: TensorSpec) -> bool:
-    """Whether a tensor has floats, BF16 among them."""
+    """Whether a tensor has floats, including BF16."""
     return spec.datatype.storage.kind == "f" or spec.datatype.name == "BF16"
 
 

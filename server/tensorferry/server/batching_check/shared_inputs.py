@@ -1,4 +1,4 @@
-"""Inputs without rows, beside others: what they make of the rows is tried with more than one value."""
+"""The check of models with inputs that all rows of a batch share, such as a scale."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from tensorferry.server.batching_check.row_comparison import (
 from tensorferry.server.runtime.sampling import Array, Run, random_inputs
 from tensorferry.server.signature import Signature
 
-# Of each comparison with other values, beyond the least.
+# The time of each comparison beyond the minimum.
 _SECONDS = 0.25
 _SEEDS = (1, 2)
 
 
 def mixing_through_shared_inputs(
-    signature: Signature, run: Run, conditions: ComparisonSettings, size: int
+    signature: Signature, run: Run, settings: ComparisonSettings, size: int
 ) -> str:
-    """Why rows affect each other for some values of the inputs without rows; "" where no such value was found.
+    """Return why rows affect each other for some values of the shared inputs; "" if no such value was found.
 
-    `compare_rows` has one random value of each; here are zeros, ones and more random ones. Values that the model does
-    not accept say nothing.
+    `compare_rows` uses one random value of each; this function adds zeros, ones and other random values. Values that
+    the model rejects are ignored.
     """
     names = [signature.inputs[at].name for at in sorted(signature.shared_inputs(batched=True))]
     if not names:
         return ""
     drawn = [random_inputs(signature, 1, size, seed) for seed in _SEEDS]
-    usual = drawn[0]
+    base = drawn[0]
     kinds = {spec.name: spec.datatype for spec in signature.inputs}
     numbers = [name for name in names if kinds[name].size]
-    filled = [{**usual, **{name: np.full_like(usual[name], value) for name in numbers}} for value in (0, 1)]
-    shorter = replace(conditions, seconds=_SECONDS)
+    filled = [{**base, **{name: np.full_like(base[name], value) for name in numbers}} for value in (0, 1)]
+    shorter = replace(settings, seconds=_SECONDS)
     for values in (*drawn, *filled):
         given = {name: values[name] for name in names}
         comparison = compare_rows(signature, partial(_run_with, run, given), shorter)

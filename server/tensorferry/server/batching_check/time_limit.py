@@ -1,4 +1,4 @@
-"""A limit on runs with values that a model may not be made for: a loop may never end on NaN."""
+"""A time limit on runs with unusual values, because a loop in a model may never end on NaN."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorferry.server.runtime.session import Session
 
 
 def with_time_limit(run: Run, session: Session, seconds: float) -> Run:
-    """Runs as `run` does, by way of the session; a run that takes longer is ended and fails."""
+    """Return `run`, which uses the session, with a time limit: a longer run is terminated and raises."""
 
     def limited_run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         timer = threading.Timer(seconds, session.end_runs)

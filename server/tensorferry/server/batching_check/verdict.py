@@ -1,13 +1,13 @@
-"""The verdict on a model: proved, tested or refused, by its graph and by running it."""
+"""The batching check: is a model proved, tested or refused, by its graph and by running it?"""
 
 from __future__ import annotations
 
 import enum
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tensorferry.server.batching_check import quantisation
 from tensorferry.server.batching_check.row_comparison import (
     ComparisonOutcome,
     ComparisonSettings,
@@ -15,45 +15,52 @@ from tensorferry.server.batching_check.row_comparison import (
     compare_rows,
 )
 from tensorferry.server.batching_check.row_kinds import has_rows
-from tensorferry.server.onnx_graph import BatchAnalysis, RowMixing, analyse_batching
+from tensorferry.server.onnx_graph import BatchAnalysis, RowMixing, analyse_batching, operator_types
 from tensorferry.server.runtime.sampling import Run, working_size
 from tensorferry.server.signature import Signature
 
 _log = logging.getLogger("tensorferry.server")
 
-# How long a model is run beyond the least: little where running only confirms what the graph proves.
+# How long a model is run beyond the minimum: briefly if running only confirms the graph's proof.
 _SECONDS_TO_CONFIRM = 0.25
 _SECONDS_TO_TEST = 1.0
-# Reasons that are named; of a large graph there may be hundreds.
+# Most reasons named in the log; a large graph may have hundreds.
 _MOST_REASONS = 3
+# The precision of a quantised model: a rounding step of 8 bits turns a difference in a sum's last bit into this.
+_QUANTISED_PRECISION = 5e-2
+_STATIC_QUANTISATION_HINT = (
+    "it is quantised dynamically, by the values of all rows of a batch: quantise it statically "
+    "(onnxruntime.quantization.quantize_static)"
+)
 
 
 class BatchingVerdict(enum.Enum):
-    """Why requests share batches, or that they must not. The values are what clients read."""
+    """Why requests may or may not share batches. Clients read the values."""
 
     PROVED = "proved"
-    """The model's graph keeps rows apart, and running it agrees."""
+    """The model's graph keeps rows independent, and running it does not contradict that."""
     TESTED = "tested"
-    """Running shows no mixing; the graph could not be analysed wholly."""
+    """Running shows no mixing; a part of the graph could not be analysed."""
     TRUSTED = "trusted"
-    """The operator says so."""
+    """The operator asked for batching without the check, or although the check was inconclusive."""
     REFUSED = "refused"
-    """The graph or running shows that rows mix, or nothing shows that they do not."""
+    """The graph or running shows that rows mix, or the check was inconclusive."""
     OFF = "off"
-    """Batching is not asked for, or the model has no batch axis."""
+    """Batching was not requested, or the model has no batch axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchingFinding:
-    """A verdict, why, and the size that the other varying dimensions were given.
+    """The result of the batching check.
 
-    `size` is None when the model ran with none of the sizes tried. `shown` is false where nothing is known either way.
+    `working_size` is a length of the other dynamic axes with which the model runs; None if none was found.
+    `conclusive` is false for a refusal without evidence that rows mix.
     """
 
     verdict: BatchingVerdict
     reason: str
-    size: int | None
-    shown: bool = True
+    working_size: int | None
+    conclusive: bool = True
 
 
 def check_batching(
@@ -61,65 +68,67 @@ def check_batching(
     path: Path,
     signature: Signature,
     run: Run,
-    conditions: ComparisonSettings,
+    settings: ComparisonSettings,
     first_run: Run | None = None,
 ) -> BatchingFinding:
-    """The verdict on a model whose signature has a batch axis, with a line in the log on what it rests."""
+    """Check a model whose signature has a batch axis, and log the evidence. Arguments are as in `compare_rows`."""
     analysis = analyse_batching(path, [spec.name for spec in signature.inputs if has_rows(spec)])
+    operators = operator_types(path)
     if analysis.finding is RowMixing.MIXES:
-        # Running may miss it, so that running is not asked.
-        return _refused(_listed(analysis), path, working_size(signature, run)[0])
+        # The model is not run, because running can miss the mixing.
+        return _refused(_reasons(analysis), operators, working_size(signature, run)[0])
     proved = analysis.finding is RowMixing.SEPARATE
-    if quantisation.is_quantised(path):
-        conditions = replace(conditions, precision=max(conditions.precision, quantisation.PRECISION))
+    if any("QuantizeLinear" in operator or operator.startswith("QLinear") for operator in operators):
+        settings = replace(settings, precision=max(settings.precision, _QUANTISED_PRECISION))
     seconds = _SECONDS_TO_CONFIRM if proved else _SECONDS_TO_TEST
-    comparison = compare_rows(
-        signature, run, replace(conditions, seconds=seconds, thorough=not proved), first_run
-    )
-    return _weighed(name, path, analysis, comparison)
-
-
-def _weighed(name: str, path: Path, analysis: BatchAnalysis, comparison: RowComparison) -> BatchingFinding:
-    proved = analysis.finding is RowMixing.SEPARATE
-    if comparison.outcome is ComparisonOutcome.APART:
-        if proved:
-            _log.info(
-                "model %s: rows are kept apart, proved by its graph; running agrees: %s",
-                name,
-                comparison.extent,
-            )
-            return BatchingFinding(BatchingVerdict.PROVED, "", comparison.size)
-        unknown = _listed(analysis)
-        _log.info(
-            "model %s: rows are kept apart, tested by running: %s; its graph could not be analysed wholly: %s",
-            name,
-            comparison.extent,
-            unknown,
-        )
-        return BatchingFinding(BatchingVerdict.TESTED, unknown, comparison.size)
-    if comparison.outcome is ComparisonOutcome.DOES_NOT_RUN:
-        if proved:
-            _log.info("model %s: rows are kept apart, proved by its graph alone: %s", name, comparison.reason)
-            return BatchingFinding(BatchingVerdict.PROVED, "", None)
-        reason = f"{comparison.reason}, and its graph could not be analysed wholly: {_listed(analysis)}"
-        return BatchingFinding(BatchingVerdict.REFUSED, reason, None, shown=False)
+    settings = replace(settings, seconds=seconds, thorough=not proved)
+    comparison = compare_rows(signature, run, settings, first_run)
+    if comparison.outcome in (ComparisonOutcome.SEPARATE, ComparisonOutcome.DOES_NOT_RUN):
+        return _unrefuted(name, analysis, comparison)
     if proved and comparison.outcome is ComparisonOutcome.MIXES:
         _log.warning(
-            "model %s: its graph keeps rows apart, but running it does not: %s; an operator computes otherwise than "
-            "its definition, or this is a bug of the analysis",
+            "model %s: its graph keeps rows independent, but running it does not: %s; an operator deviates from its "
+            "definition, or the analysis has a bug",
             name,
             comparison.reason,
         )
-    return _refused(comparison.reason, path, comparison.size)
+    return _refused(comparison.reason, operators, comparison.working_size)
 
 
-def _refused(reason: str, path: Path, size: int | None) -> BatchingFinding:
-    if quantisation.is_quantised_dynamically(path):
-        reason = f"{reason}; {quantisation.CURE}"
+def _unrefuted(name: str, analysis: BatchAnalysis, comparison: RowComparison) -> BatchingFinding:
+    """Return and log the finding for a model whose runs show no mixing, or that could not be run."""
+    proved, unknown = analysis.finding is RowMixing.SEPARATE, _reasons(analysis)
+    if comparison.outcome is ComparisonOutcome.DOES_NOT_RUN:
+        if proved:
+            _log.info(
+                "model %s: rows are independent, proved by its graph alone: %s", name, comparison.reason
+            )
+            return BatchingFinding(BatchingVerdict.PROVED, "", None)
+        reason = f"{comparison.reason}, and its graph could not be analysed fully: {unknown}"
+        return BatchingFinding(BatchingVerdict.REFUSED, reason, None, conclusive=False)
+    if proved:
+        _log.info(
+            "model %s: rows are independent, proved by its graph and confirmed by running: %s",
+            name,
+            comparison.extent,
+        )
+        return BatchingFinding(BatchingVerdict.PROVED, "", comparison.working_size)
+    _log.info(
+        "model %s: rows are independent, tested by running: %s; its graph could not be analysed fully: %s",
+        name,
+        comparison.extent,
+        unknown,
+    )
+    return BatchingFinding(BatchingVerdict.TESTED, unknown, comparison.working_size)
+
+
+def _refused(reason: str, operators: Collection[str], size: int | None) -> BatchingFinding:
+    if any("DynamicQuantize" in operator for operator in operators):
+        reason = f"{reason}; {_STATIC_QUANTISATION_HINT}"
     return BatchingFinding(BatchingVerdict.REFUSED, reason, size)
 
 
-def _listed(analysis: BatchAnalysis) -> str:
+def _reasons(analysis: BatchAnalysis) -> str:
     named = "; ".join(analysis.reasons[:_MOST_REASONS])
     more = len(analysis.reasons) - _MOST_REASONS
     return f"{named}; and {more} more" if more > 0 else named

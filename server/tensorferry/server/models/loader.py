@@ -374,7 +374,7 @@ def _decide_padding(
     )
     if reason:
         _log.warning(
-            "model %s is not padded, each length has batches of its own: %s (--batching trust pads it all the same)",
+            "model %s is not padded, each length has batches of its own: %s (--batching trust pads it anyway)",
             name,
             reason,
         )

@@ -7,7 +7,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.batching_check.decision import Candidate, as_asked, by_options
+from tensorferry.server.batching_check.decision import (
+    Candidate,
+    decide_by_model_config,
+    decide_by_server_config,
+)
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.instance_groups import instance_groups
@@ -84,7 +88,7 @@ def prepare(source: ModelSource, options: ServerConfig, device: str, scratch: Ex
         return with_server_defaults(config, options, devices)
 
     if asked is None or (asked.max_batch_size == 0 and not is_complete(asked)):
-        batching, size = by_options(
+        batching, size = decide_by_server_config(
             Candidate(source.name, session, session.signature, session.run, asked, options, precision)
         )
     else:
@@ -93,7 +97,7 @@ def prepare(source: ModelSource, options: ServerConfig, device: str, scratch: Ex
             completed(BatchingDecision(asked.max_batch_size, False, "")), session.signature
         )
         run = io_mapping.runner(session.run)
-        batching, size = as_asked(
+        batching, size = decide_by_model_config(
             Candidate(source.name, session, io_mapping.signature, run, asked, options, precision), asked
         )
     config = completed(batching)

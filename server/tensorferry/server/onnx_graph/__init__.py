@@ -6,5 +6,6 @@ from tensorferry.server.onnx_graph.analysis import (
     analyse_batching,
     value_dependent_nodes,
 )
+from tensorferry.server.onnx_graph.model_file import operator_types
 
-__all__ = ["BatchAnalysis", "RowMixing", "analyse_batching", "value_dependent_nodes"]
+__all__ = ["BatchAnalysis", "RowMixing", "analyse_batching", "operator_types", "value_dependent_nodes"]

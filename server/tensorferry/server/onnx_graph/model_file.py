@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -87,6 +87,23 @@ def _without_weights(data: mmap.mmap, start: int, end: int, message: str) -> byt
     return b"".join(parts)
 
 
+def operator_types(path: Path) -> frozenset[str]:
+    """Return the operators of all nodes, with those of functions and nested graphs; empty for an unreadable file."""
+    try:
+        model = read_model(path)
+    except UnreadableModel:
+        return frozenset()
+    graphs = (model.graph.node, *(function.node for function in model.functions))
+    return frozenset(node.op_type for nodes in graphs for node in _all_nodes(nodes))
+
+
+def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            yield from _all_nodes(attribute.g.node)
+
+
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     yield from _tensors_of(model.graph)
     for function in model.functions:
@@ -98,8 +115,8 @@ def _tensors_of(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from _tensors_of_nodes(graph.node)
 
 
-def _tensors_of_nodes(nodes: object) -> Iterator[onnx.TensorProto]:
-    for node in nodes:  # type: ignore[attr-defined]
+def _tensors_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for node in nodes:
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t
