@@ -28,7 +28,7 @@ from tensorferry.server.tracing.access_log import AccessLog
 from tensorferry.server.tracing.otel import OpenTelemetrySource
 from tensorferry.server.tracing.otel_sampling import sampler_of
 from tensorferry.server.tracing.trace import Tracer
-from tensorferry.server.transport.lane.batched_sends import Outbox
+from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 
 BATCH = 8
 REQUESTS = 25 * BATCH
@@ -80,7 +80,9 @@ def with_spans(ratio: float, processor: SpanProcessor) -> Tracer:
     sampler = sampler_of(
         {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": str(ratio)}
     )
-    return Tracer([OpenTelemetrySource(processor, sampler, Resource({}), SpanLimits(), "0", Outbox())])
+    return Tracer(
+        [OpenTelemetrySource(processor, sampler, Resource({}), SpanLimits(), "0", ResponseBatcher())]
+    )
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from support.models import small
 from support.models.controlled import World
 from support.server.cpu_as_device import CountingDeviceMemory
 from support.server.rig import Load, Make, made_apps
-from support.server.scripted_service import Door, opened
+from support.server.scripted_service import ServedTransport, opened
 from support.server.tokens import TOKENS, line
 
 from tensorferry.server.app import App
@@ -28,13 +28,13 @@ from tensorferry.server.shared_memory.regions import Regions
 
 
 @pytest.fixture
-def door(transport: str) -> Iterator[Door]:
+def served(transport: str) -> Iterator[ServedTransport]:
     """A scripted service behind a real transport; the test fails if a thread or a call remains."""
     yield from opened(transport)
 
 
 @pytest.fixture
-def open_door(transport: str) -> Iterator[Callable[..., Door]]:
+def serve(transport: str) -> Iterator[Callable[..., ServedTransport]]:
     """The same, with the test's own limits and callbacks."""
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(contextmanager(opened)(transport, **options))

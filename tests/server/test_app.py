@@ -21,7 +21,7 @@ from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import StartError
 from tensorferry.server.names import REFLECTION_SERVICES
-from tensorferry.server.transport.tcp_cork import Corks
+from tensorferry.server.transport.lane.tcp_cork import TcpCork
 
 
 def connect(app: App) -> grpc.Channel:
@@ -177,13 +177,13 @@ def test_the_responses_of_one_batch_to_one_connection_are_sent_together(
     make: Make, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corked: list[tuple[int, int]] = []
-    begin = Corks.begin
+    begin = TcpCork.begin
 
-    def recording(self: Corks, count: int) -> None:
+    def recording(self: TcpCork, count: int) -> None:
         begin(self, count)
-        corked.append((count, len(self.holding)))
+        corked.append((count, len(self.corked)))
 
-    monkeypatch.setattr(Corks, "begin", recording)
+    monkeypatch.setattr(TcpCork, "begin", recording)
     # A batch starts when it is full, so all eight requests are in one.
     app = make(max_batch_size=8, max_queue_delay=PATIENCE)
     app.start()

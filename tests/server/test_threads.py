@@ -27,8 +27,8 @@ from tensorferry.server.monitoring.http_server import MetricsServer
 from tensorferry.server.recovery import watchdog
 from tensorferry.server.recovery.watchdog import Watchdog, WatchedRun
 from tensorferry.server.threads import HandlerThreads, watch_threads
-from tensorferry.server.transport import tcp_cork
-from tensorferry.server.transport.tcp_cork import Corks
+from tensorferry.server.transport.lane import tcp_cork
+from tensorferry.server.transport.lane.tcp_cork import TcpCork
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -193,12 +193,12 @@ def test_responses_are_sent_uncorked_if_no_file_can_be_opened(monkeypatch: pytes
     def exhausted(path: str) -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    held = Corks()
+    held = TcpCork()
     held.serve(1)
     monkeypatch.setattr(tcp_cork, "os", SimpleNamespace(listdir=exhausted, path=os.path))
     held.begin(32)
-    assert not held.holding
-    held.wrote(10)
+    assert not held.corked
+    held.written(10)
     held.end()
 
 

@@ -50,9 +50,9 @@ from tensorferry.server.tracing.wiring import RequestTelemetry
 from tensorferry.server.transport.channel_args import core_options
 from tensorferry.server.transport.core_leaks import warning_of as leak_warning
 from tensorferry.server.transport.core_sockets import close_connections, close_port
-from tensorferry.server.transport.lane.batched_sends import Outbox
-from tensorferry.server.transport.threaded_servicer import Servicer
-from tensorferry.server.transport.unread_responses import Unsent
+from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
+from tensorferry.server.transport.threaded_servicer import ThreadedServicer
+from tensorferry.server.transport.unread_responses import UnreadResponses
 
 if TYPE_CHECKING:
     from tensorferry.server.monitoring.http_server import MetricsServer
@@ -94,8 +94,8 @@ class App:
         self.port = 0
         self.registry = ModelRegistry(may_be_empty=config.model_control == "explicit")
         self._trace_file = TraceFile(config.trace_file) if config.trace_file is not None else None
-        self._outbox = Outbox()
-        self._telemetry = RequestTelemetry(config, self._outbox)
+        self._response_batcher = ResponseBatcher()
+        self._telemetry = RequestTelemetry(config, self._response_batcher)
         tracing = self._telemetry.tracing
         triton_tracing = TritonTracing(self._trace_file, tracing)
         self._regions = Regions(allowed=config.allow_shared_memory, max_bytes=config.max_queue_bytes)
@@ -119,8 +119,8 @@ class App:
             poll_seconds=config.repository_poll_seconds,
         )
         # Shared by both transports.
-        self._unsent = Unsent(config.max_unsent_bytes)
-        self._servicer = Servicer(
+        self._unread = UnreadResponses(config.max_unsent_bytes)
+        self._servicer = ThreadedServicer(
             self._service,
             self.registry,
             version=self._release,
@@ -139,7 +139,7 @@ class App:
                 ),
             ),
             access=self._access,
-            unsent=self._unsent,
+            unread=self._unread,
         )
         self._watchdog = Watchdog(min(config.run_timeout or REBUILD_SECONDS, REBUILD_SECONDS))
         # Held while the registry is read and health is set from it, so that the last update is the newest. Nothing else is
@@ -177,7 +177,7 @@ class App:
         return self._service
 
     @property
-    def servicer(self) -> Servicer:
+    def servicer(self) -> ThreadedServicer:
         """The other methods of the protocol, for callers with their own transport."""
         return self._servicer
 
@@ -223,7 +223,7 @@ class App:
             self._metrics = self._serve_metrics(self.config.metrics_port)
         self._server.start()
         if self._lane is not None:
-            self._outbox.serve(self.port)
+            self._response_batcher.serve(self.port)
             self._lane.start()
 
     def _tls_credentials(self) -> grpc.ServerCredentials | None:
@@ -254,7 +254,7 @@ class App:
             ready=self._service.ready,
             open_streams=lane_streams + self._servicer.open_streams,
             call_threads=self._threads.count + self._health.threads,
-            unsent_bytes=self._unsent.total,
+            unsent_bytes=self._unread.total,
             refused=self._service.refused,
         )
 
@@ -273,9 +273,9 @@ class App:
                 max_streams=self.config.max_streams or _MAX_LANE_STREAMS,
                 max_in_flight=self.config.max_in_flight_per_stream,
                 max_calls=self.config.max_calls,
-                outbox=self._outbox,
+                response_batcher=self._response_batcher,
                 access=self._access,
-                unsent=self._unsent,
+                unread=self._unread,
                 unpackers=self._unpackers,
             )
         except Exception as error:

@@ -22,7 +22,7 @@ from tensorferry.server.telemetry.logs import LogOutput
 from tensorferry.server.tracing.trace import Tracer
 from tensorferry.server.tracing.triton import TritonTracing
 from tensorferry.server.tracing.triton_file import TraceFile
-from tensorferry.server.transport.threaded_servicer import Extension, Servicer
+from tensorferry.server.transport.threaded_servicer import Extension, ThreadedServicer
 
 
 class Method(NamedTuple):
@@ -39,7 +39,7 @@ class _Details(NamedTuple):
     invocation_metadata: Any = ()
 
 
-def methods_of(servicer: Servicer, names: Sequence[str]) -> list[Method]:
+def methods_of(servicer: ThreadedServicer, names: Sequence[str]) -> list[Method]:
     """Return these methods of the servicer, as grpcio finds them."""
     kinds = {m.name: m for m in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods}
     found = []
@@ -66,7 +66,7 @@ class MethodsTarget:
         self.triton_tracing = TritonTracing(TraceFile(directory / "trace.json"), self.tracing)
         self.service = InferenceService(self.world.registry, regions=self.world.regions, tracing=self.tracing)
         self.counted = Counted()
-        servicer = Servicer(
+        servicer = ThreadedServicer(
             self.service,
             self.world.registry,
             version="1",
@@ -209,7 +209,7 @@ class MemoryTarget(MethodsTarget):
         ("ModelInfer", output_placed(placed(numbers(1), 1, "device", 8), "x_out", "system", 32)),
     )  # fmt: skip
     # The register methods come again and again as they are, that there are regions to be met.
-    _again = (0, 6)
+    _next_run = (0, 6)
 
     def __init__(self, directory: Path) -> None:
         # A file for its owner only, where a key that leaves the directory would find it.

@@ -7,7 +7,7 @@ from typing import Any, cast
 import grpc
 import pytest
 from support.server.rig import PATIENCE, signature, spec
-from support.server.scripted_service import Door
+from support.server.scripted_service import ServedTransport
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.models.registry import Model
@@ -37,9 +37,9 @@ def model(name: str = "m", version: str = "1") -> Model:
     )
 
 
-def refused(door: Door, method: str, message: Any) -> grpc.RpcError:
+def refused(served: ServedTransport, method: str, message: Any) -> grpc.RpcError:
     with pytest.raises(grpc.RpcError) as caught:
-        getattr(door.stub, method)(message, timeout=PATIENCE)
+        getattr(served.stub, method)(message, timeout=PATIENCE)
     return caught.value
 
 
@@ -49,66 +49,66 @@ def test_every_method_is_tested_here_or_with_the_streams() -> None:
 
 
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - IMPLEMENTED))
-def test_methods_that_it_does_not_have_say_so(door: Door, method: str) -> None:
-    error = refused(door, method, getattr(pb, METHODS[method].input_type.name)())
+def test_methods_that_it_does_not_have_say_so(served: ServedTransport, method: str) -> None:
+    error = refused(served, method, getattr(pb, METHODS[method].input_type.name)())
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
     assert error.details() == f"{method} is not implemented by this server"
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_bytes_that_are_no_message_are_the_clients_fault(door: Door, method: str) -> None:
-    door.be_real()
+def test_bytes_that_are_no_message_are_the_clients_fault(served: ServedTransport, method: str) -> None:
+    served.be_real()
     with pytest.raises(grpc.RpcError) as caught:
-        door.unary(method)(b"\xff\xff", timeout=PATIENCE)
+        served.unary(method)(b"\xff\xff", timeout=PATIENCE)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == f"the message of 2 bytes is not a {METHODS[method].input_type.name}"
 
 
-def test_live_from_the_start_ready_when_all_is_loaded_that_is_to_be(door: Door) -> None:
+def test_live_from_the_start_ready_when_all_is_loaded_that_is_to_be(served: ServedTransport) -> None:
     def ready() -> bool:
-        answer: bool = door.stub.ServerReady(pb.ServerReadyRequest(), timeout=PATIENCE).ready
+        answer: bool = served.stub.ServerReady(pb.ServerReadyRequest(), timeout=PATIENCE).ready
         return answer
 
-    assert door.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE).live
+    assert served.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE).live
     assert not ready()
-    door.registry.mark_loading("m", "1")
+    served.registry.mark_loading("m", "1")
     assert not ready()
-    door.registry.mark_ready(model())
+    served.registry.mark_ready(model())
     assert not ready()
-    door.registry.mark_complete()
+    served.registry.mark_complete()
     assert ready()
-    door.registry.mark_loading("other", "1")
-    door.registry.mark_failed("other", "1", "broken")
+    served.registry.mark_loading("other", "1")
+    served.registry.mark_failed("other", "1", "broken")
     assert ready()
-    door.service.begin_drain()
+    served.service.begin_drain()
     assert not ready()
-    assert door.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE).live
+    assert served.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE).live
 
 
-def test_a_model_is_ready_or_not_and_an_unknown_one_is_not(door: Door) -> None:
+def test_a_model_is_ready_or_not_and_an_unknown_one_is_not(served: ServedTransport) -> None:
     def ready(name: str, version: str = "") -> bool:
         request = pb.ModelReadyRequest(name=name, version=version)
-        answer: bool = door.stub.ModelReady(request, timeout=PATIENCE).ready
+        answer: bool = served.stub.ModelReady(request, timeout=PATIENCE).ready
         return answer
 
-    door.registry.mark_loading("m", "1")
+    served.registry.mark_loading("m", "1")
     assert not ready("m")
-    door.registry.mark_ready(model())
+    served.registry.mark_ready(model())
     assert ready("m")
     assert ready("m", "1")
     assert not ready("m", "2")
     assert not ready("unknown")
-    door.registry.mark_unloading(model())
+    served.registry.mark_unloading(model())
     assert not ready("m")
-    door.registry.mark_ready(model())
-    door.service.begin_drain()
+    served.registry.mark_ready(model())
+    served.service.begin_drain()
     assert not ready("m")
-    error = refused(door, "ModelReady", pb.ModelReadyRequest(name="m", version="one"))
+    error = refused(served, "ModelReady", pb.ModelReadyRequest(name="m", version="one"))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_server_metadata(door: Door) -> None:
-    assert door.stub.ServerMetadata(
+def test_server_metadata(served: ServedTransport) -> None:
+    assert served.stub.ServerMetadata(
         pb.ServerMetadataRequest(), timeout=PATIENCE
     ) == pb.ServerMetadataResponse(
         name="tensorferry",
@@ -118,12 +118,12 @@ def test_server_metadata(door: Door) -> None:
 
 
 @pytest.mark.parametrize("version", ["", "2"])
-def test_model_metadata(door: Door, version: str) -> None:
+def test_model_metadata(served: ServedTransport, version: str) -> None:
     for number in ("1", "2"):
-        door.registry.mark_ready(model(version=number))
+        served.registry.mark_ready(model(version=number))
     tensor = pb.ModelMetadataResponse.TensorMetadata
     request = pb.ModelMetadataRequest(name="m", version=version)
-    assert door.stub.ModelMetadata(request, timeout=PATIENCE) == pb.ModelMetadataResponse(
+    assert served.stub.ModelMetadata(request, timeout=PATIENCE) == pb.ModelMetadataResponse(
         name="m",
         versions=["1", "2"],
         platform="onnxruntime_onnx",
@@ -145,22 +145,22 @@ def test_model_metadata(door: Door, version: str) -> None:
         ("slow", "", "UNAVAILABLE"),
     ],
 )
-def test_no_metadata(door: Door, name: str, version: str, code: str) -> None:
-    door.registry.mark_ready(model())
-    door.registry.mark_loading("slow", "1")
-    error = refused(door, "ModelMetadata", pb.ModelMetadataRequest(name=name, version=version))
+def test_no_metadata(served: ServedTransport, name: str, version: str, code: str) -> None:
+    served.registry.mark_ready(model())
+    served.registry.mark_loading("slow", "1")
+    error = refused(served, "ModelMetadata", pb.ModelMetadataRequest(name=name, version=version))
     assert error.code() is grpc.StatusCode[code]
 
 
 def test_a_bug_in_a_method_shows_nothing_of_itself(
-    door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    served: ServedTransport, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> Any:
         raise RuntimeError("a secret")
 
-    door.registry.mark_ready(model())
-    monkeypatch.setattr(door.registry, "entries", broken)
-    error = refused(door, "ModelMetadata", pb.ModelMetadataRequest(name="m"))
+    served.registry.mark_ready(model())
+    monkeypatch.setattr(served.registry, "entries", broken)
+    error = refused(served, "ModelMetadata", pb.ModelMetadataRequest(name="m"))
     assert error.code() is grpc.StatusCode.INTERNAL
     assert error.details() == "internal error; the server's log has the details"
     assert "a secret" in caplog.text

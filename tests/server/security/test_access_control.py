@@ -16,7 +16,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from support.server.rig import PATIENCE, Make, fp32, request
-from support.server.scripted_service import Door, OpenStream
+from support.server.scripted_service import OpenStream, ServedTransport
 from support.server.tokens import (
     DENIED,
     EVERY,
@@ -264,22 +264,24 @@ class TestTokens:
         assert "secret" not in caplog.text
 
 
-def test_who_is_refused_leaves_nothing_behind(open_door: Callable[..., Door], tokens: Path) -> None:
-    """However much is sent: it is not read, and the door proves that no call is left."""
+def test_who_is_refused_leaves_nothing_behind(serve: Callable[..., ServedTransport], tokens: Path) -> None:
+    """However much is sent: it is not read, and the served proves that no call is left."""
     access = AccessControl(tokens=tokens)
     access.open()
-    door = open_door(access=access, options=[("grpc.max_receive_message_length", -1)])
+    served = serve(access=access, options=[("grpc.max_receive_message_length", -1)])
     large = bytes(8 << 20)
     for number in range(5):
-        assert outcome(door.channel, METHODS["ModelInfer"], bearer(f"{number}"), large)[0] is UNAUTHENTICATED
-        stream = door.stream(metadata=bearer(f"{number}"))
+        assert (
+            outcome(served.channel, METHODS["ModelInfer"], bearer(f"{number}"), large)[0] is UNAUTHENTICATED
+        )
+        stream = served.stream(metadata=bearer(f"{number}"))
         stream.send_bytes(large)
         error: Any = stream.end()
         assert error.code() is UNAUTHENTICATED
-    assert not door.service.received
-    call = door.infer("1", metadata=bearer(TOKENS["infer"]))
-    door.service.await_received(1)
-    door.service.answer("1")
+    assert not served.service.received
+    call = served.infer("1", metadata=bearer(TOKENS["infer"]))
+    served.service.await_received(1)
+    served.service.answer("1")
     assert call.result(PATIENCE).id == "1"
 
 
@@ -295,55 +297,55 @@ class TestStreams:
         assert error.code() is DENIED
 
     def test_it_outlives_its_token_by_what_it_has_sent(
-        self, open_door: Callable[..., Door], tokens: Path
+        self, serve: Callable[..., ServedTransport], tokens: Path
     ) -> None:
         access = AccessControl(tokens=tokens)
         access.open()
-        door = open_door(access=access)
-        stream = door.stream(metadata=bearer(TOKENS["infer"]))
+        served = serve(access=access)
+        stream = served.stream(metadata=bearer(TOKENS["infer"]))
         stream.send("1", "2")
-        door.service.await_received(2)
+        served.service.await_received(2)
         tokens.write_text(line("other", "infer", "other-secret"))
         stream.send("3")
-        door.service.answer("1", "2")
+        served.service.answer("1", "2")
         assert stream.read_ids(2) == ["1", "2"]
         error: Any = stream.end()
         assert error.code() is UNAUTHENTICATED
-        assert door.service.received == ["1", "2"]
+        assert served.service.received == ["1", "2"]
 
     def test_one_that_has_nothing_in_flight_ends_with_its_next_request(
-        self, open_door: Callable[..., Door], tokens: Path
+        self, serve: Callable[..., ServedTransport], tokens: Path
     ) -> None:
         access = AccessControl(tokens=tokens)
         access.open()
-        door = open_door(access=access)
-        stream = door.stream(metadata=bearer(TOKENS["infer"]))
+        served = serve(access=access)
+        stream = served.stream(metadata=bearer(TOKENS["infer"]))
         stream.send("1")
-        door.service.await_received(1)
-        door.service.answer("1")
+        served.service.await_received(1)
+        served.service.answer("1")
         assert stream.read_ids(1) == ["1"]
         tokens.write_text(line("a", "control", TOKENS["infer"]))
         stream.send("2", "3")
         stream.half_close()
         error: Any = stream.end()
         assert error.code() is DENIED
-        assert door.service.received == ["1"]
+        assert served.service.received == ["1"]
 
     def test_it_goes_on_with_what_the_file_says_now(
-        self, open_door: Callable[..., Door], tokens: Path
+        self, serve: Callable[..., ServedTransport], tokens: Path
     ) -> None:
         access = AccessControl(tokens=tokens)
         access.open()
-        door = open_door(access=access)
-        stream = door.stream(metadata=bearer(TOKENS["infer"]))
+        served = serve(access=access)
+        stream = served.stream(metadata=bearer(TOKENS["infer"]))
         stream.send("1")
-        door.service.await_received(1)
+        served.service.await_received(1)
         tokens.write_text(line("renamed", "infer", TOKENS["infer"]))
         stream.send("2")
-        door.service.await_received(2)
-        door.service.answer("1", "2")
+        served.service.await_received(2)
+        served.service.answer("1", "2")
         assert stream.read_ids(2) == ["1", "2"]
-        assert [door.service.callers[number].name for number in ("1", "2")] == ["of-0", "renamed"]
+        assert [served.service.callers[number].name for number in ("1", "2")] == ["of-0", "renamed"]
 
 
 class TestTheFile:

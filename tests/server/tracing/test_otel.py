@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.trace import StatusCode
 from support.server import raw_h2
 from support.server.rig import PATIENCE, fp32, request
-from support.server.scripted_service import Door
+from support.server.scripted_service import ServedTransport
 from support.server.spans import SAMPLED, SPAN, TRACE, UNSAMPLED, Desk, ids_of, of
 
 from tensorferry.protos import inference_pb2 as pb
@@ -24,13 +24,13 @@ STREAMED = "inference.GRPCInferenceService/ModelStreamInfer"
 
 
 @pytest.fixture
-def desk(door: Door, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Desk]]:
+def desk(served: ServedTransport, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Desk]]:
     # Each span asks two clocks one after the other, between which a busy machine may suspend the thread.
     monkeypatch.setattr(otel, "time", SimpleNamespace(time=lambda: 2e9, monotonic=lambda: 1e6))
     made: list[Desk] = []
 
     def make(environment: dict[str, str] | None = None, **options: Any) -> Desk:
-        made.append(Desk(door, environment, **options))
+        made.append(Desk(served, environment, **options))
         return made[-1]
 
     yield make
@@ -131,7 +131,7 @@ def test_a_request_that_is_cut_up_has_the_span_of_its_last_part(desk: Callable[.
 def test_each_message_of_a_stream_has_a_span_of_its_own(desk: Callable[..., Desk]) -> None:
     at = desk()
     at.runner.open()
-    stream = at.door.stream(metadata=[("traceparent", SAMPLED)])
+    stream = at.served.stream(metadata=[("traceparent", SAMPLED)])
     for request_id in ("1", "2"):
         stream.send_bytes(request({"x": fp32(1, 2)}, id=request_id).SerializeToString())
         assert stream.read_ids(1) == [request_id]
@@ -153,9 +153,9 @@ def test_each_message_of_a_stream_has_a_span_of_its_own(desk: Callable[..., Desk
 def test_what_never_had_a_batch(desk: Callable[..., Desk]) -> None:
     at = desk()
     with pytest.raises(grpc.RpcError):
-        at.door.unary("ModelInfer")(b"\xff", metadata=[("traceparent", SAMPLED)])
+        at.served.unary("ModelInfer")(b"\xff", metadata=[("traceparent", SAMPLED)])
     with pytest.raises(grpc.RpcError):
-        at.door.stub.ModelInfer(
+        at.served.stub.ModelInfer(
             request({"x": fp32(1, 2)}, id="unknown", model="x" * 128), metadata=[("traceparent", SAMPLED)]
         )
     spans = at.spans(2)
@@ -206,7 +206,7 @@ def test_cancelled_and_expired_while_queued(desk: Callable[..., Desk]) -> None:
     allowed = request({"x": fp32(1, 2)}, id="allowed")
     # By the server's clock alone: whose client has a deadline of gRPC's leaves at about the same moment.
     allowed.parameters["timeout"].int64_param = 200_000
-    late = at.door.stub.ModelInfer.future(allowed, timeout=PATIENCE)
+    late = at.served.stub.ModelInfer.future(allowed, timeout=PATIENCE)
     at.await_queued(2)
     assert gone.cancel()
     assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -231,7 +231,7 @@ def test_a_deadline_of_grpcs_has_expired_where_its_client_has_not_left(desk: Cal
     first = at.infer("first")
     at.runner.await_batches(1)
     message = raw_h2.message(request({"x": fp32(1, 2)}, id="late").SerializeToString())
-    with raw_h2.RawClient(at.door.address) as client:
+    with raw_h2.RawClient(at.served.address) as client:
         client.begin(1, raw_h2.UNARY, ("grpc-timeout", "200m"))
         client.send(1, message, last=True)
         span = at.spans(1).requests["late"]
@@ -249,7 +249,7 @@ def test_refused_and_shed_under_overload(desk: Callable[..., Desk]) -> None:
     assert at.infer("refused").code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     urgent = request({"x": fp32(1, 2)}, id="urgent")
     urgent.parameters["priority"].uint64_param = 1
-    call = at.door.stub.ModelInfer.future(urgent, timeout=PATIENCE)
+    call = at.served.stub.ModelInfer.future(urgent, timeout=PATIENCE)
     assert shed.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     at.runner.open()
     first.result(PATIENCE)
@@ -264,7 +264,7 @@ def test_refused_and_shed_under_overload(desk: Callable[..., Desk]) -> None:
 def test_a_stream_that_is_left_ends_the_spans_of_all_that_it_had(desk: Callable[..., Desk]) -> None:
     """One runs, one is queued, and one has its answer, which waits for its turn behind them."""
     at = desk()
-    stream = at.door.stream(metadata=[("traceparent", SAMPLED)])
+    stream = at.served.stream(metadata=[("traceparent", SAMPLED)])
     stream.send_bytes(request({"x": fp32(1, 2)}, id="running").SerializeToString())
     at.runner.await_batches(1)
     stream.send_bytes(request({"x": fp32(1, 2)}, id="queued").SerializeToString())
@@ -291,7 +291,7 @@ def test_a_stream_that_is_left_ends_the_spans_of_all_that_it_had(desk: Callable[
 def test_a_stream_that_its_first_error_ends(desk: Callable[..., Desk], order: str) -> None:
     at = desk()
     ends = ("triton_grpc_error", "true")
-    stream = at.door.stream(order, metadata=[("traceparent", SAMPLED), ends])
+    stream = at.served.stream(order, metadata=[("traceparent", SAMPLED), ends])
     stream.send_bytes(request({"x": fp32(1, 2)}, id="running").SerializeToString())
     at.runner.await_batches(1)
     stream.send_bytes(request({"x": fp32(1, 2)}, id="bad", model="other").SerializeToString())
@@ -333,7 +333,7 @@ def test_who_is_sampled(desk: Callable[..., Desk], sampler: str, argument: str, 
 def test_state_of_the_callers_trace_goes_into_its_spans(desk: Callable[..., Desk]) -> None:
     at = desk()
     at.runner.open()
-    at.door.stub.ModelInfer(
+    at.served.stub.ModelInfer(
         request({"x": fp32(1, 2)}, id="1"), metadata=[("traceparent", SAMPLED), ("tracestate", "a=1,b=2")]
     )
     span = at.spans(1, 1).requests["1"]
@@ -355,5 +355,5 @@ def test_a_parse_needs_no_more_than_bytes(desk: Callable[..., Desk]) -> None:
     """A request that is as good as empty is a request, too."""
     at = desk()
     with pytest.raises(grpc.RpcError):
-        at.door.stub.ModelInfer(pb.ModelInferRequest())
+        at.served.stub.ModelInfer(pb.ModelInferRequest())
     assert list(at.spans(1).stages("")) == ["decode", "respond"]

@@ -22,7 +22,7 @@ from tensorferry.server.tracing.otel import OpenTelemetrySource
 from tensorferry.server.tracing.otel_export import SpanExport
 from tensorferry.server.tracing.otel_sampling import sampler_of
 from tensorferry.server.tracing.wiring import RequestTelemetry
-from tensorferry.server.transport.lane.batched_sends import Outbox
+from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def made() -> Iterator[list[SpanExport]]:
 
 
 def export() -> SpanExport:
-    return SpanExport(os.environ, "1.2.3", Outbox())
+    return SpanExport(os.environ, "1.2.3", ResponseBatcher())
 
 
 def span_of(source: OpenTelemetrySource | None) -> None:
@@ -155,7 +155,7 @@ def test_without_the_extra_the_start_says_what_to_install(variables: pytest.Monk
         if name.startswith(("opentelemetry", "tensorferry.server.tracing.otel")):
             variables.delitem(sys.modules, name)
     variables.setitem(sys.modules, "opentelemetry", None)
-    telemetry = RequestTelemetry(ServerConfig((), otel=True), Outbox())
+    telemetry = RequestTelemetry(ServerConfig((), otel=True), ResponseBatcher())
     with pytest.raises(
         StartError, match=r"--otel is given, but opentelemetry.* is not installed: pip install"
     ):
@@ -163,10 +163,10 @@ def test_without_the_extra_the_start_says_what_to_install(variables: pytest.Monk
 
 
 def test_nothing_of_opentelemetry_is_there_when_it_is_off(variables: pytest.MonkeyPatch) -> None:
-    outbox = Outbox()
-    telemetry = RequestTelemetry(ServerConfig(()), outbox)
+    response_batcher = ResponseBatcher()
+    telemetry = RequestTelemetry(ServerConfig(()), response_batcher)
     telemetry.start()
-    assert telemetry.together is outbox
+    assert telemetry.together is response_batcher
     assert not telemetry.tracing.sources
     telemetry.stop(0)
 

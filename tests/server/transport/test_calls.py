@@ -8,13 +8,13 @@ from typing import Any
 import grpc
 import pytest
 from support.server.rig import PATIENCE
-from support.server.scripted_service import Door, success
+from support.server.scripted_service import ServedTransport, success
 
 from tensorferry.batcher import DeadlineExceeded, QueueFull
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
 
-OpenDoor = Callable[..., Door]
+Serve = Callable[..., ServedTransport]
 
 UNARY = "/inference.GRPCInferenceService/ModelInfer"
 MOST_BYTES = 10_000
@@ -22,9 +22,9 @@ LIMITS = [("grpc.max_receive_message_length", MOST_BYTES), ("grpc.max_send_messa
 TOO_LARGE = "x" * 2 * MOST_BYTES
 
 
-def calling(door: Door) -> Any:
+def calling(served: ServedTransport) -> Any:
     """ModelInfer, with as many messages as one likes."""
-    return door.channel.stream_unary(UNARY)
+    return served.channel.stream_unary(UNARY)
 
 
 def message(request_id: str) -> bytes:
@@ -43,42 +43,42 @@ def large(request_id: str) -> Any:
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["unary", "streamed"])
-def test_metadata_reaches_the_service(door: Door, streamed: bool) -> None:
+def test_metadata_reaches_the_service(served: ServedTransport, streamed: bool) -> None:
     sent = [("x-text", "plain ~"), ("x-bytes-bin", bytes(range(256))), ("x-text", "twice")]
     if streamed:
-        stream = door.stream(metadata=sent)
+        stream = served.stream(metadata=sent)
         stream.send("1")
     else:
-        call = door.infer("1", metadata=sent)
-    door.service.await_received(1)
-    got = [(name, value) for name, value in door.service.metadata["1"] if name.startswith("x-")]
+        call = served.infer("1", metadata=sent)
+    served.service.await_received(1)
+    got = [(name, value) for name, value in served.service.metadata["1"] if name.startswith("x-")]
     assert sorted(got, key=str) == sorted(sent, key=str)
-    door.service.answer("1")
+    served.service.answer("1")
     assert streamed or call.result(PATIENCE).id == "1"
 
 
 @pytest.mark.parametrize("text", ["zwölf 🚢", "a line\nand another, 100 %", "", "é" * 700])
-def test_any_text_is_a_status_message(door: Door, text: str) -> None:
-    call = door.infer("1")
-    door.service.await_received(1)
-    door.service.fail("1", InvalidRequestError(text))
+def test_any_text_is_a_status_message(served: ServedTransport, text: str) -> None:
+    call = served.infer("1")
+    served.service.await_received(1)
+    served.service.fail("1", InvalidRequestError(text))
     error = error_of(call)
     assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, text)
 
 
-def test_a_deadline_that_the_service_gives_up_is_the_calls_status(door: Door) -> None:
-    call = door.infer("1", timeout=PATIENCE)
-    door.service.await_received(1)
-    door.service.fail("1", DeadlineExceeded("the deadline could not be met"))
+def test_a_deadline_that_the_service_gives_up_is_the_calls_status(served: ServedTransport) -> None:
+    call = served.infer("1", timeout=PATIENCE)
+    served.service.await_received(1)
+    served.service.fail("1", DeadlineExceeded("the deadline could not be met"))
     error = error_of(call)
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert error.details() == "Request timeout expired: the deadline could not be met"
 
 
-def test_a_status_with_details_and_a_long_message_arrives_whole(door: Door) -> None:
-    call = door.infer("1")
-    door.service.await_received(1)
-    door.service.fail("1", QueueFull("🚢" * 10_000, 0.25))
+def test_a_status_with_details_and_a_long_message_arrives_whole(served: ServedTransport) -> None:
+    call = served.infer("1")
+    served.service.await_received(1)
+    served.service.fail("1", QueueFull("🚢" * 10_000, 0.25))
     error = error_of(call)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error.details().startswith("Exceeds maximum queue size: " + "🚢" * 300)
@@ -88,45 +88,45 @@ def test_a_status_with_details_and_a_long_message_arrives_whole(door: Door) -> N
     }
 
 
-def test_a_call_without_a_message_is_refused(door: Door) -> None:
+def test_a_call_without_a_message_is_refused(served: ServedTransport) -> None:
     with pytest.raises(grpc.RpcError) as refused:
-        calling(door)(iter([]), timeout=PATIENCE)
+        calling(served)(iter([]), timeout=PATIENCE)
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert "requires exactly one request message" in str(refused.value.details())
-    assert door.service.received == []
+    assert served.service.received == []
 
 
-def test_of_two_messages_of_a_call_the_first_is_served(door: Door) -> None:
-    door.service.answer_at_once = success
-    answer = calling(door)(iter([message("1"), message("2")]), timeout=PATIENCE)
+def test_of_two_messages_of_a_call_the_first_is_served(served: ServedTransport) -> None:
+    served.service.answer_at_once = success
+    answer = calling(served)(iter([message("1"), message("2")]), timeout=PATIENCE)
     assert pb.ModelInferResponse.FromString(answer).id == "1"
-    assert door.service.received == ["1"]
+    assert served.service.received == ["1"]
 
 
-def test_a_request_that_is_too_large_is_refused(open_door: OpenDoor) -> None:
-    door = open_door(options=LIMITS)
-    door.service.answer_at_once = success
-    error = error_of(door.infer(TOO_LARGE))
+def test_a_request_that_is_too_large_is_refused(serve: Serve) -> None:
+    served = serve(options=LIMITS)
+    served.service.answer_at_once = success
+    error = error_of(served.infer(TOO_LARGE))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert f"{len(message(TOO_LARGE))} vs. {MOST_BYTES}" in error.details()
-    assert door.infer("1").result(PATIENCE).id == "1"
-    assert door.service.received == ["1"]
+    assert served.infer("1").result(PATIENCE).id == "1"
+    assert served.service.received == ["1"]
 
 
-def test_a_response_that_is_too_large_is_a_status(open_door: OpenDoor) -> None:
-    door = open_door(options=LIMITS)
-    door.service.answer_at_once = large
-    error = error_of(door.infer("large"))
+def test_a_response_that_is_too_large_is_a_status(serve: Serve) -> None:
+    served = serve(options=LIMITS)
+    served.service.answer_at_once = large
+    error = error_of(served.infer("large"))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert f"vs. {MOST_BYTES}" in error.details()
-    assert door.infer("1").result(PATIENCE).id == "1"
+    assert served.infer("1").result(PATIENCE).id == "1"
 
 
 @pytest.mark.parametrize("which", [TOO_LARGE, "large"], ids=["request", "response"])
-def test_what_is_too_large_ends_its_stream_and_no_other(open_door: OpenDoor, which: str) -> None:
-    door = open_door(options=LIMITS)
-    door.service.answer_at_once = large
-    stream, other = door.stream(), door.stream()
+def test_what_is_too_large_ends_its_stream_and_no_other(serve: Serve, which: str) -> None:
+    served = serve(options=LIMITS)
+    served.service.answer_at_once = large
+    stream, other = served.stream(), served.stream()
     for each in (stream, other):
         each.send("1")
         assert each.read_ids(1) == ["1"]
@@ -139,15 +139,13 @@ def test_what_is_too_large_ends_its_stream_and_no_other(open_door: OpenDoor, whi
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_compressed_messages_are_read_and_answered(
-    open_door: OpenDoor, compression: grpc.Compression
-) -> None:
-    door = open_door(dial=lambda address: grpc.insecure_channel(address, compression=compression))
-    door.service.answer_at_once = lambda request_id: success(request_id, 100_000)
+def test_compressed_messages_are_read_and_answered(serve: Serve, compression: grpc.Compression) -> None:
+    served = serve(dial=lambda address: grpc.insecure_channel(address, compression=compression))
+    served.service.answer_at_once = lambda request_id: success(request_id, 100_000)
     long = "a" * 100_000
-    response = door.infer(long).result(PATIENCE)
+    response = served.infer(long).result(PATIENCE)
     assert (response.id, len(response.raw_output_contents[0])) == (long, 100_000)
-    stream = door.stream()
+    stream = served.stream()
     stream.send(long)
     assert stream.read_ids(1) == [long]
-    assert door.service.received == [long, long]
+    assert served.service.received == [long, long]

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from support.server.raw_h2 import STREAM, UNARY, RawClient, message
 from support.server.rig import PATIENCE
-from support.server.scripted_service import Door, success
+from support.server.scripted_service import ServedTransport, success
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
@@ -22,7 +22,7 @@ from tensorferry.server.inference.reply import BuiltReply, InferenceCall, Infere
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
 
-OpenDoor = Callable[..., Door]
+Serve = Callable[..., ServedTransport]
 Leave = Callable[[RawClient], None]
 
 LEAVES: list[Leave] = [lambda client: client.cancel(1), lambda client: client.leave()]
@@ -40,62 +40,70 @@ def asked(request_id: str) -> bytes:
     return message(pb.ModelInferRequest(id=request_id).SerializeToString())
 
 
-def others_are_served(door: Door, request_id: str = "other") -> None:
-    call = door.infer(request_id)
-    door.service.await_received(len(door.service.received) + (request_id not in door.service.received))
-    door.service.answer(request_id)
+def others_are_served(served: ServedTransport, request_id: str = "other") -> None:
+    call = served.infer(request_id)
+    served.service.await_received(len(served.service.received) + (request_id not in served.service.received))
+    served.service.answer(request_id)
     assert call.result(PATIENCE).id == request_id
 
 
 @either_way
 @pytest.mark.parametrize("length", [0, 3, 5, 8], ids=["nothing", "prefix", "length", "message"])
-def test_a_client_that_leaves_before_its_message_is_complete(door: Door, leave: Leave, length: int) -> None:
-    with RawClient(door.address) as client:
+def test_a_client_that_leaves_before_its_message_is_complete(
+    served: ServedTransport, leave: Leave, length: int
+) -> None:
+    with RawClient(served.address) as client:
         client.begin(1, UNARY)
         client.send(1, asked("never complete")[:length])
         # What comes later on a connection is read later: when this is here, that is.
         client.begin(3, UNARY)
         client.send(3, asked("complete"), last=True)
-        door.service.await_received(1)
-        door.service.answer("complete")
+        served.service.await_received(1)
+        served.service.answer("complete")
         leave(client)
-        others_are_served(door)
-    assert "never complete" not in door.service.received
+        others_are_served(served)
+    assert "never complete" not in served.service.received
 
 
 @either_way
-def test_a_client_that_leaves_in_the_middle_of_a_streams_message(door: Door, leave: Leave) -> None:
-    with RawClient(door.address) as client:
+def test_a_client_that_leaves_in_the_middle_of_a_streams_message(
+    served: ServedTransport, leave: Leave
+) -> None:
+    with RawClient(served.address) as client:
         client.begin(1, STREAM)
         client.send(1, asked("1") + asked("never complete")[:8])
-        door.service.await_received(1)
+        served.service.await_received(1)
         leave(client)
-        door.service.await_cancelled(1)
-        others_are_served(door)
-    assert door.service.received == ["1", "other"]
+        served.service.await_cancelled(1)
+        others_are_served(served)
+    assert served.service.received == ["1", "other"]
 
 
 @either_way
 @pytest.mark.parametrize("path", [UNARY, STREAM], ids=["unary", "streamed"])
-def test_a_client_that_leaves_while_its_response_is_sent(door: Door, leave: Leave, path: str) -> None:
+def test_a_client_that_leaves_while_its_response_is_sent(
+    served: ServedTransport, leave: Leave, path: str
+) -> None:
     """The response is far larger than what HTTP/2 lets a server send to a client that does not read."""
-    door.service.answer_at_once = lambda request_id: success(request_id, 1 << 20)
-    with RawClient(door.address) as client:
+    served.service.answer_at_once = lambda request_id: success(request_id, 1 << 20)
+    with RawClient(served.address) as client:
         client.begin(1, path)
         client.send(1, asked("1"), last=path == UNARY)
         client.await_data(1)
         leave(client)
-    assert door.infer("other").result(PATIENCE).id == "other"
+    assert served.infer("other").result(PATIENCE).id == "other"
 
 
-def test_a_client_that_leaves_while_responses_wait_behind_the_one_that_is_sent(door: Door) -> None:
-    door.service.answer_at_once = lambda request_id: success(request_id, 1 << 20)
-    with RawClient(door.address) as client:
+def test_a_client_that_leaves_while_responses_wait_behind_the_one_that_is_sent(
+    served: ServedTransport,
+) -> None:
+    served.service.answer_at_once = lambda request_id: success(request_id, 1 << 20)
+    with RawClient(served.address) as client:
         client.begin(1, STREAM)
         client.send(1, b"".join(asked(str(number)) for number in range(10)))
-        door.service.await_received(10)
+        served.service.await_received(10)
         client.await_data(1)
-    assert door.infer("other").result(PATIENCE).id == "other"
+    assert served.infer("other").result(PATIENCE).id == "other"
 
 
 class Hooked(InferenceService):
@@ -144,9 +152,9 @@ class _HookedCall(InferenceCall):
 
 
 @pytest.fixture
-def hooked(door: Door) -> Hooked:
+def hooked(served: ServedTransport) -> Hooked:
     service = Hooked()
-    door.serve_by(service)
+    served.serve_by(service)
     return service
 
 
@@ -157,12 +165,12 @@ def is_cancelled(call: Any) -> bool:
     return bool(call.code() is grpc.StatusCode.CANCELLED)
 
 
-def other_call(door: Door) -> None:
-    door.serve_by(door.service)
-    others_are_served(door)
+def other_call(served: ServedTransport) -> None:
+    served.serve_by(served.service)
+    others_are_served(served)
 
 
-def test_a_reply_that_comes_while_the_request_is_withdrawn(door: Door, hooked: Hooked) -> None:
+def test_a_reply_that_comes_while_the_request_is_withdrawn(served: ServedTransport, hooked: Hooked) -> None:
     """Both at once: the thread that withdraws stands still until another has replied."""
 
     def reply_meanwhile() -> None:
@@ -172,16 +180,18 @@ def test_a_reply_that_comes_while_the_request_is_withdrawn(door: Door, hooked: H
         assert not thread.is_alive()
 
     hooked.when_withdrawn = reply_meanwhile
-    call = door.infer("1")
+    call = served.infer("1")
     assert hooked.arrived.wait(PATIENCE)
     call.cancel()
     assert hooked.withdrawn.wait(PATIENCE)
     assert is_cancelled(call)
-    other_call(door)
+    other_call(served)
     assert hooked.completed == 1
 
 
-def test_a_request_that_is_withdrawn_while_its_reply_is_built(door: Door, hooked: Hooked) -> None:
+def test_a_request_that_is_withdrawn_while_its_reply_is_built(
+    served: ServedTransport, hooked: Hooked
+) -> None:
     building, built = threading.Event(), threading.Event()
 
     def build() -> list[bytes]:
@@ -189,7 +199,7 @@ def test_a_request_that_is_withdrawn_while_its_reply_is_built(door: Door, hooked
         assert built.wait(PATIENCE)
         return [pb.ModelInferResponse(id="1").SerializeToString()]
 
-    call = door.infer("1")
+    call = served.infer("1")
     assert hooked.arrived.wait(PATIENCE)
     replier = threading.Thread(target=hooked.complete, args=(BuiltReply("1", build),))
     replier.start()
@@ -199,13 +209,13 @@ def test_a_request_that_is_withdrawn_while_its_reply_is_built(door: Door, hooked
     built.set()
     replier.join(PATIENCE)
     assert is_cancelled(call)
-    other_call(door)
+    other_call(served)
     assert hooked.completed == 1
 
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_client_that_leaves_while_its_request_is_submitted(
-    door: Door, hooked: Hooked, at_once: bool
+    served: ServedTransport, hooked: Hooked, at_once: bool
 ) -> None:
     """The client has left before the service has returned; it may have replied by then."""
     call: Any = None
@@ -219,17 +229,17 @@ def test_a_client_that_leaves_while_its_request_is_submitted(
         left.set()
 
     hooked.when_it_comes = leave
-    call = door.infer("1")
+    call = served.infer("1")
     made.set()
     assert left.wait(PATIENCE)
     assert is_cancelled(call)
     if not at_once:
         assert hooked.withdrawn.wait(PATIENCE)
-    other_call(door)
+    other_call(served)
     assert hooked.completed == 1
 
 
-def test_a_stream_that_is_cancelled_while_a_reply_is_built(door: Door, hooked: Hooked) -> None:
+def test_a_stream_that_is_cancelled_while_a_reply_is_built(served: ServedTransport, hooked: Hooked) -> None:
     building, built = threading.Event(), threading.Event()
 
     def build() -> list[bytes]:
@@ -237,7 +247,7 @@ def test_a_stream_that_is_cancelled_while_a_reply_is_built(door: Door, hooked: H
         assert built.wait(PATIENCE)
         return [pb.ModelInferResponse(id="1").SerializeToString()]
 
-    stream = door.stream()
+    stream = served.stream()
     stream.send("1")
     assert hooked.arrived.wait(PATIENCE)
     replier = threading.Thread(target=hooked.complete, args=(BuiltReply("1", build),))
@@ -247,5 +257,5 @@ def test_a_stream_that_is_cancelled_while_a_reply_is_built(door: Door, hooked: H
     assert stream.end().code() is grpc.StatusCode.CANCELLED
     built.set()
     replier.join(PATIENCE)
-    other_call(door)
+    other_call(served)
     assert hooked.completed == 1

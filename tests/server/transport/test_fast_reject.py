@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from support.server.rig import PATIENCE
-from support.server.scripted_service import Door, failure, opened, success
+from support.server.scripted_service import ServedTransport, failure, opened, success
 
 from tensorferry.batcher import QueueFull
 from tensorferry.server.inference.early_rejection import EarlyRejection
@@ -88,12 +88,12 @@ def test_one_is_the_sole_one_as_long_as_there_is_no_other() -> None:
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
+def served() -> Iterator[ServedTransport]:
     yield from opened("lane")
 
 
 @pytest.fixture
-def turning_away(door: Door) -> list[float]:
+def turning_away(served: ServedTransport) -> list[float]:
     """From now on every call with a deadline is turned away; the deadlines."""
     asked: list[float] = []
 
@@ -101,69 +101,69 @@ def turning_away(door: Door) -> list[float]:
         asked.append(deadline)
         return FULL
 
-    door.service.early_rejection = SimpleNamespace(check=check, only_batcher=object)  # type: ignore[assignment]
+    served.service.early_rejection = SimpleNamespace(check=check, only_batcher=object)  # type: ignore[assignment]
     return asked
 
 
-def test_the_message_is_not_read(door: Door, turning_away: list[float]) -> None:
+def test_the_message_is_not_read(served: ServedTransport, turning_away: list[float]) -> None:
     for _ in range(100):
         with pytest.raises(grpc.RpcError) as caught:
-            door.infer("a", timeout=PATIENCE).result()
+            served.infer("a", timeout=PATIENCE).result()
         error: Any = caught.value
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "come back later" in error.details()
         assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == "250"
-    assert not door.service.received
+    assert not served.service.received
     assert len(turning_away) == 100
     assert all(deadline < math.inf for deadline in turning_away)
 
 
-def test_a_call_without_a_deadline_is_read(door: Door, turning_away: list[float]) -> None:
-    door.service.answer_at_once = success
-    assert door.infer("a").result(PATIENCE).id == "a"
+def test_a_call_without_a_deadline_is_read(served: ServedTransport, turning_away: list[float]) -> None:
+    served.service.answer_at_once = success
+    assert served.infer("a").result(PATIENCE).id == "a"
     assert not turning_away
 
 
 def test_many_at_once_are_told_together_and_then_the_thread_rests(
-    door: Door, turning_away: list[float], monkeypatch: pytest.MonkeyPatch
+    served: ServedTransport, turning_away: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert door.lane is not None
-    outbox = door.lane.outbox
+    assert served.lane is not None
+    response_batcher = served.lane.response_batcher
     rests: list[float] = []
     rested = threading.Event()
 
     def rest(seconds: float) -> None:
-        assert outbox.is_polling
+        assert response_batcher.is_polling
         rests.append(seconds)
         rested.set()
 
-    monkeypatch.setattr(outbox, "rest", rest)
-    calls = [door.infer(str(number), timeout=PATIENCE) for number in range(50)]
+    monkeypatch.setattr(response_batcher, "pause", rest)
+    calls = [served.infer(str(number), timeout=PATIENCE) for number in range(50)]
     for call in calls:
         assert call.exception(PATIENCE).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert rested.wait(PATIENCE)
     assert set(rests) == {FULL.rest}
     assert len(rests) <= 50
-    door.service.answer_at_once = success
-    assert door.infer("a").result(PATIENCE).id == "a"
+    served.service.answer_at_once = success
+    assert served.infer("a").result(PATIENCE).id == "a"
 
 
 @pytest.mark.parametrize("others", [False, True])
 def test_the_thread_rests_only_where_no_other_model_serves(
-    door: Door, others: bool, monkeypatch: pytest.MonkeyPatch
+    served: ServedTransport, others: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call of another's may be answered in a moment, and would be late by the rest."""
-    assert door.lane is not None
+    assert served.lane is not None
     batcher = None if others else SimpleNamespace(foreseen=lambda deadline: None)
-    monkeypatch.setattr(door.service.early_rejection, "only_batcher", lambda: batcher)
+    monkeypatch.setattr(served.service.early_rejection, "only_batcher", lambda: batcher)
     rests: list[float] = []
-    monkeypatch.setattr(door.lane.outbox, "rest", rests.append)
-    door.service.answer_at_once = lambda request_id: failure(request_id, FULL)
+    monkeypatch.setattr(served.lane.response_batcher, "pause", rests.append)
+    served.service.answer_at_once = lambda request_id: failure(request_id, FULL)
     for _ in range(20):
-        error = door.infer("a", timeout=PATIENCE).exception(PATIENCE)
+        error = served.infer("a", timeout=PATIENCE).exception(PATIENCE)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    door.service.answer_at_once = success
-    assert door.infer("a").result(PATIENCE).id == "a"
+    served.service.answer_at_once = success
+    assert served.infer("a").result(PATIENCE).id == "a"
     assert bool(rests) is not others
 
 
@@ -173,23 +173,23 @@ def test_what_a_call_waited_for_a_rest_to_end_is_taken_off_its_time() -> None:
     rests: list[float] = []
     deadlines: list[float] = []
 
-    def caller_of(event: Any, deadline: float, calls: int) -> cygrpc.Ending:
+    def admit_unary(event: Any, deadline: float, calls: int) -> cygrpc.FinalStatus:
         deadlines.append(deadline - time.monotonic())
-        return cygrpc.Ending((), 8, b"")
+        return cygrpc.FinalStatus((), 8, b"")
 
     lane = Lane.__new__(Lane)
     parts = SimpleNamespace(
         _polls=True,
-        outbox=SimpleNamespace(handed=(), rest=rests.append),
+        response_batcher=SimpleNamespace(handovers=(), pause=rests.append),
         _core=SimpleNamespace(request=lambda *call: None, queue=SimpleNamespace(idle=True)),
-        _door=SimpleNamespace(caller_of=caller_of),
+        _admission=SimpleNamespace(admit_unary=admit_unary),
         calls=0,
-        _owed=[],
-        _again={},
+        _unrequested=[],
+        _next_run={},
         _unattended=set(),
-        _listen_at=math.inf,
-        _rest=0.5,
-        _rested=0.0,
+        _watch_cancel_at=math.inf,
+        _pause=0.5,
+        _last_pause=0.0,
     )
     vars(lane).update(vars(parts))
     call = SimpleNamespace(start_server_batch=lambda operations, tag: None)
@@ -200,14 +200,14 @@ def test_what_a_call_waited_for_a_rest_to_end_is_taken_off_its_time() -> None:
         return deadlines[-1]
 
     assert arrives(now + 60) == pytest.approx(60, abs=1)
-    assert lane._overdue(now) == 0.0, "it is to be looked again once what came is handled"
+    assert lane._on_wakeup(now) == 0.0, "it is to be looked again once what came is handled"
     assert rests == [0.5]
-    lane._rested = 30.0
+    lane._last_pause = 30.0
     assert arrives(now + 60) == pytest.approx(30, abs=1)
     assert arrives(NEVER * 2) == math.inf
     lane._core.queue.idle = False
-    lane._overdue(now)
+    lane._on_wakeup(now)
     assert arrives(now + 60) == pytest.approx(30, abs=1), "more of them are there"
     lane._core.queue.idle = True
-    assert lane._overdue(now) == math.inf
+    assert lane._on_wakeup(now) == math.inf
     assert arrives(now + 60) == pytest.approx(60, abs=1)

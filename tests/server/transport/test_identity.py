@@ -7,37 +7,37 @@ from collections.abc import Callable
 import grpc
 import pytest
 from support.server.rig import PATIENCE
-from support.server.scripted_service import Door
+from support.server.scripted_service import ServedTransport
 
 from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.security.access_control import AccessControl, address_of
 
 
-def test_without_access_every_call_is_anyones(door: Door) -> None:
-    call = door.infer("1")
-    stream = door.stream()
+def test_without_access_every_call_is_anyones(served: ServedTransport) -> None:
+    call = served.infer("1")
+    stream = served.stream()
     stream.send("2")
-    door.service.await_received(2)
-    door.service.answer("1", "2")
+    served.service.await_received(2)
+    served.service.answer("1", "2")
     assert call.result(PATIENCE).id == "1"
     assert stream.read_ids(1) == ["2"]
-    assert door.service.callers["1"] is door.service.callers["2"] is ANONYMOUS
+    assert served.service.callers["1"] is served.service.callers["2"] is ANONYMOUS
 
 
-def test_a_caller_is_known_by_its_address(open_door: Callable[..., Door]) -> None:
-    door = open_door(access=AccessControl())
-    call = door.infer("1")
-    stream = door.stream()
+def test_a_caller_is_known_by_its_address(serve: Callable[..., ServedTransport]) -> None:
+    served = serve(access=AccessControl())
+    call = served.infer("1")
+    stream = served.stream()
     stream.send("2", "3")
-    door.service.await_received(3)
-    door.service.answer("1", "2", "3")
+    served.service.await_received(3)
+    served.service.answer("1", "2", "3")
     assert call.result(PATIENCE).id == "1"
     assert stream.read_ids(2) == ["2", "3"]
-    assert {caller.name for caller in door.service.callers.values()} == {"127.0.0.1"}
+    assert {caller.name for caller in served.service.callers.values()} == {"127.0.0.1"}
 
 
 def test_over_a_socket_of_the_file_system_too(
-    open_door: Callable[..., Door], tmp_path_factory: pytest.TempPathFactory
+    serve: Callable[..., ServedTransport], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     address = f"unix:{tmp_path_factory.mktemp('s')}/s"
 
@@ -45,12 +45,12 @@ def test_over_a_socket_of_the_file_system_too(
         server.add_insecure_port(address)
         return address
 
-    door = open_door(access=AccessControl(), listen=listen)
-    call = door.infer("1")
-    door.service.await_received(1)
-    door.service.answer("1")
+    served = serve(access=AccessControl(), listen=listen)
+    call = served.infer("1")
+    served.service.await_received(1)
+    served.service.answer("1")
     assert call.result(PATIENCE).id == "1"
-    assert door.service.callers["1"].name == "unix"
+    assert served.service.callers["1"].name == "unix"
 
 
 @pytest.mark.parametrize(

@@ -14,22 +14,22 @@ from polling import until
 from support.server.certificates import Issued
 from support.server.raw_h2 import UNARY, RawClient, message
 from support.server.rig import PATIENCE, has_ipv6
-from support.server.scripted_service import Door, OpenStream, calls_of, opened, success
+from support.server.scripted_service import OpenStream, ServedTransport, calls_of, opened, success
 
 from tensorferry.batcher import BatcherClosed
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.transport.lane.lane import UnaryCall
 
-OpenDoor = Callable[..., Door]
+Serve = Callable[..., ServedTransport]
 
 # What core tells the calls of a server that stops, whichever transport serves them.
 ENDED = {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
 
 
-def works(door: Door) -> None:
-    door.service.answer_at_once = success
-    assert door.infer("1").result(PATIENCE).id == "1"
-    stream = door.stream()
+def works(served: ServedTransport) -> None:
+    served.service.answer_at_once = success
+    assert served.infer("1").result(PATIENCE).id == "1"
+    stream = served.stream()
     stream.send("2")
     assert stream.read_ids(1) == ["2"]
 
@@ -42,34 +42,34 @@ def works(door: Door) -> None:
         pytest.param("[::1]", marks=pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")),
     ],
 )
-def test_over_tcp(open_door: OpenDoor, host: str) -> None:
-    works(open_door(listen=lambda server: f"{host}:{server.add_insecure_port(f'{host}:0')}"))
+def test_over_tcp(serve: Serve, host: str) -> None:
+    works(serve(listen=lambda server: f"{host}:{server.add_insecure_port(f'{host}:0')}"))
 
 
-def test_over_a_unix_socket(open_door: OpenDoor, tmp_path: Path) -> None:
-    address = f"unix:{tmp_path / 'door'}"
+def test_over_a_unix_socket(serve: Serve, tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 'served'}"
 
     def listen(server: grpc.Server) -> str:
         server.add_insecure_port(address)
         return address
 
-    works(open_door(listen=listen))
+    works(serve(listen=listen))
 
 
-def test_over_tls(open_door: OpenDoor, tmp_path: Path) -> None:
+def test_over_tls(serve: Serve, tmp_path: Path) -> None:
     issued = Issued.in_folder(tmp_path)
     certificate, key = (path.read_bytes() for path in issued.server)
     credentials = grpc.ssl_server_credentials([(key, certificate)])
     trusted = grpc.ssl_channel_credentials(issued.ca.read_bytes())
     works(
-        open_door(
+        serve(
             listen=lambda server: f"localhost:{server.add_secure_port('localhost:0', credentials)}",
             dial=lambda address: grpc.secure_channel(address, trusted),
         )
     )
 
 
-def test_on_several_ports_at_once(open_door: OpenDoor, tmp_path: Path) -> None:
+def test_on_several_ports_at_once(serve: Serve, tmp_path: Path) -> None:
     addresses = [f"unix:{tmp_path / name}" for name in ("one", "two")]
 
     def listen(server: grpc.Server) -> str:
@@ -77,8 +77,8 @@ def test_on_several_ports_at_once(open_door: OpenDoor, tmp_path: Path) -> None:
             server.add_insecure_port(address)
         return addresses[0]
 
-    door = open_door(listen=listen)
-    works(door)
+    served = serve(listen=listen)
+    works(served)
     with grpc.insecure_channel(addresses[1]) as channel:
         stream = OpenStream(channel)
         stream.send("3")
@@ -87,23 +87,23 @@ def test_on_several_ports_at_once(open_door: OpenDoor, tmp_path: Path) -> None:
         stream.half_close()
 
 
-def test_many_connections_at_once(open_door: OpenDoor) -> None:
+def test_many_connections_at_once(serve: Serve) -> None:
     """Each with a unary call in flight and a stream; each gets its own answers."""
-    door = open_door()
+    served = serve()
     with ExitStack() as stack:
         calls: list[Any] = []
         streams: list[OpenStream] = []
         # The threaded servicer of this test has 32 threads, of which each of these takes two.
         for number in range(15):
             pool = [("grpc.use_local_subchannel_pool", 1)]
-            channel = stack.enter_context(grpc.insecure_channel(door.address, options=pool))
+            channel = stack.enter_context(grpc.insecure_channel(served.address, options=pool))
             read = pb.ModelInferResponse.FromString
             infer: Any = channel.unary_unary(UNARY, response_deserializer=read)
             calls.append(infer.future(pb.ModelInferRequest(id=f"u{number}").SerializeToString()))
             streams.append(OpenStream(channel))
             streams[-1].send(f"s{number}")
-        door.service.await_received(30)
-        door.service.answer(*sorted(door.service.received))
+        served.service.await_received(30)
+        served.service.answer(*sorted(served.service.received))
         for number, (call, stream) in enumerate(zip(calls, streams, strict=True)):
             assert call.result(PATIENCE).id == f"u{number}"
             assert stream.read_ids(1) == [f"s{number}"]
@@ -112,59 +112,59 @@ def test_many_connections_at_once(open_door: OpenDoor) -> None:
 
 
 @pytest.mark.parametrize("transport", ["lane"], scope="module")  # the other keeps a thread for each
-def test_no_call_keeps_a_thread(open_door: OpenDoor) -> None:
-    door = open_door()
+def test_no_call_keeps_a_thread(serve: Serve) -> None:
+    served = serve()
     threads = threading.active_count()
-    calls = [door.infer(str(number)) for number in range(300)]
-    door.service.await_received(300)
+    calls = [served.infer(str(number)) for number in range(300)]
+    served.service.await_received(300)
     # The client's own thread reads the answers.
     assert threading.active_count() <= threads + 1
-    door.service.answer(*map(str, range(300)))
+    served.service.answer(*map(str, range(300)))
     assert [call.result(PATIENCE).id for call in calls] == [str(number) for number in range(300)]
 
 
 @pytest.mark.parametrize("transport", ["lane"], scope="module")  # the other's calls are grpcio's
-def test_calls_that_ended_are_gone_while_the_server_serves_on(open_door: OpenDoor) -> None:
+def test_calls_that_ended_are_gone_while_the_server_serves_on(serve: Serve) -> None:
     """Without the garbage collector, however they ended; shown while one is still open."""
-    door = open_door()
-    kept = door.stream()
+    served = serve()
+    kept = served.stream()
     kept.send("kept")
-    door.service.await_received(1)
-    assert door.lane is not None
-    (open_call,) = calls_of(door.lane)
-    calls = [door.infer(str(number)) for number in range(30)]
-    door.service.await_received(31)
+    served.service.await_received(1)
+    assert served.lane is not None
+    (open_call,) = calls_of(served.lane)
+    calls = [served.infer(str(number)) for number in range(30)]
+    served.service.await_received(31)
     for number in range(0, 30, 3):
-        door.service.answer(str(number))
-        door.service.fail(str(number + 1), BatcherClosed("closed"))
+        served.service.answer(str(number))
+        served.service.fail(str(number + 1), BatcherClosed("closed"))
         calls[number + 2].cancel()
-    door.service.await_cancelled(10)
-    while (left := calls_of(door.lane)) != [open_call]:
+    served.service.await_cancelled(10)
+    while (left := calls_of(served.lane)) != [open_call]:
         assert len(left) < 31
         del left
-    door.service.answer("kept")
+    served.service.answer("kept")
     assert kept.read_ids(1) == ["kept"]
 
 
-def test_a_ping_is_answered_while_a_call_waits(door: Door) -> None:
+def test_a_ping_is_answered_while_a_call_waits(served: ServedTransport) -> None:
     """As clients do that keep a connection alive."""
-    with RawClient(door.address) as client:
+    with RawClient(served.address) as client:
         client.begin(1, UNARY)
         client.send(1, message(pb.ModelInferRequest(id="1").SerializeToString()), last=True)
-        door.service.await_received(1)
+        served.service.await_received(1)
         client.ping(b"alive, 1")
         client.ping(b"alive, 2")
-        door.service.answer("1")
+        served.service.answer("1")
         client.await_data(1)
 
 
 @pytest.fixture
-def stopped(transport: str) -> Iterator[Door]:
-    """A door whose server the test stops: what core has in hand at that moment may outlive it."""
+def stopped(transport: str) -> Iterator[ServedTransport]:
+    """A served whose server the test stops: what core has in hand at that moment may outlive it."""
     yield from opened(transport, stopped_by_test=True)
 
 
-def test_a_stop_lets_calls_end_within_its_grace(stopped: Door) -> None:
+def test_a_stop_lets_calls_end_within_its_grace(stopped: ServedTransport) -> None:
     call = stopped.infer("1")
     stream = stopped.stream()
     stream.send("2")
@@ -185,7 +185,9 @@ def test_a_stop_lets_calls_end_within_its_grace(stopped: Door) -> None:
 
 
 @pytest.mark.parametrize("grace", [None, 0.01])
-def test_after_its_grace_a_stop_cancels_what_is_in_flight(stopped: Door, grace: float | None) -> None:
+def test_after_its_grace_a_stop_cancels_what_is_in_flight(
+    stopped: ServedTransport, grace: float | None
+) -> None:
     call = stopped.infer("1")
     stream = stopped.stream()
     stream.send("2", "3")
@@ -200,8 +202,10 @@ def test_after_its_grace_a_stop_cancels_what_is_in_flight(stopped: Door, grace: 
     assert done.wait(PATIENCE)
 
 
-@pytest.mark.parametrize("listening", [False, True])
-def test_a_reply_after_the_stop_reaches_nobody_and_harms_nobody(stopped: Door, listening: bool) -> None:
+@pytest.mark.parametrize("watching", [False, True])
+def test_a_reply_after_the_stop_reaches_nobody_and_harms_nobody(
+    stopped: ServedTransport, watching: bool
+) -> None:
     """As from a run that takes longer than the grace: its completion comes when the server is gone."""
     service = stopped.service
     stubborn = type("Stubborn", (type(service),), {"_cancel": lambda self, request_id: None})
@@ -210,7 +214,7 @@ def test_a_reply_after_the_stop_reaches_nobody_and_harms_nobody(stopped: Door, l
     stream = stopped.stream()
     stream.send("2")
     service.await_received(2)
-    if listening:
+    if watching:
         await_listening(stopped)
     done = stopped.server.stop(None) if stopped.lane is not None else _in_a_thread(stopped.server)
     assert call.exception(PATIENCE) is not None
@@ -234,7 +238,7 @@ def _in_a_thread(server: grpc.Server) -> threading.Event:
     return done
 
 
-def await_listening(door: Door) -> None:
+def await_listening(served: ServedTransport) -> None:
     """Returns when every unary call has waited for so long that it would hear of a cancel."""
-    if (lane := door.lane) is not None:
-        until(lambda: all(call.listening for call in calls_of(lane) if isinstance(call, UnaryCall)))
+    if (lane := served.lane) is not None:
+        until(lambda: all(call.watching for call in calls_of(lane) if isinstance(call, UnaryCall)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from support.server.scripted_service import Door, success
+from support.server.scripted_service import ServedTransport, success
 
 from tensorferry.batcher import QueueFull
 from tensorferry.protos import inference_pb2 as pb
@@ -18,46 +18,46 @@ from tensorferry.server.inference.stream_order import ResponseOrder, StreamOptio
 from tensorferry.server.transport.threaded_stream import ResponseStream
 
 
-def refuse_all(door: Door) -> None:
+def refuse_all(served: ServedTransport) -> None:
     """As the service does while the server drains."""
-    door.service.begin_drain()
-    door.drain_streams()
+    served.service.begin_drain()
+    served.drain_streams()
 
 
 @pytest.mark.parametrize("order", [None, "request"])
-def test_responses_come_in_request_order(door: Door, order: str | None) -> None:
-    stream = door.stream(order)
+def test_responses_come_in_request_order(served: ServedTransport, order: str | None) -> None:
+    stream = served.stream(order)
     stream.send("1", "2", "3", "4")
-    door.service.await_received(4)
-    door.service.answer("3", "2", "4")
-    door.service.answer("1")
+    served.service.await_received(4)
+    served.service.answer("3", "2", "4")
+    served.service.answer("1")
     assert stream.read_ids(4) == ["1", "2", "3", "4"]
 
 
-def test_responses_come_as_they_are_done_where_the_client_wants_it(door: Door) -> None:
-    stream = door.stream("completion")
+def test_responses_come_as_they_are_done_where_the_client_wants_it(served: ServedTransport) -> None:
+    stream = served.stream("completion")
     stream.send("1", "2", "3", "4")
-    door.service.await_received(4)
+    served.service.await_received(4)
     for request_id in ("3", "1", "4", "2"):
-        door.service.answer(request_id)
+        served.service.answer(request_id)
         assert stream.read_ids(1) == [request_id]
 
 
-def test_a_response_in_order_does_not_wait_for_those_behind(door: Door) -> None:
-    stream = door.stream()
+def test_a_response_in_order_does_not_wait_for_those_behind(served: ServedTransport) -> None:
+    stream = served.stream()
     stream.send("1", "2", "3")
-    door.service.await_received(3)
-    door.service.answer("1")
+    served.service.await_received(3)
+    served.service.answer("1")
     assert stream.read_ids(1) == ["1"]
-    door.service.answer("3")
+    served.service.answer("3")
     stream.send("4")
-    door.service.await_received(4)
-    door.service.answer("2")
+    served.service.await_received(4)
+    served.service.answer("2")
     assert stream.read_ids(2) == ["2", "3"]
 
 
-def test_another_order_is_refused(door: Door) -> None:
-    error = door.stream("random").end()
+def test_another_order_is_refused(served: ServedTransport) -> None:
+    error = served.stream("random").end()
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error.details() == (
         "metadata tensorferry-stream-order is 'random'; it must be 'request' or 'completion'"
@@ -65,42 +65,44 @@ def test_another_order_is_refused(door: Door) -> None:
 
 
 @pytest.mark.parametrize("order", ["request", "completion"])
-def test_an_error_is_a_message_and_the_stream_lives_on(door: Door, order: str) -> None:
-    stream = door.stream(order)
+def test_an_error_is_a_message_and_the_stream_lives_on(served: ServedTransport, order: str) -> None:
+    stream = served.stream(order)
     stream.send("1", "2")
-    door.service.await_received(2)
-    door.service.fail("1", InvalidRequestError("what to change"))
+    served.service.await_received(2)
+    served.service.fail("1", InvalidRequestError("what to change"))
     error_reply = stream.read()
     assert error_reply.error_message == "what to change"
     assert error_reply.infer_response.id == "1"
     assert error_reply.infer_response.parameters["tensorferry_status"].string_param == "INVALID_ARGUMENT"
     assert error_reply.infer_response.parameters["triton_final_response"].bool_param
     assert "tensorferry_retry_after_ms" not in error_reply.infer_response.parameters
-    door.service.answer("2")
+    served.service.answer("2")
     answered = stream.read()
     assert (answered.error_message, answered.infer_response.id) == ("", "2")
     assert list(answered.infer_response.parameters) == ["triton_final_response"]
     stream.send("3")
-    door.service.await_received(3)
-    door.service.answer("3")
+    served.service.await_received(3)
+    served.service.answer("3")
     assert stream.read_ids(1) == ["3"]
 
 
-def test_a_refusal_in_a_stream_says_when_to_retry(door: Door) -> None:
-    stream = door.stream()
+def test_a_refusal_in_a_stream_says_when_to_retry(served: ServedTransport) -> None:
+    stream = served.stream()
     stream.send("1")
-    door.service.await_received(1)
-    door.service.fail("1", QueueFull("full", 0.25))
+    served.service.await_received(1)
+    served.service.fail("1", QueueFull("full", 0.25))
     parameters = stream.read().infer_response.parameters
     assert parameters["tensorferry_status"].string_param == "RESOURCE_EXHAUSTED"
     assert parameters["tensorferry_retry_after_ms"].int64_param == 250
 
 
-def test_an_unforeseen_error_shows_nothing_of_itself(door: Door, caplog: pytest.LogCaptureFixture) -> None:
-    stream = door.stream()
+def test_an_unforeseen_error_shows_nothing_of_itself(
+    served: ServedTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = served.stream()
     stream.send("1")
-    door.service.await_received(1)
-    door.service.fail("1", RuntimeError("a secret"))
+    served.service.await_received(1)
+    served.service.fail("1", RuntimeError("a secret"))
     error_reply = stream.read()
     assert error_reply.error_message == "internal error; the server's log has the details"
     assert error_reply.infer_response.parameters["tensorferry_status"].string_param == "INTERNAL"
@@ -109,15 +111,15 @@ def test_an_unforeseen_error_shows_nothing_of_itself(door: Door, caplog: pytest.
 
 
 def test_what_breaks_amid_a_stream_is_its_end(
-    door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    served: ServedTransport, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A bug of ours, or no memory left: the client must neither wait for ever nor take it for all there was."""
 
     def broken(*args: Any, **options: Any) -> InferenceCall:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(door.service, "submit", broken)
-    stream = door.stream()
+    monkeypatch.setattr(served.service, "submit", broken)
+    stream = served.stream()
     stream.send("1")
     error = stream.end()
     assert error.code() is grpc.StatusCode.INTERNAL
@@ -139,102 +141,102 @@ def test_a_stream_without_a_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("order", ["request", "completion"])
-def test_after_half_close_the_stream_ends_with_the_last_response(door: Door, order: str) -> None:
-    stream = door.stream(order)
+def test_after_half_close_the_stream_ends_with_the_last_response(served: ServedTransport, order: str) -> None:
+    stream = served.stream(order)
     stream.send("1", "2", "3")
     stream.half_close()
-    door.service.await_received(3)
-    door.service.answer("2", "1")
+    served.service.await_received(3)
+    served.service.answer("2", "1")
     assert sorted(stream.read_ids(2)) == ["1", "2"]
-    door.service.answer("3")
+    served.service.answer("3")
     assert stream.rest() == ["3"]
     assert stream.call.code() is grpc.StatusCode.OK
 
 
-def test_a_stream_without_requests_ends_well(door: Door) -> None:
-    stream = door.stream()
+def test_a_stream_without_requests_ends_well(served: ServedTransport) -> None:
+    stream = served.stream()
     stream.half_close()
     assert stream.rest() == []
     assert stream.call.code() is grpc.StatusCode.OK
 
 
 @pytest.mark.parametrize("order", ["request", "completion"])
-def test_a_client_that_leaves_withdraws_what_is_queued(door: Door, order: str) -> None:
-    stream = door.stream(order)
+def test_a_client_that_leaves_withdraws_what_is_queued(served: ServedTransport, order: str) -> None:
+    stream = served.stream(order)
     stream.send("1", "2", "3", "4")
-    door.service.await_received(4)
-    door.service.answer("1")
+    served.service.await_received(4)
+    served.service.answer("1")
     assert stream.read_ids(1) == ["1"]
     stream.cancel()
-    door.service.await_cancelled(3)
-    assert sorted(door.service.cancelled) == ["2", "3", "4"]
+    served.service.await_cancelled(3)
+    assert sorted(served.service.cancelled) == ["2", "3", "4"]
 
 
-def test_what_is_done_and_waits_for_its_turn_is_not_withdrawn(door: Door) -> None:
-    stream = door.stream()
+def test_what_is_done_and_waits_for_its_turn_is_not_withdrawn(served: ServedTransport) -> None:
+    stream = served.stream()
     stream.send("1", "2")
-    door.service.await_received(2)
-    door.service.answer("2")
+    served.service.await_received(2)
+    served.service.answer("2")
     stream.cancel()
-    door.service.await_cancelled(1)
-    assert door.service.cancelled == ["1"]
+    served.service.await_cancelled(1)
+    assert served.service.cancelled == ["1"]
 
 
-def test_a_streams_deadline_is_each_requests_and_withdraws_them(door: Door) -> None:
+def test_a_streams_deadline_is_each_requests_and_withdraws_them(served: ServedTransport) -> None:
     timeout = 0.1
     ids = ["", ""]
-    while not door.service.deadlines.keys() >= set(ids):  # a slow machine may need more time
+    while not served.service.deadlines.keys() >= set(ids):  # a slow machine may need more time
         timeout *= 2
         ids = [f"1 of {timeout}", f"2 of {timeout}"]
-        stream = door.stream(timeout=timeout)
+        stream = served.stream(timeout=timeout)
         stream.send(*ids)
         assert stream.end().code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    door.service.await_cancelled(len(door.service.received))
-    assert door.service.deadlines[ids[0]] == door.service.deadlines[ids[1]] < float("inf")
+    served.service.await_cancelled(len(served.service.received))
+    assert served.service.deadlines[ids[0]] == served.service.deadlines[ids[1]] < float("inf")
 
 
-def test_neighbours_of_a_client_that_leaves_are_answered(door: Door) -> None:
-    leaver, other = door.stream(), door.stream()
+def test_neighbours_of_a_client_that_leaves_are_answered(served: ServedTransport) -> None:
+    leaver, other = served.stream(), served.stream()
     leaver.send("leaver")
     other.send("other")
-    door.service.await_received(2)
+    served.service.await_received(2)
     leaver.cancel()
-    door.service.await_cancelled(1)
-    door.service.answer("other")
+    served.service.await_cancelled(1)
+    served.service.answer("other")
     assert other.read_ids(1) == ["other"]
 
 
 @pytest.mark.parametrize("order", ["request", "completion"])
-def test_a_drain_ends_a_stream_after_its_answers(door: Door, order: str) -> None:
-    stream = door.stream(order)
+def test_a_drain_ends_a_stream_after_its_answers(served: ServedTransport, order: str) -> None:
+    stream = served.stream(order)
     stream.send("1", "2")
-    door.service.await_received(2)
-    refuse_all(door)
-    door.service.answer("1", "2")
+    served.service.await_received(2)
+    refuse_all(served)
+    served.service.answer("1", "2")
     assert stream.read_ids(2) == ["1", "2"]
     error = stream.end()
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert error.details() == "the server is shutting down; open a stream elsewhere"
 
 
-def test_a_drain_ends_an_idle_stream_at_once(door: Door) -> None:
-    stream = door.stream()
+def test_a_drain_ends_an_idle_stream_at_once(served: ServedTransport) -> None:
+    stream = served.stream()
     stream.send("1")
-    door.service.await_received(1)
-    door.service.answer("1")
+    served.service.await_received(1)
+    served.service.answer("1")
     assert stream.read_ids(1) == ["1"]
-    refuse_all(door)
+    refuse_all(served)
     assert stream.end().code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_stream_that_is_opened_while_the_server_drains_ends(door: Door) -> None:
-    refuse_all(door)
-    assert door.stream().end().code() is grpc.StatusCode.UNAVAILABLE
+def test_a_stream_that_is_opened_while_the_server_drains_ends(served: ServedTransport) -> None:
+    refuse_all(served)
+    assert served.stream().end().code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_bytes_that_are_no_message_are_an_error_of_that_request(door: Door) -> None:
-    door.be_real()
-    stream = door.stream()
+def test_bytes_that_are_no_message_are_an_error_of_that_request(served: ServedTransport) -> None:
+    served.be_real()
+    stream = served.stream()
     stream.send_bytes(b"\xff")
     stream.send("2")
     first, second = stream.read(), stream.read()
@@ -244,11 +246,11 @@ def test_bytes_that_are_no_message_are_an_error_of_that_request(door: Door) -> N
     assert second.infer_response.parameters["tensorferry_status"].string_param == "NOT_FOUND"
 
 
-def test_responses_are_the_protocols_messages(door: Door) -> None:
-    stream = door.stream()
+def test_responses_are_the_protocols_messages(served: ServedTransport) -> None:
+    stream = served.stream()
     stream.send("1")
-    door.service.await_received(1)
-    door.service.answer("1")
+    served.service.await_received(1)
+    served.service.answer("1")
     assert stream.read() == pb.ModelStreamInferResponse(
         infer_response=pb.ModelInferResponse(
             id="1",
@@ -262,69 +264,69 @@ def test_responses_are_the_protocols_messages(door: Door) -> None:
 END_ON_ERROR = [("triton_grpc_error", "true")]
 
 
-def test_the_first_error_is_the_end_of_a_stream_that_wants_it_so(door: Door) -> None:
+def test_the_first_error_is_the_end_of_a_stream_that_wants_it_so(served: ServedTransport) -> None:
     """What comes before it in request order is answered, what comes behind is withdrawn."""
-    stream = door.stream(metadata=END_ON_ERROR)
+    stream = served.stream(metadata=END_ON_ERROR)
     stream.send("1", "2", "3", "4")
-    door.service.await_received(4)
-    door.service.answer("3")
-    door.service.fail("2", QueueFull("full", 0.25))
-    door.service.answer("1")
+    served.service.await_received(4)
+    served.service.answer("3")
+    served.service.fail("2", QueueFull("full", 0.25))
+    served.service.answer("1")
     assert stream.read_ids(1) == ["1"]
     error = stream.end()
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error.details() == "Exceeds maximum queue size: full"
     metadata: Any = stream.call.trailing_metadata()
     assert ("grpc-retry-pushback-ms", "250") in [tuple(entry) for entry in metadata]
-    door.service.await_cancelled(1)
-    assert door.service.cancelled == ["4"]
+    served.service.await_cancelled(1)
+    assert served.service.cancelled == ["4"]
 
 
-def test_in_order_of_completion_an_error_ends_the_stream_at_once(door: Door) -> None:
-    stream = door.stream("completion", metadata=END_ON_ERROR)
+def test_in_order_of_completion_an_error_ends_the_stream_at_once(served: ServedTransport) -> None:
+    stream = served.stream("completion", metadata=END_ON_ERROR)
     stream.send("1", "2", "3")
-    door.service.await_received(3)
-    door.service.fail("2", InvalidRequestError("what to change"))
+    served.service.await_received(3)
+    served.service.fail("2", InvalidRequestError("what to change"))
     error = stream.end()
     assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "what to change")
-    door.service.await_cancelled(2)
-    assert sorted(door.service.cancelled) == ["1", "3"]
+    served.service.await_cancelled(2)
+    assert sorted(served.service.cancelled) == ["1", "3"]
 
 
-def test_an_error_that_ends_a_stream_may_be_its_last_message(door: Door) -> None:
-    stream = door.stream(metadata=END_ON_ERROR)
+def test_an_error_that_ends_a_stream_may_be_its_last_message(served: ServedTransport) -> None:
+    stream = served.stream(metadata=END_ON_ERROR)
     stream.send("1")
     stream.half_close()
-    door.service.await_received(1)
-    door.service.fail("1", InvalidRequestError("what to change"))
+    served.service.await_received(1)
+    served.service.fail("1", InvalidRequestError("what to change"))
     assert stream.end().code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_stream_without_errors_ends_well_though_one_would_be_its_end(door: Door) -> None:
-    stream = door.stream(metadata=END_ON_ERROR)
+def test_a_stream_without_errors_ends_well_though_one_would_be_its_end(served: ServedTransport) -> None:
+    stream = served.stream(metadata=END_ON_ERROR)
     stream.send("1", "2")
     stream.half_close()
-    door.service.await_received(2)
-    door.service.answer("1", "2")
+    served.service.await_received(2)
+    served.service.answer("1", "2")
     assert stream.rest() == ["1", "2"]
     assert stream.call.code() is grpc.StatusCode.OK
 
 
 @pytest.mark.parametrize("value", ["false", "True", "1", ""])
-def test_any_other_value_leaves_errors_in_the_stream(door: Door, value: str) -> None:
-    stream = door.stream(metadata=[("triton_grpc_error", value)])
+def test_any_other_value_leaves_errors_in_the_stream(served: ServedTransport, value: str) -> None:
+    stream = served.stream(metadata=[("triton_grpc_error", value)])
     stream.send("1")
-    door.service.await_received(1)
-    door.service.fail("1", InvalidRequestError("what to change"))
+    served.service.await_received(1)
+    served.service.fail("1", InvalidRequestError("what to change"))
     assert stream.read().error_message == "what to change"
 
 
-def test_a_client_that_leaves_a_stream_of_which_an_error_would_be_the_end(door: Door) -> None:
-    stream = door.stream(metadata=END_ON_ERROR)
+def test_a_client_that_leaves_a_stream_of_which_an_error_would_be_the_end(served: ServedTransport) -> None:
+    stream = served.stream(metadata=END_ON_ERROR)
     stream.send("1", "2")
-    door.service.await_received(2)
+    served.service.await_received(2)
     stream.cancel()
-    door.service.await_cancelled(2)
+    served.service.await_cancelled(2)
 
 
 def test_those_whose_response_was_not_taken_are_known_in_either_order() -> None:

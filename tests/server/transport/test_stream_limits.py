@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from support.server.rig import PATIENCE
-from support.server.scripted_service import Door, OpenStream, ScriptedService, success
+from support.server.scripted_service import OpenStream, ScriptedService, ServedTransport, success
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
@@ -18,37 +18,37 @@ from tensorferry.server.inference.stream_order import StreamOptions
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.transport.threaded_stream import ResponseStream
 
-OpenDoor = Callable[..., Door]
+Serve = Callable[..., ServedTransport]
 
 LIMIT = 4
 
 
 @pytest.mark.parametrize("order", ["request", "completion"])
-def test_no_more_than_the_limit_is_in_flight(open_door: OpenDoor, order: str) -> None:
+def test_no_more_than_the_limit_is_in_flight(serve: Serve, order: str) -> None:
     """Answered one by one: each answer that is sent lets one more request in."""
-    door = open_door(max_in_flight=LIMIT)
-    stream = door.stream(order)
+    served = serve(max_in_flight=LIMIT)
+    stream = served.stream(order)
     ids = [str(number) for number in range(30)]
     stream.send(*ids)
     for sent, request_id in enumerate(ids):
-        door.service.await_received(min(LIMIT + sent, len(ids)))
-        assert door.service.received == ids[: LIMIT + sent]
-        door.service.answer(request_id)
+        served.service.await_received(min(LIMIT + sent, len(ids)))
+        assert served.service.received == ids[: LIMIT + sent]
+        served.service.answer(request_id)
         assert stream.read_ids(1) == [request_id]
 
 
-def test_requests_wait_for_room_in_order_of_their_coming(open_door: OpenDoor) -> None:
-    door = open_door(max_in_flight=LIMIT)
-    stream = door.stream()
+def test_requests_wait_for_room_in_order_of_their_coming(serve: Serve) -> None:
+    served = serve(max_in_flight=LIMIT)
+    stream = served.stream()
     ids = [str(number) for number in range(LIMIT + 3)]
     stream.send(*ids)
-    door.service.await_received(LIMIT)
+    served.service.await_received(LIMIT)
     # All but the first are done, but their turn has not come: none of them makes room.
-    door.service.answer(*ids[1:LIMIT])
-    assert door.service.received == ids[:LIMIT]
-    door.service.answer(ids[0])
+    served.service.answer(*ids[1:LIMIT])
+    assert served.service.received == ids[:LIMIT]
+    served.service.answer(ids[0])
     assert stream.read_ids(LIMIT) == ids[:LIMIT]
-    door.service.await_received(LIMIT + 3)
+    served.service.await_received(LIMIT + 3)
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -77,44 +77,44 @@ def test_a_consumer_that_does_not_take_responses_stops_the_reader(ordered: bool)
     assert service.received == [str(number) for number in range(count)]
 
 
-def test_a_client_that_does_not_read_stops_being_read(open_door: OpenDoor) -> None:
+def test_a_client_that_does_not_read_stops_being_read(serve: Serve) -> None:
     """Large answers fill HTTP/2's windows; what then reaches the service stays far below what was sent."""
-    door = open_door(max_in_flight=LIMIT)
-    door.service.answer_at_once = lambda request_id: success(request_id, 1 << 20)
-    silent = door.stream()
+    served = serve(max_in_flight=LIMIT)
+    served.service.answer_at_once = lambda request_id: success(request_id, 1 << 20)
+    silent = served.stream()
     ids = [str(number) for number in range(150)]
     silent.send(*ids)
     silent.half_close()
-    door.service.await_received(LIMIT)
+    served.service.await_received(LIMIT)
     # Another client is served all the while.
-    talker = door.stream()
+    talker = served.stream()
     for number in range(20):
         talker.send(f"talker {number}")
         assert talker.read_ids(1) == [f"talker {number}"]
-    received = [request_id for request_id in door.service.received if request_id.isdecimal()]
+    received = [request_id for request_id in served.service.received if request_id.isdecimal()]
     assert len(received) <= 50
     assert silent.rest() == ids
 
 
-def test_a_client_that_leaves_while_the_limit_holds_it_back(open_door: OpenDoor) -> None:
-    door = open_door(max_in_flight=LIMIT)
-    stream = door.stream()
+def test_a_client_that_leaves_while_the_limit_holds_it_back(serve: Serve) -> None:
+    served = serve(max_in_flight=LIMIT)
+    stream = served.stream()
     stream.send(*(str(number) for number in range(20)))
-    door.service.await_received(LIMIT)
+    served.service.await_received(LIMIT)
     stream.cancel()
-    door.service.await_cancelled(LIMIT)
-    assert door.service.received == ["0", "1", "2", "3"]
+    served.service.await_cancelled(LIMIT)
+    assert served.service.received == ["0", "1", "2", "3"]
 
 
-def test_a_drain_while_the_limit_holds_a_client_back(open_door: OpenDoor) -> None:
+def test_a_drain_while_the_limit_holds_a_client_back(serve: Serve) -> None:
     """What was read just then may still be answered; either way the end says that it was a drain."""
-    door = open_door(max_in_flight=1)
-    stream = door.stream()
+    served = serve(max_in_flight=1)
+    stream = served.stream()
     stream.send("1", "2")
-    door.service.await_received(1)
-    door.service.answer_at_once = success
-    door.drain_streams()
-    door.service.answer("1")
+    served.service.await_received(1)
+    served.service.answer_at_once = success
+    served.drain_streams()
+    served.service.answer("1")
     got: list[str] = []
     with pytest.raises(grpc.RpcError) as ended:
         got.extend(response.infer_response.id for response in stream.call)
@@ -122,43 +122,43 @@ def test_a_drain_while_the_limit_holds_a_client_back(open_door: OpenDoor) -> Non
     assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_streams_beyond_the_limit_are_refused(open_door: OpenDoor) -> None:
-    door = open_door(max_streams=2)
-    streams = [door.stream() for _ in range(2)]
+def test_streams_beyond_the_limit_are_refused(serve: Serve) -> None:
+    served = serve(max_streams=2)
+    streams = [served.stream() for _ in range(2)]
     for number, stream in enumerate(streams):
         stream.send(str(number))
-    door.service.await_received(2)
-    error = door.stream().end()
+    served.service.await_received(2)
+    error = served.stream().end()
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error.details() == (
         "2 streams are open, which is the most this server keeps; close one, or send several requests in one stream"
     )
-    door.service.answer("0", "1")
+    served.service.answer("0", "1")
     assert [stream.read_ids(1) for stream in streams] == [["0"], ["1"]]
 
 
-def test_a_stream_that_ended_makes_room_for_another(open_door: OpenDoor) -> None:
-    door = open_door(max_streams=1)
+def test_a_stream_that_ended_makes_room_for_another(serve: Serve) -> None:
+    served = serve(max_streams=1)
     for number in range(3):
-        stream = door.stream()
+        stream = served.stream()
         stream.send(str(number))
         stream.half_close()
-        door.service.await_received(number + 1)
-        door.service.answer(str(number))
+        served.service.await_received(number + 1)
+        served.service.answer(str(number))
         assert stream.rest() == [str(number)]
 
 
-def test_a_stream_whose_client_left_makes_room_for_another(open_door: OpenDoor) -> None:
-    door = open_door(max_streams=1)
-    door.service.answer_at_once = success
+def test_a_stream_whose_client_left_makes_room_for_another(serve: Serve) -> None:
+    served = serve(max_streams=1)
+    served.service.answer_at_once = success
     for _ in range(3):
-        _open(door).cancel()
+        _open(served).cancel()
 
 
-def _open(door: Door) -> OpenStream:
+def _open(served: ServedTransport) -> OpenStream:
     """A stream that is not refused. The server hears of a client's leaving when it does: until then it refuses."""
     while True:
-        stream = door.stream()
+        stream = served.stream()
         stream.send("x")
         try:
             assert stream.read_ids(1) == ["x"]

@@ -11,7 +11,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from support.server.rig import PATIENCE
-from support.server.scripted_service import Door, success
+from support.server.scripted_service import ServedTransport, success
 
 from tensorferry.batcher import BatcherClosed, QueueFull
 from tensorferry.protos import inference_pb2 as pb
@@ -25,10 +25,10 @@ def failed(call: Any) -> Any:
     return error
 
 
-def test_each_call_gets_its_own_response(door: Door) -> None:
-    calls = [door.infer(str(number)) for number in range(5)]
-    door.service.await_received(5)
-    door.service.answer("3", "1", "0", "4", "2")
+def test_each_call_gets_its_own_response(served: ServedTransport) -> None:
+    calls = [served.infer(str(number)) for number in range(5)]
+    served.service.await_received(5)
+    served.service.answer("3", "1", "0", "4", "2")
     assert [call.result(PATIENCE).id for call in calls] == ["0", "1", "2", "3", "4"]
 
 
@@ -41,10 +41,10 @@ def test_each_call_gets_its_own_response(door: Door) -> None:
         (ModelFailedError("what to change"), "INTERNAL"),
     ],
 )
-def test_an_error_is_the_calls_status(door: Door, error: Exception, code: str) -> None:
-    call = door.infer("1")
-    door.service.await_received(1)
-    door.service.fail("1", error)
+def test_an_error_is_the_calls_status(served: ServedTransport, error: Exception, code: str) -> None:
+    call = served.infer("1")
+    served.service.await_received(1)
+    served.service.fail("1", error)
     status = failed(call)
     assert (status.code(), status.details()) == (grpc.StatusCode[code], "what to change")
     # By which a client knows that the call ended no server.
@@ -52,10 +52,12 @@ def test_an_error_is_the_calls_status(door: Door, error: Exception, code: str) -
     assert tuple(status.trailing_metadata()) == answered
 
 
-def test_an_unforeseen_error_shows_nothing_of_itself(door: Door, caplog: pytest.LogCaptureFixture) -> None:
-    call = door.infer("1")
-    door.service.await_received(1)
-    door.service.fail("1", RuntimeError("a secret"))
+def test_an_unforeseen_error_shows_nothing_of_itself(
+    served: ServedTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = served.infer("1")
+    served.service.await_received(1)
+    served.service.fail("1", RuntimeError("a secret"))
     status = failed(call)
     assert status.code() is grpc.StatusCode.INTERNAL
     assert status.details() == "internal error; the server's log has the details"
@@ -64,10 +66,10 @@ def test_an_unforeseen_error_shows_nothing_of_itself(door: Door, caplog: pytest.
 
 
 @pytest.mark.parametrize(("seconds", "pushback"), [(0.25, "250"), (0.0001, "1"), (3.0, "3000")])
-def test_a_full_queue_says_when_to_retry(door: Door, seconds: float, pushback: str) -> None:
-    call = door.infer("1")
-    door.service.await_received(1)
-    door.service.fail("1", QueueFull("full", seconds))
+def test_a_full_queue_says_when_to_retry(served: ServedTransport, seconds: float, pushback: str) -> None:
+    call = served.infer("1")
+    served.service.await_received(1)
+    served.service.fail("1", QueueFull("full", seconds))
     error = failed(call)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == pushback
@@ -80,41 +82,43 @@ def test_a_full_queue_says_when_to_retry(door: Door, seconds: float, pushback: s
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "🚢"])
-def test_a_status_reaches_the_client_however_long_what_it_quotes(door: Door, letter: str) -> None:
-    door.be_real()
+def test_a_status_reaches_the_client_however_long_what_it_quotes(
+    served: ServedTransport, letter: str
+) -> None:
+    served.be_real()
     with pytest.raises(grpc.RpcError) as caught:
-        door.stub.ModelInfer(pb.ModelInferRequest(model_name=letter * 100_000), timeout=PATIENCE)
+        served.stub.ModelInfer(pb.ModelInferRequest(model_name=letter * 100_000), timeout=PATIENCE)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert f"model_name has {100_000 * len(letter.encode())} bytes" in str(caught.value.details())
 
 
-def test_a_client_that_leaves_withdraws_its_request(door: Door) -> None:
-    leaver, other = door.infer("leaver"), door.infer("other")
-    door.service.await_received(2)
+def test_a_client_that_leaves_withdraws_its_request(served: ServedTransport) -> None:
+    leaver, other = served.infer("leaver"), served.infer("other")
+    served.service.await_received(2)
     leaver.cancel()
-    door.service.await_cancelled(1)
-    assert door.service.cancelled == ["leaver"]
-    door.service.answer("other")
+    served.service.await_cancelled(1)
+    assert served.service.cancelled == ["leaver"]
+    served.service.answer("other")
     assert other.result(PATIENCE).id == "other"
 
 
-def test_a_deadline_is_handed_on_and_withdraws_the_request(door: Door) -> None:
+def test_a_deadline_is_handed_on_and_withdraws_the_request(served: ServedTransport) -> None:
     before = time.monotonic()
-    call = door.infer("1", timeout=0.2)
+    call = served.infer("1", timeout=0.2)
     assert failed(call).code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    if door.service.received:  # a deadline may pass before the server has read the call
-        door.service.await_cancelled(1)
-        assert before < door.service.deadlines["1"] < time.monotonic() + 0.2
+    if served.service.received:  # a deadline may pass before the server has read the call
+        served.service.await_cancelled(1)
+        assert before < served.service.deadlines["1"] < time.monotonic() + 0.2
 
 
-def test_without_a_deadline_there_is_none(door: Door) -> None:
-    call = door.infer("1")
-    door.service.await_received(1)
-    assert door.service.deadlines["1"] == math.inf
-    door.service.answer("1")
+def test_without_a_deadline_there_is_none(served: ServedTransport) -> None:
+    call = served.infer("1")
+    served.service.await_received(1)
+    assert served.service.deadlines["1"] == math.inf
+    served.service.answer("1")
     assert call.result(PATIENCE).id == "1"
 
 
-def test_a_request_that_completes_before_infer_returns(door: Door) -> None:
-    door.service.answer_at_once = success
-    assert door.infer("1").result(PATIENCE).id == "1"
+def test_a_request_that_completes_before_infer_returns(served: ServedTransport) -> None:
+    served.service.answer_at_once = success
+    assert served.infer("1").result(PATIENCE).id == "1"

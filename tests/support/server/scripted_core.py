@@ -57,7 +57,7 @@ class Core:
         self.calls: list[WireCall] = []
         for module in (lane, stream):
             monkeypatch.setattr(module, "threading", SimpleNamespace(Lock=lambda: Lock(loom)))
-        queue = SimpleNamespace(due=0.0, idle=True, prepare=lambda *callbacks: None)
+        queue = SimpleNamespace(next_wakeup=0.0, idle=True, configure=lambda *callbacks: None)
         server = SimpleNamespace(queue=queue, register=lambda method: None, request=lambda method, tag: None)
         monkeypatch.setattr(cygrpc, "Server", lambda public: server)
         for name, kind in (("ReceiveMessage", "receive"), ("ReceiveCloseOnServer", "close")):
@@ -68,7 +68,9 @@ class Core:
         monkeypatch.setattr(cygrpc, "SEND_INITIAL_METADATA", Operation("metadata"))
         monkeypatch.setattr(cygrpc, "IGNORE_CLOSE", Operation("close"))
         monkeypatch.setattr(cygrpc, "SEND_OK", Operation("status", Status(grpc.StatusCode.OK, "")))
-        monkeypatch.setattr(cygrpc, "send_ending", lambda ending: Operation("status", _status_of(ending)))
+        monkeypatch.setattr(
+            cygrpc, "send_final_status", lambda ending: Operation("status", _status_of(ending))
+        )
 
     def pause(self) -> None:
         """Another thread may go on here."""
@@ -88,9 +90,9 @@ class Core:
     def poll(self, lane: Lane, over: Callable[[], bool]) -> None:
         """Hands events out until everything is over and no event is left; calls wait for long at times."""
         while True:
-            self.loom.wait(lambda: bool(self.events) or lane._listen_at < math.inf or over())
-            if lane._listen_at < math.inf and (not self.events or self.random.random() < 0.1):
-                lane._overdue(lane._listen_at)
+            self.loom.wait(lambda: bool(self.events) or lane._watch_cancel_at < math.inf or over())
+            if lane._watch_cancel_at < math.inf and (not self.events or self.random.random() < 0.1):
+                lane._on_wakeup(lane._watch_cancel_at)
             elif self.events:
                 tag, event = self.events.pop(self.random.randrange(len(self.events)))
                 tag(event)
@@ -99,7 +101,7 @@ class Core:
                 return
 
 
-def _status_of(ending: cygrpc.Ending) -> Status:
+def _status_of(ending: cygrpc.FinalStatus) -> Status:
     code = next(code for code in grpc.StatusCode if code.value[0] == ending.code)
     return Status(code, ending.message.decode())
 

@@ -25,7 +25,7 @@ from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.transport.lane.lane import Lane, UnaryCall
 from tensorferry.server.transport.lane.stream import StreamCall
-from tensorferry.server.transport.threaded_servicer import Servicer
+from tensorferry.server.transport.threaded_servicer import ThreadedServicer
 
 
 class ScriptedCall(InferenceCall):
@@ -185,7 +185,7 @@ class OpenStream:
         self.call.cancel()
 
 
-class _BesideTheLane(Servicer):
+class _BesideTheLane(ThreadedServicer):
     """What a lane leaves to the servicer: everything but the two methods, which must not reach it."""
 
     def model_infer(self, data: bytes, context: grpc.ServicerContext) -> NoReturn:
@@ -200,11 +200,11 @@ def _listen(server: grpc.Server) -> str:
 
 
 @dataclass
-class Door:
+class ServedTransport:
     """A transport with its service and a channel to it; `lane` is None where the servicer serves all."""
 
     service: ScriptedService
-    servicer: Servicer
+    servicer: ThreadedServicer
     lane: Lane | None
     server: grpc.Server
     address: str
@@ -255,8 +255,8 @@ def opened(
     dial: Callable[[str], grpc.Channel] = grpc.insecure_channel,
     stopped_by_test: bool = False,
     access: AccessControl | None = None,
-) -> Iterator[Door]:
-    """A door, and afterwards the proof that no thread and nothing of the lane is left.
+) -> Iterator[ServedTransport]:
+    """A served, and afterwards the proof that no thread and nothing of the lane is left.
 
     Where the test stops the server that is not so: events that core has in hand when grpcio's
     thread ends are lost, with the calls that they belong to.
@@ -266,7 +266,7 @@ def opened(
     service = ScriptedService(registry)
     limits: dict[str, Any] = {"max_streams": max_streams, "max_in_flight": max_in_flight, "access": access}
     by_lane = transport == "lane"
-    kind = _BesideTheLane if by_lane else Servicer
+    kind = _BesideTheLane if by_lane else ThreadedServicer
     servicer = kind(service, registry, version="1.2.3", **limits)
     threads = ThreadPoolExecutor(32, thread_name_prefix="handler")
     server = grpc.server(threads, options=[("grpc.so_reuseport", 0), *options])
@@ -276,14 +276,14 @@ def opened(
     server.start()
     if lane is not None:
         lane.start()
-    door = Door(service, servicer, lane, server, address, dial(address), registry)
+    served = ServedTransport(service, servicer, lane, server, address, dial(address), registry)
     try:
-        yield door
+        yield served
     finally:
-        for stream in door._streams:
+        for stream in served._streams:
             stream.cancel()
             stream.half_close()
-        door.channel.close()
+        served.channel.close()
         if lane is not None and not stopped_by_test:
             await_no_calls(lane)
         assert server.stop(None).wait(PATIENCE)
@@ -293,8 +293,8 @@ def opened(
         assert not thread.is_alive(), f"{thread.name} is left behind"
     if lane is not None and not stopped_by_test:
         left = weakref.ref(lane)
-        door.lane = lane = None
-        door.server = server = None  # type: ignore[assignment]
+        served.lane = lane = None
+        served.server = server = None  # type: ignore[assignment]
         gc.collect()
         assert left() is None, "the lane is left behind, perhaps with one of its events"
 

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanContext, SpanKind
 from polling import until
 from support.server.rig import PATIENCE, fp32, request, signature, spec
-from support.server.scripted_service import Door
+from support.server.scripted_service import ServedTransport
 
 from tensorferry.batcher import Batcher
 from tensorferry.batcher.testing import ScriptedRunner
@@ -21,7 +21,7 @@ from tensorferry.server.models.registry import Model
 from tensorferry.server.tracing.otel import OpenTelemetrySource
 from tensorferry.server.tracing.otel_sampling import sampler_of
 from tensorferry.server.tracing.trace import Tracer
-from tensorferry.server.transport.lane.batched_sends import Outbox
+from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 
 SIGNATURE = signature(spec("x", "FP32", "batch", "n"), outputs=(spec("y", "FP32", "batch", "n"),))
 # Of seconds since the epoch as a float.
@@ -47,32 +47,32 @@ class Desk:
 
     def __init__(
         self,
-        door: Door,
+        served: ServedTransport,
         environment: dict[str, str] | None = None,
         *,
         fn: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> None:
-        self.door = door
+        self.served = served
         self.exporter = Exported()
-        outbox = door.lane.outbox if door.lane is not None else Outbox()
+        response_batcher = served.lane.response_batcher if served.lane is not None else ResponseBatcher()
         self.source = OpenTelemetrySource(
             SimpleSpanProcessor(self.exporter),
             sampler_of(environment or {}),
             Resource({}),
             SpanLimits(max_links=options.pop("max_links", None)),
             "1.2.3",
-            outbox,
+            response_batcher,
         )
         self.runner = ScriptedRunner(fn or (lambda inputs: {"y": inputs["x"] * 2}), gated=True)
         self.batcher = Batcher(self.runner, 4, together=self.source, **options)
-        door.registry.mark_ready(Model("m", "1", SIGNATURE, 4, "", self.batcher))
-        door.serve_by(InferenceService(door.registry, tracing=Tracer([self.source])))
+        served.registry.mark_ready(Model("m", "1", SIGNATURE, 4, "", self.batcher))
+        served.serve_by(InferenceService(served.registry, tracing=Tracer([self.source])))
 
     def infer(self, request_id: str, parent: str = SAMPLED, *, rows: int = 1, **options: Any) -> Any:
         """A ModelInfer in flight."""
         metadata = [("traceparent", parent)] if parent else []
-        return self.door.stub.ModelInfer.future(
+        return self.served.stub.ModelInfer.future(
             request({"x": fp32(rows, 2)}, id=request_id),
             metadata=metadata,
             **{"timeout": PATIENCE, **options},

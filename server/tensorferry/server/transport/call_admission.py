@@ -16,7 +16,7 @@ from tensorferry.server.inference.service import SHUTTING_DOWN, InferenceService
 from tensorferry.server.security.access_control import AccessControl, ClientCertificate, StreamAuthorization
 from tensorferry.server.status import Status
 from tensorferry.server.transport.lane import cygrpc
-from tensorferry.server.transport.unread_responses import Unsent
+from tensorferry.server.transport.unread_responses import UnreadResponses
 
 # Core gives the end of its clock's range, in seconds since the epoch, to a call without a deadline.
 NEVER = 1e11
@@ -25,7 +25,7 @@ NEVER = 1e11
 _CALLS_RETRY_SECONDS = 0.1
 
 # What a call is told that begins during a drain.
-_DRAINING = cygrpc.ending_of(Status(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN))
+_DRAINING = cygrpc.final_status(Status(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN))
 
 
 def deadline_of(event: Any) -> float:
@@ -36,7 +36,7 @@ def deadline_of(event: Any) -> float:
     return time.monotonic() + deadline - time.time()
 
 
-class Door:
+class CallAdmission:
     """Knows for each call that arrives whose it is, or how it ends at once. To be asked on the thread that polls.
 
     `turned_away` is told why a call ends because of an overload.
@@ -48,19 +48,19 @@ class Door:
         access: AccessControl | None,
         max_calls: int,
         turned_away: Callable[[QueueFull], None],
-        unsent: Unsent,
+        unread: UnreadResponses,
     ) -> None:
-        self._unsent = unsent
+        self._unread = unread
         self._service = service
         self._access = access
         self._max_calls = max_calls
-        self._too_many = cygrpc.ending_of(_too_many_calls(max_calls))
+        self._too_many = cygrpc.final_status(_too_many_calls(max_calls))
         self._turned_away = turned_away
         # Why a call was last turned away unread, and how those end of which the same is said.
         self._refusal: QueueFull | None = None
         self._ending = self._too_many
 
-    def caller_of(self, event: Any, deadline: float, calls: int) -> ClientIdentity | cygrpc.Ending:
+    def admit_unary(self, event: Any, deadline: float, calls: int) -> ClientIdentity | cygrpc.FinalStatus:
         """Whose unary call it is, while so many are in progress."""
         if self._service.draining and not self._service.early_rejection.tracing_enabled:
             self._service.count_refused(grpc.StatusCode.UNAVAILABLE)
@@ -68,24 +68,24 @@ class Door:
         if calls >= self._max_calls:
             self._service.count_refused(grpc.StatusCode.RESOURCE_EXHAUSTED)
             return self._too_many
-        if (unread := self._unread(event)) is not None:
-            return cygrpc.ending_of(unread)
+        if (unread := self._unread_refusal(event)) is not None:
+            return cygrpc.final_status(unread)
         caller = ANONYMOUS
         if self._access is not None:
             try:
                 caller = self._access.admit(INFER, *_origin_of(event))
             except Exception as error:
-                return cygrpc.ending_of(self._service.status_of(error))
+                return cygrpc.final_status(self._service.status_of(error))
         if deadline < math.inf and (refusal := self._service.early_rejection.check(deadline)) is not None:
             if refusal is not self._refusal:
-                self._refusal, self._ending = refusal, cygrpc.ending_of(self._service.status_of(refusal))
+                self._refusal, self._ending = refusal, cygrpc.final_status(self._service.status_of(refusal))
             self._turned_away(refusal)
             return self._ending
         return caller
 
-    def standing_of(self, event: Any) -> StreamAuthorization | Status | None:
+    def admit_stream(self, event: Any) -> StreamAuthorization | Status | None:
         """Whose stream it is, and for how long; None where anybody's is served, or the status with which it ends."""
-        if (unread := self._unread(event)) is not None:
+        if (unread := self._unread_refusal(event)) is not None:
             return unread
         if self._access is None:
             return None
@@ -94,11 +94,11 @@ class Door:
         except Exception as error:
             return self._service.status_of(error)
 
-    def _unread(self, event: Any) -> Status | None:
+    def _unread_refusal(self, event: Any) -> Status | None:
         """The status of a call whose client, or all clients, have yet to read too many bytes of answers."""
-        if not self._unsent.pressed:
+        if not self._unread.refuses_some:
             return None
-        error = self._unsent.refusal(cygrpc.peer_of(event.call))
+        error = self._unread.refusal(cygrpc.peer_of(event.call))
         if error is None:
             return None
         self._service.count_refused(grpc.StatusCode.RESOURCE_EXHAUSTED)

@@ -1,6 +1,6 @@
 """Closes the port to newcomers while the calls of those who are connected go on.
 
-grpc's core closes its port and its calls' door in one step, and what arrives between that and the moment at which
+grpc's core closes its port and its calls' listener in one step, and what arrives between that and the moment at which
 a balancer has heard of it is lost. A balancer that is refused a connection takes another server, whatever it is;
 so the port is closed first. The listening sockets are core's, and grpcio does not show them: they are found among
 the process's files, by their port, as in corks.py. Core takes it for a socket that broke, and says so in one

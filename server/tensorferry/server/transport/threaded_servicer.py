@@ -27,7 +27,7 @@ from tensorferry.server.security.interceptor import certificate_from_context
 from tensorferry.server.status import Status, status_of, trailing_metadata
 from tensorferry.server.transport.calls_in_progress import Underway
 from tensorferry.server.transport.threaded_stream import ResponseStream
-from tensorferry.server.transport.unread_responses import SMALL_BYTES, Account, Unsent
+from tensorferry.server.transport.unread_responses import SMALL_BYTES, ResponseAccount, UnreadResponses
 from tensorferry.server.wire import bounds
 from tensorferry.server.wire.receiving import receive
 
@@ -50,7 +50,7 @@ class Extension(Protocol):
         """A function of the request message that returns the response, or raises a `ServerError`, by method."""
 
 
-class Servicer:
+class ThreadedServicer:
     """The methods of GRPCInferenceService over one service and one registry. Thread-safe.
 
     Those that `extensions` have are theirs. A call of ModelInfer keeps its thread until it is answered, a stream for as long as it is
@@ -67,9 +67,9 @@ class Servicer:
         max_in_flight: int,
         extensions: Sequence[Extension] = (),
         access: AccessControl | None = None,
-        unsent: Unsent | None = None,
+        unread: UnreadResponses | None = None,
     ) -> None:
-        self._unsent = unsent or Unsent()
+        self._unread = unread or UnreadResponses()
         self._underway = Underway()
         self._service = service
         self._registry = registry
@@ -242,18 +242,18 @@ class Servicer:
         """Counts a call until it is over, or ends it because its connection has too many answers to read."""
         if not self._service.draining:
             self._underway.add(context)
-        if not self._unsent.pressed:
+        if not self._unread.refuses_some:
             return
-        error = self._unsent.refusal(context.peer())
+        error = self._unread.refusal(context.peer())
         if error is not None:
             self._service.count_refused(grpc.StatusCode.RESOURCE_EXHAUSTED)
             _abort(context, self._service.status_of(error))
 
-    def _account_of(self, context: grpc.ServicerContext) -> Account:
+    def _account_of(self, context: grpc.ServicerContext) -> ResponseAccount:
         def give_up(error: UnreadResponsesError) -> None:
             context.cancel()
 
-        return Account(self._unsent, context.peer(), give_up)
+        return ResponseAccount(self._unread, context.peer(), give_up)
 
     def _hold(self, context: grpc.ServicerContext, nbytes: int) -> None:
         """Counts the answer of a unary call until it is sent; UnreadResponsesError if it must not be kept."""

@@ -21,7 +21,7 @@ from tensorferry.server.inference.stream_order import (
 )
 from tensorferry.server.security.access_control import StreamAuthorization
 from tensorferry.server.status import INTERNAL_ERROR, Status
-from tensorferry.server.transport.unread_responses import Account, Unsent
+from tensorferry.server.transport.unread_responses import ResponseAccount, UnreadResponses
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -43,9 +43,9 @@ class ResponseStream:
         max_in_flight: int,
         metadata: Metadata = (),
         standing: StreamAuthorization | None = None,
-        account: Account | None = None,
+        account: ResponseAccount | None = None,
     ) -> None:
-        self._account = account or Account(Unsent(), "", lambda error: None)
+        self._account = account or ResponseAccount(UnreadResponses(), "", lambda error: None)
         self._service = service
         self._deadline = deadline
         self._options = options
@@ -175,8 +175,7 @@ class ResponseStream:
     def _has_room_locked(self) -> bool:
         in_flight = self._in_flight
         return (
-            in_flight < self._max_in_flight
-            and in_flight * self._largest < self._account.unsent.most_of_stream
+            in_flight < self._max_in_flight and in_flight * self._largest < self._account.unread.stream_limit
         )
 
     def _complete(self, entry: StreamEntry, reply: InferenceReply) -> None:

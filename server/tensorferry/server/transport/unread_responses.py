@@ -22,7 +22,7 @@ _RETRY_SECONDS = 1.0
 SMALL_BYTES = 4096
 
 
-def given_up() -> UnreadResponsesError:
+def stale_error() -> UnreadResponsesError:
     """Why a call ends whose answers are dropped because others need their room."""
     return UnreadResponsesError(
         f"the client has read nothing of its answers for {_PATIENCE_SECONDS:g} s, and others needed their room; read answers "
@@ -31,7 +31,7 @@ def given_up() -> UnreadResponsesError:
     )
 
 
-class Unsent:
+class UnreadResponses:
     """Counts the bytes of answers between their completion and their being sent. Thread-safe.
 
     At most `most` bytes in all and a quarter of it for each connection; an answer that would be the only one always
@@ -40,21 +40,21 @@ class Unsent:
 
     def __init__(self, most: int = 1 << 30, clock: Callable[[], float] = time.monotonic) -> None:
         self.most = most
-        self.most_of_connection = max(1, most // _CONNECTION_SHARE)
+        self.connection_limit = max(1, most // _CONNECTION_SHARE)
         # A stream reads no more requests while their answers may be larger than this together.
-        self.most_of_stream = max(1, self.most_of_connection // _CONNECTION_SHARE)
+        self.stream_limit = max(1, self.connection_limit // _CONNECTION_SHARE)
         self._clock = clock
         # Guards every field below and the fields of every account. Nothing is called while it is held.
         self.lock = threading.Lock()
         self._total = 0
         self._connections: dict[str, int] = {}
         # Those that hold bytes; the one that nothing was read of for longest is the first.
-        self._accounts: dict[Account, float] = {}
+        self._accounts: dict[ResponseAccount, float] = {}
         # The bytes of the answer that was refused last, of each connection that has read nothing since, and of all.
         self._wanted: dict[str, int] = {}
         self._wanted_of_all = 0
         # Whether an answer was refused and nothing was read since.
-        self.pressed = False
+        self.refuses_some = False
 
     @property
     def total(self) -> int:
@@ -71,18 +71,18 @@ class Unsent:
             stale = self._make_room_locked(connection, nbytes)
             error = self._refusal_locked(connection, nbytes)
         for account in stale:
-            account.give_up(given_up())
+            account.give_up(stale_error())
         return error
 
     def _exceeds_locked(self, connection: str, nbytes: int) -> bool:
         held = self._connections.get(connection, 0)
-        return (held > 0 and held + nbytes > self.most_of_connection) or (
+        return (held > 0 and held + nbytes > self.connection_limit) or (
             self._total > 0 and self._total + nbytes > self.most
         )
 
-    def _make_room_locked(self, connection: str, nbytes: int) -> list[Account]:
+    def _make_room_locked(self, connection: str, nbytes: int) -> list[ResponseAccount]:
         """Takes stale accounts off the books until the bytes fit, or none is left; they are then to be given up."""
-        stale: list[Account] = []
+        stale: list[ResponseAccount] = []
         if not self._exceeds_locked(connection, nbytes):
             return stale
         long_ago = self._clock() - _PATIENCE_SECONDS
@@ -98,10 +98,10 @@ class Unsent:
         if not self._exceeds_locked(connection, nbytes):
             return None
         held = self._connections.get(connection, 0)
-        self.pressed = True
-        if held and held + nbytes > self.most_of_connection:
+        self.refuses_some = True
+        if held and held + nbytes > self.connection_limit:
             self._wanted[connection] = nbytes
-            what, most = f"{held} bytes of answers to this connection", self.most_of_connection
+            what, most = f"{held} bytes of answers to this connection", self.connection_limit
         else:
             self._wanted_of_all = nbytes
             what, most = f"{self._total} bytes of answers to all clients", self.most
@@ -112,8 +112,8 @@ class Unsent:
         )
 
     def admit_locked(
-        self, account: Account, nbytes: int
-    ) -> tuple[UnreadResponsesError | None, list[Account]]:
+        self, account: ResponseAccount, nbytes: int
+    ) -> tuple[UnreadResponsesError | None, list[ResponseAccount]]:
         """Counts bytes of an account, or returns why not; and the accounts that are to be given up for it."""
         stale = self._make_room_locked(account.connection, nbytes)
         error = self._refusal_locked(account.connection, nbytes)
@@ -122,7 +122,7 @@ class Unsent:
             self._change_locked(account.connection, nbytes)
         return error, stale
 
-    def removed_locked(self, account: Account, nbytes: int) -> None:
+    def removed_locked(self, account: ResponseAccount, nbytes: int) -> None:
         """That many bytes of an account were read, or are dropped."""
         self._change_locked(account.connection, -nbytes)
         # Something of it was read: it is the last to be given up.
@@ -137,50 +137,50 @@ class Unsent:
         else:
             del self._connections[connection]
         self._total += nbytes
-        if nbytes < 0 and self.pressed:
+        if nbytes < 0 and self.refuses_some:
             self._wanted.pop(connection, None)
             self._wanted_of_all = 0
-            self.pressed = bool(self._wanted)
+            self.refuses_some = bool(self._wanted)
 
 
-class Account:
+class ResponseAccount:
     """The answers of one call. Thread-safe.
 
     `give_up` is called, on any thread and at most once, when the call is to end with this error.
     """
 
-    __slots__ = ("_closed", "connection", "give_up", "held", "unsent")
+    __slots__ = ("_closed", "connection", "give_up", "held", "unread")
 
     def __init__(
-        self, unsent: Unsent, connection: str, give_up: Callable[[UnreadResponsesError], None]
+        self, unread: UnreadResponses, connection: str, give_up: Callable[[UnreadResponsesError], None]
     ) -> None:
-        self.unsent = unsent
+        self.unread = unread
         self.connection = connection
         self.give_up = give_up
-        # Both are guarded by the lock of `unsent`.
+        # Both are guarded by the lock of `unread`.
         self.held = 0
         self._closed = False
 
     def add(self, nbytes: int) -> UnreadResponsesError | None:
         """Count an answer that is to be sent; or return why it must not be kept."""
-        with self.unsent.lock:
+        with self.unread.lock:
             if self._closed or not nbytes:
                 return None
-            error, stale = self.unsent.admit_locked(self, nbytes)
+            error, stale = self.unread.admit_locked(self, nbytes)
             if error is None and not self._closed:
                 self.held += nbytes
         for other in stale:
-            other.give_up(given_up())
+            other.give_up(stale_error())
         return error
 
     def remove(self, nbytes: int) -> None:
         """An answer of that size was sent, or is dropped."""
-        with self.unsent.lock:
+        with self.unread.lock:
             self._remove_locked(min(nbytes, self.held))
 
     def close(self) -> None:
         """The call is over: nothing of it is kept any more. Idempotent."""
-        with self.unsent.lock:
+        with self.unread.lock:
             self.drop_locked()
 
     def drop_locked(self) -> None:
@@ -191,4 +191,4 @@ class Account:
     def _remove_locked(self, nbytes: int) -> None:
         if nbytes:
             self.held -= nbytes
-            self.unsent.removed_locked(self, nbytes)
+            self.unread.removed_locked(self, nbytes)

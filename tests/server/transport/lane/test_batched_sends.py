@@ -11,7 +11,7 @@ import pytest
 from support.server.rig import PATIENCE
 
 from tensorferry.server.transport.lane import batched_sends as module
-from tensorferry.server.transport.lane.batched_sends import Outbox
+from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 
 
 class Sent:
@@ -30,10 +30,10 @@ class Sent:
 
 
 class Poller:
-    """A thread that looks at the outbox when an operation has ended, until it is stopped."""
+    """A thread that looks at the response_batcher when an operation has ended, until it is stopped."""
 
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
+    def __init__(self, response_batcher: ResponseBatcher) -> None:
+        self._response_batcher = response_batcher
         self._events = threading.Semaphore(0)
         self._stopped = False
         self._started = threading.Event()
@@ -51,23 +51,23 @@ class Poller:
         assert not self._thread.is_alive()
 
     def _run(self) -> None:
-        self._outbox.polled()
+        self._response_batcher.bind_polling_thread()
         self._started.set()
         while True:
             self._events.acquire()
             if self._stopped:
                 return
-            self._outbox.empty()
+            self._response_batcher.flush()
 
 
 @pytest.fixture
-def outbox() -> Outbox:
-    return Outbox()
+def response_batcher() -> ResponseBatcher:
+    return ResponseBatcher()
 
 
 @pytest.fixture
-def poller(outbox: Outbox) -> Iterator[Poller]:
-    poller = Poller(outbox)
+def poller(response_batcher: ResponseBatcher) -> Iterator[Poller]:
+    poller = Poller(response_batcher)
     yield poller
     poller.stop()
 
@@ -80,64 +80,70 @@ def sent(poller: Poller) -> Sent:
 HERE = threading.current_thread().name
 
 
-def test_one_is_sent_at_once_and_the_others_by_the_thread_that_polls(outbox: Outbox, sent: Sent) -> None:
-    outbox.begin(4)
+def test_one_is_sent_at_once_and_the_others_by_the_thread_that_polls(
+    response_batcher: ResponseBatcher, sent: Sent
+) -> None:
+    response_batcher.begin(4)
     for number in range(4):
-        outbox.give(sent.answer(number))
+        response_batcher.send(sent.answer(number))
     assert not sent.by
-    outbox.end()
+    response_batcher.end()
     # When `end` returns, all are sent.
     assert sent.by == [(0, HERE), (1, "poller"), (2, "poller"), (3, "poller")]
 
 
-def test_outside_a_batch_an_answer_is_sent_at_once(outbox: Outbox, sent: Sent) -> None:
-    outbox.give(sent.answer(0))
+def test_outside_a_batch_an_answer_is_sent_at_once(response_batcher: ResponseBatcher, sent: Sent) -> None:
+    response_batcher.send(sent.answer(0))
     assert sent.by == [(0, HERE)]
-    outbox.begin(2)
-    outbox.end()
-    outbox.give(sent.answer(1))
+    response_batcher.begin(2)
+    response_batcher.end()
+    response_batcher.send(sent.answer(1))
     assert sent.by == [(0, HERE), (1, HERE)]
 
 
 @pytest.mark.parametrize("given", [0, 1])
-def test_a_batch_of_which_nobody_or_one_is_left(outbox: Outbox, sent: Sent, given: int) -> None:
-    outbox.begin(2)
+def test_a_batch_of_which_nobody_or_one_is_left(
+    response_batcher: ResponseBatcher, sent: Sent, given: int
+) -> None:
+    response_batcher.begin(2)
     for number in range(given):
-        outbox.give(sent.answer(number))
-    outbox.end()
+        response_batcher.send(sent.answer(number))
+    response_batcher.end()
     assert sent.by == [(0, HERE)][:given]
 
 
-def test_the_thread_that_polls_sends_its_own_as_they_come(outbox: Outbox) -> None:
-    outbox.polled()
+def test_the_thread_that_polls_sends_its_own_as_they_come(response_batcher: ResponseBatcher) -> None:
+    response_batcher.bind_polling_thread()
     numbers: list[int] = []
-    outbox.begin(2)
-    outbox.give(lambda: numbers.append(1))
+    response_batcher.begin(2)
+    response_batcher.send(lambda: numbers.append(1))
     assert numbers == [1]
-    outbox.give(lambda: numbers.append(2))
-    outbox.end()
+    response_batcher.send(lambda: numbers.append(2))
+    response_batcher.end()
     assert numbers == [1, 2]
 
 
-def test_before_anybody_polls_nothing_is_handed_over(outbox: Outbox) -> None:
+def test_before_anybody_polls_nothing_is_handed_over(response_batcher: ResponseBatcher) -> None:
     numbers: list[int] = []
-    outbox.begin(2)
+    response_batcher.begin(2)
     for number in (1, 2):
-        outbox.give(lambda number=number: numbers.append(number))  # type: ignore[misc]
+        response_batcher.send(lambda number=number: numbers.append(number))  # type: ignore[misc]
     assert numbers == [1, 2]
-    outbox.end()
+    response_batcher.end()
 
 
-def test_workers_that_answer_at_the_same_time_send_each_answer_once(outbox: Outbox, sent: Sent) -> None:
+def test_workers_that_answer_at_the_same_time_send_each_answer_once(
+    response_batcher: ResponseBatcher, sent: Sent
+) -> None:
     together = threading.Barrier(4)
 
     def work(first: int) -> None:
         together.wait(PATIENCE)
         for start in range(first, first + 1000, 10):
-            outbox.begin(10)
+            response_batcher.begin(10)
             for number in range(start, start + 10):
-                outbox.give(sent.answer(number))
-            outbox.end()
+                response_batcher.send(sent.answer(number))
+            response_batcher.end()
 
     threads = [threading.Thread(target=work, args=(1000 * index,)) for index in range(4)]
     for thread in threads:
@@ -148,41 +154,41 @@ def test_workers_that_answer_at_the_same_time_send_each_answer_once(outbox: Outb
 
 
 def test_one_that_cannot_be_sent_holds_no_other_up(
-    outbox: Outbox, sent: Sent, caplog: pytest.LogCaptureFixture
+    response_batcher: ResponseBatcher, sent: Sent, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails() -> None:
         raise RuntimeError("core has changed")
 
-    outbox.begin(4)
+    response_batcher.begin(4)
     for send in (sent.answer(0), fails, sent.answer(2)):
-        outbox.give(send)
+        response_batcher.send(send)
     with caplog.at_level(logging.ERROR):
-        outbox.end()
+        response_batcher.end()
     assert [number for number, _ in sent.by] == [0, 2]
     assert "an answer could not be sent" in caplog.text
 
 
 def test_when_nobody_polls_any_more_the_worker_sends_all(
-    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+    response_batcher: ResponseBatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.01)
-    stopped = Poller(outbox)
+    stopped = Poller(response_batcher)
     stopped.stop()
     sent = Sent(stopped)
-    outbox.begin(3)
+    response_batcher.begin(3)
     for number in range(3):
-        outbox.give(sent.answer(number))
-    outbox.end()
+        response_batcher.send(sent.answer(number))
+    response_batcher.end()
     assert sent.by == [(0, HERE), (1, HERE), (2, HERE)]
 
 
 def test_a_thread_that_polls_late_sends_nothing_twice(
-    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+    response_batcher: ResponseBatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.01)
     in_the_middle, go_on = threading.Event(), threading.Event()
     numbers: list[int] = []
-    stopped = Poller(outbox)
+    stopped = Poller(response_batcher)
     stopped.stop()
 
     def hesitates() -> None:
@@ -191,14 +197,14 @@ def test_a_thread_that_polls_late_sends_nothing_twice(
         numbers.append(1)
 
     def late() -> None:
-        outbox.empty()
+        response_batcher.flush()
 
     thread = threading.Thread(target=late)
-    outbox.begin(3)
+    response_batcher.begin(3)
     # The first is sent here; then the other thread comes, and the worker must wait for it to be done.
-    outbox.give(thread.start)
-    outbox.give(hesitates)
-    outbox.give(lambda: numbers.append(2))
+    response_batcher.send(thread.start)
+    response_batcher.send(hesitates)
+    response_batcher.send(lambda: numbers.append(2))
 
     def goes_on() -> None:
         assert in_the_middle.wait(PATIENCE)
@@ -206,42 +212,44 @@ def test_a_thread_that_polls_late_sends_nothing_twice(
 
     other = threading.Thread(target=goes_on)
     other.start()
-    outbox.end()
+    response_batcher.end()
     for each in (thread, other):
         each.join(PATIENCE)
     assert numbers == [1, 2]
 
 
-def test_what_is_handed_over_in_a_rest_is_sent_in_it(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_handed_over_in_a_rest_is_sent_in_it(
+    response_batcher: ResponseBatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else a worker would wait for as long, and the device with it; and the rest goes on."""
     now = 100.0
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
-    outbox.polled()
+    response_batcher.bind_polling_thread()
     numbers: list[int] = []
     worked = threading.Event()
 
     def work() -> None:
         nonlocal now
         for number in (0, 2):
-            outbox.begin(2)
+            response_batcher.begin(2)
             for each in (number, number + 1):
-                outbox.give(lambda each=each: numbers.append(each))  # type: ignore[misc]
-            outbox.end()
+                response_batcher.send(lambda each=each: numbers.append(each))  # type: ignore[misc]
+            response_batcher.end()
         worked.set()
         now += 1000.0
         # Whoever waits looks at the clock then.
-        outbox._bell.set()
+        response_batcher._wake.set()
 
     worker = threading.Thread(target=work)
     worker.start()
-    outbox.rest(999.0)
+    response_batcher.pause(999.0)
     assert worked.is_set()
     worker.join(PATIENCE)
     assert numbers == [0, 1, 2, 3]
 
 
-def test_a_rest_ends_by_itself(outbox: Outbox) -> None:
-    outbox.polled()
-    outbox.rest(0.001)
-    outbox.rest(-0.001)
-    assert outbox.is_polling
+def test_a_rest_ends_by_itself(response_batcher: ResponseBatcher) -> None:
+    response_batcher.bind_polling_thread()
+    response_batcher.pause(0.001)
+    response_batcher.pause(-0.001)
+    assert response_batcher.is_polling

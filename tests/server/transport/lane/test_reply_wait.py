@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.server.rig import PATIENCE, fp32, request, signature, spec
-from support.server.scripted_service import Door
+from support.server.scripted_service import ServedTransport
 
 from tensorferry.batcher import Batcher
 from tensorferry.batcher.testing import ScriptedRunner
@@ -19,40 +19,40 @@ SECONDS, NEVER = 1.0, 1000.0
 
 
 @pytest.fixture
-def runner(door: Door, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedRunner]:
+def runner(served: ServedTransport, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedRunner]:
     """What runs the model `m`, whose batches wait for ever for word of what is there."""
-    if door.lane is None:
+    if served.lane is None:
         pytest.skip("only the lane enqueues quietly")
     monkeypatch.setattr("tensorferry.batcher.queue.reply_wait._SHARE", NEVER)
     runner = ScriptedRunner(lambda inputs: {"x": inputs["x"]}, gated=True)
     batcher = Batcher(runner, 4)
     batcher.anchor(1, SECONDS)
     batcher.anchor(4, SECONDS)
-    door.be_real()
-    door.registry.mark_ready(Model("m", "1", signature(spec("x", "FP32", "b", 1)), 4, "", batcher))
+    served.be_real()
+    served.registry.mark_ready(Model("m", "1", signature(spec("x", "FP32", "b", 1)), 4, "", batcher))
     yield runner
     runner.open()
     assert batcher.close()
 
 
-def test_calls(door: Door, runner: ScriptedRunner) -> None:
+def test_calls(served: ServedTransport, runner: ScriptedRunner) -> None:
     calls: list[Any] = []
     for rows in (1, 2):
-        calls.append(door.stub.ModelInfer.future(request({"x": fp32(rows, 1)}), timeout=PATIENCE))
+        calls.append(served.stub.ModelInfer.future(request({"x": fp32(rows, 1)}), timeout=PATIENCE))
         if rows == 1:
             runner.await_batches(1)
-    await_queued(door, 1)
+    await_queued(served, 1)
     runner.release(2)
     for rows, call in enumerate(calls, 1):
         assert call.result().outputs[0].shape == [rows, 1]
 
 
-def test_streams(door: Door, runner: ScriptedRunner) -> None:
-    stream = door.stream(timeout=PATIENCE)
+def test_streams(served: ServedTransport, runner: ScriptedRunner) -> None:
+    stream = served.stream(timeout=PATIENCE)
     stream.send_bytes(request({"x": fp32(1, 1)}).SerializeToString())
     runner.await_batches(1)
     stream.send_bytes(request({"x": fp32(2, 1)}).SerializeToString())
-    await_queued(door, 1)
+    await_queued(served, 1)
     runner.release(2)
     shapes = [stream.read().infer_response.outputs[0].shape for _ in range(2)]
     assert shapes == [[1, 1], [2, 1]]
@@ -60,8 +60,8 @@ def test_streams(door: Door, runner: ScriptedRunner) -> None:
     assert stream.rest() == []
 
 
-def await_queued(door: Door, requests: int) -> None:
+def await_queued(served: ServedTransport, requests: int) -> None:
     """Until so many are queued: a call that is answered after them was read after them."""
-    batcher = door.registry.get("m").batcher
+    batcher = served.registry.get("m").batcher
     while batcher.statistics().sizes.queued < requests:
-        assert door.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE).live
+        assert served.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE).live

@@ -23,7 +23,7 @@ import pytest
 from support.models import small
 from support.processes.server import environment
 from support.server.rig import PATIENCE, Make, fp32, made_apps, request
-from support.server.scripted_service import Door, success
+from support.server.scripted_service import ServedTransport, success
 
 import tensorferry.server.transport.lane as package
 from tensorferry.protos import inference_pb2_grpc
@@ -264,11 +264,11 @@ def test_a_process_that_must_have_the_lane_exits_with_1(tmp_path: Path) -> None:
 @pytest.mark.parametrize("transport", ["lane"], scope="module")  # the other has no such thread
 @pytest.mark.parametrize("where", ["a call that comes", "a message", "a stream's message", "the time"])
 def test_a_bug_in_an_event_does_not_end_the_thread_that_serves(
-    door: Door, where: str, monkeypatch: pytest.MonkeyPatch
+    served: ServedTransport, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call that it concerns is told INTERNAL, or cancelled when it had not begun; all others are served."""
-    door.service.answer_at_once = success
-    assert door.lane is not None
+    served.service.answer_at_once = success
+    assert served.lane is not None
     logged: list[str] = []
     came = threading.Event()
 
@@ -281,73 +281,77 @@ def test_a_bug_in_an_event_does_not_end_the_thread_that_serves(
     with monkeypatch.context() as patch:
         if where == "the time":
             # Due when the next event has been handled.
-            patch.setattr(door.lane._core.queue, "_overdue", _raise, raising=False)
-            door.lane._core.queue.due = 0.0
-            door.infer("1").result(PATIENCE)
+            patch.setattr(served.lane._core.queue, "_on_wakeup", _raise, raising=False)
+            served.lane._core.queue.next_wakeup = 0.0
+            served.infer("1").result(PATIENCE)
             # The answer may be there before.
             assert came.wait(PATIENCE)
         elif where == "a stream's message":
             patch.setattr(StreamCall, "received", _raise)
-            stream = door.stream()
+            stream = served.stream()
             stream.send("1")
             assert came.wait(PATIENCE)
             assert stream.end().code() is grpc.StatusCode.INTERNAL
         elif where == "a message":
             patch.setattr(UnaryCall, "received", _raise)
-            assert door.infer("1").exception(PATIENCE).code() is grpc.StatusCode.INTERNAL
+            assert served.infer("1").exception(PATIENCE).code() is grpc.StatusCode.INTERNAL
         else:
             patch.setattr(UnaryCall, "__init__", _raise)
-            assert door.infer("1").exception(PATIENCE).code() is grpc.StatusCode.CANCELLED
-    assert door.infer("2").result(PATIENCE).id == "2"
+            assert served.infer("1").exception(PATIENCE).code() is grpc.StatusCode.CANCELLED
+    assert served.infer("2").result(PATIENCE).id == "2"
     assert set(logged) == {"unexpected error in the lane; this is a bug in tensorferry.server"}
 
 
 @pytest.mark.parametrize("transport", ["lane"], scope="module")
-def test_system_exit_does_not_end_the_thread_either(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_exit_does_not_end_the_thread_either(
+    served: ServedTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def leave(*args: Any) -> None:
         raise SystemExit
 
-    door.service.answer_at_once = success
+    served.service.answer_at_once = success
     monkeypatch.setattr(lane._log, "exception", lambda message: None)
     with monkeypatch.context() as patch:
         patch.setattr(UnaryCall, "received", leave)
-        assert door.infer("1").exception(PATIENCE).code() is grpc.StatusCode.INTERNAL
-    assert door.infer("2").result(PATIENCE).id == "2"
+        assert served.infer("1").exception(PATIENCE).code() is grpc.StatusCode.INTERNAL
+    assert served.infer("2").result(PATIENCE).id == "2"
 
 
 @pytest.mark.parametrize("transport", ["lane"], scope="module")
 def test_calls_that_could_not_be_asked_for_are_asked_for_again(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    served: ServedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So many are asked for, each once it is there: each that was not would be missing for ever."""
-    door.service.answer_at_once = success
-    assert door.lane is not None
+    served.service.answer_at_once = success
+    assert served.lane is not None
     monkeypatch.setattr(lane._log, "exception", lambda message: None)
-    monkeypatch.setattr(lane, "_OWED_SECONDS", 0.01)
+    monkeypatch.setattr(lane, "_REQUEST_AGAIN_SECONDS", 0.01)
     with monkeypatch.context() as patch:
-        patch.setattr(door.lane._core, "request", _raise)
-        for number in range(lane._STANDING_UNARY):
+        patch.setattr(served.lane._core, "request", _raise)
+        for number in range(lane._POSTED_UNARY_ACCEPTS):
             # Their own calls are lost with what was to be asked.
-            assert door.infer(str(number)).exception(PATIENCE).code() is grpc.StatusCode.CANCELLED
-    for number in range(2 * lane._STANDING_UNARY):
-        assert door.infer(str(number)).result(PATIENCE).id == str(number)
-    assert not door.lane._owed
+            assert served.infer(str(number)).exception(PATIENCE).code() is grpc.StatusCode.CANCELLED
+    for number in range(2 * lane._POSTED_UNARY_ACCEPTS):
+        assert served.infer(str(number)).result(PATIENCE).id == str(number)
+    assert not served.lane._unrequested
 
 
 @pytest.mark.parametrize("transport", ["lane"], scope="module")
-def test_calls_that_cannot_be_started_do_not_count(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_cannot_be_started_do_not_count(
+    served: ServedTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else each would shrink `--max-calls` or `--max-streams` for ever."""
-    door.service.answer_at_once = success
-    assert door.lane is not None
+    served.service.answer_at_once = success
+    assert served.lane is not None
     monkeypatch.setattr(lane._log, "exception", lambda message: None)
     with monkeypatch.context() as patch:
         patch.setattr(cygrpc, "ReceiveMessageOperation", _raise)
         patch.setattr(cygrpc, "ReceiveCloseOnServerOperation", _raise)
         for number in range(3):
-            assert door.infer(str(number)).exception(PATIENCE).code() is grpc.StatusCode.CANCELLED
-            assert door.stream().end().code() is grpc.StatusCode.CANCELLED
-    assert (door.lane.calls, door.lane.open_streams) == (0, 0)
-    assert door.infer("later").result(PATIENCE).id == "later"
+            assert served.infer(str(number)).exception(PATIENCE).code() is grpc.StatusCode.CANCELLED
+            assert served.stream().end().code() is grpc.StatusCode.CANCELLED
+    assert (served.lane.calls, served.lane.open_streams) == (0, 0)
+    assert served.infer("later").result(PATIENCE).id == "later"
 
 
 class _Clock:
@@ -363,10 +367,10 @@ class _Clock:
 def _queue(poll: Callable[[float], Any], clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """A queue, and its own way to poll over one that returns at once, as core's does when the time is over."""
     monkeypatch.setattr(cygrpc, "time", clock)
-    own = cygrpc._Queue.poll
+    own = cygrpc._EventLoop.poll
     events = SimpleNamespace(poll=poll)
     rebound = FunctionType(own.__code__, {**vars(cygrpc), "super": lambda: events}, closure=own.__closure__)
-    return SimpleNamespace(due=clock.now + 0.01, idle=True, _unforeseen=_raise), rebound
+    return SimpleNamespace(next_wakeup=clock.now + 0.01, idle=True, _on_crash=_raise), rebound
 
 
 def test_a_clock_that_is_put_back_keeps_nothing_from_being_due(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,11 +390,11 @@ def test_a_clock_that_is_put_back_keeps_nothing_from_being_due(monkeypatch: pyte
         called.append(now)
         return math.inf
 
-    queue._overdue = overdue
+    queue._on_wakeup = overdue
     event = own(queue, clock.now + 1)
     assert event.tag is None, "grpcio is to give a deadline of the clock as it is now"
     assert called == [1e9 - 3600]
-    assert queue.due == math.inf
+    assert queue.next_wakeup == math.inf
 
 
 def test_what_is_due_knows_whether_more_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,6 +417,6 @@ def test_what_is_due_knows_whether_more_is_there(monkeypatch: pytest.MonkeyPatch
         looks.append((len(handled), queue.idle))
         return 0.0 if waiting else math.inf
 
-    queue._overdue, queue.due = overdue, 0.0
+    queue._on_wakeup, queue.next_wakeup = overdue, 0.0
     own(queue, clock.now)
     assert looks == [(3, False), (6, False), (7, True)]

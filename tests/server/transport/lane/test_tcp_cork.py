@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tensorferry.server.transport import tcp_cork
-from tensorferry.server.transport.tcp_cork import Corks
+from tensorferry.server.transport.lane import tcp_cork
+from tensorferry.server.transport.lane.tcp_cork import TcpCork
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_CORK"), reason="TCP_CORK is Linux's")
 
@@ -58,13 +58,13 @@ def holds(server: socket.socket) -> bool:
 
 
 def test_what_is_written_in_between_leaves_at_the_end_as_one(served: Served) -> None:
-    held = Corks()
+    held = TcpCork()
     held.serve(served.port)
     held.begin(8)
     for server in served.servers:
         for _ in range(4):
             server.send(SMALL)
-            held.wrote(len(SMALL))
+            held.written(len(SMALL))
     assert [received(client) for client in served.clients] == [b"", b""]
     held.end()
     assert [received(client) for client in served.clients] == [4 * SMALL, 4 * SMALL]
@@ -72,7 +72,7 @@ def test_what_is_written_in_between_leaves_at_the_end_as_one(served: Served) -> 
 
 
 def test_fewer_than_two_answers_for_each_connection_leave_at_once(served: Served) -> None:
-    held = Corks()
+    held = TcpCork()
     held.serve(served.port)
     held.begin(3)
     served.servers[0].send(SMALL)
@@ -81,33 +81,33 @@ def test_fewer_than_two_answers_for_each_connection_leave_at_once(served: Served
 
 
 def test_before_it_serves_a_port_it_holds_nothing(served: Served) -> None:
-    held = Corks()
+    held = TcpCork()
     held.begin(ENDLESS)
     assert not any(map(holds, served.servers))
-    held.wrote(1)
+    held.written(1)
     held.end()
 
 
 def test_a_large_answer_takes_what_was_gathered_along(served: Served) -> None:
-    held = Corks()
+    held = TcpCork()
     held.serve(served.port)
     held.begin(4)
     served.servers[0].send(SMALL)
-    held.wrote(len(SMALL))
+    held.written(len(SMALL))
     assert received(served.clients[0]) == b""
-    held.wrote(100_000)
+    held.written(100_000)
     assert received(served.clients[0]) == SMALL
     held.end()
 
 
 def test_the_first_of_many_does_not_wait_for_the_last(served: Served) -> None:
-    held = Corks()
+    held = TcpCork()
     held.serve(served.port)
     held.begin(100)
     for _ in range(32):
         assert received(served.clients[0]) == b""
         served.servers[0].send(SMALL)
-        held.wrote(len(SMALL))
+        held.written(len(SMALL))
     assert received(served.clients[0]) == 32 * SMALL
     served.servers[0].send(SMALL)
     assert received(served.clients[0]) == b""
@@ -116,24 +116,24 @@ def test_the_first_of_many_does_not_wait_for_the_last(served: Served) -> None:
 
 
 def test_the_last_that_was_announced_is_left_to_the_end(served: Served) -> None:
-    held = Corks()
+    held = TcpCork()
     held.serve(served.port)
     held.begin(32)
     for _ in range(32):
         served.servers[0].send(SMALL)
-        held.wrote(len(SMALL))
+        held.written(len(SMALL))
     assert received(served.clients[0]) == b""
     # There are more than was known.
     served.servers[0].send(SMALL)
-    held.wrote(len(SMALL))
+    held.written(len(SMALL))
     assert received(served.clients[0]) == 33 * SMALL
     held.end()
     assert not any(map(holds, served.servers))
 
 
 def test_connections_that_come_and_go_are_noticed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_cork, "_LOOK_SECONDS", 0.0)
-    held = Corks()
+    monkeypatch.setattr(tcp_cork, "_RESCAN_SECONDS", 0.0)
+    held = TcpCork()
     held.serve(served.port)
     held.begin(4)
     assert all(map(holds, served.servers))
@@ -152,7 +152,7 @@ def test_connections_that_come_and_go_are_noticed(served: Served, monkeypatch: p
 def test_a_look_borrows_and_closes_nothing(served: Served) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        held = Corks()
+        held = TcpCork()
         held.serve(served.port)
         held.begin(4)
         held.end()
@@ -165,7 +165,7 @@ def test_a_look_borrows_and_closes_nothing(served: Served) -> None:
 def test_other_ports_are_left_alone(served: Served) -> None:
     other = Served(1)
     try:
-        held = Corks()
+        held = TcpCork()
         held.serve(other.port)
         held.begin(ENDLESS)
         assert holds(other.servers[0])
@@ -176,8 +176,8 @@ def test_other_ports_are_left_alone(served: Served) -> None:
 
 
 def test_with_too_many_files_it_does_not_look(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_cork, "_MOST_FILES", 3)
-    held = Corks()
+    monkeypatch.setattr(tcp_cork, "_MAX_FILES", 3)
+    held = TcpCork()
     held.serve(served.port)
     held.begin(ENDLESS)
     assert not any(map(holds, served.servers))
@@ -185,7 +185,7 @@ def test_with_too_many_files_it_does_not_look(served: Served, monkeypatch: pytes
 
 def test_a_system_without_corks_is_served_without(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_cork, "_CORK", None)
-    held = Corks()
+    held = TcpCork()
     held.serve(served.port)
     held.begin(ENDLESS)
     assert not any(map(holds, served.servers))

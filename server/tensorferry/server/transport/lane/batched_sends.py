@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from tensorferry.server.transport.tcp_cork import Corks
+from tensorferry.server.transport.lane.tcp_cork import TcpCork
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -25,110 +25,110 @@ _PATIENCE_SECONDS = 1.0
 _MANY = 32
 
 
-class Outbox:
+class ResponseBatcher:
     """What a batcher is told of its answers (`Together`). Thread-safe, but for what is said of a method.
 
     An answer is given as a function that starts an operation of its call, always, and must not raise.
     """
 
     def __init__(self) -> None:
-        self._corks = Corks()
+        self._cork = TcpCork()
         # The thread that polls, once it does.
         self._polling = 0
         # What ends a rest.
-        self._bell = threading.Event()
+        self._wake = threading.Event()
         # Of each other thread, the answers that it gives; only between `begin` and `end`.
         self._local = threading.local()
         # What workers have left to the thread that polls; whoever takes one out of it sends it.
-        self.handed: deque[_Handed] = deque()
+        self.handovers: deque[_Handover] = deque()
 
     def serve(self, port: int) -> None:
         """From now on for the connections to this port."""
-        self._corks.serve(port)
+        self._cork.serve(port)
 
-    def polled(self) -> None:
+    def bind_polling_thread(self) -> None:
         """The calling thread is the one that polls."""
         self._polling = threading.get_ident()
         # So that what is asked for each answer is there.
-        self._local.given = None
+        self._local.batch = None
 
     @property
     def is_polling(self) -> bool:
         """Whether the calling thread is the one that polls."""
         return threading.get_ident() == self._polling
 
-    def gather(self) -> None:
+    def begin_coalescing(self) -> None:
         """What is written until the next `rest` may leave together: there is much of it. On the thread that polls."""
-        self._corks.begin(_MANY)
+        self._cork.begin(_MANY)
 
-    def rest(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         """Waits for so long, and sends meanwhile what workers hand over. On the thread that polls."""
-        self._corks.end()
+        self._cork.end()
         until = time.monotonic() + seconds
         while True:
-            self._bell.clear()
-            self.empty()
-            if not self._bell.wait(until - time.monotonic()):
+            self._wake.clear()
+            self.flush()
+            if not self._wake.wait(until - time.monotonic()):
                 return
 
     def begin(self, count: int) -> None:
         """So many answers follow on this thread."""
         if threading.get_ident() == self._polling:
-            self._corks.begin(count)
+            self._cork.begin(count)
         elif self._polling:
-            self._local.given = []
+            self._local.batch = []
 
-    def give(self, send: Callable[[], None]) -> None:
+    def send(self, send: Callable[[], None]) -> None:
         """An answer is to be sent: now, or with the others of its batch."""
-        given: list[Callable[[], None]] | None = getattr(self._local, "given", None)
-        if given is None:
+        batch: list[Callable[[], None]] | None = getattr(self._local, "batch", None)
+        if batch is None:
             send()
         else:
-            given.append(send)
+            batch.append(send)
 
-    def wrote(self, nbytes: int) -> None:
+    def sent(self, nbytes: int) -> None:
         """An answer of this size was handed to core, on any thread."""
         # First what is seldom so: another thread may see it a moment too late, and then asks in vain.
-        if self._corks.holding and threading.get_ident() == self._polling:
-            self._corks.wrote(nbytes)
+        if self._cork.corked and threading.get_ident() == self._polling:
+            self._cork.written(nbytes)
 
     def end(self) -> None:
         """They are given. Returns when they are sent."""
         if threading.get_ident() == self._polling:
-            self._corks.end()
+            self._cork.end()
             return
-        given: Sequence[Callable[[], None]] = getattr(self._local, "given", None) or ()
-        self._local.given = None
-        if len(given) < 2:
-            _send(given)
+        batch: Sequence[Callable[[], None]] = getattr(self._local, "batch", None) or ()
+        self._local.batch = None
+        if len(batch) < 2:
+            _send(batch)
             return
-        handed = _Handed(given[1:])
+        handover = _Handover(batch[1:])
         # First: it is looked for when the one has left.
-        self.handed.append(handed)
-        self._bell.set()
-        _send(given[:1])
-        while not handed.sent.acquire(timeout=_PATIENCE_SECONDS):
+        self.handovers.append(handover)
+        self._wake.set()
+        _send(batch[:1])
+        while not handover.sent.acquire(timeout=_PATIENCE_SECONDS):
             try:
-                self.handed.remove(handed)
+                self.handovers.remove(handover)
             except ValueError:
                 # It is being sent.
                 continue
             # Nobody polls any more: the server has stopped.
-            handed.send()
+            handover.send()
 
-    def empty(self) -> None:
+    def flush(self) -> None:
         """Sends what workers have handed over. On the thread that polls, whenever an operation has ended."""
-        while self.handed:
+        while self.handovers:
             try:
-                handed = self.handed.popleft()
+                handover = self.handovers.popleft()
             except IndexError:
                 return
-            self._corks.begin(len(handed.sends))
-            handed.send()
-            self._corks.end()
+            self._cork.begin(len(handover.sends))
+            handover.send()
+            self._cork.end()
 
 
-class _Handed:
+class _Handover:
     """Answers that one thread leaves to another."""
 
     __slots__ = ("sends", "sent")

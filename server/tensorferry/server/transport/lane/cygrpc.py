@@ -48,10 +48,10 @@ IGNORE_CLOSE = ReceiveCloseOnServerOperation(0)
 _MOST_EVENTS = 128
 _AFTER_A_BUG_SECONDS = 1.0
 # Neither what is due nor grpcio's deadline is further away than a second.
-_FURTHEST_SECONDS = 5.0
+_MAX_WAIT_SECONDS = 5.0
 
 
-class Ending(NamedTuple):
+class FinalStatus(NamedTuple):
     """What ends a call with a status other than OK, as core takes it."""
 
     trailing_metadata: tuple[tuple[str, str | bytes], ...]
@@ -60,19 +60,19 @@ class Ending(NamedTuple):
     flags: int = 0
 
 
-def ending_of(status: Status) -> Ending:
+def final_status(status: Status) -> FinalStatus:
     """The end with this status, for any number of calls."""
-    return Ending(trailing_metadata(status), status.code.value[0], status.message.encode())
+    return FinalStatus(trailing_metadata(status), status.code.value[0], status.message.encode())
 
 
-def send_ending(ending: Ending) -> Any:
+def send_final_status(ending: FinalStatus) -> Any:
     """The operation that ends a call so."""
     return SendStatusFromServerOperation(*ending)
 
 
 def send_status(status: Status) -> Any:
     """The operation that ends a call with a status other than OK."""
-    return send_ending(ending_of(status))
+    return send_final_status(final_status(status))
 
 
 def end(call: Any, status: Status) -> None:
@@ -95,7 +95,7 @@ def certificate_of(call: Any) -> ClientCertificate:
     )
 
 
-class _Queue(CompletionQueue):  # type: ignore[misc]
+class _EventLoop(CompletionQueue):  # type: ignore[misc]
     """A completion queue that handles the lane's events on the thread that polls it.
 
     That is the one thread of grpcio's server: with a second queue and a thread of its own, each
@@ -103,16 +103,16 @@ class _Queue(CompletionQueue):  # type: ignore[misc]
     functions, the lane's are bound methods; so nothing of the lane ever reaches grpcio.
     """
 
-    def prepare(self, overdue: Callable[[float], float], unforeseen: Callable[[Any], None]) -> None:
+    def configure(self, on_wakeup: Callable[[float], float], on_crash: Callable[[Any], None]) -> None:
         """`overdue` is called with the time when it is `due`, and returns when it is due again.
 
         `unforeseen` is called within the handling of an exception, with what handled the event; None if it was `overdue`.
         """
-        self._overdue = overdue
-        self._unforeseen = unforeseen
+        self._on_wakeup = on_wakeup
+        self._on_crash = on_crash
         # In seconds since the epoch, changed on the polling thread only. What is there already is
         # handled before, though not more than `_MOST_EVENTS`.
-        self.due = math.inf
+        self.next_wakeup = math.inf
         # Whether nothing more was there when `overdue` was called.
         self.idle = True
 
@@ -124,7 +124,7 @@ class _Queue(CompletionQueue):  # type: ignore[misc]
         while True:
             # Let go first: an event may be the last that holds a call that has ended.
             event = tag = None
-            event = poll(self.due if deadline is None or self.due < deadline else deadline)
+            event = poll(self.next_wakeup if deadline is None or self.next_wakeup < deadline else deadline)
             tag = event.tag
             try:
                 if type(tag) is MethodType:
@@ -135,16 +135,16 @@ class _Queue(CompletionQueue):  # type: ignore[misc]
                 handled = 0
                 now = time.time()
                 # Nothing is ever due so late, unless the clock was put back since.
-                if now >= self.due or now + _FURTHEST_SECONDS < self.due < math.inf:
-                    self.due = now + _AFTER_A_BUG_SECONDS
+                if now >= self.next_wakeup or now + _MAX_WAIT_SECONDS < self.next_wakeup < math.inf:
+                    self.next_wakeup = now + _AFTER_A_BUG_SECONDS
                     self.idle = tag is None
-                    self.due = self._overdue(now)
+                    self.next_wakeup = self._on_wakeup(now)
             except BaseException:
                 # It would end the thread that serves everyone.
-                self._unforeseen(tag if type(tag) is MethodType else None)
+                self._on_crash(tag if type(tag) is MethodType else None)
             if type(tag) is not MethodType and (
                 tag is not None
-                or (deadline is not None and (now >= deadline or deadline > now + _FURTHEST_SECONDS))
+                or (deadline is not None and (now >= deadline or deadline > now + _MAX_WAIT_SECONDS))
             ):
                 return event
 
@@ -159,7 +159,7 @@ class Server:
     def __init__(self, server: grpc.Server) -> None:
         state = server._state  # type: ignore[attr-defined]
         self._core = state.server
-        self.queue = _Queue()
+        self.queue = _EventLoop()
         self._core.register_completion_queue(self.queue)
         # The thread that grpcio starts polls this one; the one that it made stays empty.
         state.completion_queue = self.queue

@@ -9,7 +9,7 @@ metadata, message and status. The second is started by whoever completes the req
 waits for an answer.
 
 Whether the client has left costs a third batch to learn, so it is asked only for a call that has
-waited for `_LISTEN_SECONDS`, or up to twice that; one that is answered sooner would hardly have been
+waited for `_WATCH_AFTER_SECONDS`, or up to twice that; one that is answered sooner would hardly have been
 cancelled.
 """
 
@@ -34,14 +34,14 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.stream_order import TOO_MANY
 from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.status import INTERNAL_ERROR, Status
-from tensorferry.server.transport.call_admission import NEVER, Door, deadline_of
+from tensorferry.server.transport.call_admission import NEVER, CallAdmission, deadline_of
 from tensorferry.server.transport.calls_in_progress import Until
 from tensorferry.server.transport.lane import cygrpc
-from tensorferry.server.transport.lane.batched_sends import Outbox
+from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 from tensorferry.server.transport.lane.stream import StreamCall
 from tensorferry.server.transport.lane.unpacking import Unpacker
 from tensorferry.server.transport.lane.unread_responses import hold
-from tensorferry.server.transport.unread_responses import SMALL_BYTES, Account, Unsent
+from tensorferry.server.transport.unread_responses import SMALL_BYTES, ResponseAccount, UnreadResponses
 from tensorferry.server.wire.compression import is_compressed
 
 _log = logging.getLogger("tensorferry.server")
@@ -50,23 +50,23 @@ UNARY = f"/{SERVICE_NAME}/ModelInfer"
 STREAM = f"/{SERVICE_NAME}/ModelStreamInfer"
 
 # Calls that core may hand out while the thread is busy; more only cost memory.
-_STANDING_UNARY = 64
-_STANDING_STREAMS = 8
+_POSTED_UNARY_ACCEPTS = 64
+_POSTED_STREAM_ACCEPTS = 8
 
-_LISTEN_SECONDS = 0.01
+_WATCH_AFTER_SECONDS = 0.01
 
 # A batch that keeps the device no longer than this is run by the thread that polls: to wake a worker
 # for it would take about as long, and the two would fight for the interpreter.
-_SHORT_SECONDS = 200e-6
+_INLINE_RUN_SECONDS = 200e-6
 
 # A shorter rest would save nothing; and where batches are so short, that thread runs them.
-_LEAST_REST_SECONDS = 200e-6
+_MIN_PAUSE_SECONDS = 200e-6
 
 # After so many seconds it is tried again to ask for calls, should that have failed.
-_OWED_SECONDS = 0.1
+_REQUEST_AGAIN_SECONDS = 0.1
 
 # Nothing that this waits for is so far away, but after the clock was put back.
-_FURTHEST_SECONDS = 5.0
+_MAX_WAIT_SECONDS = 5.0
 
 
 class Lane:
@@ -85,16 +85,16 @@ class Lane:
         max_streams: int,
         max_in_flight: int,
         max_calls: int = 1 << 62,
-        outbox: Outbox | None = None,
+        response_batcher: ResponseBatcher | None = None,
         access: AccessControl | None = None,
-        unsent: Unsent | None = None,
+        unread: UnreadResponses | None = None,
         unpackers: Executor | None = None,
     ) -> None:
         self._service = service
         self._unpacker = None if unpackers is None else Unpacker(service.submit, unpackers)
-        self.unsent = unsent or Unsent()
-        self._door = Door(service, access, max_calls, self._rest_after, self.unsent)
-        self.outbox = outbox or Outbox()
+        self.unread = unread or UnreadResponses()
+        self._admission = CallAdmission(service, access, max_calls, self._pause_after, self.unread)
+        self.response_batcher = response_batcher or ResponseBatcher()
         self.max_in_flight = max_in_flight
         self._max_streams = max_streams
         # Unary calls in progress, their messages perhaps yet to come; the polling thread's own.
@@ -102,35 +102,35 @@ class Lane:
         self._core = cygrpc.Server(server)
         self._core.register(UNARY)
         self._core.register(STREAM)
-        self._core.queue.prepare(self._overdue, self._unforeseen)
-        # Guards _streams, and `replied` and `listening` of every unary call. Nothing is started or
+        self._core.queue.configure(self._on_wakeup, self._on_crash)
+        # Guards _streams, and `replied` and `watching` of every unary call. Nothing is started or
         # called while it is held.
         self.lock = threading.Lock()
         self._streams: set[StreamCall] = set()
         self._until_over = Until(lambda: not (self.calls or self.open_streams))
         self.draining = False
-        # Whether the outbox knows which thread polls.
+        # Whether the response_batcher knows which thread polls.
         self._polls = False
-        # Calls that had to wait for their replies, of the last `_LISTEN_SECONDS` and of those before;
+        # Calls that had to wait for their replies, of the last `_WATCH_AFTER_SECONDS` and of those before;
         # most have theirs by now. The polling thread's own.
-        self._waiting: list[UnaryCall] = []
-        self._waiting_long: list[UnaryCall] = []
-        self._listen_at = math.inf
+        self._recent_calls: list[UnaryCall] = []
+        self._older_calls: list[UnaryCall] = []
+        self._watch_cancel_at = math.inf
         # Likewise: batchers that were given requests since the last look, and when to look again at
         # those that wait for callers to come back (seconds since the epoch).
         self._unattended: set[Batcher] = set()
-        self._again: dict[Batcher, float] = {}
+        self._next_run: dict[Batcher, float] = {}
         # For how long to rest once nothing more is there, in seconds; and for how long the calls that come may have waited
         # for a rest to end.
-        self._rest = self._rested = 0.0
+        self._pause = self._last_pause = 0.0
         # Calls that could not be asked for.
-        self._owed: list[tuple[str, Callable[[Any], None]]] = []
+        self._unrequested: list[tuple[str, Callable[[Any], None]]] = []
 
     def start(self) -> None:
         """Asks for calls. After the server was started."""
-        for _ in range(_STANDING_UNARY):
+        for _ in range(_POSTED_UNARY_ACCEPTS):
             self._core.request(UNARY, self._unary_arrived)
-        for _ in range(_STANDING_STREAMS):
+        for _ in range(_POSTED_STREAM_ACCEPTS):
             self._core.request(STREAM, self._stream_arrived)
 
     def begin_drain(self) -> None:
@@ -152,31 +152,31 @@ class Lane:
     def _unary_arrived(self, event: Any) -> None:
         if event.success:
             if not self._polls:
-                self.outbox.polled()
+                self.response_batcher.bind_polling_thread()
                 self._polls = True
             try:
                 self._core.request(UNARY, self._unary_arrived)
             except BaseException:
-                self._owed.append((UNARY, self._unary_arrived))
+                self._unrequested.append((UNARY, self._unary_arrived))
                 raise
-            if self.outbox.handed:
+            if self.response_batcher.handovers:
                 # In an overload many come at once, and the device stands still until these are sent.
-                self.outbox.empty()
+                self.response_batcher.flush()
             deadline = math.inf
             if event.call_details.deadline <= NEVER:
                 # A call says how long it has, and core counts from when it is taken in: its client, from when it was sent.
-                deadline = deadline_of(event) - self._rested
-            caller = self._door.caller_of(event, deadline, self.calls)
-            if isinstance(caller, cygrpc.Ending):
+                deadline = deadline_of(event) - self._last_pause
+            caller = self._admission.admit_unary(event, deadline, self.calls)
+            if isinstance(caller, cygrpc.FinalStatus):
                 # The message is not even read, and core keeps nothing of ours but what keeps the call.
                 self._turn_away(event.call, caller)
             else:
                 UnaryCall(self, event, deadline, caller)
 
-    def _turn_away(self, call: Any, ending: cygrpc.Ending) -> None:
+    def _turn_away(self, call: Any, ending: cygrpc.FinalStatus) -> None:
         operations = (
             cygrpc.SEND_INITIAL_METADATA,
-            cygrpc.send_ending(ending),
+            cygrpc.send_final_status(ending),
             cygrpc.IGNORE_CLOSE,
         )
         call.start_server_batch(operations, MethodType(_turned_away, call))
@@ -184,13 +184,13 @@ class Lane:
     def _stream_arrived(self, event: Any) -> None:
         if not event.success:
             return
-        self.outbox.polled()
+        self.response_batcher.bind_polling_thread()
         try:
             self._core.request(STREAM, self._stream_arrived)
         except BaseException:
-            self._owed.append((STREAM, self._stream_arrived))
+            self._unrequested.append((STREAM, self._stream_arrived))
             raise
-        standing = self._door.standing_of(event)
+        standing = self._admission.admit_stream(event)
         refusal = None
         if isinstance(standing, Status):
             refusal, standing = standing, None
@@ -237,7 +237,7 @@ class Lane:
             return self._unpacker.submit(data, deadline, complete, metadata, caller)
         call = self._service.submit(data, deadline, complete, metadata, self._unattended, caller)
         if self._unattended:
-            self._core.queue.due = 0.0
+            self._core.queue.next_wakeup = 0.0
         return call
 
     def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
@@ -247,23 +247,23 @@ class Lane:
         """
         if (
             isinstance(error, QueueFull)
-            and self.outbox.is_polling
+            and self.response_batcher.is_polling
             and self._service.early_rejection.only_batcher() is not None
         ):
-            self._rest_after(error)
+            self._pause_after(error)
         return self._service.status_of(error, reply)
 
-    def _rest_after(self, refusal: QueueFull) -> None:
-        if refusal.rest >= _LEAST_REST_SECONDS:
-            if not self._rest:
-                self.outbox.gather()
-            self._rest = refusal.rest
-            self._core.queue.due = 0.0
+    def _pause_after(self, refusal: QueueFull) -> None:
+        if refusal.rest >= _MIN_PAUSE_SECONDS:
+            if not self._pause:
+                self.response_batcher.begin_coalescing()
+            self._pause = refusal.rest
+            self._core.queue.next_wakeup = 0.0
 
     def sent(self, reply: InferenceReply | None) -> None:
         """The reply is on its way, or another end of a call. On the polling thread."""
-        if self.outbox.handed:
-            self.outbox.empty()
+        if self.response_batcher.handovers:
+            self.response_batcher.flush()
         if reply is None:
             return
         if reply.trace is not None:
@@ -271,53 +271,55 @@ class Lane:
         batcher = reply.needs_run
         if batcher is not None:
             self._unattended.add(batcher)
-            self._core.queue.due = 0.0
+            self._core.queue.next_wakeup = 0.0
 
     def wait(self, call: UnaryCall) -> None:
         """The call is yet to be answered. On the polling thread."""
-        self._waiting.append(call)
-        if self._listen_at == math.inf:
-            self._listen_at = time.time() + _LISTEN_SECONDS
-            self._core.queue.due = min(self._core.queue.due, self._listen_at)
+        self._recent_calls.append(call)
+        if self._watch_cancel_at == math.inf:
+            self._watch_cancel_at = time.time() + _WATCH_AFTER_SECONDS
+            self._core.queue.next_wakeup = min(self._core.queue.next_wakeup, self._watch_cancel_at)
 
-    def _overdue(self, now: float) -> float:
-        while self._owed:
-            self._core.request(*self._owed[-1])
-            self._owed.pop()
-        for batcher, when in list(self._again.items()):
-            if when <= now or when > now + _FURTHEST_SECONDS:
-                del self._again[batcher]
+    def _on_wakeup(self, now: float) -> float:
+        while self._unrequested:
+            self._core.request(*self._unrequested[-1])
+            self._unrequested.pop()
+        for batcher, when in list(self._next_run.items()):
+            if when <= now or when > now + _MAX_WAIT_SECONDS:
+                del self._next_run[batcher]
                 self._unattended.add(batcher)
         while self._unattended:
             batcher = self._unattended.pop()
-            again = batcher.attend(_SHORT_SECONDS)
+            again = batcher.attend(_INLINE_RUN_SECONDS)
             if again < math.inf:
-                self._again[batcher] = time.time() + again - time.monotonic()
-        if now >= self._listen_at or now + _FURTHEST_SECONDS < self._listen_at < math.inf:
-            for call in self._waiting_long:
+                self._next_run[batcher] = time.time() + again - time.monotonic()
+        if now >= self._watch_cancel_at or now + _MAX_WAIT_SECONDS < self._watch_cancel_at < math.inf:
+            for call in self._older_calls:
                 # Most have been answered long since.
                 if not call.replied:
-                    call.listen()
-            self._waiting_long, self._waiting = self._waiting, []
-            self._listen_at = now + _LISTEN_SECONDS if self._waiting_long else math.inf
+                    call.watch_for_cancel()
+            self._older_calls, self._recent_calls = self._recent_calls, []
+            self._watch_cancel_at = now + _WATCH_AFTER_SECONDS if self._older_calls else math.inf
         if self._core.queue.idle:
-            self._rested = 0.0
-        if self._rest:
+            self._last_pause = 0.0
+        if self._pause:
             if not self._core.queue.idle:
                 return 0.0
             # All that is there has been handled. Each call that comes alone wakes the thread, which then finds the caches
             # full of the model's: several at once cost a fraction of that, and there is nothing that could leave meanwhile.
-            self._rested, self._rest = self._rest, 0.0
-            self.outbox.rest(self._rested)
+            self._last_pause, self._pause = self._pause, 0.0
+            self.response_batcher.pause(self._last_pause)
             # Again as soon as what came meanwhile is handled.
             return 0.0
-        return min([self._listen_at, *self._again.values()])
+        return min([self._watch_cancel_at, *self._next_run.values()])
 
-    def _unforeseen(self, tag: Any) -> None:
+    def _on_crash(self, tag: Any) -> None:
         """An event was not handled to its end: whoever waits for that is told, and the thread goes on."""
         _log.exception("unexpected error in the lane; this is a bug in tensorferry.server")
-        if self._owed:
-            self._core.queue.due = min(self._core.queue.due, time.time() + _OWED_SECONDS)
+        if self._unrequested:
+            self._core.queue.next_wakeup = min(
+                self._core.queue.next_wakeup, time.time() + _REQUEST_AGAIN_SECONDS
+            )
         call = getattr(tag, "__self__", None)
         if isinstance(call, (UnaryCall, StreamCall)):
             try:
@@ -342,8 +344,8 @@ class UnaryCall:
         "_lane",
         "_metadata",
         "_reply",
-        "listening",
         "replied",
+        "watching",
     )
 
     def __init__(self, lane: Lane, event: Any, deadline: float, caller: ClientIdentity) -> None:
@@ -354,8 +356,8 @@ class UnaryCall:
         self._metadata = event.invocation_metadata
         self._handle: InferenceCall | None = None
         self._reply: InferenceReply | None = None
-        self._account: Account | None = None
-        self.replied = self.listening = False
+        self._account: ResponseAccount | None = None
+        self.replied = self.watching = False
         self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self.received)
         # Last, because `ended` is called only for a call that was started.
         lane.calls += 1
@@ -376,7 +378,7 @@ class UnaryCall:
     def reply(self, reply: InferenceReply) -> None:
         """Sends the response or the status, or has them sent. Called once, on any thread."""
         self._reply = reply
-        self._lane.outbox.give(self.deliver)
+        self._lane.response_batcher.send(self.deliver)
 
     def deliver(self) -> None:
         """Sends what became of the request. Called once, on any thread."""
@@ -385,19 +387,19 @@ class UnaryCall:
         try:
             data = reply.message()
             if len(data) > SMALL_BYTES:
-                self._account = hold(self._lane.unsent, self._call, reply, len(data))
+                self._account = hold(self._lane.unread, self._call, reply, len(data))
         except BaseException as error:
             self._send((cygrpc.SEND_INITIAL_METADATA, cygrpc.send_status(self._lane.status_of(error, reply))))
         else:
             message = cygrpc.SendMessageOperation(data, 0)
             self._send((cygrpc.SEND_INITIAL_METADATA, message, cygrpc.SEND_OK))
-            self._lane.outbox.wrote(len(data))
+            self._lane.response_batcher.sent(len(data))
 
     def _send(self, operations: tuple[Any, ...]) -> None:
         with self._lane.lock:
             self.replied = True
-            listening = self.listening
-        if not listening:
+            watching = self.watching
+        if not watching:
             # Somebody has to ask for the close once, or core takes the call for abandoned.
             operations = (*operations, cygrpc.IGNORE_CLOSE)
         self._call.start_server_batch(operations, self.ended)
@@ -420,12 +422,12 @@ class UnaryCall:
             self._lane.over()
         self._lane.sent(reply)
 
-    def listen(self) -> None:
+    def watch_for_cancel(self) -> None:
         """From now on the call hears of it when its client leaves, or has left."""
         with self._lane.lock:
             if self.replied:
                 return
-            self.listening = True
+            self.watching = True
         self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self.closed)
 
     def closed(self, event: Any) -> None:

@@ -79,7 +79,7 @@ class _Echo(InferenceService):
         return InferenceCall()
 
 
-class _Asking(AccessControl):
+class _CheckingAccess(AccessControl):
     """Finds out of each call what can be found out of one."""
 
     def admit(
@@ -95,12 +95,12 @@ class _Asking(AccessControl):
         return ClientIdentity(peer().partition(":")[0], ROLES)
 
 
-class _Tried(Lane):
+class _ProbedLane(Lane):
     """Keeps what goes wrong within an event, for whoever tries it."""
 
     error: BaseException | None = None
 
-    def _unforeseen(self, tag: Any) -> None:
+    def _on_crash(self, tag: Any) -> None:
         error = sys.exception()
         if error is not None and self.error is None:
             # Its frames would keep the call, which ends when nobody has it any more.
@@ -115,7 +115,7 @@ def prove() -> None:
     ):
         server = grpc.server(threads)
         echo = _Echo(threads)
-        lane = _Tried(server, echo, max_streams=1, max_in_flight=2, access=_Asking())
+        lane = _ProbedLane(server, echo, max_streams=1, max_in_flight=2, access=_CheckingAccess())
         address = f"unix:{folder}/proof"
         server.add_insecure_port(address)
         server.start()

@@ -21,9 +21,9 @@ from tensorferry.server.inference.stream_order import (
 from tensorferry.server.security.access_control import StreamAuthorization
 from tensorferry.server.status import INTERNAL_ERROR, Status
 from tensorferry.server.transport.lane import cygrpc
-from tensorferry.server.transport.lane.batched_sends import Outbox
+from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 from tensorferry.server.transport.lane.unread_responses import account_of
-from tensorferry.server.transport.unread_responses import Unsent
+from tensorferry.server.transport.unread_responses import UnreadResponses
 
 # A response (None: there are no more), whether it is the first that is sent, and with what the stream ends when it
 # is the end.
@@ -34,11 +34,11 @@ class Owner(Protocol):
     """What a stream needs of the lane."""
 
     @property
-    def unsent(self) -> Unsent:
+    def unread(self) -> UnreadResponses:
         """The bytes of answers that clients have yet to read."""
 
     @property
-    def outbox(self) -> Outbox:
+    def response_batcher(self) -> ResponseBatcher:
         """What the answers of batches leave by."""
 
     def submit(
@@ -85,8 +85,8 @@ class StreamCall:
         self._caller = ANONYMOUS if standing is None else standing.caller
         self._standing = standing
         self._max_in_flight = max_in_flight
-        self._account = account_of(owner.unsent, event.call)
-        self._most_bytes = owner.unsent.most_of_stream
+        self._account = account_of(owner.unread, event.call)
+        self._most_bytes = owner.unread.stream_limit
         # Guards every field below. While it is held no operation is started, no request is
         # submitted or cancelled, and no message is built.
         self._lock = threading.Lock()
@@ -183,7 +183,7 @@ class StreamCall:
             # Under load another is being sent: then that is all.
             turn = self._next_locked() if self._sending is None else None
         if turn is not None:
-            self._owner.outbox.give(partial(self._send, turn))
+            self._owner.response_batcher.send(partial(self._send, turn))
 
     def _next_locked(self) -> _Turn | None:
         """What may be sent now: a response, or the status after the last; None when there is nothing."""
@@ -215,7 +215,7 @@ class StreamCall:
         operation = cygrpc.SendMessageOperation(message, 0)
         operations = (cygrpc.SEND_INITIAL_METADATA, operation) if first else (operation,)
         self._call.start_server_batch(operations, self.sent)
-        self._owner.outbox.wrote(len(message))
+        self._owner.response_batcher.sent(len(message))
 
     def sent(self, event: Any) -> None:
         """A response is on its way, or the client is gone, which `closed` tells as well."""

@@ -9,19 +9,19 @@ from tensorferry.server.errors import ServerError, UnreadResponsesError
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.status import status_of
 from tensorferry.server.transport.lane import cygrpc
-from tensorferry.server.transport.unread_responses import Account, Unsent
+from tensorferry.server.transport.unread_responses import ResponseAccount, UnreadResponses
 
 _BUILT = ServerError("the message was built")
 
 
-def account_of(unsent: Unsent, call: Any) -> Account:
+def account_of(unread: UnreadResponses, call: Any) -> ResponseAccount:
     """An account for the answers of this call of core's."""
-    return Account(unsent, cygrpc.peer_of(call), partial(_give_up, call))
+    return ResponseAccount(unread, cygrpc.peer_of(call), partial(_give_up, call))
 
 
-def hold(unsent: Unsent, call: Any, reply: InferenceReply, nbytes: int) -> Account:
+def hold(unread: UnreadResponses, call: Any, reply: InferenceReply, nbytes: int) -> ResponseAccount:
     """Count the one answer of a call, whose message was built; UnreadResponsesError if it must not be kept."""
-    account = account_of(unsent, call)
+    account = account_of(unread, call)
     error = account.add(nbytes)
     if error is not None:
         raise error

@@ -23,15 +23,15 @@ _FILES = "/proc/self/fd"
 
 # With more files it would take too long to look through them, on a thread that serves everybody; and of
 # so many connections each would have few of a batch's answers.
-_MOST_FILES = 256
-_LOOK_SECONDS = 1.0
+_MAX_FILES = 256
+_RESCAN_SECONDS = 1.0
 # What is larger fills packets of its own.
 _LARGE_BYTES = 16 << 10
 # As many small answers are written within about a millisecond: no longer does the first wait.
-_MOST_ANSWERS = 32
+_MAX_CORKED_RESPONSES = 32
 
 
-class Corks:
+class TcpCork:
     """Holds back what is sent on a port's connections while the answers of a batch are written.
 
     It does nothing until `serve` was called, where TCP has no such option, and for batches of fewer than
@@ -40,70 +40,70 @@ class Corks:
 
     def __init__(self) -> None:
         self._port: int | None = None
-        self._look_at = math.inf
+        self._rescan_at = math.inf
         # All that are known, and those that hold back now.
-        self._sockets: Sequence[_Borrowed] = ()
-        self.holding: Sequence[_Borrowed] = ()
+        self._sockets: Sequence[BorrowedSocket] = ()
+        self.corked: Sequence[BorrowedSocket] = ()
         self._written = 0
         # Of the answers that were announced, those to come; fewer than none where nobody knew how many.
-        self._left = 0
+        self._pending = 0
 
     def serve(self, port: int) -> None:
         """From now on for the connections to this port."""
         if _CORK is not None and os.path.isdir(_FILES):
             self._port = port
-            self._look_at = -math.inf
+            self._rescan_at = -math.inf
 
     def begin(self, count: int) -> None:
         """So many answers are about to be written."""
         now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + _LOOK_SECONDS
+        if now >= self._rescan_at:
+            self._rescan_at = now + _RESCAN_SECONDS
             self._sockets = _connections(self._port)
         if self._sockets and count >= 2 * len(self._sockets):
-            self._written, self._left, self.holding = 0, count, self._sockets
-            _set(self.holding, 1)
+            self._written, self._pending, self.corked = 0, count, self._sockets
+            _set(self.corked, 1)
 
-    def wrote(self, nbytes: int) -> None:
+    def written(self, nbytes: int) -> None:
         """An answer of this size was written: what has been gathered may have to leave."""
-        if not self.holding:
+        if not self.corked:
             return
         self._written += 1
-        self._left -= 1
+        self._pending -= 1
         if nbytes > _LARGE_BYTES:
             self.end()
         # After the last of them all leaves anyway.
-        elif self._written >= _MOST_ANSWERS and self._left:
+        elif self._written >= _MAX_CORKED_RESPONSES and self._pending:
             self._written = 0
-            _set(self.holding, 0)
-            _set(self.holding, 1)
+            _set(self.corked, 0)
+            _set(self.corked, 1)
 
     def end(self) -> None:
         """The answers are written; what was gathered leaves."""
-        holding, self.holding = self.holding, ()
-        _set(holding, 0)
+        corked, self.corked = self.corked, ()
+        _set(corked, 0)
 
 
-class _Borrowed(socket.socket):
+class BorrowedSocket(socket.socket):
     """A socket that somebody else has, and closes."""
 
     def __del__(self) -> None:
         self.detach()
 
 
-def _connections(port: int | None) -> Sequence[_Borrowed]:
+def _connections(port: int | None) -> Sequence[BorrowedSocket]:
     """The process's TCP connections with this local port; none where there are too many files to look."""
     try:
         names = os.listdir(_FILES)
     except OSError:
         # To look needs a file itself, and the process may have no more: answers leave one by one.
         return ()
-    if len(names) > _MOST_FILES:
+    if len(names) > _MAX_FILES:
         return ()
     found = []
     for name in names:
         try:
-            borrowed = _Borrowed(fileno=int(name))
+            borrowed = BorrowedSocket(fileno=int(name))
             if borrowed.family in (socket.AF_INET, socket.AF_INET6) and borrowed.getsockname()[1] == port:
                 borrowed.getpeername()
                 found.append(borrowed)
@@ -113,7 +113,7 @@ def _connections(port: int | None) -> Sequence[_Borrowed]:
     return found
 
 
-def _set(sockets: Sequence[_Borrowed], value: int) -> None:
+def _set(sockets: Sequence[BorrowedSocket], value: int) -> None:
     for each in sockets:
         try:
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensorferry.server.errors import UnreadResponsesError
-from tensorferry.server.transport.unread_responses import Account, Unsent
+from tensorferry.server.transport.unread_responses import ResponseAccount, UnreadResponses
 
 MOST = 1600
 OF_CONNECTION = 400
@@ -16,15 +16,15 @@ class World:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.unsent = Unsent(MOST, lambda: self.now)
-        self.given_up: list[str] = []
+        self.unread = UnreadResponses(MOST, lambda: self.now)
+        self.stale_error: list[str] = []
 
-    def account(self, connection: str, name: str = "") -> Account:
+    def account(self, connection: str, name: str = "") -> ResponseAccount:
         def give_up(error: UnreadResponsesError) -> None:
             assert error.retry_after > 0
-            self.given_up.append(name)
+            self.stale_error.append(name)
 
-        return Account(self.unsent, connection, give_up)
+        return ResponseAccount(self.unread, connection, give_up)
 
 
 @pytest.fixture
@@ -36,19 +36,19 @@ def test_a_connection_holds_a_quarter(world: World) -> None:
     first, second = world.account("a"), world.account("a")
     assert first.add(300) is None
     assert second.add(100) is None
-    assert not world.unsent.pressed
+    assert not world.unread.refuses_some
     error = second.add(1)
     assert "400 bytes of answers to this connection wait to be read, of at most 400" in str(error)
     assert "--max-unsent-bytes" in str(error)
-    assert world.unsent.pressed
-    assert world.unsent.refusal("a") is not None
-    assert world.unsent.refusal("b") is None
+    assert world.unread.refuses_some
+    assert world.unread.refusal("a") is not None
+    assert world.unread.refusal("b") is None
     assert world.account("b").add(400) is None
     first.remove(300)
-    assert not world.unsent.pressed
+    assert not world.unread.refuses_some
     second.close()
-    assert world.unsent.refusal("a") is None
-    assert world.unsent.total == 400
+    assert world.unread.refusal("a") is None
+    assert world.unread.total == 400
 
 
 def test_all_connections_hold_the_bound(world: World) -> None:
@@ -56,8 +56,8 @@ def test_all_connections_hold_the_bound(world: World) -> None:
         assert world.account(name).add(OF_CONNECTION) is None
     other = world.account("e")
     assert "1600 bytes of answers to all clients wait to be read, of at most 1600" in str(other.add(1))
-    assert world.unsent.refusal("e") is not None
-    assert world.unsent.total == MOST
+    assert world.unread.refusal("e") is not None
+    assert world.unread.total == MOST
 
 
 def test_an_answer_alone_always_passes(world: World) -> None:
@@ -65,7 +65,7 @@ def test_an_answer_alone_always_passes(world: World) -> None:
     assert account.add(10 * MOST) is None
     assert world.account("a").add(1) is not None
     account.remove(10 * MOST)
-    assert not world.unsent.pressed
+    assert not world.unread.refuses_some
     assert world.account("a").add(10 * MOST) is None
 
 
@@ -77,9 +77,9 @@ def test_what_was_counted_is_given_back_once(world: World) -> None:
     account.close()
     account.remove(40)
     assert account.add(50) is None, "a call that is over counts nothing more"
-    assert world.unsent.total == 0
-    assert world.unsent._connections == {}
-    assert world.unsent._accounts == {}
+    assert world.unread.total == 0
+    assert world.unread._connections == {}
+    assert world.unread._accounts == {}
 
 
 def test_stale_answers_make_room_for_others(world: World) -> None:
@@ -91,17 +91,17 @@ def test_stale_answers_make_room_for_others(world: World) -> None:
     assert world.account("e").add(100) is not None, "nothing is stale yet"
     world.now = 12.5
     assert world.account("e").add(100) is None
-    assert world.given_up == ["a"]
-    assert world.unsent.total == 3 * OF_CONNECTION + 100
+    assert world.stale_error == ["a"]
+    assert world.unread.total == 3 * OF_CONNECTION + 100
 
 
 def test_stale_answers_of_a_full_connection_are_its_own(world: World) -> None:
     world.account("a", "a").add(OF_CONNECTION)
     world.account("b", "b").add(OF_CONNECTION)
     world.now = 20.0
-    assert world.unsent.refusal("b") is None, "none of its answers was refused"
+    assert world.unread.refusal("b") is None, "none of its answers was refused"
     assert world.account("b").add(1) is None
-    assert world.given_up == ["b"]
+    assert world.stale_error == ["b"]
 
 
 def test_a_client_that_reads_is_not_stale(world: World) -> None:
@@ -113,10 +113,10 @@ def test_a_client_that_reads_is_not_stale(world: World) -> None:
     reads.remove(100)
     world.now = 11.0
     assert world.account("a").add(300) is None
-    assert world.given_up == ["stalls"]
+    assert world.stale_error == ["stalls"]
 
 
 def test_a_stream_reads_less_than_its_connection_may_hold() -> None:
-    unsent = Unsent(MOST)
-    assert unsent.most_of_connection == OF_CONNECTION
-    assert unsent.most_of_stream == 100
+    unread = UnreadResponses(MOST)
+    assert unread.connection_limit == OF_CONNECTION
+    assert unread.stream_limit == 100
