@@ -16,7 +16,7 @@ import numpy as np
 from chaos.content import Mark
 from support.processes.faulty import _BROKEN, failed
 
-from tensorferry.batcher.execution.executor import Running
+from tensorferry.batcher.execution.executor import BatchExecutor
 from tensorferry.batcher.request import BatchAssignment, Request
 from tensorferry.server.__main__ import main
 from tensorferry.server.recovery import recovering_instance
@@ -37,10 +37,10 @@ class Faults:
         self._seen: set[tuple[float, ...]] = set()
         self._broken: set[int] = set()
         self._leaked: list[bytes] = []
-        self._run, self._make, self._guarded = Session.run, Session.__init__, Running.run
+        self._run, self._make, self._guarded = Session.run, Session.__init__, BatchExecutor.run
         Session.run = self.run  # type: ignore[method-assign]
         Session.__init__ = self.make  # type: ignore[method-assign]
-        Running.run = self.guarded  # type: ignore[method-assign]
+        BatchExecutor.run = self.guarded  # type: ignore[method-assign]
 
     def _first(self, row: Any) -> bool:
         with self._lock:
@@ -86,7 +86,7 @@ class Faults:
 
     @property
     def guarded(self) -> Any:
-        def guarded(running: Running, work: BatchAssignment, back: list[Request]) -> Any:
+        def guarded(running: BatchExecutor, work: BatchAssignment, back: list[Request]) -> Any:
             for request in work.batch:
                 for tensor in request.tensors:
                     row = np.frombuffer(tensor.data, np.float32, 4).tolist() if request.rows else [0.0] * 4

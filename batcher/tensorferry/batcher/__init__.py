@@ -19,19 +19,20 @@ from tensorferry.batcher.errors import (
     RunTimedOut,
     Shed,
 )
-from tensorferry.batcher.execution.completion import Together
+from tensorferry.batcher.execution.completion import ResponseBurstHook
 from tensorferry.batcher.execution.staged_model import StagedModel
 from tensorferry.batcher.offline import batch_inference
 from tensorferry.batcher.padding import Padding, PadInput, PadPlan
 from tensorferry.batcher.request import BatchInfo, CloseReason, Outcome, Request, Tensor
 from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, QueuePolicy
 from tensorferry.batcher.statistics.counters import BatcherStatistics
-from tensorferry.batcher.statistics.histogram import BOUNDS, Distribution, interval_of
-from tensorferry.batcher.statistics.recent_batches import BatchRecord, Rider
+from tensorferry.batcher.statistics.histogram import BOUNDS, Histogram, interval_of
+from tensorferry.batcher.statistics.recent_batches import BatchMember, BatchRecord
 
 __all__ = [
     "BOUNDS",
     "BatchInfo",
+    "BatchMember",
     "BatchRecord",
     "Batcher",
     "BatcherClosed",
@@ -42,7 +43,7 @@ __all__ = [
     "ClientPolicy",
     "CloseReason",
     "DeadlineExceeded",
-    "Distribution",
+    "Histogram",
     "InstanceFailed",
     "InvalidRequest",
     "ModelOutputError",
@@ -56,12 +57,11 @@ __all__ = [
     "QueuePolicy",
     "Request",
     "RequestTooLarge",
-    "Rider",
+    "ResponseBurstHook",
     "RunTimedOut",
     "Shed",
     "StagedModel",
     "Tensor",
-    "Together",
     "batch_inference",
     "interval_of",
 ]

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from tensorferry.batcher.clock import Clock, MonotonicClock
 from tensorferry.batcher.errors import BatcherClosed, QueueFull, RunTimedOut
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.execution.completion import Together
-from tensorferry.batcher.execution.futures import deliver_row, deliver_rows, propagate_cancel
-from tensorferry.batcher.execution.worker import Health
+from tensorferry.batcher.execution.completion import ResponseBurstHook
+from tensorferry.batcher.execution.context import InstanceHealthCallback
+from tensorferry.batcher.execution.futures import completion_of, propagate_cancel
 from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.parts import put_together
 from tensorferry.batcher.request import Request
@@ -149,11 +149,11 @@ class Batcher:
         pipelined: bool = False,
         steady: bool = True,
         padding: Padding | None = None,
-        together: Together | None = None,
+        together: ResponseBurstHook | None = None,
         clients: ClientPolicy | None = None,
         name: str = "batcher",
         clock: Clock | None = None,
-        health: Health = lambda instance, reason, hopeless: None,
+        health: InstanceHealthCallback = lambda instance, reason, hopeless: None,
     ) -> None:
         check_sizes(max_batch_size, max_queue_delay, max_queue_size, max_queue_bytes, preferred_batch_sizes)
         check_classes(priority_weights, default_priority, policies, strict=strict_priorities)
@@ -180,8 +180,8 @@ class Batcher:
         parts = put_together(
             self._settings, functions, self._clock, name, clients=clients, together=together, health=health
         )
-        self._queue, self._entry, self._completions = parts.queue, parts.entry, parts.completions
-        self._crew, self._ledger, self._record = parts.crew, parts.ledger, parts.record
+        self._queue, self._entry, self._completer = parts.queue, parts.entry, parts.completer
+        self._workers, self._counters, self._recent = parts.workers, parts.counters, parts.recent
         self._warnings, self._name = parts.warnings, name
 
     @property
@@ -251,7 +251,7 @@ class Batcher:
         future: Future[Any] = Future()
         request = request_of(
             x,
-            deliver_row(future) if one_row else deliver_rows(future),
+            completion_of(future, one_row=one_row),
             one_row=one_row,
             batched=self._batched,
             deadline=math.inf if timeout is None else self._clock.now() + timeout,
@@ -294,7 +294,7 @@ class Batcher:
         complete their requests there, where batches are `steady`; for others a worker is woken. Returns when to call again, on
         the batcher's clock: inf, or until when to wait for callers that come back. Thread-safe.
         """
-        return self._crew.attendant.attend(most_seconds)
+        return self._workers.inline_worker.attend(most_seconds)
 
     def foreseen(self, deadline: float) -> QueueFull | None:
         """Why a request with this deadline that is yet to be read would be turned away; None where that is not certain.
@@ -319,7 +319,7 @@ class Batcher:
         that is queued, get InstanceFailed. It takes no more batches until it returns, or the recovery that it is in
         succeeds. Thread-safe; completions run on the calling thread.
         """
-        self._crew.give_up(instance, error)
+        self._workers.give_up(instance, error)
 
     def cancel(self, request: Request) -> bool:
         """Withdraws a request: it completes with Cancelled, or DeadlineExceeded if that has passed.
@@ -338,7 +338,7 @@ class Batcher:
         may be called again.
         """
         self._queue.close()
-        if self._crew.on_duty:
+        if self._workers.owns_current_thread:
             return False
         return self._queue.wait_done(math.inf if timeout is None else self._clock.now() + timeout)
 
@@ -351,7 +351,7 @@ class Batcher:
         Called from a completion on a worker's thread, or on one that attends, it waits for
         nothing: the workers finish what is queued and end. Thread-safe; idempotent.
         """
-        on_duty = self._crew.on_duty
+        on_duty = self._workers.owns_current_thread
         until = math.inf if timeout is None else self._clock.now() + timeout
         self._queue.close()
         if drain and on_duty:
@@ -359,15 +359,15 @@ class Batcher:
         if drain:
             self._queue.wait_done(until)
         for request in self._queue.abandon():
-            self._completions.fail(request, BatcherClosed("the batcher was closed before the request ran"))
+            self._completer.fail(request, BatcherClosed("the batcher was closed before the request ran"))
         if not on_duty:
-            self._crew.join(until)
-        return self._crew.ended
+            self._workers.join(until)
+        return self._workers.ended
 
     def statistics(self) -> BatcherStatistics:
         """Counts since the start and sizes of this moment. Thread-safe."""
         buckets, returners = self._queue.lessons.statistics()
-        return self._ledger.statistics(
+        return self._counters.statistics(
             self._queue.accepted, self._queue.sizes(), buckets, returners, self._warnings
         )
 
@@ -377,7 +377,7 @@ class Batcher:
         Who rode in them is noted only for those that run within 10 s after somebody asked: the first time nobody
         is. Thread-safe.
         """
-        return self._record.look()
+        return self._recent.snapshot()
 
     def __enter__(self) -> Batcher:
         return self

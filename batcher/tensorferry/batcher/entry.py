@@ -15,12 +15,12 @@ from tensorferry.batcher.errors import (
     QueueFull,
     RequestTooLarge,
 )
-from tensorferry.batcher.execution.completion import Completions, completed_twice
+from tensorferry.batcher.execution.completion import RequestCompleter, already_completed
 from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import Outcome, Request, flatten
 from tensorferry.batcher.settings import BatcherSettings
-from tensorferry.batcher.statistics.counters import Ledger
+from tensorferry.batcher.statistics.counters import Counters
 
 
 class Entry:
@@ -30,14 +30,14 @@ class Entry:
         self,
         settings: BatcherSettings,
         queue: RequestQueue,
-        completions: Completions,
-        ledger: Ledger,
+        completer: RequestCompleter,
+        counters: Counters,
         clock: Clock,
         name: str,
     ) -> None:
         self._queue = queue
-        self._completions = completions
-        self._ledger = ledger
+        self._completer = completer
+        self._counters = counters
         self._clock = clock
         self._name = name
         self._classes = len(settings.priority_weights)
@@ -77,12 +77,12 @@ class Entry:
             raise
         if request.split_parts:
             # Its parts hold the tensors and complete it; it must not keep them alive, nor itself.
-            request.tensors, request.complete = (), completed_twice
+            request.tensors, request.complete = (), already_completed
         if displaced:
             why = "requests of a higher class find room in the queue"
             if displaced[0].rank == request.rank:
                 why = "clients that hold less than their share find room in the queue"
-            self._completions.shed(displaced, why, self._queue.drain_time())
+            self._completer.shed(displaced, why, self._queue.drain_time())
         return wake
 
     def answer_empty(self, request: Request, outputs: Any) -> None:
@@ -97,13 +97,13 @@ class Entry:
             self._refused(request, error)
             raise
         priority = request.priority or self._default_priority
-        self._completions.answer_empty(request, Outcome(outputs, priority=priority))
+        self._completer.answer_empty(request, Outcome(outputs, priority=priority))
 
     def foreseen(self, deadline: float) -> QueueFull | None:
         """Why a request that is yet to be read is refused, and counted; see `Batcher.foreseen`."""
         error = self._queue.foreseen(deadline)
         if error is not None:
-            self._ledger.refused(error, 1)
+            self._counters.refused(error, 1)
         return error
 
     def _cut_up(self, request: Request, most: int) -> Sequence[Request]:
@@ -128,7 +128,7 @@ class Entry:
 
     def _refused(self, request: Request, error: BatcherError) -> BatcherError:
         """Counts a request that is refused for this reason."""
-        self._ledger.refused(error, request.rows_counted)
+        self._counters.refused(error, request.rows_counted)
         return error
 
     def _end_whole(self, whole: Request) -> Callable[[Outcome], None]:
@@ -136,7 +136,7 @@ class Entry:
         complete = whole.complete
 
         def complete_whole(outcome: Outcome) -> None:
-            self._completions.count_whole(whole, outcome)
+            self._completer.count_split(whole, outcome)
             if outcome.error is not None:
                 self.cancel(whole)
             complete(outcome)
@@ -148,9 +148,9 @@ class Entry:
         ended = [part for part in flatten([request]) if self._queue.cancel(part)]
         for part in ended:
             if part.deadline <= self._clock.now():
-                self._completions.fail(
+                self._completer.fail(
                     part, DeadlineExceeded("the deadline passed before the answer was there")
                 )
             else:
-                self._completions.fail(part, Cancelled("the caller left before the answer was there"))
+                self._completer.fail(part, Cancelled("the caller left before the answer was there"))
         return bool(ended)

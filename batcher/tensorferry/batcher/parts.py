@@ -9,14 +9,14 @@ from typing import Any
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.entry import Entry
-from tensorferry.batcher.execution.completion import Completions, Together
+from tensorferry.batcher.execution.completion import RequestCompleter, ResponseBurstHook
+from tensorferry.batcher.execution.context import ExecutionContext, InstanceHealthCallback
 from tensorferry.batcher.execution.instance import Instance
-from tensorferry.batcher.execution.worker import Health
-from tensorferry.batcher.execution.worker_pool import Crew
+from tensorferry.batcher.execution.worker_pool import WorkerPool
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, Limits, unreachable
-from tensorferry.batcher.statistics.counters import Ledger
-from tensorferry.batcher.statistics.recent_batches import Record
+from tensorferry.batcher.statistics.counters import Counters
+from tensorferry.batcher.statistics.recent_batches import RecentBatches
 
 _log = logging.getLogger("tensorferry.batcher")
 
@@ -27,10 +27,10 @@ class Parts:
 
     queue: RequestQueue
     entry: Entry
-    completions: Completions
-    crew: Crew
-    ledger: Ledger
-    record: Record
+    completer: RequestCompleter
+    workers: WorkerPool
+    counters: Counters
+    recent: RecentBatches
     warnings: Sequence[str]
 
 
@@ -41,8 +41,8 @@ def put_together(
     name: str,
     *,
     clients: ClientPolicy | None,
-    together: Together | None,
-    health: Health,
+    together: ResponseBurstHook | None,
+    health: InstanceHealthCallback,
 ) -> Parts:
     """The parts of a batcher with these settings and functions."""
     batched = settings.max_batch_size > 0
@@ -65,9 +65,9 @@ def put_together(
         steady=settings.steady,
         clients=clients,
     )
-    ledger, record = Ledger(), Record(clock)
-    completions = Completions(ledger, clock, name, queue.company.last_answer, record, together)
-    entry = Entry(settings, queue, completions, ledger, clock, name)
+    counters, recent = Counters(), RecentBatches(clock)
+    completer = RequestCompleter(counters, clock, name, queue.company.last_answer, recent, together)
+    entry = Entry(settings, queue, completer, counters, clock, name)
     warnings = tuple(unreachable(limits, settings.max_queue_size))
     for warning in warnings:
         _log.warning("%s: %s", name, warning)
@@ -81,5 +81,5 @@ def put_together(
         )
         for index, function in enumerate(functions)
     ]
-    crew = Crew(instances, queue, completions, ledger, record, clock, name, health)
-    return Parts(queue, entry, completions, crew, ledger, record, warnings)
+    workers = WorkerPool(instances, ExecutionContext(queue, completer, counters, recent, clock, name, health))
+    return Parts(queue, entry, completer, workers, counters, recent, warnings)

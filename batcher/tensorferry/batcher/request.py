@@ -230,6 +230,20 @@ class BatchAssignment(NamedTuple):
     predicted: float = 0.0
 
 
+class BatchRun(NamedTuple):
+    """One run of a batch: that of an assignment, or a part of it that runs again."""
+
+    batch: Sequence[Request]
+    assignment: BatchAssignment
+    times: Times
+    instance: int
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the batch is a part of one that failed before."""
+        return self.batch is not self.assignment.batch
+
+
 class Times(NamedTuple):
     """When a batch began to be joined and was ready for the device, when that started on it, and had run it.
 

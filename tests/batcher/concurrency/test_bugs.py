@@ -10,7 +10,7 @@ from batcher.conftest import Make
 from support.batcher.rig import enqueue, error, occupy, result
 
 from tensorferry.batcher import BatcherError
-from tensorferry.batcher.statistics.counters import Ledger
+from tensorferry.batcher.statistics.counters import Counters
 from tensorferry.batcher.testing import ScriptedRunner
 
 
@@ -27,7 +27,7 @@ def test_every_request_of_the_batch_hears_of_it(
     first = occupy(batcher, runner)
     queued = [enqueue(batcher, [float(x)])[1] for x in range(3)]
     # Called when the batch has run, before anybody is answered.
-    monkeypatch.setattr(Ledger, "ran", broken)
+    monkeypatch.setattr(Counters, "ran", broken)
     runner.open()
     assert str(error(first)) == "internal error while running the batch"
     for recorder in queued:

@@ -9,13 +9,13 @@ from batcher.concurrency.test_failure_interleavings import FailingWorld
 from batcher.concurrency.test_interleavings import play, seeds_of
 
 from tensorferry.batcher import BatcherError
-from tensorferry.batcher.execution.completion import Completions
-from tensorferry.batcher.execution.executor import Running
+from tensorferry.batcher.execution.completion import RequestCompleter
+from tensorferry.batcher.execution.executor import BatchExecutor
 from tensorferry.batcher.learning.cost_model import Profile
 from tensorferry.batcher.queue.batch_selection import BatchSelector
 from tensorferry.batcher.queue.devices import Devices
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.statistics.counters import Ledger
+from tensorferry.batcher.statistics.counters import Counters
 
 STEPS: list[tuple[type, str]] = [
     (RequestQueue, "take"),
@@ -23,12 +23,12 @@ STEPS: list[tuple[type, str]] = [
     (RequestQueue, "take_expired"),
     (BatchSelector, "take"),
     (Devices, "left"),
-    (Running, "run"),
-    (Running, "_execute"),
+    (BatchExecutor, "run"),
+    (BatchExecutor, "_execute"),
     (RequestQueue, "finish"),
-    (Ledger, "ran"),
-    (Ledger, "predicted"),
-    (Completions, "_hand_out"),
+    (Counters, "ran"),
+    (Counters, "predicted"),
+    (RequestCompleter, "_hand_out"),
     (Devices, "released"),
     (Profile, "teaches"),
 ]

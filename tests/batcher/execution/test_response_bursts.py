@@ -95,7 +95,7 @@ def test_a_bug_in_the_middle_leaves_nobody_behind(
         raise ZeroDivisionError
 
     # Called before the last of them is answered.
-    monkeypatch.setattr(batcher._completions, "_last_answer", broken)
+    monkeypatch.setattr(batcher._completer, "_before_last", broken)
     runner.release()
     runner.await_batches(2)
     runner.release()

@@ -16,15 +16,15 @@ from support.batcher.rig import PATIENCE, Recorder, enqueue, figures_add_up, occ
 from tensorferry.batcher import BatcherError, InstanceFailed
 from tensorferry.batcher.execution import worker as worker_module
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.execution.completion import Completions
-from tensorferry.batcher.execution.executor import Running
+from tensorferry.batcher.execution.completion import RequestCompleter
+from tensorferry.batcher.execution.executor import BatchExecutor
 from tensorferry.batcher.learning.cost_model import Profile
 from tensorferry.batcher.queue.batch_selection import BatchSelector
 from tensorferry.batcher.queue.devices import Devices
 from tensorferry.batcher.queue.expiry import Expiry
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.queue.wakeup import WorkerWakeup
-from tensorferry.batcher.statistics.counters import Ledger
+from tensorferry.batcher.statistics.counters import Counters
 from tensorferry.batcher.supervision import last
 from tensorferry.batcher.testing import ScriptedRunner
 
@@ -35,13 +35,13 @@ STEPS = [
     (BatchSelector, "take", "answered"),
     (Devices, "left", "answered"),
     (WorkerWakeup, "wake", "answered"),
-    (Running, "run", "answered"),
-    (Running, "_execute", "answered"),
+    (BatchExecutor, "run", "answered"),
+    (BatchExecutor, "_execute", "answered"),
     (RequestQueue, "finish", "answered"),
-    (Completions, "answer", "told"),
-    (Ledger, "ran", "told"),
-    (Completions, "_hand_out", "told"),
-    (Ledger, "predicted", "answered"),
+    (RequestCompleter, "answer", "told"),
+    (Counters, "ran", "told"),
+    (RequestCompleter, "_hand_out", "told"),
+    (Counters, "predicted", "answered"),
     (Devices, "released", "answered"),
     (Profile, "teaches", "answered"),
 ]
@@ -164,16 +164,16 @@ def test_those_who_were_taken_and_not_handed_out_are_told(
 
 def test_a_request_that_fells_each_worker_is_tried_twice(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = 0
-    works = Running._execute
+    works = BatchExecutor._execute
 
-    def execute(running: Running, batch: Any, *rest: Any) -> Any:
+    def execute(running: BatchExecutor, batch: Any, *rest: Any) -> Any:
         nonlocal runs
         if any(request.rows == 3 for request in batch):
             runs += 1
             raise SystemExit
         return works(running, batch, *rest)
 
-    monkeypatch.setattr(Running, "_execute", execute)
+    monkeypatch.setattr(BatchExecutor, "_execute", execute)
     health = HealthBook()
     batcher = make(lambda x: x * 2, 4, health=health)
     _, recorder = enqueue(batcher, [1.0, 2.0, 3.0])
@@ -221,7 +221,7 @@ def test_the_other_device_takes_its_batch_meanwhile(make: Make, monkeypatch: pyt
     monkeypatch.setattr(worker_module, "_LAST_SECONDS", 3600.0)
     health = HealthBook()
     batcher = make([lambda x: x * 2, lambda x: x * 2], 4, health=health)
-    fell = fails_once(monkeypatch, Running, "run", SystemExit())
+    fell = fails_once(monkeypatch, BatchExecutor, "run", SystemExit())
     assert result(batcher.submit(1.0)) == 2
     assert fell.is_set()
     assert [result(batcher.submit(float(tag))) for tag in range(5)] == [0, 2, 4, 6, 8]
@@ -234,14 +234,14 @@ def test_what_the_other_device_has_taken_over_is_its_own(
     make: Make, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker that fell has handed it back already: it must not do so again, nor end it."""
-    hand_back = Running._hand_back
+    hand_back = BatchExecutor._hand_back
 
     def handing(*arguments: Any) -> None:
         hand_back(*arguments)
         runner.await_batches(1)
 
-    monkeypatch.setattr(Running, "_hand_back", handing)
-    fails_once(monkeypatch, Running, "_execute", SystemExit())
+    monkeypatch.setattr(BatchExecutor, "_hand_back", handing)
+    fails_once(monkeypatch, BatchExecutor, "_execute", SystemExit())
     health = HealthBook()
     batcher = make([runner, runner], 4, health=health)
     future = batcher.submit(1.0)
@@ -254,7 +254,7 @@ def test_an_exception_that_somebody_injects(make: Make, runner: ScriptedRunner) 
     """As debuggers do: while the worker waits, and while it runs a batch."""
     health = HealthBook()
     batcher = make(runner, 4, health=health)
-    (worker,) = [thread for thread in batcher._crew._threads if "-worker-" in thread.name]
+    (worker,) = [thread for thread in batcher._workers._threads if "-worker-" in thread.name]
 
     def inject() -> None:
         assert worker.ident is not None
@@ -277,7 +277,7 @@ def test_a_fall_of_who_attends_leaves_it_to_a_worker(make: Make, monkeypatch: py
     batcher = make(lambda x: x * 2, 4)
     batcher.anchor(1, 1e-5)
     batcher.anchor(4, 1e-5)
-    for owner, name in ((Running, "run"), (BatchSelector, "credits"), (Devices, "left")):
+    for owner, name in ((BatchExecutor, "run"), (BatchSelector, "credits"), (Devices, "left")):
         with monkeypatch.context() as patch:
             fell = fails_once(patch, owner, name, SystemExit(), on=threading.current_thread().name)
             recorders = [Recorder() for _ in range(3)]
@@ -305,7 +305,7 @@ def test_who_looks_after_deadlines_goes_on(
     batcher.enqueue(request_of([1.0], recorder, one_row=False, deadline=batcher._clock.now() + 0.05))
     reach(fell)
     assert type(recorder.await_outcome().error).__name__ == "DeadlineExceeded"
-    assert "who looks after deadlines ended unexpectedly" in caplog.text
+    assert "the expiry thread crashed" in caplog.text
 
 
 def test_what_mends_may_fall_too() -> None:
@@ -332,7 +332,7 @@ def test_who_is_told_of_its_health_may_raise(
         raise SystemExit
 
     caplog.set_level(logging.ERROR)
-    fails_once(monkeypatch, Running, "run", SystemExit())
+    fails_once(monkeypatch, BatchExecutor, "run", SystemExit())
     batcher = make(lambda x: x * 2, health=health)
     assert result(batcher.submit(1.0)) == 2
-    assert "who is told of its health raised" in caplog.text
+    assert "the health callback of an instance raised" in caplog.text

@@ -39,11 +39,11 @@ from tensorferry.batcher import (
     RequestTooLarge,
 )
 from tensorferry.batcher.execution.collate import join, request_of, split
-from tensorferry.batcher.execution.completion import Completions
+from tensorferry.batcher.execution.completion import RequestCompleter
 from tensorferry.batcher.learning.return_model import ReturnersStatistics
-from tensorferry.batcher.request import BatchAssignment, Times
-from tensorferry.batcher.statistics.counters import Ledger, QueueSizes
-from tensorferry.batcher.statistics.recent_batches import Record
+from tensorferry.batcher.request import BatchAssignment, BatchRun, Times
+from tensorferry.batcher.statistics.counters import Counters, QueueSizes
+from tensorferry.batcher.statistics.recent_batches import RecentBatches
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
@@ -113,15 +113,15 @@ def test_joining_and_splitting_are_stages_of_their_own(
 
 def test_waiting_for_the_device_is_waiting(clock: VirtualClock) -> None:
     """Where a device has two batches in flight, the next is ready before it is run."""
-    ledger = Ledger()
+    counters = Counters()
     request = request_of([1.0], recorder := Recorder(), one_row=False)
     request.arrival = request.started = 0.0
     clock.advance(8.0)
     work = BatchAssignment((request,), CloseReason.IDLE, ())
     times = Times(begun=1.0, ready=2.0, started=5.0, ended=7.0, done=[])
-    completions = Completions(ledger, clock, "m", lambda: None, Record(clock))
-    completions.answer([request], [0], [[1.0]], work.batch, work, times, instance=0)
-    statistics = ledger.statistics(1, QueueSizes(0, 0, 0, 0), {}, ReturnersStatistics(0.0, 0.0, 0), ())
+    completer = RequestCompleter(counters, clock, "m", lambda: None, RecentBatches(clock))
+    completer.answer([request], [0], [[1.0]], BatchRun(work.batch, work, times, 0))
+    statistics = counters.statistics(1, QueueSizes(0, 0, 0, 0), {}, ReturnersStatistics(0.0, 0.0, 0), ())
     figures_add_up(statistics)
     assert asdict(statistics.answer_times) == {
         "input_time_sum": 1.0,
@@ -151,7 +151,7 @@ def test_what_failed_before_is_waiting_to_those_who_are_answered(make: Make, clo
     assert statistics.answer_times.queue_delay_sum == 0 + 2
     assert statistics.answer_times.compute_time_sum == 1 + 1
     assert statistics.unanswered_time_sum == 1 + 1 + 1 + 1
-    assert statistics.ended_rows == {"failed": 1}
+    assert statistics.unanswered_rows == {"failed": 1}
 
 
 def test_a_request_that_is_cut_is_one(make: Make, clock: VirtualClock) -> None:
@@ -202,7 +202,7 @@ def test_one_that_is_cut_fails_once(
     statistics = batcher.statistics()
     figures_add_up(statistics)
     assert ends(statistics) == {"answered": 1, counted: 1}
-    assert statistics.ended_rows == {counted: 7}
+    assert statistics.unanswered_rows == {counted: 7}
 
 
 def test_who_left_while_it_ran_was_run_and_not_answered(make: Make, clock: VirtualClock) -> None:
@@ -226,7 +226,7 @@ def test_who_left_while_it_ran_was_run_and_not_answered(make: Make, clock: Virtu
     assert statistics.batch_rows == {1: 1, 4: 1}
     assert statistics.answer_times.compute_time_sum == 0 + 2, "of the one that was answered"
     assert statistics.unanswered_time_sum == 1 + 2
-    assert statistics.ended_rows == {"cancelled": 2, "expired": 1}
+    assert statistics.unanswered_rows == {"cancelled": 2, "expired": 1}
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_refusals_by_reason(
         batcher.enqueue(request)
     statistics = batcher.statistics()
     assert statistics.refusals == {reason: 1}
-    assert (statistics.refused, statistics.ended_rows) == (1, {"refused": request.rows})
+    assert (statistics.refused, statistics.unanswered_rows) == (1, {"refused": request.rows})
     runner.open()
     assert batcher.close()
     figures_add_up(batcher.statistics())
@@ -291,7 +291,7 @@ def test_who_has_the_outcome_finds_it_counted(make: Make, x: list[float], counte
         assert statistics.rows == len(x)
         assert statistics.answer_times.total_sum > 0
     else:
-        assert statistics.ended_rows == {"failed": len(x)}
+        assert statistics.unanswered_rows == {"failed": len(x)}
 
 
 def test_who_is_cancelled_refused_or_late_finds_it_counted(make: Make, clock: VirtualClock) -> None:

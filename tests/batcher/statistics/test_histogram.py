@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.batcher.rig import occupy, result
 
-from tensorferry.batcher import BOUNDS, Distribution, interval_of
+from tensorferry.batcher import BOUNDS, Histogram, interval_of
 from tensorferry.batcher.statistics.histogram import INTERVALS, spread
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -58,7 +58,7 @@ def test_none_is_lost_or_doubled_when_all_are_made_less(times: list[float], less
     assert interval_of(highest) == found[-1][0]
 
 
-def counts_of(distribution: Distribution) -> dict[int, int]:
+def counts_of(distribution: Histogram) -> dict[int, int]:
     return {interval: count for interval, count in enumerate(distribution.counts) if count}
 
 
@@ -111,5 +111,5 @@ def test_one_that_failed_is_in_none(make: Make) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         batcher.submit(1.0).result(10)
     statistics = batcher.statistics()
-    assert statistics.latencies == statistics.queue_delays == Distribution((0,) * INTERVALS, 0.0)
+    assert statistics.latencies == statistics.queue_delays == Histogram((0,) * INTERVALS, 0.0)
     assert statistics.compute_times.count == 0

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from support.batcher.rig import PATIENCE, enqueue, error, fails_below_zero, occupy, result
 
-from tensorferry.batcher import Batcher, BatchRecord, CloseReason, InstanceFailed, Rider
-from tensorferry.batcher.statistics.recent_batches import MOST_BATCHES, MOST_RIDERS, WATCHED_SECONDS
+from tensorferry.batcher import Batcher, BatchMember, BatchRecord, CloseReason, InstanceFailed
+from tensorferry.batcher.statistics.recent_batches import MOST_BATCHES, MOST_MEMBERS, WATCHED_SECONDS
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
@@ -37,12 +37,12 @@ def test_a_batch_as_it_formed() -> None:
         # Whoever has the last answer has it before the batch is done with.
         assert batcher.drain(PATIENCE)
         alone, both = batcher.last_batches()
-    assert alone.riders == [Rider(None, 1, 2, 0.0, answered=True)]
-    assert (alone.number, alone.requests, alone.rows, alone.left) == (1, 1, 1, 100.0)
-    assert both.riders is not None
-    assert sorted(both.riders, key=lambda rider: str(rider.tag)) == [
-        Rider("early", 3, 2, 0.75, answered=True),
-        Rider("late", 1, 1, 0.5, answered=True),
+    assert alone.members == [BatchMember(None, 1, 2, 0.0, answered=True)]
+    assert (alone.number, alone.requests, alone.rows, alone.closed_at) == (1, 1, 1, 100.0)
+    assert both.members is not None
+    assert sorted(both.members, key=lambda rider: str(rider.tag)) == [
+        BatchMember("early", 3, 2, 0.75, answered=True),
+        BatchMember("late", 1, 1, 0.5, answered=True),
     ]
     assert both == BatchRecord(
         number=2,
@@ -53,15 +53,15 @@ def test_a_batch_as_it_formed() -> None:
         again=False,
         predicted=both.predicted,
         padded_length=None,
-        left=100.75,
-        joining=100.75,
+        closed_at=100.75,
+        join_at=100.75,
         ready=100.75,
         started=100.75,
         ended=101.25,
         answered=101.25,
         done=101.25,
         error="",
-        riders=both.riders,
+        members=both.members,
     )
     assert both.predicted > 0, "it was known what the first one took"
 
@@ -80,28 +80,28 @@ def test_riders_are_noted_only_for_a_while_after_a_look() -> None:
     clock = VirtualClock()
     with Batcher(lambda x: x, 4, clock=clock) as batcher:
         result(batcher.submit(0.0, tag="unseen"))
-        assert [batch.riders for batch in batcher.last_batches()] == [None]
+        assert [batch.members for batch in batcher.last_batches()] == [None]
         clock.advance(WATCHED_SECONDS / 2)
         result(batcher.submit(0.0, tag="seen"))
         clock.advance(WATCHED_SECONDS / 2)
         result(batcher.submit(0.0, tag="too late"))
-        riders = [batch.riders for batch in batcher.last_batches()]
-    assert riders == [None, [Rider("seen", 1, 1, 0.0, answered=True)], None]
+        riders = [batch.members for batch in batcher.last_batches()]
+    assert riders == [None, [BatchMember("seen", 1, 1, 0.0, answered=True)], None]
 
 
 def test_no_more_than_the_last_batches_and_the_first_riders_are_kept() -> None:
     runner = ScriptedRunner(gated=True)
-    with Batcher(runner, 2 * MOST_RIDERS) as batcher:
+    with Batcher(runner, 2 * MOST_MEMBERS) as batcher:
         batcher.last_batches()
         first = occupy(batcher, runner)
-        many = [batcher.submit(0.0, tag=number) for number in range(2 * MOST_RIDERS)]
+        many = [batcher.submit(0.0, tag=number) for number in range(2 * MOST_MEMBERS)]
         runner.open()
         for future in (first, *many):
             result(future)
         full = batcher.last_batches()[-1]
-        assert full.riders is not None
-        assert (full.requests, full.reason) == (2 * MOST_RIDERS, CloseReason.FULL)
-        assert [rider.tag for rider in full.riders] == list(range(MOST_RIDERS))
+        assert full.members is not None
+        assert (full.requests, full.reason) == (2 * MOST_MEMBERS, CloseReason.FULL)
+        assert [rider.tag for rider in full.members] == list(range(MOST_MEMBERS))
         for _ in range(MOST_BATCHES + 3):
             result(batcher.submit(0.0))
         kept = batcher.last_batches()
@@ -114,8 +114,8 @@ def test_a_long_tag_is_cut() -> None:
         batcher.last_batches()
         result(batcher.submit(0.0, tag="x" * 1_000_000))
         (batch,) = batcher.last_batches()
-    assert batch.riders is not None
-    assert batch.riders[0].tag == "x" * 128
+    assert batch.members is not None
+    assert batch.members[0].tag == "x" * 128
 
 
 def test_a_batch_that_failed_and_its_halves() -> None:
@@ -136,7 +136,7 @@ def test_a_batch_that_failed_and_its_halves() -> None:
             batch.error,
             batch.again,
             batch.reason,
-            [(rider.tag, rider.answered) for rider in batch.riders or ()],
+            [(rider.tag, rider.answered) for rider in batch.members or ()],
         )
         for batch in records
     ]
@@ -161,7 +161,7 @@ def test_one_that_left_while_its_batch_ran() -> None:
         assert leaves.cancel()
         runner.open()
         result(stays)
-        riders = batcher.last_batches()[-1].riders
+        riders = batcher.last_batches()[-1].members
     assert riders is not None
     assert [(rider.tag, rider.answered) for rider in riders] == [("stays", True), ("leaves", False)]
 
@@ -170,7 +170,9 @@ def test_the_parts_of_a_large_request_have_its_tag() -> None:
     with Batcher(lambda x: x, 2) as batcher:
         batcher.last_batches()
         result(batcher.submit_rows(np.zeros(5), tag="large"))
-        told = [(batch.rows, [rider.tag for rider in batch.riders or ()]) for batch in batcher.last_batches()]
+        told = [
+            (batch.rows, [rider.tag for rider in batch.members or ()]) for batch in batcher.last_batches()
+        ]
     assert told == [(2, ["large"]), (2, ["large"]), (1, ["large"])]
 
 
@@ -207,9 +209,9 @@ def test_a_batch_that_was_handed_back_and_ran_again() -> None:
         result(batcher.submit(0.0, tag="again"))
         failed, ran = batcher.last_batches()
     assert (failed.error, failed.number) == ("InstanceFailed", None)
-    assert failed.riders == [Rider("again", 1, 1, 0.0, answered=False)]
+    assert failed.members == [BatchMember("again", 1, 1, 0.0, answered=False)]
     assert (ran.error, ran.number, ran.again) == ("", 1, False)
-    assert ran.riders == [Rider("again", 1, 1, 1.0, answered=True)]
+    assert ran.members == [BatchMember("again", 1, 1, 1.0, answered=True)]
 
 
 def test_no_tensor_is_kept() -> None:

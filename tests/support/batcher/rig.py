@@ -104,7 +104,7 @@ def figures_add_up(statistics: BatcherStatistics) -> None:
     assert s.accepted == sum(ends.values()), "each accepted request has ended once"
     assert s.refused == sum(s.refusals.values())
     lost = {name for name, count in {**ends, "refused": s.refused}.items() if count} - {"answered"}
-    assert set(s.ended_rows) == lost, "rows are lost as requests are"
+    assert set(s.unanswered_rows) == lost, "rows are lost as requests are"
     assert s.batches == sum(s.batch_rows.values())
     assert s.rows == sum(rows * batches for rows, batches in s.batch_rows.items())
     assert s.compute_time_sum == sum(times.compute_time_sum for times in s.batch_times.values())

@@ -15,7 +15,7 @@ from typing import Any
 import grpc._server
 import numpy as np
 
-from tensorferry.batcher.execution.executor import Running
+from tensorferry.batcher.execution.executor import BatchExecutor
 from tensorferry.batcher.request import BatchAssignment, Request
 from tensorferry.server.__main__ import main
 from tensorferry.server.errors import ModelFailedError, StartError
@@ -58,7 +58,7 @@ class Fault:
         self.run, self.make = Session.run, Session.__init__
         Session.run = self.faulty_run(Session.run)  # type: ignore[method-assign]
         Session.__init__ = self.faulty_make(Session.__init__)  # type: ignore[method-assign]
-        Running.run = self.falling(Running.run)  # type: ignore[method-assign]
+        BatchExecutor.run = self.falling(BatchExecutor.run)  # type: ignore[method-assign]
         polling: Any = grpc._server
         polling._process_event_and_continue = self.deaf(polling._process_event_and_continue)
 
@@ -73,7 +73,7 @@ class Fault:
         return faulty
 
     def falling(self, run: Any) -> Any:
-        def fall(running: Running, work: BatchAssignment, back: list[Request]) -> Any:
+        def fall(running: BatchExecutor, work: BatchAssignment, back: list[Request]) -> Any:
             for request in work.batch:
                 for tensor in request.tensors:
                     mark = float(np.frombuffer(tensor.data, tensor.dtype)[0]) if request.rows else 0.0

@@ -1,1 +1,1 @@
-"""Threads and batches: workers join, run and split batches, and complete requests."""
+"""Execution of batches on worker threads: join, run, split, complete; failures and recovery."""

@@ -1,4 +1,4 @@
-"""Joins requests into one batch and splits its results: the only place that knows axis 0."""
+"""Joining of requests into one batch and splitting of its outputs: only this module knows axis 0."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def request_of(
     deadline: float = math.inf,
     padding: Padding | None = None,
 ) -> Request:
-    """A request of an array or a dict of arrays; `one_row` gives them the batch axis that they lack.
+    """Make a request of an array or a dict of arrays; with `one_row`, add the batch axis.
 
-    Strings become object arrays, so that their length does not keep them out of a batch.
-    InvalidRequest when the inputs have no rows, or different numbers of them.
+    Strings become object arrays, so that strings of different lengths can share a batch. Raises InvalidRequest if the
+    inputs have no rows, or different numbers of rows.
     """
     names = tuple(sorted(x)) if isinstance(x, Mapping) else None
     if names == ():
@@ -57,7 +57,7 @@ def _tensor_of(array: Array, add_axis: bool) -> Tensor:
         array = array.astype(object)
     if array.dtype.hasobject:
         return Tensor(array.dtype, shape, array.reshape(shape))
-    # As bytes: not every dtype (bfloat16, datetime64) has a buffer protocol of its own.
+    # As bytes, because some dtypes (bfloat16, datetime64) do not support the buffer protocol.
     return Tensor(array.dtype, shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
@@ -79,19 +79,19 @@ def _nbytes(tensor: Tensor) -> int:
     return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
-# Bytes of a request up to which a second copy of all of them costs less than a step of a loop for each: of 32 with
-# 90 bytes it takes 1.0 µs instead of 4.0, of 32 with 16 KiB 38.7 instead of 17.0.
+# Up to this many bytes a request, copying twice is faster than a loop: 32 requests of 90 bytes take 1.0 µs instead
+# of 4.0, but 32 of 16 KiB take 38.7 µs instead of 17.0.
 _SMALL = 4096
 
 _Place = Callable[[Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]], Mapping[str, Array] | None]
 
 
 def join(requests: Sequence[Request], place: _Place | None = None) -> Any:
-    """The batch that the model function gets: one array, or a dict of arrays, rows on axis 0.
+    """Return the model function's input: one array, or a dict of arrays, with rows on axis 0.
 
-    The rows are copied once, so that the model function may write to its input; only a single
-    request that holds `bytes` is not copied, and its arrays are read-only. With `place`, the rows are
-    copied to where the model function wants them (`StagedModel.place`), if it does.
+    The rows are copied once, so that the model function may write to its input. A single request of `bytes` is not
+    copied; its arrays are read-only. With `place` (`StagedModel.place`), the rows are copied into the arrays that
+    it returns, if any.
     """
     first = requests[0]
     names, plan = first.names, first.padding
@@ -116,11 +116,11 @@ def join(requests: Sequence[Request], place: _Place | None = None) -> Any:
 
 
 def _alone(tensor: Tensor) -> Array:
-    """One request's tensor as the batch's."""
+    """Return one request's tensor as an array of the batch."""
     dtype, shape, data = tensor
     if dtype.hasobject:
         return data.copy()  # type: ignore[no-any-return]
-    # Bytes cannot be written to, so they need no copy; a caller's array does.
+    # A caller's array is copied, because the model function may write to it. Bytes are read-only.
     return np.frombuffer(data if isinstance(data, bytes) else bytearray().join([data]), dtype).reshape(shape)
 
 
@@ -147,7 +147,7 @@ def _join_padded(tensors: Sequence[Tensor], rows: int, length: int, axis: int, v
             part[_up_to(axis, tensor.shape[axis])] = tensor.data
             start += tensor.shape[0]
         return joined
-    # As bytes, a row is so many runs of elements, each of which is followed by its padding.
+    # A row consists of `runs` runs of elements, each followed by its padding.
     runs = math.prod(first.shape[1:axis])
     inner = math.prod(first.shape[axis + 1 :])
     padding = np.full(length * inner, value, first.dtype).tobytes()
@@ -174,7 +174,7 @@ def _join_into(
     plan = first.padding
     shapes = plan.shapes if plan is not None else [tensor.shape[1:] for tensor in first.tensors]
     rows = sum([request.rows for request in requests])
-    # Alone, a request may have no axis of rows.
+    # A single request may have no batch axis.
     alone = len(requests) == 1 and plan is None
     wanted = {
         name: (tensor.dtype, tensor.shape if alone or i in first.shared else (rows, *shape))
@@ -215,32 +215,32 @@ def _fill_padded(array: Array, tensors: Sequence[Tensor], axis: int, value: Arra
 
 
 def _up_to(axis: int, length: int) -> tuple[slice, ...]:
-    """The index of the first `length` entries of an axis."""
+    """Return the index of the first `length` entries of an axis."""
     return (*(slice(None),) * axis, slice(length))
 
 
 def split(outputs: Any, requests: Sequence[Request]) -> list[Any]:
-    """Each request's rows of what the model function returned, as views.
+    """Split the model function's result into each request's rows, as views.
 
-    `outputs` is an array, a list or tuple with one entry a row, or a dict of these. Where the
-    requests were padded, outputs that carry the padded axis are cut back to each one's length.
-    ModelOutputError when a part of it does not have the batch's rows, or the padded length.
+    `outputs` is an array, a list or tuple with one entry a row, or a dict of these. If the requests were padded,
+    outputs with the padded axis are cut to each request's length. Raises ModelOutputError if an output does not have
+    the batch's rows, or the padded length.
     """
     plan = requests[0].padding
     if len(requests) == 1 and plan is None and type(outputs) is dict:
-        # The usual case of one alone, without calls of ours; whatever is not as it should be goes the long way.
+        # Fast path of a single request, without calls; anything unusual is handled below.
         rows, answer = requests[0].rows, {}
         for name, output in outputs.items():
             if type(output) is not np.ndarray or output.shape[:1] != (rows,):
                 break
-            # As `_cut` does.
+            # A view, as in `_cut`.
             answer[name] = output[:rows]
         else:
             return [answer]
     sizes = [request.rows for request in requests]
     _check_rows(outputs, sum(sizes), "the model function's result")
     if plan is None or plan.outputs is None:
-        # What is a dict is the quickest to tell; of an array, whether it is a mapping takes longer.
+        # Ordered by cost: checking whether an array is a Mapping is slow.
         if type(outputs) is not dict and (
             isinstance(outputs, np.ndarray) or not isinstance(outputs, Mapping)
         ):
@@ -259,23 +259,23 @@ def split(outputs: Any, requests: Sequence[Request]) -> list[Any]:
 
 
 def _spans(sizes: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """From where to where each goes when so many rows follow so many."""
+    """The start and stop of each request's rows in a batch."""
     return pairwise(accumulate(sizes, initial=0))
 
 
 def _cut(output: Any, sizes: Sequence[int]) -> list[Any]:
-    """An output's rows, so many for each."""
+    """Cut an output into slices of these sizes."""
     if len(sizes) == 1:
-        # Of all rows, as a view all the same: the model function may use its array again.
+        # A view even of all rows, because the model function may use its array again.
         return [output[: sizes[0]]]
     if type(output) is np.ndarray and sizes.count(1) == len(sizes):
-        # As what follows, but that numpy itself goes from row to row.
+        # Faster than the slices below: numpy iterates over the rows.
         return list(output[:, np.newaxis])
     return [output[start:stop] for start, stop in _spans(sizes)]
 
 
 def _check_rows(outputs: Any, rows: int, what: str) -> None:
-    # First: of an array, whether it is a mapping takes longer to tell.
+    # Arrays first, because checking whether an array is a Mapping is slow.
     if isinstance(outputs, np.ndarray):
         if not outputs.shape or outputs.shape[0] != rows:
             raise ModelRowsError(
@@ -325,7 +325,7 @@ def _check_length(output: Any, axis: int, length: int, what: str) -> None:
 
 
 def _cut_padded(outputs: Any, start: int, stop: int, axes: Mapping[str, int] | int, length: int) -> Any:
-    """The rows from `start` to `stop`, without what padding added."""
+    """Return the rows from `start` to `stop`, without their padding."""
     if isinstance(axes, int):
         return _cut_length(outputs[start:stop], axes, length)
     return {
@@ -342,7 +342,7 @@ def _cut_length(output: Any, axis: int, length: int) -> Any:
 
 
 def first_row(outputs: Any) -> Any:
-    """The one row of a one-row request's outputs, without the batch axis."""
+    """Return the only row of a one-row request's outputs, without the batch axis."""
     if isinstance(outputs, Mapping):
         return {name: output[0] for name, output in outputs.items()}
     return outputs[0]

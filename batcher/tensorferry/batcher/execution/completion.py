@@ -1,4 +1,4 @@
-"""How requests end: counted, and their completions called, exactly once and outside every lock."""
+"""Completion of requests: each is counted, and its callback called, exactly once and outside every lock."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import BatcherError, DeadlineExceeded, InstanceFailed, Shed
-from tensorferry.batcher.request import BatchAssignment, BatchInfo, Outcome, Request, Times
-from tensorferry.batcher.statistics.counters import Ledger
-from tensorferry.batcher.statistics.recent_batches import Record
+from tensorferry.batcher.request import BatchInfo, BatchRun, Outcome, Request
+from tensorferry.batcher.statistics.counters import Counters
+from tensorferry.batcher.statistics.recent_batches import RecentBatches
 
 _log = logging.getLogger("tensorferry.batcher")
 
@@ -20,59 +20,54 @@ _new = tuple.__new__
 _INTERNAL = "internal error while running the batch"
 
 
-class Together(Protocol):
-    """What a transport does around the answers of a batch of several, which are given on one thread in a row.
+class ResponseBurstHook(Protocol):
+    """Hook of a transport around the completions of a batch, which follow each other on one thread.
 
-    Other threads may answer theirs at the same time. Must not raise.
+    Other threads may complete other batches at the same time. Must not raise.
     """
 
     def begin(self, count: int) -> None:
-        """So many answers follow on this thread."""
+        """Note that `count` completions follow on this thread."""
 
     def end(self) -> None:
-        """They are given."""
+        """Note that they are done."""
 
 
-class Completions:
-    """Ends requests that the queue has handed out as ended. Thread-safe."""
+class RequestCompleter:
+    """Completes requests that the queue has handed out as ended. Thread-safe.
+
+    `before_last` is called before the last request of each batch is answered.
+    """
 
     def __init__(
         self,
-        ledger: Ledger,
+        counters: Counters,
         clock: Clock,
         name: str,
-        last_answer: Callable[[], None],
-        record: Record,
-        together: Together | None = None,
+        before_last: Callable[[], None],
+        recent: RecentBatches,
+        burst_hook: ResponseBurstHook | None = None,
     ) -> None:
-        self._together = together
-        self._ledger = ledger
-        self._record = record
-        # Called before the last answer of each batch.
-        self._last_answer = last_answer
+        self._burst_hook = burst_hook
+        self._counters = counters
+        self._recent = recent
+        self._before_last = before_last
         self._clock = clock
         self._name = name
 
     def answer(
-        self,
-        requests: Sequence[Request],
-        positions: Sequence[int],
-        outputs: Sequence[Any],
-        batch: Sequence[Request],
-        work: BatchAssignment,
-        times: Times,
-        instance: int,
+        self, requests: Sequence[Request], positions: Sequence[int], outputs: Sequence[Any], run: BatchRun
     ) -> None:
-        """A batch, the work's or a part of it, has run: those of its requests that are still there,
-        their places and their outputs.
+        """Answer the remaining requests of a batch that ran.
 
-        An answer counts only before its deadline.
+        `positions` are the requests' places in the batch, `outputs` their rows. A request whose deadline has
+        passed fails with DeadlineExceeded instead.
         """
-        now = self._clock.now()
-        # Before anybody hears of it: who has an answer finds it counted. What is after this, calling
-        # the completions, can thus be in no figure.
+        now, batch, work = self._clock.now(), run.batch, run.assignment
+        # Everything is counted before the first callback, so that a caller with an answer finds it counted. What the
+        # callbacks take can thus be in no figure.
         if len(batch) == 1 == len(requests) and requests[0].deadline > now and not requests[0].is_split_part:
-            # The usual case of one alone.
+            # Fast path of a single request.
             latencies, rows = [now - requests[0].arrival], batch[0].rows
         else:
             latencies = [
@@ -84,13 +79,13 @@ class Completions:
         padded_length = None
         if batch[0].padding is not None:
             padded_length = batch[0].padding.padded_length
-            self._ledger.padded(batch, padded_length)
-        begun, ready, started, ended, _ = times
+            self._counters.padded(batch, padded_length)
+        begun, ready, started, ended, _ = run.times
         input_time, compute_time, output_time = ready - begun, ended - started, now - ended
         reason = work.reason
-        left = reason if batch is work.batch else None
-        number = self._ledger.ran(rows, input_time, compute_time, output_time, left, latencies, now)
-        # As `BatchInfo(...)`, in half the time.
+        close_reason = reason if batch is work.batch else None
+        number = self._counters.ran(rows, input_time, compute_time, output_time, close_reason, latencies, now)
+        # `BatchInfo(...)` takes twice as long.
         info = _new(
             BatchInfo,
             (
@@ -106,22 +101,22 @@ class Completions:
                 ended,
             ),
         )
-        self._record.ran(info, batch, requests, instance, work, times, now)
-        together = self._together
+        self._recent.ran(info, requests, run, now)
+        hook = self._burst_hook
         try:
-            if together is None or len(requests) < 2:
+            if hook is None or len(requests) < 2:
                 self._hand_out(requests, positions, outputs, info, now)
                 return
-            together.begin(len(requests))
+            hook.begin(len(requests))
             try:
                 self._hand_out(requests, positions, outputs, info, now)
             finally:
-                # Whatever happens: what was given so far would else never leave.
-                together.end()
+                # After an error, too: otherwise the transport would never send the first answers.
+                hook.end()
         except BaseException:
             for request in requests:
-                if request.complete is not completed_twice and request.deadline > now:
-                    # They are counted as answered already, and no counter ever falls.
+                if request.complete is not already_completed and request.deadline > now:
+                    # They are counted as answered already, and a counter never decreases.
                     self._complete(request, Outcome(error=BatcherError(_INTERNAL)))
             raise
 
@@ -136,45 +131,45 @@ class Completions:
         last = requests[-1] if requests else None
         for request, position, output in zip(requests, positions, outputs, strict=True):
             if request is last:
-                self._last_answer()
+                self._before_last()
             if request.deadline > now:
                 delay = request.started - request.arrival
-                # As `Outcome(...)`, in half the time.
+                # `Outcome(...)` takes twice as long.
                 outcome = _new(Outcome, (output, None, info, delay, position, request.priority))
-                complete, request.complete = request.complete, completed_twice
+                complete, request.complete = request.complete, already_completed
                 try:
                     complete(outcome)
                 except BaseException:
-                    self._raised()
+                    self._callback_failed()
             else:
                 self.fail(request, DeadlineExceeded("the deadline passed while the request's batch ran"))
 
     def fail(self, request: Request, error: BaseException) -> None:
-        """The request ends with this error. Never raises: others are told after it."""
+        """Complete a request with an error. Never raises, because other requests are completed after it."""
         try:
             if not request.is_split_part:
-                self._ledger.failed(error, request.rows_counted, self._clock.now() - request.arrival)
+                self._counters.failed(error, request.rows_counted, self._clock.now() - request.arrival)
         except BaseException:
             _log.exception("a request of %s could not be counted; this is a bug", self._name)
-        # NaN for one that never left the queue.
+        # NaN for a request that never left the queue.
         delay = request.started - request.arrival
         self._complete(request, Outcome(error=error, queue_delay=delay if delay > 0 else 0.0))
 
     def answer_empty(self, request: Request, outcome: Outcome) -> None:
-        """A request of no rows is answered at once, from no batch."""
-        self._ledger.answered_empty()
+        """Answer a request of no rows, without a batch."""
+        self._counters.answered_empty()
         self._complete(request, outcome)
 
-    def count_whole(self, whole: Request, outcome: Outcome) -> None:
-        """Counts what became of a request that was split: its parts are none by themselves."""
+    def count_split(self, whole: Request, outcome: Outcome) -> None:
+        """Count the outcome of a request that was split, because its parts are not counted."""
         total = self._clock.now() - whole.split_parts[0].arrival
         if outcome.error is not None:
-            self._ledger.failed(outcome.error, whole.rows_counted, total)
+            self._counters.failed(outcome.error, whole.rows_counted, total)
         elif outcome.batch is not None:
-            self._ledger.answered_in_parts(total, outcome.batch)
+            self._counters.answered_in_parts(total, outcome.batch)
 
     def expire(self, requests: Sequence[Request]) -> None:
-        """The requests timed out, or could not make their deadlines any more, while they were queued."""
+        """Fail queued requests that timed out or can no longer make their deadlines."""
 
         def error(request: Request) -> BatcherError:
             if request.timed_out:
@@ -186,24 +181,24 @@ class Completions:
         self._fail_all(requests, error)
 
     def shed(self, requests: Sequence[Request], why: str, retry_after: float) -> None:
-        """The requests were dropped from the queue."""
+        """Fail requests that were dropped from the queue."""
         message = f"dropped under overload, so that {why}; retry in {retry_after:.3f} s"
         self._fail_all(requests, lambda request: Shed(message, retry_after))
 
     def _fail_all(self, requests: Sequence[Request], error: Callable[[Request], BatcherError]) -> None:
-        """Under overload these are many more than the answers: they are sent as one, too."""
-        together = self._together if len(requests) > 1 else None
-        if together is not None:
-            together.begin(len(requests))
+        # Under overload there are many more errors than answers: they, too, are sent as one burst.
+        hook = self._burst_hook if len(requests) > 1 else None
+        if hook is not None:
+            hook.begin(len(requests))
         try:
             for request in requests:
                 self.fail(request, error(request))
         finally:
-            if together is not None:
-                together.end()
+            if hook is not None:
+                hook.end()
 
-    def turn_away(self, requests: Iterable[Request], error: InstanceFailed) -> None:
-        """Nothing is left that could run the requests, or they had been queued again before, for this reason."""
+    def fail_unavailable(self, requests: Iterable[Request], error: InstanceFailed) -> None:
+        """Fail requests that no instance can run, or that had been queued again before, with this error."""
         now, retry_after = self._clock.now(), error.retry_after
         for request in requests:
             if request.deadline <= now:
@@ -214,21 +209,20 @@ class Completions:
                 self.fail(request, InstanceFailed(f"{error}; retry in {retry_after:.3f} s", retry_after))
 
     def _complete(self, request: Request, outcome: Outcome) -> None:
-        complete, request.complete = request.complete, completed_twice
+        complete, request.complete = request.complete, already_completed
         if math.isnan(request.started):
-            # It never ran; what ran is in a worker's hands, which drops the tensors itself.
+            # It never ran. The tensors of a request that ran are released by its worker.
             request.tensors = ()
         try:
             complete(outcome)
         except BaseException:
-            self._raised()
+            self._callback_failed()
 
-    def _raised(self) -> None:
-        # The caller's own code failed; its neighbours still wait for their completions. Even
-        # SystemExit must not end the worker.
+    def _callback_failed(self) -> None:
+        # The callback is the caller's code. Even SystemExit must not end the worker, because others still wait.
         _log.exception("the completion of a request of %s raised", self._name)
 
 
-def completed_twice(outcome: Outcome) -> None:
-    """What a request's completion is once it was called."""
+def already_completed(outcome: Outcome) -> None:
+    """Callback of a request that was completed; calling it is a bug."""
     raise AssertionError("a request was completed twice; this is a bug in tensorferry.batcher")

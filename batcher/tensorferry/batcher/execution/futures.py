@@ -12,20 +12,20 @@ from tensorferry.batcher.execution.collate import first_row
 from tensorferry.batcher.request import Outcome
 
 
-def deliver_rows(future: Future[Any]) -> Callable[[Outcome], None]:
-    """A completion that gives a future the request's rows."""
+def completion_of(future: Future[Any], *, one_row: bool) -> Callable[[Outcome], None]:
+    """A callback that resolves a future with a request's rows; with `one_row`, with its only row without axis 0."""
 
     def complete(outcome: Outcome) -> None:
-        # False when the future was cancelled: nobody waits for the outcome.
+        # False if the future was cancelled: nothing waits for the outcome.
         if not future.set_running_or_notify_cancel():
             return
         if outcome.error is not None:
             future.set_exception(outcome.error)
             return
         try:
-            result = _own(outcome.outputs)
+            result = _own(first_row(outcome.outputs) if one_row else outcome.outputs)
         except Exception as error:
-            # No memory for the copy, say: whoever waits must hear of it.
+            # No memory for the copy, for example.
             future.set_exception(error)
             return
         future.set_result(result)
@@ -33,25 +33,13 @@ def deliver_rows(future: Future[Any]) -> Callable[[Outcome], None]:
     return complete
 
 
-def deliver_row(future: Future[Any]) -> Callable[[Outcome], None]:
-    """A completion that gives a future the one row of the request, without its axis."""
-    deliver = deliver_rows(future)
-
-    def complete(outcome: Outcome) -> None:
-        deliver(
-            outcome if outcome.error is not None else outcome._replace(outputs=first_row(outcome.outputs))
-        )
-
-    return complete
-
-
 def propagate_cancel(future: Future[Any], cancel: Callable[[], object]) -> None:
-    """Calls `cancel` when the future is cancelled."""
+    """Call `cancel` when the future is cancelled."""
     future.add_done_callback(lambda done: cancel() if done.cancelled() else None)
 
 
 def _own(outputs: Any) -> Any:
-    """Copies views of the batch, so that who keeps a row does not keep the batch alive."""
+    """Copy views of the batch, because a view would keep the whole batch alive."""
     if isinstance(outputs, Mapping):
         return {name: _own(output) for name, output in outputs.items()}
     if type(outputs) in (list, tuple):

@@ -1,4 +1,4 @@
-"""Split a request that is larger than a batch, and join the outputs of its parts."""
+"""Splitting of requests larger than a batch, and joining of their parts' outputs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tensorferry.batcher.request import Outcome, Request, Tensor
 
 
 def split_request(request: Request, max_rows: int) -> tuple[Request, ...]:
-    """Cuts a request of more than `max_rows` rows into parts that complete it together.
+    """Split a request of more than `max_rows` rows into parts that complete it together.
 
-    The request is answered when the last part is, with the parts' outputs joined on axis 0;
-    the first error becomes the error of the whole.
+    The request is answered with the last part, with the parts' outputs joined on axis 0. The first error of a part
+    is the error of the request.
     """
     starts = range(0, request.rows, max_rows)
     gather = _Gather(request, len(starts))
@@ -30,7 +30,7 @@ def split_request(request: Request, max_rows: int) -> tuple[Request, ...]:
 
 
 def cut(request: Request, start: int, stop: int, complete: Callable[[Outcome], None]) -> Request:
-    """A request of some of another's rows. They share memory."""
+    """Return a request of some of another's rows; both share memory."""
     rows = stop - start
     return Request(
         tuple(
@@ -61,10 +61,10 @@ def _rows_of(tensor: Tensor, start: int, stop: int) -> Tensor:
 
 
 class _Gather:
-    """Collects the outcomes of a split request's parts and completes the whole once."""
+    """Outcomes of a split request's parts; completes the request once."""
 
     def __init__(self, request: Request, count: int) -> None:
-        # Guards _outcomes, _missing and _complete. Nothing is called while it is held.
+        # Guards the fields below. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._outcomes: list[Outcome | None] = [None] * count
         self._missing = count
@@ -97,7 +97,7 @@ class _Gather:
 
 
 def join_outputs(outputs: Sequence[Any]) -> Any:
-    """The outputs of consecutive rows as those of all of them."""
+    """Join the outputs of consecutive rows on axis 0."""
     first = outputs[0]
     if isinstance(first, dict):
         return {name: join_outputs([output[name] for output in outputs]) for name in first}

@@ -1,4 +1,4 @@
-"""What a model function may offer beside being called: memory for its batches, and copying apart from running."""
+"""Optional steps of a model function: memory for its batches, and copies apart from the run."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from tensorferry.batcher.request import Array
 
 @runtime_checkable
 class StagedModel(Protocol):
-    """A model function in steps. Each batch goes through them in order, in one thread, except after one that raises.
+    """A model function in steps: `place`, `load`, call, `fetch`.
 
-    What a step raises says what happened, as what a function raises does (see `errors`). While one batch is in `__call__`, others may be in any of the other steps, on other threads.
+    Each batch goes through them in this order, on one thread, until one raises. Errors mean what they mean when a
+    function raises them (see `errors`). While one batch is in `__call__`, other threads may be in the other steps.
     """
 
     def place(
         self, tensors: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
     ) -> Mapping[str, Array] | None:
-        """Arrays to be filled with a batch whose tensors have these dtypes and shapes; None: the caller has its own."""
+        """Return arrays for a batch whose tensors have these dtypes and shapes; None if the batcher allocates them."""
 
     def load(self, batch: Any) -> Any:
-        """What is done with a batch before it is its turn; what this returns is what is called with."""
+        """Prepare a batch before the device is free; the result is the argument of the call."""
 
     def __call__(self, batch: Any) -> Any:
-        """Runs the batch."""
+        """Run the batch."""
 
     def fetch(self, outputs: Any) -> Any:
-        """Makes of what the call returned what a model function returns."""
+        """Turn the result of the call into what a model function returns."""

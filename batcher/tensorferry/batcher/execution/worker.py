@@ -1,189 +1,173 @@
-"""A worker: takes work for its device and carries it out, and goes on whatever escapes from that."""
+"""Worker loop: takes batches for one device, executes them, and restarts after a crash."""
 
 from __future__ import annotations
 
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import InstanceFailed
-from tensorferry.batcher.execution.completion import Completions, completed_twice
-from tensorferry.batcher.execution.executor import FELL, Running, without
+from tensorferry.batcher.execution.completion import already_completed
+from tensorferry.batcher.execution.context import ExecutionContext
+from tensorferry.batcher.execution.executor import WORKER_CRASHED, BatchExecutor, excluding
 from tensorferry.batcher.execution.instance import Instance
 from tensorferry.batcher.queue.device_failures import RECOVER
-from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, Request
-from tensorferry.batcher.statistics.counters import Ledger
 from tensorferry.batcher.supervision import last
 
 _log = logging.getLogger("tensorferry.batcher")
 
-# A worker that ended unexpectedly is replaced after so many seconds, if that goes on after twice as many, up to
-# the last; after so many times it is said that only a restart can help. All is forgotten after a while.
+# Pause before a crashed worker is restarted: it doubles with each crash up to the last value. After this many
+# crashes the health callback is told that only restarting the process can help. A quiet minute resets the count.
 _FIRST_SECONDS = 0.1
 _LAST_SECONDS = 2.0
-_HOPELESS_FALLS = 6
+_HOPELESS_CRASHES = 6
 _FORGET_SECONDS = 60.0
-
-# Told of an instance whose worker has ended unexpectedly, why, and whether nothing but a restart of the process
-# can help; with None for the reason when it works again.
-Health = Callable[[int, str | None, bool], None]
 
 
 class Worker:
-    """One thread's work; `run` returns when the queue is closed and empty."""
+    """The work of one thread; `run` returns when the queue is closed and empty."""
 
-    def __init__(
-        self,
-        instance: Instance,
-        queue: RequestQueue,
-        running: Running,
-        completions: Completions,
-        ledger: Ledger,
-        clock: Clock,
-        name: str,
-        health: Health = lambda instance, reason, hopeless: None,
-    ) -> None:
+    def __init__(self, instance: Instance, context: ExecutionContext) -> None:
         self._instance = instance
-        self._queue = queue
-        self._running = running
-        self._completions = completions
-        self._ledger = ledger
-        self._clock = clock
-        self._name = name
-        # Threads that carry out work here, though they are not the worker's, by number.
-        self._attending: set[int] = set()
-        self._health = health
-        # How often it has ended unexpectedly of late, and when the last time.
-        self._falls = 0
-        self._fell_at = -math.inf
+        self._queue = context.queue
+        self._executor = BatchExecutor(instance, context)
+        self._completer = context.completer
+        self._counters = context.counters
+        self._clock = context.clock
+        self._name = context.name
+        self._health = context.health
+        # Identifiers of other threads that run batches here, see `attend`. Each set operation is atomic.
+        self._inline_threads: set[int] = set()
+        # Recent crashes of this worker, and the time of the last one.
+        self._crashes = 0
+        self._crashed_at = -math.inf
 
     def run(self) -> None:
-        """Takes work until there is none. What escapes from that ends nobody's wait: it is begun again."""
-        last(self._run_until_closed, self._begin_again)
+        """Take and execute work until the queue ends; after a crash, restart."""
+        last(self._run_until_closed, self._restart)
 
     def _run_until_closed(self) -> None:
         while (work := self._queue.take(self._instance.index)) is not None:
             if work is RECOVER:
                 self._recover()
             else:
-                self._carry_out(work)
-            # A worker idles for hours with its last batch in hand otherwise.
+                self._execute(work)
+            # An idle worker would keep its last batch alive for hours.
             del work
 
-    def _begin_again(self, fault: BaseException) -> None:
-        """The worker has ended: its device takes no batches for a moment, and whoever watches it is told."""
+    def _restart(self, fault: BaseException) -> None:
+        """Report a crash; the device takes no batches for a moment."""
         now, instance = self._clock.now(), self._instance
-        self._falls = self._falls + 1 if now < self._fell_at + _FORGET_SECONDS else 1
-        self._fell_at = now
-        seconds = min(_FIRST_SECONDS * 2 ** (self._falls - 1), _LAST_SECONDS)
-        hopeless = self._falls >= _HOPELESS_FALLS
+        self._crashes = self._crashes + 1 if now < self._crashed_at + _FORGET_SECONDS else 1
+        self._crashed_at = now
+        seconds = min(_FIRST_SECONDS * 2 ** (self._crashes - 1), _LAST_SECONDS)
+        hopeless = self._crashes >= _HOPELESS_CRASHES
         reason = f"a worker ended unexpectedly ({type(fault).__name__}) and is started anew"
         if hopeless:
-            reason = f"workers end unexpectedly ({type(fault).__name__}), {self._falls} times by now"
+            reason = f"workers end unexpectedly ({type(fault).__name__}), {self._crashes} times by now"
         failed = InstanceFailed(reason, seconds)
-        # First, so that whoever brings it back finds it so.
-        instance.fallen = True
+        # Before the queue is told, because another worker may bring the device back at once.
+        instance.crashed()
         ended = self._queue.outages.fell(instance.index, seconds, failed if hopeless else None)
-        self._tell(reason, hopeless=hopeless)
+        self._report_health(reason, hopeless=hopeless)
         _log.error(
             "%s: a worker ended unexpectedly; this is a bug. Another takes its place in %g s",
             self._name,
             seconds,
             exc_info=fault,
         )
-        self._completions.turn_away(ended, failed)
+        self._completer.fail_unavailable(ended, failed)
         if ended:
             self._queue.expired_completed()
 
-    def _tell(self, reason: str | None, *, hopeless: bool = False) -> None:
+    def _report_health(self, reason: str | None, *, hopeless: bool = False) -> None:
         try:
             self._health(self._instance.index, reason, hopeless)
         except BaseException:
-            _log.exception("%s: who is told of its health raised", self._name)
+            _log.exception("%s: the health callback of an instance raised; it is ignored", self._name)
 
     def attend(self, most_seconds: float) -> float:
-        """Carries out, on the calling thread, what may leave now and should take at most so long.
+        """Execute, on the calling thread, batches that may start now and should take at most `most_seconds`.
 
-        Returns as `RequestQueue.take_short` does: when to attend again.
+        Return the time at which to call again, as `RequestQueue.take_short` does.
         """
         try:
             work = self._queue.take_short(most_seconds)
         except BaseException:
-            self._dropped()
+            self._inline_run_crashed()
             raise
         if isinstance(work, float):
             return work
         thread = threading.get_ident()
-        # A completion, too, may call this.
-        nested = thread in self._attending
-        self._attending.add(thread)
+        # A completion may call this, too.
+        nested = thread in self._inline_threads
+        self._inline_threads.add(thread)
         try:
             while not isinstance(work, float):
-                if not self._carry_out(work):
+                if not self._execute(work):
                     return math.inf
                 work = self._queue.take_short(most_seconds)
             return work
         except BaseException:
-            self._dropped()
+            self._inline_run_crashed()
             raise
         finally:
             if not nested:
-                self._attending.discard(thread)
+                self._inline_threads.discard(thread)
 
-    def _dropped(self) -> None:
-        """The calling thread does no more here: a worker takes what is queued."""
+    def _inline_run_crashed(self) -> None:
+        """Leave what is queued to the workers."""
         if ended := self._queue.outages.dropped():
-            self._completions.turn_away(ended, InstanceFailed(FELL))
+            self._completer.fail_unavailable(ended, InstanceFailed(WORKER_CRASHED))
             self._queue.expired_completed()
 
     @property
-    def attended(self) -> bool:
-        """Whether the calling thread is inside `attend` and carries out work."""
-        return threading.get_ident() in self._attending
+    def runs_inline(self) -> bool:
+        """Whether the calling thread is inside `attend` and executes a batch."""
+        return threading.get_ident() in self._inline_threads
 
-    def _carry_out(self, work: BatchAssignment) -> bool:
-        """Completes what the work holds; whether anything is queued after it."""
+    def _execute(self, work: BatchAssignment) -> bool:
+        """Complete all requests of an assignment; return whether anything is queued after it."""
         batch, device, times = work.batch, self._instance.index, None
-        # Those that went back into the queue: others have them now.
-        back: list[Request] = []
+        # Requests that went back into the queue: others own them.
+        requeued: list[Request] = []
         try:
             taken = self._clock.now()
             if work.expired:
-                self._completions.expire(work.expired)
+                self._completer.expire(work.expired)
             if work.shed:
-                self._completions.shed(work.shed, "others make their deadlines", self._queue.drain_time())
+                self._completer.shed(work.shed, "others make their deadlines", self._queue.drain_time())
             if batch:
-                times = self._running.run(work, back)
+                times = self._executor.run(work, requeued)
             if times is not None:
                 _, ready, started, ended, done = times
                 now = self._clock.now()
                 done.append(now)
                 seconds, before, after = ended - started, ready - taken, now - ended
                 if work.predicted:
-                    self._ledger.predicted(work.predicted, before + seconds + after)
+                    self._counters.predicted(work.predicted, before + seconds + after)
         except BaseException:
-            self._let_fall(work, back)
+            self._requeue_unfinished(work, requeued)
             raise
         if times is None:
             return self._queue.ran(batch, None, self._clock.now() - taken, device=device)
         return self._queue.ran(batch, seconds, before, after, device=device)
 
-    def _let_fall(self, work: BatchAssignment, back: Sequence[Request]) -> None:
-        """The calling thread cannot go on with the work: whoever is left in it is queued again, or told."""
-        left = without(work.batch, back)
+    def _requeue_unfinished(self, work: BatchAssignment, requeued: Sequence[Request]) -> None:
+        """Queue the unfinished requests of a crashed thread's assignment again, or fail them."""
+        left = excluding(work.batch, requeued)
         queued, ended = self._queue.outages.hand_back(left, self._instance.index, ran=True, out=False)
-        self._ledger.retried(len(queued))
-        untold = [
-            request for request in (*work.expired, *work.shed) if request.complete is not completed_twice
+        self._counters.retried(len(queued))
+        unreported = [
+            request for request in (*work.expired, *work.shed) if request.complete is not already_completed
         ]
-        self._completions.turn_away([*ended, *untold], InstanceFailed(FELL))
+        self._completer.fail_unavailable([*ended, *unreported], InstanceFailed(WORKER_CRASHED))
         self._queue.ran(work.batch, None, device=self._instance.index)
 
     def _recover(self) -> None:
-        """Brings the instance back, or says when to try again; whoever cannot wait for that is told."""
+        """Bring the instance back; if that fails, fail the requests that cannot wait for the next try."""
         instance = self._instance
         recover = instance.recover
         try:
@@ -192,16 +176,15 @@ class Worker:
         except InstanceFailed as error:
             failed = InstanceFailed(str(error), error.retry_after)
         except BaseException:
-            _log.exception("%s: what brings its device back raised; it is tried again", self._name)
+            _log.exception("%s: the recovery of a device raised; it is tried again", self._name)
             failed = InstanceFailed("the device failed and could not be brought back yet")
         else:
-            instance.recover = None
+            had_crashed = instance.recovered()
             self._queue.outages.recovered(instance.index)
-            if instance.fallen:
-                instance.fallen = False
-                self._tell(None)
+            if had_crashed:
+                self._report_health(None)
             return
         queued = self._queue.outages.not_recovered(instance.index, failed)
-        self._completions.turn_away(queued, failed)
+        self._completer.fail_unavailable(queued, failed)
         if queued:
             self._queue.expired_completed()

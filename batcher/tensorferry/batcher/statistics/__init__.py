@@ -1,1 +1,1 @@
-"""Counters, histograms and the record of recent batches."""
+"""Counters, histograms and the most recent batches."""

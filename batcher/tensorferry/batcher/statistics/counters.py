@@ -1,4 +1,4 @@
-"""What a batcher has done: counts since its start, and sizes of the moment."""
+"""Counters of a batcher since its start, and the statistics records made of them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tensorferry.batcher.errors import (
 from tensorferry.batcher.learning.cost_model import BucketStatistics
 from tensorferry.batcher.learning.return_model import ReturnersStatistics
 from tensorferry.batcher.request import BatchInfo, CloseReason, Request
-from tensorferry.batcher.statistics.histogram import BOUNDS, INTERVALS, Distribution, interval_of, spread
+from tensorferry.batcher.statistics.histogram import BOUNDS, INTERVALS, Histogram, interval_of, spread
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSizes:
-    """A moment's sizes: requests and rows queued, requests running, bytes held by both; rows queued by class."""
+    """Sizes at one moment: requests and rows queued, requests running, bytes of both, rows queued by class."""
 
     queued: int
     queued_rows: int
@@ -36,11 +36,11 @@ class QueueSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchTimes:
-    """The batches of one size that ran, and the seconds that they took, all together, by stage.
+class BatchSizeTimes:
+    """The batches of one size that ran, and the sums of their seconds by stage.
 
-    `input_time_sum` went into joining, `compute_time_sum` is the model's, and `output_time_sum` is
-    from its end until the answers were handed out: splitting, and finding out who is still there.
+    `input_time_sum` is the time of joining, `compute_time_sum` that of the model. `output_time_sum` runs from the
+    model's end until the first answer is handed out.
     """
 
     batches: int
@@ -51,11 +51,11 @@ class BatchTimes:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTimes:
-    """The seconds that the answered requests took, from arrival to answer, summed over the requests.
+    """Sums over the answered requests of their seconds from arrival to answer, by stage.
 
-    Each has the times of the batch that it was answered from, as in `BatchTimes`, and what is left of
-    its time is its queue delay: waiting for its batch to leave, for the device after that, and, where
-    a batch had failed, for another. Of a request that was split, the batch is its last part's.
+    Each request counts the times of the batch that answered it, as in `BatchSizeTimes`. The rest of its time is its
+    queue delay: for its batch to be closed, for the device after that, and for another batch if one failed. A request
+    that was split counts the batch of its last part.
     """
 
     input_time_sum: float
@@ -65,38 +65,42 @@ class AnswerTimes:
 
     @property
     def total_sum(self) -> float:
-        """From arrival to answer."""
+        """The seconds from arrival to answer."""
         return self.queue_delay_sum + self.input_time_sum + self.compute_time_sum + self.output_time_sum
 
 
 @dataclass(frozen=True, slots=True)
 class BatcherStatistics:
-    """Counts since the start; times in seconds. Who has the outcome of a request finds it counted.
+    """Counts since the start; times in seconds. An outcome is counted before its callback is called.
 
-    `accepted` requests end in exactly one of `answered`, `failed` (the model raised),
-    `cancelled`, `expired` (the deadline passed, or could not be met any more), `shed` (dropped
-    under overload) and `abandoned` (closed without draining). One that is split is one request.
-    `refused` ones were never accepted; `refusals` says why: queue_full, too_large, deadline,
-    closed, unavailable (no device works) or invalid. `ended_rows` are the rows of those that were refused or ended without an
-    answer, by these names, and `unanswered_time_sum` is how long they were here.
+    Requests
+        Each of the `accepted` requests ends in exactly one of `answered`, `failed` (the model raised), `cancelled`,
+        `expired` (the deadline passed, or could no longer be met), `shed` (dropped under overload) and `abandoned`
+        (closed without draining). A request that is split counts once. `refused` requests were never accepted;
+        `refusals` counts them by reason: queue_full, too_large, deadline, closed, unavailable (no device works) or
+        invalid. `unanswered_rows` counts the rows of requests that were refused or ended without an answer, by these
+        names; `unanswered_time_sum` is the time these requests spent in the batcher. `retried` requests went back
+        into the queue because their device failed, and ended later as the others did.
 
-    `batch_times` tells of the batches that ran, by their rows, `answer_times` of the answered
-    requests, `close_reasons` why batches left, `failed_batches` how many failed, and `last_run` when
-    one was last answered, on the batcher's clock (None: never).
-    Of `predictions` batches it was predicted how long they take until they are answered:
-    `predicted_time_sum` in all, `actual_time_sum` they took, and `prediction_error_sum` is the sum
-    of the differences' sizes; this is known, and counted, after the answers. `sizes` is of this
-    moment, a part of a split request counting as one there; `buckets` says what is queued in each
-    bucket and what was learned of it, `returners` what of callers that come back. `warnings` name
-    limits that get in each other's way.
+    Batches
+        `batch_times` has the batches that ran, by rows; `answer_times` the times of the answered requests;
+        `close_reasons` why batches were closed; `failed_batches` how many failed; `last_run` when a batch was last
+        answered, on the batcher's clock (None: never). `queue_delays`, `compute_times` and `latencies` are the
+        histograms of the times whose sums are in `answer_times`.
 
-    Of the rows that ran in padded batches, `positions` sums the lengths along the padded axis
-    that the requests had, `padding_positions` those that padding added.
+    Predictions
+        The total time was predicted for `predictions` batches: `predicted_time_sum` seconds in all.
+        `actual_time_sum` is what they took; `prediction_error_sum` is the sum of the absolute differences. A
+        prediction is counted after the batch's answers.
 
-    `retried` requests, which ended as the others did, went back into the queue since their device failed.
+    This moment
+        `sizes` counts each part of a split request as one. `buckets` has what is queued in each bucket and what was
+        learned of it, `returners` what was learned of clients that send again. `warnings` names settings that
+        conflict with each other.
 
-    Of the answered requests, `queue_delays`, `compute_times` and `latencies` say how the times were spread
-    whose sums are in `answer_times`.
+    Padding
+        For the rows of padded batches, `positions` sums the requests' own lengths on the padded axis, and
+        `padding_positions` what padding added.
     """
 
     accepted: int
@@ -108,9 +112,9 @@ class BatcherStatistics:
     shed: int
     abandoned: int
     refusals: Mapping[str, int]
-    ended_rows: Mapping[str, int]
+    unanswered_rows: Mapping[str, int]
     unanswered_time_sum: float
-    batch_times: Mapping[int, BatchTimes]
+    batch_times: Mapping[int, BatchSizeTimes]
     answer_times: AnswerTimes
     close_reasons: Mapping[CloseReason, int]
     failed_batches: int
@@ -126,50 +130,50 @@ class BatcherStatistics:
     positions: int
     padding_positions: int
     retried: int
-    queue_delays: Distribution
-    compute_times: Distribution
-    latencies: Distribution
+    queue_delays: Histogram
+    compute_times: Histogram
+    latencies: Histogram
 
     @property
     def batches(self) -> int:
-        """How many batches ran."""
+        """The number of batches that ran."""
         return sum(times.batches for times in self.batch_times.values())
 
     @property
     def rows(self) -> int:
-        """How many rows the batches that ran had, all together."""
+        """The number of rows in all batches that ran."""
         return sum(rows * times.batches for rows, times in self.batch_times.items())
 
     @property
     def batch_rows(self) -> Mapping[int, int]:
-        """How many batches of so many rows ran."""
+        """The number of batches that ran, by rows."""
         return {rows: times.batches for rows, times in self.batch_times.items()}
 
     @property
     def compute_time_sum(self) -> float:
-        """How long the model ran for the batches, all together: the device's busy time."""
+        """The time that the model ran for all batches: the busy time of the devices."""
         return sum(times.compute_time_sum for times in self.batch_times.values())
 
     @property
     def queue_delay_sum(self) -> float:
-        """How long the answered requests waited, all together; see `AnswerTimes`."""
+        """The time that all answered requests were queued; see `AnswerTimes`."""
         return self.answer_times.queue_delay_sum
 
     @property
     def padding_waste(self) -> float:
-        """The share of padding in the padded inputs, from 0 to 1; 0 when nothing was padded."""
+        """The share of padding in the padded inputs, from 0 to 1; 0 if nothing was padded."""
         total = self.positions + self.padding_positions
         return self.padding_positions / total if total else 0.0
 
 
-# What an accepted request's error makes of it; with any other it failed.
-_ENDS: tuple[tuple[type[BaseException], str], ...] = (
+# The outcome of an accepted request by its error; "failed" for any other error.
+_OUTCOMES: tuple[tuple[type[BaseException], str], ...] = (
     (Cancelled, "cancelled"),
     (DeadlineExceeded, "expired"),
     (Shed, "shed"),
     (BatcherClosed, "abandoned"),
 )
-# Why a request was not accepted; otherwise it was invalid.
+# The reason of a refusal by its error; "invalid" for any other error.
 _REFUSALS: tuple[tuple[type[BaseException], str], ...] = (
     (QueueFull, "queue_full"),
     (RequestTooLarge, "too_large"),
@@ -186,32 +190,32 @@ def _name_of(error: BaseException, names: tuple[tuple[type[BaseException], str],
     return other
 
 
-class Ledger:
-    """Counts what happens in a batcher. Thread-safe."""
+class Counters:
+    """Counters of a batcher. Thread-safe."""
 
     def __init__(self) -> None:
-        # Guards every field below; held for a few additions, nothing is called.
+        # Guards every field below. Held for a few additions only; nothing is called while it is held.
         self._lock = threading.Lock()
         self._batches = 0
-        # Of batches by their rows: how many, and the seconds of joining, running, handing out.
+        # By a batch's rows: the number of batches, and the seconds of joining, running, handing out.
         self._sizes: dict[int, list[Any]] = {}
         self._last_run: float | None = None
         self._reasons: Counter[CloseReason] = Counter()
         self._failed_batches = 0
         self._answered = 0
-        # Of the answered requests.
+        # Sums over the answered requests.
         self._queue_delay_sum = 0.0
         self._input_sum = 0.0
         self._compute_sum = 0.0
         self._output_sum = 0.0
-        # How many of them were in each interval of their distributions.
+        # Counts of answered requests by the intervals of their histograms.
         self._queue_delays = [0] * INTERVALS
         self._compute_times = [0] * INTERVALS
         self._latencies = [0] * INTERVALS
-        # Of the others.
-        self._ends: Counter[str] = Counter()
+        # Counts of the other requests.
+        self._outcomes: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
-        self._ended_rows: Counter[str] = Counter()
+        self._unanswered_rows: Counter[str] = Counter()
         self._unanswered_sum = 0.0
         self._positions = 0
         self._padding_positions = 0
@@ -222,11 +226,11 @@ class Ledger:
         self._prediction_error_sum = 0.0
 
     def refused(self, error: BaseException, rows: int) -> None:
-        """A request of so many rows was not accepted, for this reason."""
+        """Count a request that was not accepted."""
         reason = _name_of(error, _REFUSALS, "invalid")
         with self._lock:
             self._refusals[reason] += 1
-            self._ended_rows["refused"] += rows
+            self._unanswered_rows["refused"] += rows
 
     def ran(
         self,
@@ -238,11 +242,10 @@ class Ledger:
         latencies: list[float],
         now: float,
     ) -> int:
-        """A batch of so many rows ran; returns its running number, from 1.
+        """Count a batch that ran, and the requests that it answers; return its number, from 1.
 
-        The times are of the stages in `BatchTimes`. `reason` is why it left; None for one that is a
-        part of another. `latencies` says for how long each of the requests that it answers has been here; it
-        is sorted here.
+        The times are those of the stages in `BatchSizeTimes`. `reason` is None for a part of a batch. `latencies` has
+        the seconds since arrival of each request that is answered; this method sorts it.
         """
         answered, batch_time = len(latencies), input_time + compute_time + output_time
         more = answered > 1
@@ -254,7 +257,7 @@ class Ledger:
             in_latencies = spread(latencies)
             in_delays = spread(latencies, batch_time)
         else:
-            # Apart, and without calls of ours: a batch of one has nobody to share them with.
+            # Fast path without calls.
             total = latencies[0] if answered else 0.0
             in_latency = bisect_left(BOUNDS, total)
             in_delay = bisect_left(BOUNDS, total - batch_time)
@@ -280,7 +283,7 @@ class Ledger:
             size[2] += compute_time
             size[3] += output_time
             self._answered += answered
-            # By rounding it may be below 0, and a counter never falls.
+            # Rounding may make it negative, and a counter never decreases.
             if queue_delay > 0.0:
                 self._queue_delay_sum += queue_delay
             self._input_sum += answered * input_time
@@ -291,7 +294,7 @@ class Ledger:
             return self._batches
 
     def answered_in_parts(self, total: float, last: BatchInfo) -> None:
-        """A request that was split is answered after `total` seconds, its last part from this batch."""
+        """Count a split request, answered after `total` seconds, its last part by this batch."""
         queue_delay = max(0.0, total - (last.input_time + last.compute_time + last.output_time))
         with self._lock:
             self._answered += 1
@@ -304,7 +307,7 @@ class Ledger:
             self._output_sum += last.output_time
 
     def answered_empty(self) -> None:
-        """A request of no rows is answered at once, from no batch."""
+        """Count a request of no rows, which is answered without a batch."""
         with self._lock:
             self._answered += 1
             self._latencies[0] += 1
@@ -312,27 +315,27 @@ class Ledger:
             self._compute_times[0] += 1
 
     def failed(self, error: BaseException, rows: int, total: float) -> None:
-        """An accepted request of so many rows ended with this error, after `total` seconds."""
-        end = _name_of(error, _ENDS, "failed")
+        """Count an accepted request that ended with an error after `total` seconds."""
+        outcome = _name_of(error, _OUTCOMES, "failed")
         with self._lock:
-            self._ends[end] += 1
-            self._ended_rows[end] += rows
+            self._outcomes[outcome] += 1
+            self._unanswered_rows[outcome] += rows
             self._unanswered_sum += total
 
     def failed_to_run(self, reason: CloseReason | None) -> None:
-        """A batch failed, whose requests run again in smaller ones or fail with it; `reason` as in `ran`."""
+        """Count a failed batch; `reason` as in `ran`."""
         with self._lock:
             if reason is not None:
                 self._reasons[reason] += 1
             self._failed_batches += 1
 
     def retried(self, requests: int) -> None:
-        """So many requests went back into the queue: their device failed."""
+        """Count requests that went back into the queue because their device failed."""
         with self._lock:
             self._retried += requests
 
     def padded(self, batch: Sequence[Request], padded_length: int) -> None:
-        """A batch ran with its requests' rows padded to this length."""
+        """Count the padding of a batch whose requests were padded to this length."""
         rows = sum(request.rows for request in batch)
         positions = sum(request.rows * request.padding.length for request in batch if request.padding)
         with self._lock:
@@ -340,7 +343,7 @@ class Ledger:
             self._padding_positions += rows * padded_length - positions
 
     def predicted(self, predicted: float, actual: float) -> None:
-        """A batch was answered after `actual` seconds, of which `predicted` had been predicted."""
+        """Count a batch that was predicted to take `predicted` seconds and took `actual`."""
         with self._lock:
             self._predictions += 1
             self._predicted_time_sum += predicted
@@ -355,23 +358,23 @@ class Ledger:
         returners: ReturnersStatistics,
         warnings: Sequence[str],
     ) -> BatcherStatistics:
-        """The counts so far."""
+        """The counts so far, beside what the queue says."""
         with self._lock:
-            ends = self._ends
+            outcomes = self._outcomes
             times = AnswerTimes(self._input_sum, self._compute_sum, self._output_sum, self._queue_delay_sum)
             return BatcherStatistics(
                 accepted=accepted,
                 refused=self._refusals.total(),
                 answered=self._answered,
-                failed=ends["failed"],
-                cancelled=ends["cancelled"],
-                expired=ends["expired"],
-                shed=ends["shed"],
-                abandoned=ends["abandoned"],
+                failed=outcomes["failed"],
+                cancelled=outcomes["cancelled"],
+                expired=outcomes["expired"],
+                shed=outcomes["shed"],
+                abandoned=outcomes["abandoned"],
                 refusals=dict(self._refusals),
-                ended_rows=dict(self._ended_rows),
+                unanswered_rows=dict(self._unanswered_rows),
                 unanswered_time_sum=self._unanswered_sum,
-                batch_times={rows: BatchTimes(*size) for rows, size in self._sizes.items()},
+                batch_times={rows: BatchSizeTimes(*size) for rows, size in self._sizes.items()},
                 answer_times=times,
                 close_reasons=dict(self._reasons),
                 failed_batches=self._failed_batches,
@@ -387,7 +390,7 @@ class Ledger:
                 positions=self._positions,
                 padding_positions=self._padding_positions,
                 retried=self._retried,
-                queue_delays=Distribution(tuple(self._queue_delays), times.queue_delay_sum),
-                compute_times=Distribution(tuple(self._compute_times), times.compute_time_sum),
-                latencies=Distribution(tuple(self._latencies), times.total_sum),
+                queue_delays=Histogram(tuple(self._queue_delays), times.queue_delay_sum),
+                compute_times=Histogram(tuple(self._compute_times), times.compute_time_sum),
+                latencies=Histogram(tuple(self._latencies), times.total_sum),
             )

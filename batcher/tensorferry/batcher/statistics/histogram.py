@@ -1,4 +1,4 @@
-"""How times are spread: how many fell between fixed bounds, which no model and no load changes."""
+"""Histograms of times with fixed bounds, equal for every model and load."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# In seconds, of every distribution: from less than a small model takes alone to more than anybody waits.
+# Upper bounds of the intervals in seconds: from less than a small model takes to more than any caller waits.
 BOUNDS: tuple[float, ...] = (
     *(0.0001, 0.00025, 0.0005),
     *(0.001, 0.0025, 0.005),
@@ -15,16 +15,16 @@ BOUNDS: tuple[float, ...] = (
     *(1.0, 2.5, 5.0),
     *(10.0, 25.0, 50.0),
 )
-# The last is of what is above all bounds.
+# The last interval has the times above all bounds.
 INTERVALS = len(BOUNDS) + 1
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
-    """Of times in seconds: how many were in each interval, and their `sum`.
+class Histogram:
+    """How many times, in seconds, were in each interval, and their `sum`.
 
-    An interval has what is at most its bound in `BOUNDS` and more than the one before; the last what is
-    above all.
+    An interval has the times up to its bound in `BOUNDS`, and above the bound before; the last has those above
+    all bounds.
     """
 
     counts: tuple[int, ...]
@@ -32,20 +32,20 @@ class Distribution:
 
     @property
     def count(self) -> int:
-        """How many times there were."""
+        """The number of times."""
         return sum(self.counts)
 
 
 def interval_of(seconds: float) -> int:
-    """The number of the interval, from 0."""
+    """The number of the interval of a time, from 0."""
     return bisect_left(BOUNDS, seconds)
 
 
 def spread(ordered: Sequence[float], less: float = 0.0) -> Sequence[tuple[int, int]]:
-    """In which intervals these times are, each made `less` by so much, and how many in each.
+    """Count times per interval, each reduced by `less`; return pairs of interval and count.
 
-    There must be one, and they must be sorted: those of a batch are mostly in one interval or two, so that
-    only its first and last need be looked up.
+    `ordered` is sorted and not empty. The times of a batch are mostly in one or two intervals, so often only the
+    first and the last are looked up.
     """
     first = bisect_left(BOUNDS, ordered[0] - less)
     count = len(ordered)

@@ -1,7 +1,7 @@
-"""The last batches, for who wants to see how they formed: who rode in each, how long they waited, what it took.
+"""The last batches: their times and, on demand, their requests.
 
-What a batch was is kept always: its figures are there anyway. Who rode in it is noted only while somebody
-looks, since that costs something for every request.
+A batch's own figures are always kept, because they exist anyway. Its members are noted only for some seconds after a
+snapshot, because that costs time for each request.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.request import BatchAssignment, BatchInfo, CloseReason, Request, Times
+from tensorferry.batcher.request import BatchInfo, BatchRun, CloseReason, Request, Times
 
-# How many batches are kept, and how many riders are noted of each.
+# How many batches are kept, and how many members are noted of each.
 MOST_BATCHES = 64
-MOST_RIDERS = 64
-# After a look, riders are noted for so many seconds.
+MOST_MEMBERS = 64
+# For how long members are noted after a snapshot.
 WATCHED_SECONDS = 10.0
 
-# A tag may be text that a client chose; more characters of it are not kept.
+# A client may choose a tag's text: only this many characters of it are kept.
 _TAG_CHARACTERS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Rider:
-    """A request in a batch: what it was tagged with, its rows and class, and how long it waited, in seconds.
+class BatchMember:
+    """A request in a batch: its tag, rows and class, and how long it was queued, in seconds.
 
-    `queue_delay` is from its arrival until the batch left. One that is not `answered` left, or was
-    too late, while the batch ran; or the batch failed.
+    `queue_delay` ends when the batch is closed. `answered` is false if the request was cancelled or too late while
+    the batch ran, or if the batch failed.
     """
 
     tag: object
@@ -42,15 +42,16 @@ class Rider:
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """A batch that ran. Moments are on the batcher's clock, in seconds; they follow each other as the fields do.
+    """A batch that ran. Times are on the batcher's clock, in seconds, in the order of the fields.
 
-    It `left` the queue, began to be joined when `joining`, was `ready` for the device, `started` and
-    `ended` there, its answers began to be handed out when `answered`, and all had been when `done`: None for one
-    whose answers are not all out yet, for one that failed, and for a part. `number` counts those that succeeded, from 1; one that failed has none, and an `error` instead, the name of its type. `again`
-    says that it is a part of a batch that had failed. It should have taken `predicted` seconds from
-    leaving until done; 0 when nothing was known, and for a part. `instance` is the function that ran it, from 0.
+    The batch was closed at `closed_at`, its inputs were joined from `join_at` on, it was `ready` for the device,
+    `started` and `ended` there, its answers were handed out from `answered` on, and all were out at `done`. `done` is
+    None while answers are handed out, for a failed batch, and for a part. `number` counts the batches that succeeded,
+    from 1. A failed batch has None, and as `error` the name of the error's type. `again` marks a part of a batch that
+    had failed. `predicted` is the expected time from `closed_at` to `done`; 0 if unknown, and for a part. `instance` is
+    the index of the model function.
 
-    `riders` are at most the first 64 of its `requests`, in their places; None when nobody had looked lately.
+    `members` are at most the first 64 of its `requests`; None if no snapshot was taken shortly before.
     """
 
     number: int | None
@@ -61,81 +62,67 @@ class BatchRecord:
     again: bool
     predicted: float
     padded_length: int | None
-    left: float
-    joining: float
+    closed_at: float
+    join_at: float
     ready: float
     started: float
     ended: float
     answered: float
     done: float | None
     error: str
-    riders: Sequence[Rider] | None
+    members: Sequence[BatchMember] | None
 
 
-# What is put together to a `Rider` when somebody looks: its fields.
-_Noted: TypeAlias = tuple[object, int, int, float, bool]
-# What is put together to a record when somebody looks: the batch, the instance, whether it is a part, when it left,
-# its times, when its answers began, its error, its riders.
-_Kept: TypeAlias = tuple[BatchInfo, int, bool, float, Times, float, str, list[_Noted] | None]
+# The fields of a `BatchMember`; the record is made by a snapshot.
+_Member: TypeAlias = tuple[object, int, int, float, bool]
+# What a snapshot makes a `BatchRecord` of, in its order: batch, instance, whether a part, close time, times, time of the
+# first answer, error, members. Requests are not kept, because they hold tensors.
+_Kept: TypeAlias = tuple[BatchInfo, int, bool, float, Times, float, str, list[_Member] | None]
 
 
-class Record:
-    """Keeps the last batches. Thread-safe."""
+class RecentBatches:
+    """The last batches. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # Without a lock: to append to it, and to copy it, are one step each for all threads.
+        # Has no lock, because appending and copying are atomic.
         self._kept: deque[_Kept] = deque(maxlen=MOST_BATCHES)
         self._watched_until = -math.inf
 
-    def ran(
-        self,
-        info: BatchInfo,
-        batch: Sequence[Request],
-        here: Sequence[Request],
-        instance: int,
-        work: BatchAssignment,
-        times: Times,
-        now: float,
-    ) -> None:
-        """A batch has run and is now to be answered: to those of its requests who are still here."""
-        riders = None
+    def ran(self, info: BatchInfo, remaining: Sequence[Request], run: BatchRun, now: float) -> None:
+        """Add a batch that ran, before the `remaining` of its requests are answered."""
+        batch, members = run.batch, None
         if now < self._watched_until:
-            riders = [_noted(request, request.deadline > now) for request in batch[:MOST_RIDERS]]
-            if len(here) < len(batch):
-                still = set(map(id, here))
-                for place, request in enumerate(batch[:MOST_RIDERS]):
+            members = [_member(request, request.deadline > now) for request in batch[:MOST_MEMBERS]]
+            if len(remaining) < len(batch):
+                still = set(map(id, remaining))
+                for place, request in enumerate(batch[:MOST_MEMBERS]):
                     if id(request) not in still:
-                        riders[place] = _noted(request, False)
-        self._kept.append((info, instance, batch is not work.batch, batch[0].started, times, now, "", riders))
+                        members[place] = _member(request, False)
+        self._kept.append((info, run.instance, run.is_part, batch[0].started, run.times, now, "", members))
 
-    def failed(
-        self,
-        error: BaseException,
-        batch: Sequence[Request],
-        instance: int,
-        work: BatchAssignment,
-        times: Times,
-    ) -> None:
-        """A batch failed; what becomes of its requests is another matter."""
-        riders = None
+    def failed(self, error: BaseException, run: BatchRun) -> None:
+        """Add a batch that failed."""
+        batch, times, work = run.batch, run.times, run.assignment
+        members = None
         if times.ended < self._watched_until:
-            riders = [_noted(request, False) for request in batch[:MOST_RIDERS]]
-        again = batch is not work.batch
+            members = [_member(request, False) for request in batch[:MOST_MEMBERS]]
         rows = sum([request.rows for request in batch])
         info = BatchInfo(0, len(batch), rows, times.ended - times.started, work.reason, work.predicted)
         if batch[0].padding is not None:
             info = info._replace(padded_length=batch[0].padding.padded_length)
         name = type(error).__name__
-        self._kept.append((info, instance, again, batch[0].started, times, times.ended, name, riders))
+        self._kept.append(
+            (info, run.instance, run.is_part, batch[0].started, times, times.ended, name, members)
+        )
 
-    def look(self) -> Sequence[BatchRecord]:
-        """What is kept, the oldest first; from now on, for a while, riders are noted."""
+    def snapshot(self) -> Sequence[BatchRecord]:
+        """The kept batches, the oldest first. From now on, for 10 seconds, members are noted."""
         self._watched_until = self._clock.now() + WATCHED_SECONDS
         return [_record_of(kept) for kept in self._kept.copy()]
 
 
-def _noted(request: Request, answered: bool) -> _Noted:
+def _member(request: Request, answered: bool) -> _Member:
     tag = request.tag
     if isinstance(tag, str) and len(tag) > _TAG_CHARACTERS:
         tag = tag[:_TAG_CHARACTERS]
@@ -143,7 +130,8 @@ def _noted(request: Request, answered: bool) -> _Noted:
 
 
 def _record_of(kept: _Kept) -> BatchRecord:
-    info, instance, again, left, times, answered, error, riders = kept
+    info, instance, again, closed_at, times, answered, error, members = kept
+    join_at, ready, started, ended, done = times
     return BatchRecord(
         number=info.number or None,
         instance=instance,
@@ -153,13 +141,13 @@ def _record_of(kept: _Kept) -> BatchRecord:
         again=again,
         predicted=0.0 if again else info.predicted,
         padded_length=info.padded_length,
-        left=left,
-        joining=times.begun,
-        ready=times.ready,
-        started=times.started,
-        ended=times.ended,
+        closed_at=closed_at,
+        join_at=join_at,
+        ready=ready,
+        started=started,
+        ended=ended,
         answered=answered,
-        done=times.done[0] if times.done else None,
+        done=done[0] if done else None,
         error=error,
-        riders=None if riders is None else [Rider(*noted) for noted in riders],
+        members=None if members is None else [BatchMember(*member) for member in members],
     )

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from tensorferry.batcher import Batcher, Padding, RunTimedOut, Together
+from tensorferry.batcher import Batcher, Padding, ResponseBurstHook, RunTimedOut
 from tensorferry.server.batching_check.decision import batching_policy
 from tensorferry.server.config.limits import client_policy
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
@@ -52,7 +52,7 @@ def load_model(
     source: ModelSource,
     config: ServerConfig,
     device: str,
-    together: Together | None = None,
+    together: ResponseBurstHook | None = None,
     watchdog: Watchdog | None = None,
     *,
     changed: Callable[[InstanceHealth], None] = lambda health: None,
@@ -195,7 +195,7 @@ def _batcher(
     config: ServerConfig,
     settings: ModelSettings,
     functions: Sequence[Callable[[Any], Any]],
-    together: Together | None,
+    together: ResponseBurstHook | None,
     health: Callable[[int, str | None, bool], None],
 ) -> Batcher:
     on_gpus = "cpu" not in settings.devices

@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.samples import Exemplar as ShownExemplar
 
-from tensorferry.batcher import BOUNDS, BatcherStatistics, CloseReason, Distribution
+from tensorferry.batcher import BOUNDS, BatcherStatistics, CloseReason, Histogram
 from tensorferry.server.models.registry import Model, ModelRegistry, ModelState, RegistryEntry
 from tensorferry.server.monitoring.gpu_metrics import GpuReader, GpuStatistics
 from tensorferry.server.monitoring.metric_names import (
@@ -220,7 +220,7 @@ def _values(model: Model, counts: BatcherStatistics) -> Mapping[ModelMetric, _Va
         ModelMetric.RETRIED: {(): counts.retried},
         ModelMetric.REFUSED: {(reason,): counts.refusals.get(reason, 0) for reason in _REFUSALS},
         ModelMetric.ROWS_UNANSWERED: {
-            (outcome,): counts.ended_rows.get(outcome, 0) for outcome in ("refused", *_UNANSWERED)
+            (outcome,): counts.unanswered_rows.get(outcome, 0) for outcome in ("refused", *_UNANSWERED)
         },
         ModelMetric.REQUEST_SECONDS: {
             ("queue",): times.queue_delay_sum,
@@ -256,7 +256,7 @@ def _values(model: Model, counts: BatcherStatistics) -> Mapping[ModelMetric, _Va
     }
 
 
-def _time_buckets(times: Distribution, exemplars: Exemplars | None) -> Sequence[Sequence[Any]]:
+def _time_buckets(times: Histogram, exemplars: Exemplars | None) -> Sequence[Sequence[Any]]:
     """How many times were at most each bound, with a traced request between it and the one before, if there is any."""
     latest = exemplars.latest() if exemplars is not None else (None,) * len(times.counts)
     made: list[Sequence[Any]] = []

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from tensorferry.batcher import BOUNDS, BatcherStatistics, BatchRecord, Rider
+from tensorferry.batcher import BOUNDS, BatcherStatistics, BatchMember, BatchRecord
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model, ModelRegistry, ModelState, RegistryEntry
@@ -197,22 +197,22 @@ def _batch(record: BatchRecord) -> dict[str, Any]:
         "error": record.error,
         "predicted_seconds": record.predicted or None,
         "padded_length": record.padded_length,
-        "left": record.left,
-        "joining": record.joining,
+        "left": record.closed_at,
+        "joining": record.join_at,
         "ready": record.ready,
         "started": record.started,
         "ended": record.ended,
         "answered": record.answered,
         "done": record.done,
-        "riders": None if record.riders is None else [_rider(rider) for rider in record.riders],
+        "riders": None if record.members is None else [_member(member) for member in record.members],
     }
 
 
-def _rider(rider: Rider) -> dict[str, Any]:
+def _member(member: BatchMember) -> dict[str, Any]:
     return {
-        "id": str(rider.tag or ""),
-        "rows": rider.rows,
-        "priority": rider.priority,
-        "waited_seconds": rider.queue_delay,
-        "answered": rider.answered,
+        "id": str(member.tag or ""),
+        "rows": member.rows,
+        "priority": member.priority,
+        "waited_seconds": member.queue_delay,
+        "answered": member.answered,
     }

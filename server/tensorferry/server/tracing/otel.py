@@ -26,7 +26,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace.span import TraceState
 
-from tensorferry.batcher import BatchInfo, Together
+from tensorferry.batcher import BatchInfo, ResponseBurstHook
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.models.registry import Model
@@ -59,9 +59,9 @@ class _BatchSpan:
 
 
 class OpenTelemetrySource:
-    """Samples requests, and gives their spans to a processor. Implements `Source` and `Together`. Thread-safe.
+    """Samples requests, and gives their spans to a processor. Implements `Source` and `ResponseBurstHook`. Thread-safe.
 
-    As `Together` it stands in front of the transport's: that tells when all of a batch have had their answers, and
+    As `ResponseBurstHook` it stands in front of the transport's: that tells when all of a batch have had their answers, and
     its span is complete.
     """
 
@@ -72,7 +72,7 @@ class OpenTelemetrySource:
         resource: Resource,
         limits: SpanLimits,
         version: str,
-        together: Together,
+        together: ResponseBurstHook,
     ) -> None:
         self._processor = processor
         self._sampler = sampler
@@ -93,12 +93,12 @@ class OpenTelemetrySource:
         return None if trace_id is None else RequestSpans(self, trace_id, self.new_span_id(), parent)
 
     def begin(self, count: int) -> None:
-        """As `Together.begin`."""
+        """As `ResponseBurstHook.begin`."""
         self._local.answered = []
         self._together.begin(count)
 
     def end(self) -> None:
-        """As `Together.end`."""
+        """As `ResponseBurstHook.end`."""
         self._together.end()
         answered: list[_BatchSpan] = self._local.answered
         self._local.answered = None

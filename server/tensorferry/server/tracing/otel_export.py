@@ -12,7 +12,7 @@ from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import SpanLimits
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 
-from tensorferry.batcher import Together
+from tensorferry.batcher import ResponseBurstHook
 from tensorferry.server.errors import StartError
 from tensorferry.server.tracing.otel import OpenTelemetrySource
 from tensorferry.server.tracing.otel_sampling import sampler_of
@@ -31,7 +31,7 @@ _NOTICE_SECONDS = 0.5
 class SpanExport:
     """Spans and their way out. `source` is None where the variables switch all of it off."""
 
-    def __init__(self, environment: Mapping[str, str], version: str, together: Together) -> None:
+    def __init__(self, environment: Mapping[str, str], version: str, together: ResponseBurstHook) -> None:
         """StartError for variables that say what cannot be."""
         self.source: OpenTelemetrySource | None = None
         if environment.get(_DISABLED, "").strip().lower() == "true":

@@ -7,7 +7,7 @@ import os
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from tensorferry.batcher import Together
+from tensorferry.batcher import ResponseBurstHook
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.tracing.access_log import AccessLog
@@ -25,7 +25,7 @@ class RequestTelemetry:
     The latter is the one given, and OpenTelemetry in front of it where there are to be spans.
     """
 
-    def __init__(self, config: ServerConfig, together: Together) -> None:
+    def __init__(self, config: ServerConfig, together: ResponseBurstHook) -> None:
         self.tracing = Tracer()
         self.together = together
         self._otel = config.otel
@@ -52,7 +52,7 @@ class RequestTelemetry:
             _log.warning("the last spans are not sent: the collector took longer than %g s", timeout)
 
 
-def _exported(together: Together) -> SpanExport:
+def _exported(together: ResponseBurstHook) -> SpanExport:
     try:
         # Here, since only those who ask for it have it, and it takes a while to import.
         from tensorferry.server.tracing.otel_export import SpanExport

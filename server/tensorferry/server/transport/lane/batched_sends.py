@@ -26,7 +26,7 @@ _MANY = 32
 
 
 class ResponseBatcher:
-    """What a batcher is told of its answers (`Together`). Thread-safe, but for what is said of a method.
+    """What a batcher is told of its answers (`ResponseBurstHook`). Thread-safe, but for what is said of a method.
 
     An answer is given as a function that starts an operation of its call, always, and must not raise.
     """

@@ -1,0 +1,29 @@
+"""The record of what the parts of the execution share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tensorferry.batcher.clock import Clock
+from tensorferry.batcher.execution.completion import RequestCompleter
+from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.statistics.counters import Counters
+from tensorferry.batcher.statistics.recent_batches import RecentBatches
+
+# Called with an instance's index when a worker of it crashed: with the reason, and whether only a restart of the process
+# can help; and with None as the reason when it works again.
+InstanceHealthCallback = Callable[[int, str | None, bool], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionContext:
+    """What the workers of one batcher share. `name` is the batcher's, for log lines and thread names."""
+
+    queue: RequestQueue
+    completer: RequestCompleter
+    counters: Counters
+    recent: RecentBatches
+    clock: Clock
+    name: str
+    health: InstanceHealthCallback = lambda instance, reason, hopeless: None
