@@ -85,7 +85,7 @@ def test_a_bomb_is_refused_within_a_bounded_number_of_steps(
 
     monkeypatch.setattr(structure, "fields", counted)
     with pytest.raises(InvalidRequestError) as caught:
-        structure.check_message(bomb.data, BY_METHOD[bomb.method], most_strings=10_000)
+        structure.check_message(bomb.data, BY_METHOD[bomb.method], max_strings=10_000)
     assert steps <= bounds.MAX_FIELDS + 10_000 + 1
     assert len(str(caught.value)) < 400
 
@@ -103,7 +103,7 @@ def test_what_a_message_may_hold_at_most_is_taken() -> None:
         message.inputs.add(name=f"{number}", datatype="FP32", shape=[1])
     structure.check_message(message.SerializeToString(), pb.ModelInferRequest)
     strings = request({"s": np.array([b"text"] * 10_000, dtype=object)}, typed=True)
-    structure.check_message(strings.SerializeToString(), pb.ModelInferRequest, most_strings=10_000)
+    structure.check_message(strings.SerializeToString(), pb.ModelInferRequest, max_strings=10_000)
     numbers = request({"n": np.full(bounds.MAX_INTEGERS, -1, np.int64)}, typed=True)
     structure.check_message(numbers.SerializeToString(), pb.ModelInferRequest)
 
@@ -143,9 +143,9 @@ def test_one_more_is_refused_with_the_bound_and_the_place(message: Any, words: s
 
 def test_contents_of_many_inputs_count_together() -> None:
     one = field(5, field(5, field(8, b"") * 1000))
-    structure.check_message(one * 50, pb.ModelInferRequest, most_strings=50_000)
+    structure.check_message(one * 50, pb.ModelInferRequest, max_strings=50_000)
     with pytest.raises(InvalidRequestError, match="more than 20000 strings"):
-        structure.check_message(one * 50, pb.ModelInferRequest, most_strings=20_000)
+        structure.check_message(one * 50, pb.ModelInferRequest, max_strings=20_000)
 
 
 @reproducible

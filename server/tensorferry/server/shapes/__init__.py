@@ -1,1 +1,1 @@
-"""What follows from the shapes of a request alone: answers without rows, axes of length zero, axes that must agree."""
+"""Rules about shapes: answers for requests without rows, axes of length zero, axes that must agree."""

@@ -1,4 +1,4 @@
-"""Axes of length zero: which of them a model is known to bear. ONNX Runtime aborts the process for some."""
+"""Axes of length zero: which ones a model accepts. ONNX Runtime aborts the process on some."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from tensorferry.batcher import Tensor
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.signature import Signature
 
-# An input's name and the number of its axis.
+# An input's name, and the number of an axis.
 Axis = tuple[str, int]
 AxisSet = frozenset[Axis]
 
-# Every combination of at most this number of symbols is tried; of more symbols, each alone and all together.
-_MOST_COMBINED = 3
+# With more symbols than this, only each one alone and all together are tested, not every combination.
+_MAX_COMBINED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class EmptyAxes:
-    """What was found out at load: by the axes that have length zero at once, why not, or "" where it is safe.
+    """The results of the tests at load.
 
-    A combination that was not tried is not known to be safe.
+    `verdicts` has, by the axes that have length zero together, why the model fails; "" if it does not. A combination that
+    was not tested counts as failing.
     """
 
     verdicts: Mapping[AxisSet, str] = field(default_factory=dict)
 
     def check(self, model: str, signature: Signature, tensors: Sequence[Tensor]) -> None:
-        """InvalidRequestError names the inputs and axes of length zero, unless the model bears them.
+        """Raise InvalidRequestError if a request has axes of length zero that the model is not known to accept.
 
-        `tensors` are a request's, in the signature's order. An axis whose length is fixed to zero is the model's own.
+        `tensors` are the request's, in the signature's order. Axes that the model fixes to zero are not checked.
         """
         empty = [
             (spec.name, axis, tensor.shape)
@@ -54,9 +55,9 @@ class EmptyAxes:
 
 
 def axis_sets_to_test(signature: Signature, *, batched: bool) -> list[AxisSet]:
-    """What may have length zero at once: the axes that share a name, and combinations of such sets.
+    """Return the sets of axes that may have length zero together: those that share a name, and combinations.
 
-    Without axis 0 of a model that is batched: a request of no rows is not run.
+    Axis 0 of a batched model is left out, because a request without rows is not run.
     """
     by_symbol: dict[object, set[Axis]] = {}
     for spec in signature.inputs:
@@ -64,5 +65,5 @@ def axis_sets_to_test(signature: Signature, *, batched: bool) -> list[AxisSet]:
             if not isinstance(dim, int) and (axis or not batched):
                 by_symbol.setdefault(dim or (spec.name, axis), set()).add((spec.name, axis))
     symbols = [frozenset(axes) for axes in by_symbol.values()]
-    sizes = range(1, len(symbols) + 1) if len(symbols) <= _MOST_COMBINED else (1, len(symbols))
+    sizes = range(1, len(symbols) + 1) if len(symbols) <= _MAX_COMBINED else (1, len(symbols))
     return [frozenset[Axis]().union(*chosen) for size in sizes for chosen in combinations(symbols, size)]

@@ -1,4 +1,4 @@
-"""Requests of zero rows: their answer follows from the model's signature, so the model is not run."""
+"""Requests without rows. Their answer follows from the model's signature, so the model does not run."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from tensorferry.server.signature import Signature, TensorSpec
 def empty_outputs(
     model: str, signature: Signature, outputs: Sequence[TensorSpec], tensors: Sequence[Tensor]
 ) -> dict[str, npt.NDArray[Any]]:
-    """The outputs that a batched model gives for no rows; `tensors` are the request's, in the signature's order.
+    """Return the outputs of a batched model for no rows. `tensors` are the request's, in the signature's order.
 
-    A dimension of an output is known if it is fixed, or has the name of an input's dimension. InvalidRequestError
-    names the output whose shape is not known.
+    An output's dimension is known if it is fixed or has the name of an input's dimension. InvalidRequestError for an
+    output of unknown shape.
     """
     sizes = named_dimensions(signature, tensors)
-    return {spec.name: np.empty((0, *_known(model, spec, sizes)), spec.datatype.storage) for spec in outputs}
+    return {
+        spec.name: np.empty((0, *_row_shape(model, spec, sizes)), spec.datatype.storage) for spec in outputs
+    }
 
 
 def named_dimensions(signature: Signature, tensors: Sequence[Tensor]) -> Mapping[str, int | None]:
-    """The sizes of the inputs' dimensions by name; None for a name that stands for two sizes."""
+    """Return the lengths of the inputs' axes by name; None for a name with two lengths."""
     sizes: dict[str, int | None] = {}
     for spec, tensor in zip(signature.inputs, tensors, strict=True):
         for _, dim, size in spec.axes(tensor.shape):
@@ -35,7 +37,7 @@ def named_dimensions(signature: Signature, tensors: Sequence[Tensor]) -> Mapping
     return sizes
 
 
-def _known(model: str, spec: TensorSpec, sizes: Mapping[str, int | None]) -> list[int]:
+def _row_shape(model: str, spec: TensorSpec, sizes: Mapping[str, int | None]) -> list[int]:
     if spec.any_rank:
         raise InvalidRequestError(
             f"the request has no rows, so model {model!r} is not run, and the shape of its output {spec.name!r} is not "

@@ -1,1 +1,1 @@
-"""Protobuf messages as bytes: unpacked, bounded and checked before they are parsed."""
+"""Protobuf messages as bytes: decompressed, bounded and checked before they are parsed."""

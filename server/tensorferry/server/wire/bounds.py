@@ -1,6 +1,7 @@
-"""What a client's message may hold: the longest name, id, key and text, and the most entries of each list.
+"""Bounds on clients' messages: the length of each name, id, key and text, and the entries of each list.
 
-One table for every message that the server takes. `structure.check_message` holds messages against it before they are parsed.
+One table for every message that the server takes. `structure.check_message` checks messages against it before they are
+parsed.
 """
 
 from __future__ import annotations
@@ -8,52 +9,52 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-# In bytes. Names of models are held to 128 characters when they are loaded; longer ones can name none.
+# In bytes. A model with a longer name cannot be loaded.
 MODEL_NAME_BYTES = 128
 # A version is a number.
 VERSION_BYTES = 32
-# Exporters name tensors by the path of the node that makes them, some hundred characters long.
+# Exporters name tensors by the path of the node that makes them, often more than a hundred characters.
 TENSOR_NAME_BYTES = 4096
 REQUEST_ID_BYTES = 4096
 DATATYPE_BYTES = 64
 PARAMETER_KEY_BYTES = 1024
 PARAMETER_TEXT_BYTES = 64 * 1024
-# What health is asked of: a model, or a gRPC service.
+# A service whose health is checked: a model, or a gRPC service.
 SERVICE_NAME_BYTES = 256
 # A name of a file, a message, a method or a field of the protocol.
 SYMBOL_BYTES = 1024
 REGION_NAME_BYTES = 1024
-# A file name below /dev/shm, of at most 255 bytes, and slashes before it.
+# A file name of at most 255 bytes below /dev/shm, after any number of slashes.
 REGION_KEY_BYTES = 512
-# A CUDA IPC handle has 64 bytes; in base64, which is a known mistake with an error of its own, 88.
+# A CUDA IPC handle has 64 bytes, or 88 in base64: a known mistake, which has its own error.
 REGION_HANDLE_BYTES = 1024
 SETTING_NAME_BYTES = 256
 SETTING_VALUE_BYTES = 4096
 # A model's configuration in JSON.
 CONFIG_TEXT_BYTES = 1 << 20
 
-# Entries. More than any model has, or any client has a use for.
+# In entries: more than any model has.
 MAX_TENSORS = 4096
 MAX_DIMENSIONS = 64
 MAX_PARAMETERS = 256
 MAX_SETTINGS = 64
-# The files of a model that a client uploads.
+# Files that a client uploads for one model.
 MAX_FILES = 1024
 
-# All fields of a message, those within its fields included. A request of 4096 inputs has some 20,000.
+# Fields of a message at all depths. A request with 4096 inputs has about 20,000.
 MAX_FIELDS = 32_768
-# Numbers of variable length in typed contents; raw contents have no such bound. Each takes some 40 ns.
+# Varints in typed contents, because parsing each takes about 40 ns. Raw contents have no such bound.
 MAX_INTEGERS = 1 << 20
 
 # The largest message of a method other than ModelInfer, ModelStreamInfer and RepositoryModelLoad.
 MAX_MESSAGE_BYTES = 1 << 20
 
-# Of no bound but the message's own size.
+# No bound but the message's size.
 ANY_LENGTH = 1 << 62
 
 
 class FieldBound(NamedTuple):
-    """A field's most entries, where it repeats, and the longest value in bytes, where it is a text or bytes."""
+    """The most entries of a repeated field, and the most bytes of each value of a text or bytes field."""
 
     max_entries: int = 1
     max_bytes: int = ANY_LENGTH
@@ -75,7 +76,7 @@ _SYMBOLS = {
     "list_services": _at_most_bytes(SYMBOL_BYTES),
 }
 
-# By the full name of a message, then by field: each text, each bytes and each list of each message that a client sends.
+# By message name, then by field: every text, bytes and repeated field of every message that clients send.
 FIELD_BOUNDS: Mapping[str, Mapping[str, FieldBound]] = {
     "inference.ModelReadyRequest": _MODEL,
     "inference.ModelMetadataRequest": _MODEL,
@@ -119,7 +120,7 @@ FIELD_BOUNDS: Mapping[str, Mapping[str, FieldBound]] = {
     "inference.RepositoryModelUnloadRequest.ParametersEntry": _KEY,
     "inference.ModelRepositoryParameter": {
         "string_param": _at_most_bytes(CONFIG_TEXT_BYTES),
-        # A file of a model.
+        # An uploaded file.
         "bytes_param": _at_most_bytes(ANY_LENGTH),
     },
     "inference.SystemSharedMemoryStatusRequest": _REGION,

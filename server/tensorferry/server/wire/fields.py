@@ -1,4 +1,4 @@
-"""Protobuf's wire format: the fields of a serialised message, found without parsing it."""
+"""Protobuf's wire format: finds the fields of a serialised message without parsing it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 Data: TypeAlias = bytes | bytearray | mmap.mmap
-# A field's number and wire type, and where its value begins and ends.
+# A field: number, wire type, start and end of its value.
 Field: TypeAlias = tuple[int, int, int, int]
 
 VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
 
-_LONGEST_VARINT = 10
+_MAX_VARINT_BYTES = 10
 
 
 class MalformedError(ValueError):
-    """The bytes are no protobuf message, or one with groups, which no message of ours has."""
+    """The bytes are no protobuf message, or have groups, which no message of ours has."""
 
 
 def fields(data: Data, at: int, end: int) -> Iterator[Field]:
-    """The fields of the message between two places, in order. MalformedError where that is none.
+    """Yield the fields of the message between two positions, in order. MalformedError if it is none.
 
-    Each step costs the same however large the value is, so a caller bounds the cost by the steps that it takes.
+    A step takes the same time for every size of the value.
     """
     try:
         while at < end:
@@ -54,9 +54,9 @@ def fields(data: Data, at: int, end: int) -> Iterator[Field]:
 
 
 def varint(data: Data, at: int) -> tuple[int, int]:
-    """The number that begins here, and where it ends; IndexError where the data ends before."""
+    """Return the number at a position, and its end. IndexError if the data ends before."""
     value = 0
-    for shift in range(0, 7 * _LONGEST_VARINT, 7):
+    for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
         byte = data[at]
         at += 1
         value |= (byte & 127) << shift
@@ -66,7 +66,7 @@ def varint(data: Data, at: int) -> tuple[int, int]:
 
 
 def encode_varint(value: int) -> bytes:
-    """A number of at least 0 as protobuf writes it."""
+    """Return a number of at least 0 as protobuf writes it."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)

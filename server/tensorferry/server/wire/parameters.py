@@ -1,6 +1,6 @@
-"""The parameters of a request: which have a meaning here, of what kind they are, and which are reserved.
+"""The parameters of a request: their meaning, their types, and which names are reserved.
 
-Messages keep the wording by which Triton's clients recognise them.
+Error messages keep Triton's wording, because clients recognise errors by it.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, truncate
 
-# A request with this parameter true learns what batch it rode in, from the response's parameters.
+# If true, the response's parameters describe the batch that the request was in.
 EXPLAIN = "explain"
 # Microseconds from the request's arrival to its deadline, as Triton's clients send it.
 TIMEOUT = "timeout"
 # The request's class, 1 the highest, as Triton's clients send it.
 PRIORITY = "priority"
 
-# Keys that start so are Triton's own; of these a request may have one.
+# Prefix of Triton's own keys, and the only such key that a request may have.
 _RESERVED = "triton_"
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 
-# What a key may be given as where that is not any kind. As in Triton, the parameters of a sequence are
-# held against their kinds and mean nothing to a model that has no sequence batching, which none has here.
-# `timeout` may be unsigned, which Triton refuses: a client's library may have no other integer for it.
+# The types of parameters with a fixed type. As in Triton, a sequence's parameters are checked and have no meaning for a
+# model without sequence batching, which none has here. `timeout` may be unsigned, unlike in Triton, because some clients'
+# libraries have no other integer for it.
 _KINDS = {
     TIMEOUT: ("int64_param", "uint64_param"),
     PRIORITY: ("int64_param", "uint64_param"),
@@ -34,7 +34,6 @@ _KINDS = {
     _EMPTY_FINAL: ("bool_param",),
 }
 
-
 _MEANINGS = {
     TIMEOUT: " (microseconds from the request's arrival, 0 for none)",
     PRIORITY: " (the class, from 1, the highest; 0 for none)",
@@ -42,9 +41,9 @@ _MEANINGS = {
 
 
 class RequestParameters(NamedTuple):
-    """What a request's parameters say.
+    """The parameters that have a meaning here.
 
-    `timeout` is in seconds, inf for none; `priority` the class, 0 for none.
+    `timeout` is in seconds, inf for none. `priority` is a class, 0 for none.
     """
 
     timeout: float
@@ -56,9 +55,9 @@ _NONE = RequestParameters(math.inf, 0, explain=False)
 
 
 def read_parameters(request: pb.ModelInferRequest) -> RequestParameters:
-    """The parameters that have a meaning; InvalidRequestError for one that is reserved, or of a wrong kind.
+    """Return a request's parameters. InvalidRequestError for a reserved key or a wrong type.
 
-    All others are custom parameters, for which an ONNX model has no use: they are passed over.
+    Other keys are ignored: Triton's custom parameters, which ONNX models do not use.
     """
     given = request.parameters
     if not given:
@@ -79,7 +78,7 @@ def read_parameters(request: pb.ModelInferRequest) -> RequestParameters:
 
 
 def parameter_value(parameter: pb.InferParameter, key: str, *kinds: str, of: str = "") -> Any:
-    """The value of a parameter that must be of one of these kinds; `of` says whose it is, in a message."""
+    """Return the value of a parameter of one of these types. `of` names its owner in the error."""
     kind = parameter.WhichOneof("parameter_choice")
     if kind not in kinds:
         raise InvalidRequestError(
@@ -90,7 +89,7 @@ def parameter_value(parameter: pb.InferParameter, key: str, *kinds: str, of: str
 
 
 def _natural(given: Any, key: str) -> int:
-    """A parameter that is an integer of at least 0; 0 when the request has none."""
+    """Return an integer parameter of at least 0; 0 if the request has none."""
     if key not in given:
         return 0
     value: int = parameter_value(given[key], key, *_KINDS[key])

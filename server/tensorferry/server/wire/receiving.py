@@ -1,4 +1,4 @@
-"""From the bytes of a message to the message: unpacked, held against the table of bounds, then parsed."""
+"""From bytes to a message: decompressed, checked against the table of bounds, then parsed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tensorferry.server.wire.compression import decompress
 _Message = TypeVar("_Message", bound=Message)
 
 
-def receive(data: bytes, kind: type[_Message], most: int = bounds.MAX_MESSAGE_BYTES) -> _Message:
-    """The message of this kind in these bytes, of at most `most` when it is unpacked.
+def receive(data: bytes, kind: type[_Message], max_bytes: int = bounds.MAX_MESSAGE_BYTES) -> _Message:
+    """Return the message of this type, of at most `max_bytes` when decompressed.
 
-    LimitError for one that is larger, InvalidRequestError for one that is not of the kind, or that exceeds a bound; none of
-    these is parsed. The caller must have checked before that the client may call.
+    LimitError for a larger one. InvalidRequestError for one of another type, or above a bound. Neither is parsed.
+    Check first that the client may call the method.
     """
-    data = decompress(data, most)
+    data = decompress(data, max_bytes)
     structure.check_message(data, kind)
     return parse(data, kind)
 
 
 def parse(data: bytes, kind: type[_Message]) -> _Message:
-    """The message of this kind in bytes that were checked; InvalidRequestError when they are none."""
+    """Return the message of this type in checked bytes. InvalidRequestError if they are none."""
     try:
         return kind.FromString(data)
     except Exception:

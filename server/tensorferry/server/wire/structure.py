@@ -1,7 +1,7 @@
-"""The structure of a message, checked before it is parsed.
+"""Checks a message against the bounds before it is parsed.
 
-Protobuf parses a message whole, with the interpreter's lock held: 60 MB of empty entries take it seconds and gigabytes.
-The walk here ends at the first bound that is exceeded, so a message costs no more than what it may hold.
+Protobuf parses a message whole while it holds the GIL: 60 MB of empty entries take seconds and gigabytes. The check
+stops at the first bound exceeded, so a message costs at most what the bounds allow.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tensorferry.server.wire import bounds
 from tensorferry.server.wire.bounds import FIELD_BOUNDS, FieldBound
 from tensorferry.server.wire.fields import DELIMITED, Data, MalformedError, fields
 
-# Contents with at most this number of elements in a message are not checked, because they cost little.
-_FEW_ELEMENTS = 16 * 1024
-_LONGEST_DIMENSION = 10
+# Typed contents with fewer elements in a message are not counted, because parsing them costs little.
+_UNCHECKED_ELEMENTS = 16 * 1024
+_MAX_VARINT_BYTES = 10
 
-# Protobuf writes a request's id before its tensors.
+# The id is looked for in these fields only: protobuf writes it before the tensors.
 _ID = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["id"].number
 _FIRST_FIELDS = 16
 
@@ -36,7 +36,7 @@ _FIXED_WIDTH = {_CONTENTS.fields_by_name[name].number for name in ("fp32_content
 
 
 class _Rule(NamedTuple):
-    """What a field may be: a text, a list of numbers, typed contents, or a message with the rules `inside`."""
+    """What a field may hold. `inside` has the rules of a message; typed contents have their own."""
 
     name: str
     bound: FieldBound
@@ -47,7 +47,7 @@ class _Rule(NamedTuple):
 
 @cache
 def _rules_of(message: Any) -> Mapping[int, _Rule]:
-    """By the numbers of fields. KeyError for a text or bytes that the table of bounds lacks."""
+    """Return the rules by field number. KeyError for a text or bytes field that the table of bounds lacks."""
     known = FIELD_BOUNDS.get(message.full_name, {})
     rules = {}
     for field in message.fields:
@@ -66,13 +66,13 @@ def _rules_of(message: Any) -> Mapping[int, _Rule]:
     return rules
 
 
-def check_message(data: Data, kind: type[Message], *, most_strings: int = bounds.ANY_LENGTH) -> None:
-    """InvalidRequestError for a serialised message of this kind with more, or longer, entries than it may have.
+def check_message(data: Data, kind: type[Message], *, max_strings: int = bounds.ANY_LENGTH) -> None:
+    """Raise InvalidRequestError for a serialised message of this type that exceeds a bound.
 
-    `most_strings` bounds the strings in typed contents.
+    `max_strings` bounds the strings in typed contents.
     """
     try:
-        _Walk(data, most_strings).message(0, len(data), _rules_of(kind.DESCRIPTOR), "")
+        _MessageCheck(data, max_strings).check(0, len(data), _rules_of(kind.DESCRIPTOR), "")
     except MalformedError:
         raise InvalidRequestError(
             f"the message of {len(data)} bytes is not a {kind.DESCRIPTOR.name}"
@@ -80,7 +80,7 @@ def check_message(data: Data, kind: type[Message], *, most_strings: int = bounds
 
 
 def peek_request_id(data: Data) -> str:
-    """The id of a ModelInferRequest that `check_message` refuses; empty where it is not among the first fields, or is no id."""
+    """Return the id of a ModelInferRequest that `check_message` refused; "" if it is not among the first fields."""
     try:
         for number, kind, begin, end in islice(fields(data, 0, len(data)), _FIRST_FIELDS):
             if (number, kind) == (_ID, DELIMITED) and end - begin <= bounds.REQUEST_ID_BYTES:
@@ -90,24 +90,31 @@ def peek_request_id(data: Data) -> str:
     return ""
 
 
-class _Walk:
-    """One walk over one message, and how much more it may find."""
+class _MessageCheck:
+    """The check of one message. The attributes `_..._left` count down what the rest may hold."""
 
-    __slots__ = ("_data", "_few", "_fields", "_integers", "_most_strings", "_strings")
+    __slots__ = (
+        "_data",
+        "_fields_left",
+        "_integers_left",
+        "_max_strings",
+        "_strings_left",
+        "_unchecked_left",
+    )
 
-    def __init__(self, data: Data, most_strings: int) -> None:
+    def __init__(self, data: Data, max_strings: int) -> None:
         self._data = data
-        self._fields = bounds.MAX_FIELDS
-        self._integers = bounds.MAX_INTEGERS
-        self._most_strings = self._strings = most_strings
-        self._few = _FEW_ELEMENTS
+        self._fields_left = bounds.MAX_FIELDS
+        self._integers_left = bounds.MAX_INTEGERS
+        self._max_strings = self._strings_left = max_strings
+        self._unchecked_left = _UNCHECKED_ELEMENTS
 
-    def message(self, start: int, stop: int, rules: Mapping[int, _Rule], path: str) -> None:
-        """Holds the message between two places against its rules. `path` is where it is, with a dot at its end."""
+    def check(self, start: int, stop: int, rules: Mapping[int, _Rule], path: str) -> None:
+        """Check the message between two positions. `path` names it in errors and ends with a dot."""
         counts: dict[int, int] = {}
         for number, kind, begin, end in fields(self._data, start, stop):
-            self._fields -= 1
-            if self._fields < 0:
+            self._fields_left -= 1
+            if self._fields_left < 0:
                 raise InvalidRequestError(
                     f"the message has more than {bounds.MAX_FIELDS} fields, those within its fields included, which is the "
                     "most this server takes: send numbers packed or in raw_input_contents, and what the model takes"
@@ -115,55 +122,55 @@ class _Walk:
             rule = rules.get(number)
             if rule is None:
                 continue
-            most, longest = rule.bound
-            if most > 1:
+            max_entries, max_bytes = rule.bound
+            if max_entries > 1:
                 entries = 1
                 if rule.is_list and kind == DELIMITED:
-                    entries = self._packed(begin, end, most)
+                    entries = self._count_packed(begin, end, max_entries)
                 counts[number] = count = counts.get(number, 0) + entries
-                if count > most:
+                if count > max_entries:
                     raise InvalidRequestError(
-                        f"the message has more than {most} entries in {path}{rule.name}, which is the most this server takes: "
+                        f"the message has more than {max_entries} entries in {path}{rule.name}, which is the most this server takes: "
                         "send what the model takes"
                     )
             if kind != DELIMITED:
                 continue
-            if end - begin > longest:
+            if end - begin > max_bytes:
                 text = bytes(self._data[begin : begin + 128]).decode(errors="replace")
                 raise InvalidRequestError(
-                    f"{path}{rule.name} has {end - begin} bytes; this server takes at most {longest}: send a shorter one "
+                    f"{path}{rule.name} has {end - begin} bytes; this server takes at most {max_bytes}: send a shorter one "
                     f"than {quote(text + '...')}"
                 )
             if rule.inside is not None:
-                self.message(begin, end, rule.inside, f"{path}{rule.name}.")
+                self.check(begin, end, rule.inside, f"{path}{rule.name}.")
             elif rule.is_contents:
-                self._contents(begin, end, path)
+                self._check_contents(begin, end, path)
 
-    def _packed(self, start: int, stop: int, most: int) -> int:
-        """How many numbers of variable length are packed here; at least more than `most` where it takes long to tell."""
-        if stop - start > most * _LONGEST_DIMENSION:
-            return most + 1
+    def _count_packed(self, start: int, stop: int, max_entries: int) -> int:
+        """Count packed varints. Return more than `max_entries`, uncounted, if the bytes can only be too many."""
+        if stop - start > max_entries * _MAX_VARINT_BYTES:
+            return max_entries + 1
         return sum(byte < 128 for byte in self._data[start:stop])
 
-    def _contents(self, start: int, stop: int, path: str) -> None:
-        """Counts the elements of typed contents, unless those of the whole message can only be few."""
-        self._few -= (stop - start) // 2 + 1
-        if self._few >= 0:
+    def _check_contents(self, start: int, stop: int, path: str) -> None:
+        """Count the elements of typed contents, unless the message is too small to hold many."""
+        self._unchecked_left -= (stop - start) // 2 + 1
+        if self._unchecked_left >= 0:
             return
         for number, kind, begin, end in fields(self._data, start, stop):
             if number == _STRINGS:
-                self._strings -= 1
-                if self._strings < 0:
+                self._strings_left -= 1
+                if self._strings_left < 0:
                     raise InvalidRequestError(
-                        f"{path}contents has more than {self._most_strings} strings, which is the most this server takes in a "
+                        f"{path}contents has more than {self._max_strings} strings, which is the most this server takes in a "
                         "request: send less at once, or start it with a larger --max-strings"
                     )
             elif kind != DELIMITED:
-                self._fields -= 1
+                self._fields_left -= 1
             elif number not in _FIXED_WIDTH:
                 packed = np.frombuffer(self._data, np.uint8, end - begin, begin)
-                self._integers -= int(np.count_nonzero(packed < 128))
-            if self._fields < 0 or self._integers < 0:
+                self._integers_left -= int(np.count_nonzero(packed < 128))
+            if self._fields_left < 0 or self._integers_left < 0:
                 raise InvalidRequestError(
                     f"{path}contents has more than {bounds.MAX_INTEGERS} packed integers, or {bounds.MAX_FIELDS} numbers that "
                     "are not packed, which is the most this server takes: send them in raw_input_contents"
