@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tensorferry.server.shared_memory.cuda_driver import INVALID_HANDLE, CudaDriver, CudaError, Mapped
+from tensorferry.server.shared_memory.cuda_driver import INVALID_HANDLE, CudaDriver, CudaError, MappedMemory
 
 ADDRESS = 1 << 20
 
@@ -30,13 +30,13 @@ class ScriptedDriver(CudaDriver):
     def count(self) -> int:
         return self._count
 
-    def open(self, device: int, handle: bytes) -> Mapped:
+    def open(self, device: int, handle: bytes) -> MappedMemory:
         fails = self.fails or (INVALID_HANDLE if handle != (self._handle or handle) else 0)
         if fails:
             raise CudaError("cuIpcOpenMemHandle", fails, "scripted")
         self.opened += 1
         self.meanwhile()
-        return Mapped(ADDRESS, len(self.content))
+        return MappedMemory(ADDRESS, len(self.content))
 
     def close(self, device: int, address: int) -> None:
         assert address == ADDRESS

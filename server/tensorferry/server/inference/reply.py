@@ -40,7 +40,7 @@ class InferenceReply(ABC):
 
     request_id: str
     metadata: Metadata
-    # The trace of a traced request. The transport tells it when the response is sent.
+    # Set for a traced request. The transport calls `trace.sent` once the response is sent.
     trace: RequestTrace | None = None
 
     @property

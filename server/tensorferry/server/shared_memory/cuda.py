@@ -1,4 +1,4 @@
-"""CUDA shared memory: device memory that a client exported, read and written by copies through the host."""
+"""CUDA shared memory: a client's exported device memory, copied to and from the host."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from tensorferry.server.shared_memory.cuda_driver import (
 
 _log = logging.getLogger("tensorferry.server")
 
-# What the driver says of a handle, or of memory, that is not what the client takes it for.
-_CLIENTS_FAULT = {
+# The driver's results for a wrong handle or memory that is gone.
+_CLIENT_ERRORS = {
     INVALID_VALUE,
     INVALID_DEVICE,
     INVALID_CONTEXT,
@@ -41,13 +41,13 @@ _CLIENTS_FAULT = {
     PEER_ACCESS_UNSUPPORTED,
     INVALID_HANDLE,
 }
-_FULL = {OUT_OF_MEMORY, TOO_MANY_PEERS}
-_NOT_HERE = {OPERATING_SYSTEM, NOT_SUPPORTED}
+_NO_ROOM_ERRORS = {OUT_OF_MEMORY, TOO_MANY_PEERS}
+_UNSUPPORTED_ERRORS = {OPERATING_SYSTEM, NOT_SUPPORTED}
 
 
 @dataclass(frozen=True, slots=True)
 class CudaSharedMemory:
-    """Memory on a device that a client exported. Its owner closes it when nobody uses it any more."""
+    """Device memory that a client exported. Its owner closes it after the last use."""
 
     name: str
     device: int
@@ -56,27 +56,27 @@ class CudaSharedMemory:
     driver: CudaDriver
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """What is there now, copied."""
+        """Return a copy of the bytes."""
         try:
             return self.driver.read(self.device, self.address + offset, nbytes)
         except CudaError as error:
-            raise self._gone("read", error) from error
+            raise self._error("read", error) from error
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Puts these bytes there; they are there when this returns."""
+        """Copy these bytes there, before this returns."""
         try:
             self.driver.write(self.device, self.address + offset, data)
         except CudaError as error:
-            raise self._gone("written to", error) from error
+            raise self._error("written to", error) from error
 
     def close(self) -> None:
-        """Lets the memory go; what the driver says to it is for the log."""
+        """Release the memory. The driver's errors are logged."""
         try:
             self.driver.close(self.device, self.address)
         except CudaError as error:
             _log.warning("CUDA shared memory region %r cannot be closed: %s", self.name, error)
 
-    def _gone(self, done: str, error: CudaError) -> ServerError:
+    def _error(self, done: str, error: CudaError) -> ServerError:
         return _as_server_error(
             f"CUDA shared memory region {truncate(self.name)!r} cannot be {done}",
             error,
@@ -87,12 +87,12 @@ class CudaSharedMemory:
 def open_cuda_memory(
     driver: CudaDriver, name: str, handle: bytes, device: int, nbytes: int
 ) -> CudaSharedMemory:
-    """The memory that a client exported by a cudaIpcMemHandle_t. A ServerError says why it cannot be had."""
+    """Open the memory that a client exported by a cudaIpcMemHandle_t. Raises a ServerError."""
     failed = f"failed to register CUDA shared memory region {truncate(name)!r}"
     try:
         count = driver.count()
     except CudaMissingError as missing:
-        # Triton's words, of a build without CUDA.
+        # The wording of a Triton built without CUDA.
         raise UnsupportedError(
             f"failed to register CUDA shared memory region: {truncate(name)!r}, GPUs not supported: {missing}"
         ) from None
@@ -123,11 +123,11 @@ def open_cuda_memory(
 
 
 def _as_server_error(what: str, error: CudaError, hint: str) -> ServerError:
-    if error.code in _CLIENTS_FAULT:
+    if error.code in _CLIENT_ERRORS:
         return InvalidRequestError(f"{what}: invalid args: {error}; {hint}")
-    if error.code in _FULL:
+    if error.code in _NO_ROOM_ERRORS:
         return LimitError(f"{what}: {error}")
-    if error.code in _NOT_HERE:
+    if error.code in _UNSUPPORTED_ERRORS:
         return UnsupportedError(
             f"{what}: {error}: this GPU, its driver or the containers of server and client let processes share no memory"
         )

@@ -1,6 +1,6 @@
-"""What shared memory needs of CUDA, from the driver itself: `libcuda`, which every machine with an NVIDIA GPU has.
+"""The CUDA driver's calls for shared memory, from `libcuda`, which every machine with an NVIDIA GPU has.
 
-Nothing here needs CUDA's toolkit, or that ONNX Runtime was built for it.
+Neither CUDA's toolkit nor ONNX Runtime's CUDA provider is needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HANDLE_BYTES = 64
 
 _LIBRARY = "libcuda.so.1"
 
-# Of the driver's results, those that are told apart; their names are cuda.h's.
+# The driver's results with a meaning here. The names are those of cuda.h.
 SUCCESS = 0
 INVALID_VALUE = 1
 OUT_OF_MEMORY = 2
@@ -31,14 +31,14 @@ INVALID_HANDLE = 400
 TOO_MANY_PEERS = 711
 NOT_SUPPORTED = 801
 
-# Memory of another GPU is reached through one that can: CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.
+# CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: allows access to memory of another GPU.
 _LAZY_PEER_ACCESS = 1
-# Waits for no other stream, so not for the models either: CU_STREAM_NON_BLOCKING.
+# CU_STREAM_NON_BLOCKING: the stream does not wait for other streams, so not for models either.
 _NON_BLOCKING = 1
 
 
 class CudaError(Exception):
-    """A call of the driver that failed: `code` is its result, the message names call and result."""
+    """A failed call of the driver. `code` is its result; the message names call and result."""
 
     def __init__(self, call: str, code: int, described: str) -> None:
         super().__init__(f"{call}: {described}")
@@ -46,11 +46,11 @@ class CudaError(Exception):
 
 
 class CudaMissingError(Exception):
-    """There is no CUDA here: the message says what is lacking."""
+    """CUDA is not available. The message says why."""
 
 
-class Mapped(NamedTuple):
-    """Another process's device memory, where this one has it, and how much of it there is from there on."""
+class MappedMemory(NamedTuple):
+    """Another process's device memory: its address in this process, and the bytes from there to its end."""
 
     address: int
     nbytes: int
@@ -71,8 +71,8 @@ _SIZE = ctypes.c_size_t
 _INT = ctypes.c_int
 _UINT = ctypes.c_uint
 
-# By the names that the library exports; without types ctypes would cut addresses to 32 bits.
-_CALLS: dict[str, tuple[Any, ...]] = {
+# Argument types by exported name. Without them ctypes would cut addresses to 32 bits.
+_ARGUMENT_TYPES: dict[str, tuple[Any, ...]] = {
     "cuInit": (_UINT,),
     "cuDeviceGetCount": (ctypes.POINTER(_INT),),
     "cuDeviceGet": (ctypes.POINTER(_INT), _INT),
@@ -90,7 +90,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cuGetErrorString": (_INT, ctypes.POINTER(ctypes.c_char_p)),
 }
 
-# The way in which C makes a bytes object and then fills it, before anybody else has it: no copy of it is made.
+# As C code does: make a bytes object and fill it before it is used elsewhere. This saves a copy.
 _new_bytes: Any = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.restype = ctypes.py_object
 _new_bytes.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
@@ -100,17 +100,17 @@ _address_of.argtypes = (ctypes.py_object,)
 
 
 class CudaDriver:
-    """Opens other processes' device memory, copies from and to it, and lets it go. Thread-safe.
+    """Opens other processes' device memory, copies from and to it, and closes it. Thread-safe.
 
-    The driver is loaded when it is first needed, and a device's primary context, which is also that of ONNX
-    Runtime, is held from the first handle opened on it until the process ends. Copies have a stream of
-    their own on each device, so they wait for no model, and are done when the call returns.
+    The driver is loaded at the first use. A device's primary context, which is also ONNX Runtime's, is retained from the
+    first handle opened on it until the process ends. Copies have their own stream on each device, so they wait for no
+    model, and are complete when the call returns.
 
-    Every method but `missing` raises CudaMissingError where that names a reason, and CudaError for what fails.
+    Every method but `missing` raises CudaMissingError without CUDA, and CudaError for a failed call.
     """
 
     def __init__(self) -> None:
-        # Guards all fields. The driver is loaded, and devices are made ready, while it is held; nothing is copied.
+        # Guards all fields below. Held while the driver is loaded and a device prepared, never during a copy.
         self._lock = threading.Lock()
         self._library: Any = None
         self._missing: str | None = None
@@ -118,19 +118,19 @@ class CudaDriver:
         self._devices: dict[int, _Device] = {}
 
     def missing(self) -> str | None:
-        """Why there is no CUDA here; None where there is."""
+        """Return why CUDA is not available; None if it is."""
         with self._lock:
             if self._library is None and self._missing is None:
                 self._missing = self._load_locked()
             return self._missing
 
     def count(self) -> int:
-        """How many devices there are; their numbers run from 0."""
+        """Return the number of devices, which are numbered from 0."""
         self._check()
         return self._count
 
-    def open(self, device: int, handle: bytes) -> Mapped:
-        """The memory that another process exported by a handle of HANDLE_BYTES, on the device where it is."""
+    def open(self, device: int, handle: bytes) -> MappedMemory:
+        """Open the memory that another process exported, by a handle of HANDLE_BYTES, on the memory's device."""
         with self._current(device):
             address, base, size = _ADDRESS(), _ADDRESS(), _SIZE()
             given = _Handle.from_buffer_copy(handle)
@@ -140,15 +140,15 @@ class CudaDriver:
             except CudaError:
                 self._call("cuIpcCloseMemHandle", address.value)
                 raise
-        return Mapped(address.value, base.value + size.value - address.value)
+        return MappedMemory(address.value, base.value + size.value - address.value)
 
     def close(self, device: int, address: int) -> None:
-        """Lets opened memory go."""
+        """Close opened memory."""
         with self._current(device):
             self._call("cuIpcCloseMemHandle", address)
 
     def read(self, device: int, address: int, nbytes: int) -> bytes:
-        """A copy of device memory."""
+        """Return a copy of device memory."""
         if not nbytes:
             return b""
         data: bytes = _new_bytes(None, nbytes)
@@ -158,10 +158,10 @@ class CudaDriver:
         return data
 
     def write(self, device: int, address: int, data: memoryview) -> None:
-        """Copies bytes to device memory."""
+        """Copy bytes to device memory."""
         if not data.nbytes:
             return
-        # numpy tells the address of what cannot be written to as well, which ctypes does not.
+        # By numpy, because ctypes gives no address of read-only memory.
         source = np.frombuffer(data, np.uint8)
         with self._current(device) as stream:
             self._call("cuMemcpyHtoDAsync_v2", address, source.ctypes.data, source.nbytes, stream)
@@ -170,7 +170,7 @@ class CudaDriver:
     def _load_locked(self) -> str | None:
         try:
             library = ctypes.CDLL(_LIBRARY)
-            for name, types in _CALLS.items():
+            for name, types in _ARGUMENT_TYPES.items():
                 getattr(library, name).argtypes = types
         except OSError:
             return f"the NVIDIA driver's library, {_LIBRARY}, is not here"
@@ -179,7 +179,7 @@ class CudaDriver:
         count = ctypes.c_int()
         result = library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count))
         if result not in (SUCCESS, NO_DEVICE):
-            return f"the NVIDIA driver does not start: {_described(library, result)}"
+            return f"the NVIDIA driver does not start: {_describe(library, result)}"
         if not count.value:
             return "the NVIDIA driver finds no GPU"
         self._library, self._count = library, count.value
@@ -191,17 +191,17 @@ class CudaDriver:
 
     @contextmanager
     def _current(self, device: int) -> Iterator[ctypes.c_void_p]:
-        """The device's context is this thread's; gives the stream for copies."""
+        """Make the device's context this thread's, and yield the stream for copies."""
         self._check()
         with self._lock:
-            ready = self._devices.get(device)
-            if ready is None:
-                ready = self._devices[device] = self._prepare_locked(device)
-        self._call("cuCtxPushCurrent_v2", ready.context)
+            prepared = self._devices.get(device)
+            if prepared is None:
+                prepared = self._devices[device] = self._prepare_locked(device)
+        self._call("cuCtxPushCurrent_v2", prepared.context)
         try:
-            yield ready.stream
+            yield prepared.stream
         finally:
-            # Whoever runs a model on this thread has the context that it had.
+            # Restores the context, because this thread may run a model next.
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def _prepare_locked(self, device: int) -> _Device:
@@ -218,11 +218,11 @@ class CudaDriver:
     def _call(self, name: str, *arguments: Any) -> None:
         result = getattr(self._library, name)(*arguments)
         if result != SUCCESS:
-            raise CudaError(name.partition("_")[0], result, _described(self._library, result))
+            raise CudaError(name.partition("_")[0], result, _describe(self._library, result))
 
 
-def _described(library: Any, result: int) -> str:
-    """The name and the text of a result, as the driver has them."""
+def _describe(library: Any, result: int) -> str:
+    """Return the driver's name and text for a result."""
     texts = []
     for function in (library.cuGetErrorName, library.cuGetErrorString):
         text = ctypes.c_char_p()

@@ -1,7 +1,7 @@
-"""Shared memory regions: what clients register, take inputs from and have outputs placed in.
+"""Shared memory regions that clients register. Requests take inputs from them and have outputs written to them.
 
-Regions are of system memory or of CUDA's. They have one table of names, and are read and written alike.
-Messages keep the wording by which Triton's clients recognise them.
+Regions are of system memory or of CUDA memory, with one table of names and the same interface. Error messages keep
+Triton's wording, because clients recognise errors by it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _REGION = "shared_memory_region"
 _BYTE_SIZE = "shared_memory_byte_size"
 _OFFSET = "shared_memory_offset"
 
-_LONGEST_NAME = 1024
-# Those of system memory each keep a file open; connections need some too.
-_MOST_REGIONS = 4096
-_SHARE_OF_FILES = 2
+_MAX_NAME_LENGTH = 1024
+# Each region of system memory keeps a file open, and connections need files too.
+_MAX_REGIONS = 4096
+_FILES_PER_REGION = 2
 
-# Offsets and sizes are signed in requests and unsigned to Triton, whose order of checks is kept.
-_UNSIGNED = (1 << 64) - 1
+# Requests have signed offsets and sizes. Triton reads them as unsigned; so do the checks here.
+_UINT64_MAX = (1 << 64) - 1
 
 _DISABLED = (
     "Client shared memory is disabled. Start the server with --allow-shared-memory to let clients register regions; "
@@ -48,40 +48,40 @@ _DISABLED = (
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """A registered memory. Its owner's lock guards `users` and `unregistered`."""
+    """A registered memory. The lock of `Regions` guards `users` and `unregistered`."""
 
     memory: RegionMemory
     users: int = 0
-    # Unregistered while requests use it: it goes with the last of them.
+    # Unregistered while requests use it; closed after the last of them.
     unregistered: bool = False
 
     @property
     def name(self) -> str:
-        """What clients call it."""
+        """The name that the client chose."""
         return self.memory.name
 
 
 class Span(NamedTuple):
-    """The place of a tensor in a region."""
+    """A tensor's place in a region: offset and size in bytes."""
 
     region: Region
     offset: int
     nbytes: int
 
     def read(self) -> bytes:
-        """What is there now, copied."""
+        """Return a copy of the bytes."""
         return self.region.memory.read(self.offset, self.nbytes)
 
     def write(self, data: memoryview) -> None:
-        """Puts these bytes there, which must fit."""
+        """Write these bytes there. They must fit."""
         self.region.memory.write(self.offset, data)
 
 
 class Regions:
-    """The regions that clients registered, by name. Thread-safe.
+    """The regions by name. Thread-safe.
 
-    Where it is not `allowed` there are none, and never any. `max_bytes` is the most that the inputs
-    of one request may have there together: they are copied before the queue can refuse them.
+    Without `allowed` none can be registered. `max_bytes` bounds the inputs of one request in shared memory together,
+    because they are copied before the queue can refuse them.
     """
 
     def __init__(
@@ -96,72 +96,72 @@ class Regions:
         self.max_bytes = max_bytes
         self._directory = directory
         self._cuda = cuda or CudaDriver()
-        # Guards _regions, and users and leaving of each. No memory is opened, closed or read under it.
+        # Guards _regions, and users and unregistered of each. No memory is opened, closed or read while it is held.
         self._lock = threading.Lock()
         self._regions: dict[str, Region] = {}
 
     @property
     def has_cuda(self) -> bool:
-        """Whether there can be regions of CUDA's."""
+        """Whether regions of CUDA memory can be registered."""
         return self.allowed and self._cuda.missing() is None
 
     def register_system(self, name: str, key: str, offset: int, nbytes: int) -> None:
-        """Makes `nbytes` from `offset` on of the file that the key names a region."""
+        """Register `nbytes` at `offset` of the file that the key names."""
         self._register(name, lambda: open_system_memory(self._directory, name, key, offset, nbytes))
 
     def register_cuda(self, name: str, handle: bytes, device: int, nbytes: int) -> None:
-        """Makes the first `nbytes` of the device memory that a CUDA IPC handle stands for a region."""
+        """Register the first `nbytes` of the device memory of a CUDA IPC handle."""
         self._register(name, lambda: open_cuda_memory(self._cuda, name, handle, device, nbytes))
 
     def _register(self, name: str, open_memory: Callable[[], RegionMemory]) -> None:
         self.check_allowed()
-        if not 0 < len(name) <= _LONGEST_NAME:
+        if not 0 < len(name) <= _MAX_NAME_LENGTH:
             raise InvalidRequestError(
                 f"cannot register shared memory region with a name of {len(name)} characters; it must have 1 to "
-                f"{_LONGEST_NAME}"
+                f"{_MAX_NAME_LENGTH}"
             )
         with self._lock:
-            self._check_room_locked(name)
+            self._check_can_register_locked(name)
         memory = open_memory()
         try:
             with self._lock:
-                self._check_room_locked(name)
+                self._check_can_register_locked(name)
                 self._regions[name] = Region(memory)
         except BaseException:
             memory.close()
             raise
 
     def unregister(self, name: str, kind: type[RegionMemory]) -> None:
-        """The region goes if it is of this kind, at once or with the last request that uses it.
+        """Unregister the region of this name and type. It is closed after the last request that uses it.
 
-        "" stands for all of the kind; that there is no such one is no error.
+        The name "" means all of the type. An unknown name is no error.
         """
         self.check_allowed()
         self._remove(name, kind)
 
     def close(self) -> None:
-        """All regions go."""
+        """Unregister all regions."""
         self._remove("", RegionMemory)
 
     def _remove(self, name: str, kind: Any) -> None:
-        gone = []
+        unused = []
         with self._lock:
             for region in list(self._regions.values()):
                 if name in ("", region.name) and isinstance(region.memory, kind):
                     if region.users:
                         region.unregistered = True
                     else:
-                        gone.append(self._regions.pop(region.name))
-        for region in gone:
+                        unused.append(self._regions.pop(region.name))
+        for region in unused:
             region.memory.close()
 
     def regions(self) -> Sequence[Region]:
-        """All regions, those too that go with the last request that uses them."""
+        """Return all regions, also unregistered ones that requests still use."""
         with self._lock:
             return list(self._regions.values())
 
     def acquire(self, name: str) -> Region:
-        """The region, which stays at least until it is released."""
+        """Return the region of this name. It stays open until it is released."""
         with self._lock:
             region = self._regions.get(name)
             if region is not None:
@@ -171,47 +171,50 @@ class Regions:
         raise NotFoundError(f"Unable to find shared memory region: {truncate(name)!r}{reason}")
 
     def release(self, region: Region) -> None:
-        """Gives back what was acquired."""
+        """Release an acquired region."""
         with self._lock:
             region.users -= 1
-            gone = region.unregistered and not region.users
-            if gone:
+            unused = region.unregistered and not region.users
+            if unused:
                 del self._regions[region.name]
-        if gone:
+        if unused:
             region.memory.close()
 
     def check_allowed(self) -> None:
-        """UnsupportedError where there can be no regions; it names the flag."""
+        """Raise UnsupportedError, which names the flag, if shared memory is not allowed."""
         if not self.allowed:
             raise UnsupportedError(_DISABLED)
 
-    def _check_room_locked(self, name: str) -> None:
+    def _check_can_register_locked(self, name: str) -> None:
         if name in self._regions:
             raise AlreadyExistsError(
                 f"shared memory region {truncate(name)!r} already in manager: unregister it first, or choose another name"
             )
-        most = min(_MOST_REGIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE_OF_FILES)
-        if len(self._regions) >= most:
+        limit = min(_MAX_REGIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _FILES_PER_REGION)
+        if len(self._regions) >= limit:
             raise LimitError(
-                f"{most} shared memory regions are registered, which is the most that this server keeps (it may open "
-                f"{_SHARE_OF_FILES} times as many files): unregister some"
+                f"{limit} shared memory regions are registered, which is the most that this server keeps (it may open "
+                f"{_FILES_PER_REGION} times as many files): unregister some"
             )
 
 
 class RegionLease:
-    """The regions that one request uses, held until it is done. Of one thread at a time."""
+    """The regions that one request uses until it is done. Not thread-safe."""
 
-    __slots__ = ("_held", "regions")
+    __slots__ = ("_acquired", "regions")
 
     def __init__(self, regions: Regions) -> None:
         self.regions = regions
-        self._held: list[Region] = []
+        self._acquired: list[Region] = []
 
     def __bool__(self) -> bool:
-        return bool(self._held)
+        return bool(self._acquired)
 
     def span(self, tensor: Any) -> Span | None:
-        """Where the parameters of an input or a requested output place it; None where that is in no region."""
+        """Return the place that a tensor's parameters name; None if they name no region.
+
+        `tensor` is an input or a requested output.
+        """
         given = tensor.parameters
         of = f" for tensor {tensor.name!r}"
         if _REGION not in given:
@@ -229,14 +232,14 @@ class RegionLease:
             )
         nbytes = parameter_value(given[_BYTE_SIZE], _BYTE_SIZE, "int64_param", of=of)
         region = self.regions.acquire(name)
-        self._held.append(region)
-        _check_bounds(region, offset & _UNSIGNED, nbytes & _UNSIGNED)
+        self._acquired.append(region)
+        _check_bounds(region, offset & _UINT64_MAX, nbytes & _UINT64_MAX)
         return Span(region, offset, nbytes)
 
     def release(self) -> None:
-        """The request is done. Idempotent."""
-        held, self._held = self._held, []
-        for region in held:
+        """Release the regions. Idempotent."""
+        acquired, self._acquired = self._acquired, []
+        for region in acquired:
             self.regions.release(region)
 
 
@@ -247,9 +250,9 @@ def _check_bounds(region: Region, offset: int, nbytes: int) -> None:
         raise InvalidRequestError(
             f"Invalid offset for shared memory region: {truncate(region.name)!r}: {offset}, but {has}"
         )
-    if nbytes > _UNSIGNED - offset:
+    if nbytes > _UINT64_MAX - offset:
         raise InvalidRequestError(
-            f"Integer overflow detected: byte_size ({nbytes}) + offset ({offset}) exceeds maximum value ({_UNSIGNED}) for "
+            f"Integer overflow detected: byte_size ({nbytes}) + offset ({offset}) exceeds maximum value ({_UINT64_MAX}) for "
             f"{has}"
         )
     if offset + nbytes > size:
