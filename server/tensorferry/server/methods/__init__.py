@@ -1,1 +1,1 @@
-"""Methods of the protocol beside inference, and of the standard services."""
+"""The methods of the protocol other than inference, and the standard services health and reflection."""

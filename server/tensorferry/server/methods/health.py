@@ -1,8 +1,8 @@
-"""grpc.health.v1: what probes, balancers and the channels of clients are told.
+"""grpc.health.v1: the health that probes, load balancers and clients' channels ask for.
 
-grpcio-health-checking has a servicer too, but it cannot be used here. It sends while it holds its lock, and the
-thread that polls for the whole server waits for that lock when a watcher leaves: a watcher that does not read stops
-the server. And its generated code refuses the older protobuf that other packages, such as tritonclient, require.
+grpcio-health-checking's servicer cannot be used. It sends while it holds its lock, and when a watcher leaves, the thread
+that polls for the whole server waits for that lock: a watcher that does not read stops the server. Its generated code
+also refuses the older protobuf that other packages, such as tritonclient, need.
 """
 
 from __future__ import annotations
@@ -27,86 +27,85 @@ from tensorferry.server.wire.receiving import receive
 _log = logging.getLogger("tensorferry.server")
 
 
-# Calls of which the message is awaited, or that are answered at the same time.
-_CALLS = 64
+# Threads for calls: for those whose message is awaited, and those being answered.
+_CALL_THREADS = 64
+
+# Threads that send to watchers. Sending to one that reads takes about 100 microseconds.
+_SENDER_THREADS = 16
+# A watcher that blocks its thread for longer is ended if others wait for a thread.
+_STUCK_SECONDS = 1.0
+# Each watcher takes about 20 KB. A client has one on each connection.
+_MAX_WATCHERS = 10_000
+_MAX_WATCHERS_PER_CONNECTION = 100
+# Changes kept for a slow watcher. Older ones are dropped.
+_MAX_UNSENT = 16
 
 _Status = health_pb2.HealthCheckResponse.ServingStatus
 _Send = Callable[[health_pb2.HealthCheckResponse], object]
 
-# Watchers that are told something at the same time; it takes some 100 microseconds for one that reads.
-_SENDERS = 16
-# One to whom nothing could be sent for so long is ended where others wait to be told.
-_STUCK_SECONDS = 1.0
-# Each takes some 20 KB; a client has one on each connection.
-_MOST_WATCHERS = 10_000
-_MOST_OF_A_CONNECTION = 100
-# Changes that one who reads slowly has yet to hear of; of more the latest.
-_MOST_UNSENT = 16
-
 
 class HealthService:
-    """The status of every service. Thread-safe; `close` ends its threads once the calls have ended."""
+    """The status of every service. Thread-safe. Call `close` after the calls have ended; it ends the threads."""
 
     def __init__(self) -> None:
-        # Guards every field below, and those of the watchers. Nothing is sent or called while it is held.
+        # Guards the fields up to _final, and the watchers' fields. Nothing is sent or called while it is held.
         self._lock = threading.Lock()
         self._statuses: dict[str, _Status] = {}
         self._watchers: dict[str, set[_Watcher]] = {}
-        # How many watchers there are, in all and by connection.
-        self._open = 0
-        self._watching: Counter[str] = Counter()
-        # Whom something is being sent to, the longest first, and since when.
-        self._sending: dict[_Watcher, float] = {}
+        self._watcher_count = 0
+        self._watchers_by_connection: Counter[str] = Counter()
+        # When sending to a watcher began, the oldest first.
+        self._sending_since: dict[_Watcher, float] = {}
         self._final = False
-        self._threads = HandlerThreads(_SENDERS, "health")
-        # Those of the other methods may all be taken, for as long as clients want: whoever starts and ends servers by
-        # their health would end one that is well.
-        self._calls = HandlerThreads(_CALLS, "health-call")
+        self._sender_threads = HandlerThreads(_SENDER_THREADS, "health")
+        # Not the threads of the other methods, because clients can occupy all of those. An orchestrator would then
+        # restart a healthy server.
+        self._call_threads = HandlerThreads(_CALL_THREADS, "health-call")
 
     @property
     def threads(self) -> int:
-        """How many threads it has."""
-        return self._threads.count + self._calls.count
+        """The number of its threads."""
+        return self._sender_threads.count + self._call_threads.count
 
     def set(self, service: str, *, serving: bool) -> None:
-        """From now on a service has this status; without effect after `enter_graceful_shutdown`."""
+        """Set a service's status. No effect after `enter_graceful_shutdown`."""
         status = health_pb2.HealthCheckResponse
-        told: list[_Watcher] = []
+        notified: list[_Watcher] = []
         with self._lock:
             if not self._final:
-                told = self._change_locked(service, status.SERVING if serving else status.NOT_SERVING)
-        self._send_to(told)
+                notified = self._change_locked(service, status.SERVING if serving else status.NOT_SERVING)
+        self._send_to(notified)
 
     def enter_graceful_shutdown(self) -> None:
-        """Every service is NOT_SERVING, and stays so."""
-        told: list[_Watcher] = []
+        """Set every service to NOT_SERVING for good."""
+        notified: list[_Watcher] = []
         with self._lock:
             self._final = True
             for service in self._statuses:
-                told += self._change_locked(service, health_pb2.HealthCheckResponse.NOT_SERVING)
-        self._send_to(told)
+                notified += self._change_locked(service, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._send_to(notified)
 
     def close(self) -> None:
-        """Tells nobody anything any more. Idempotent."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._calls.shutdown(wait=False)
+        """Stop sending. Idempotent."""
+        self._sender_threads.shutdown(wait=False, cancel_futures=True)
+        self._call_threads.shutdown(wait=False)
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """All methods of the service, to be added to a grpc server."""
+        """Return the handler of all methods, for a grpc server."""
         response = health_pb2.HealthCheckResponse.SerializeToString
         return grpc.method_handlers_generic_handler(
             HEALTH_SERVICE,
             {
                 "Check": grpc.unary_unary_rpc_method_handler(
-                    _on_threads(self._calls, self.check, health_pb2.HealthCheckRequest),
+                    _run_on(self._call_threads, self.check, health_pb2.HealthCheckRequest),
                     response_serializer=response,
                 ),
                 "List": grpc.unary_unary_rpc_method_handler(
-                    _on_threads(self._calls, self.list_all, health_pb2.HealthListRequest),
+                    _run_on(self._call_threads, self.list_all, health_pb2.HealthListRequest),
                     response_serializer=health_pb2.HealthListResponse.SerializeToString,
                 ),
                 "Watch": grpc.unary_stream_rpc_method_handler(
-                    _on_threads(self._calls, self.watch, health_pb2.HealthCheckRequest),
+                    _run_on(self._call_threads, self.watch, health_pb2.HealthCheckRequest),
                     response_serializer=response,
                 ),
             },
@@ -115,7 +114,7 @@ class HealthService:
     def check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
-        """The status of a service now; NOT_FOUND for one that has none."""
+        """Return a service's status; NOT_FOUND if it has none."""
         with self._lock:
             status = self._statuses.get(request.service)
         if status is None:
@@ -129,7 +128,7 @@ class HealthService:
     def list_all(
         self, request: health_pb2.HealthListRequest, context: grpc.ServicerContext
     ) -> health_pb2.HealthListResponse:
-        """The status of every service now."""
+        """Return the status of every service."""
         with self._lock:
             statuses = dict(self._statuses)
         return health_pb2.HealthListResponse(
@@ -141,101 +140,98 @@ class HealthService:
     def watch(
         self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext, send: _Send
     ) -> None:
-        """The status of a service now, and each change until the caller leaves; no thread waits meanwhile."""
+        """Send a service's status now and at each change until the call ends. No thread waits between changes."""
         watcher = _Watcher(request.service, context.peer(), context.cancel, send)
         with self._lock:
             refusal = self._refusal_locked(watcher)
             if not refusal:
-                self._open += 1
-                self._watching[watcher.peer] += 1
+                self._watcher_count += 1
+                self._watchers_by_connection[watcher.connection] += 1
                 self._watchers.setdefault(watcher.service, set()).add(watcher)
                 unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-                watcher.tell(self._statuses.get(watcher.service, unknown))
+                watcher.notify(self._statuses.get(watcher.service, unknown))
         if refusal:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
-        # False if the caller has left.
-        if context.add_callback(lambda: self._left(watcher)):
+        # add_callback returns False if the call has ended.
+        if context.add_callback(lambda: self._remove(watcher)):
             self._send_to([watcher])
         else:
-            self._left(watcher)
+            self._remove(watcher)
 
-    # grpcio then gives it `send`, and keeps the call open when it returns.
+    # With this attribute grpcio passes `send` and keeps the call open after the return.
     watch.experimental_non_blocking = True  # type: ignore[attr-defined]
 
     def _change_locked(self, service: str, status: _Status) -> list[_Watcher]:
-        """The watchers for whom somebody has to be found who tells them."""
+        """Set a status and return the watchers for which a thread must be found."""
         if self._statuses.get(service) == status:
             return []
         self._statuses[service] = status
-        return [watcher for watcher in self._watchers.get(service, ()) if watcher.tell(status)]
+        return [watcher for watcher in self._watchers.get(service, ()) if watcher.notify(status)]
 
     def _refusal_locked(self, watcher: _Watcher) -> str:
-        """Why it may not watch; "" if it may."""
-        if self._open >= _MOST_WATCHERS:
-            return f"{_MOST_WATCHERS} calls of Watch are open, which is the most this server keeps: call Check instead"
-        if self._watching[watcher.peer] >= _MOST_OF_A_CONNECTION:
+        """Return why a watcher is refused; "" if it is not."""
+        if self._watcher_count >= _MAX_WATCHERS:
+            return f"{_MAX_WATCHERS} calls of Watch are open, which is the most this server keeps: call Check instead"
+        if self._watchers_by_connection[watcher.connection] >= _MAX_WATCHERS_PER_CONNECTION:
             return (
-                f"{_MOST_OF_A_CONNECTION} calls of Watch are open on this connection, which is the most this server keeps: end "
-                "one, or call Check instead"
+                f"{_MAX_WATCHERS_PER_CONNECTION} calls of Watch are open on this connection, which is the most this server "
+                "keeps: end one, or call Check instead"
             )
         return ""
 
-    def _left(self, watcher: _Watcher) -> None:
-        """On the thread that polls: it must not wait."""
+    def _remove(self, watcher: _Watcher) -> None:
+        """Forget a watcher whose call has ended. Runs on the polling thread, so it must not wait."""
         with self._lock:
-            watcher.unsent.clear()
-            self._open -= 1
-            self._watching[watcher.peer] -= 1
-            if not self._watching[watcher.peer]:
-                del self._watching[watcher.peer]
-            watching = self._watchers.get(watcher.service, set())
-            watching.discard(watcher)
-            if not watching:
+            watcher.discard_unsent()
+            self._watcher_count -= 1
+            self._watchers_by_connection[watcher.connection] -= 1
+            if not self._watchers_by_connection[watcher.connection]:
+                del self._watchers_by_connection[watcher.connection]
+            watchers = self._watchers.get(watcher.service, set())
+            watchers.discard(watcher)
+            if not watchers:
                 self._watchers.pop(watcher.service, None)
 
     def _send_to(self, watchers: list[_Watcher]) -> None:
-        """Has those that `tell` said so of be told."""
+        """Have threads send to these watchers, and end the oldest one that blocks its thread if all are busy."""
         for watcher in watchers:
             try:
-                self._threads.submit(self._sends, watcher)
+                self._sender_threads.submit(self._send_unsent, watcher)
             except RuntimeError:
-                # Closed, or the interpreter ends.
+                # Closed, or the interpreter is shutting down.
                 return
         stuck = None
         with self._lock:
-            if watchers and len(self._sending) >= _SENDERS:
-                first, since = next(iter(self._sending.items()))
+            if watchers and len(self._sending_since) >= _SENDER_THREADS:
+                oldest, since = next(iter(self._sending_since.items()))
                 if time.monotonic() - since > _STUCK_SECONDS:
-                    stuck = first
+                    stuck = oldest
         if stuck is not None:
             stuck.end()
 
-    def _sends(self, watcher: _Watcher) -> None:
-        """Sends what a watcher is to be told, on a thread of the pool."""
+    def _send_unsent(self, watcher: _Watcher) -> None:
+        """Send a watcher its unsent statuses, on a thread of the pool."""
         with self._lock:
-            self._sending[watcher] = time.monotonic()
+            self._sending_since[watcher] = time.monotonic()
         try:
             while True:
                 with self._lock:
-                    if not watcher.unsent:
-                        watcher.told = True
-                        return
-                    status = watcher.unsent.popleft()
+                    status = watcher.take_unsent()
+                if status is None:
+                    return
                 watcher.send(health_pb2.HealthCheckResponse(status=status))
         except Exception:
-            _log.exception("a watcher of the health could not be told; this is a bug in tensorferry.server")
+            _log.exception("health: sending to a watcher failed (bug); its call is ended")
             watcher.end()
         finally:
             with self._lock:
-                self._sending.pop(watcher, None)
+                self._sending_since.pop(watcher, None)
 
 
-def _on_threads(
-    threads: HandlerThreads, behaviour: Callable[..., Any], kind: type[Any]
-) -> Callable[..., Any]:
-    """The same for grpcio, which calls it with a message's bytes on one of these threads."""
+def _run_on(threads: HandlerThreads, behaviour: Callable[..., Any], kind: type[Any]) -> Callable[..., Any]:
+    """Return the behaviour for grpcio, which runs it on these threads with the message's bytes."""
 
-    # With what grpcio is told by attributes of a function.
+    # Copies the attributes that grpcio reads.
     @functools.wraps(behaviour)
     def called(data: bytes, context: grpc.ServicerContext, *more: Any) -> Any:
         try:
@@ -250,22 +246,36 @@ def _on_threads(
 
 
 class _Watcher:
-    """A call of Watch. `send` blocks until the message is on its way, or the call has ended."""
+    """A call of Watch. The lock of `HealthService` guards the methods, but for `send` and `end`.
 
-    __slots__ = ("end", "peer", "send", "service", "told", "unsent")
+    `send` blocks until the message is written or the call has ended. `connection` is grpc's name of its connection.
+    """
 
-    def __init__(self, service: str, peer: str, end: Callable[[], object], send: _Send) -> None:
+    __slots__ = ("_has_sender", "_unsent", "connection", "end", "send", "service")
+
+    def __init__(self, service: str, connection: str, end: Callable[[], object], send: _Send) -> None:
         self.service = service
-        # grpc's name of its connection.
-        self.peer = peer
+        self.connection = connection
         self.end = end
         self.send = send
-        self.unsent: deque[_Status] = deque(maxlen=_MOST_UNSENT)
-        # Whether nobody is at work, or about to be, on what is unsent.
-        self.told = True
+        self._unsent: deque[_Status] = deque(maxlen=_MAX_UNSENT)
+        # Whether a thread is sending, or about to send, what is unsent.
+        self._has_sender = False
 
-    def tell(self, status: _Status) -> bool:
-        """It is to hear of this; whether somebody has to be found who tells it. Under the lock."""
-        self.unsent.append(status)
-        found, self.told = self.told, False
-        return found
+    def notify(self, status: _Status) -> bool:
+        """Add a status to send. Return whether a thread must be found for it."""
+        self._unsent.append(status)
+        needs_sender = not self._has_sender
+        self._has_sender = True
+        return needs_sender
+
+    def take_unsent(self) -> _Status | None:
+        """Remove and return the next status to send; None if there is none, and the sender stops."""
+        if self._unsent:
+            return self._unsent.popleft()
+        self._has_sender = False
+        return None
+
+    def discard_unsent(self) -> None:
+        """Drop what is unsent."""
+        self._unsent.clear()

@@ -1,4 +1,4 @@
-"""LogSettings: what the server logs, read and changed by clients, with Triton's names."""
+"""LogSettings: lets clients read and change what the server logs, under Triton's names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tensorferry.server.telemetry.logs import LogLevels, LogOutput
 
 _log = logging.getLogger("tensorferry.server")
 
-# Triton's settings: the field of a value that each travels in, and how Triton's errors call its type.
-_KINDS = {
+# Triton's settings: the field of their value, and the name of its type in Triton's errors.
+_SETTING_TYPES = {
     "log_file": ("string_param", "string"),
     "log_info": ("bool_param", "boolean"),
     "log_warning": ("bool_param", "boolean"),
@@ -24,17 +24,17 @@ _KINDS = {
 }
 _DEFAULT, _ISO = "default", "ISO8601"
 
-_CLOSED = (
+_CHANGES_DISABLED = (
     "Log settings can not be changed by clients of this server. Start it with --allow-log-settings to let them, or with "
     "another --log-level or --log-format"
 )
 
 
 class LogSettingsMethods:
-    """The extension `logging` of the protocol, over what the command line set up. Thread-safe.
+    """The protocol's extension `logging`. Thread-safe.
 
-    Changes are refused unless they are `allowed`. One is checked as a whole before any of it is made, and is
-    itself a warning in the log, written before it takes effect.
+    Changes are refused unless `allowed`. A change is made whole or not at all, and is logged as a warning before it
+    takes effect.
     """
 
     names = ("logging",)
@@ -44,41 +44,41 @@ class LogSettingsMethods:
         self._allowed = allowed
 
     def methods(self) -> Mapping[str, Callable[[Any], Any]]:
-        """LogSettings."""
+        """Return the method LogSettings."""
         return {"LogSettings": self.log_settings}
 
     def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
-        """All settings, after those in the request are made. Whatever is wrong with one, none is made."""
-        shown = self._output.shown
+        """Make the changes in the request, or none if one is wrong, and return all settings."""
+        levels = self._output.shown
         if request.settings:
             if not self._allowed:
-                raise UnsupportedError(_CLOSED)
-            while (changed := self._changed(shown, request.settings)) != shown:
-                _log.warning("a client changes what is logged: %s", _difference(shown, changed))
-                if self._output.replace(shown, changed):
-                    shown = changed
+                raise UnsupportedError(_CHANGES_DISABLED)
+            while (changed := self._changed(levels, request.settings)) != levels:
+                _log.warning("a client changes what is logged: %s", _difference(levels, changed))
+                if self._output.replace(levels, changed):
+                    levels = changed
                     break
-                # Somebody else's change came between.
-                shown = self._output.shown
+                # Another change was made meanwhile, so this one is applied to its result.
+                levels = self._output.shown
         response = pb.LogSettingsResponse()
-        for name, value in _values(shown).items():
-            setattr(response.settings[name], _KINDS[name][0], value)
+        for name, value in _values(levels).items():
+            setattr(response.settings[name], _SETTING_TYPES[name][0], value)
         return response
 
-    def _changed(self, shown: LogLevels, settings: Mapping[str, Any]) -> LogLevels:
+    def _changed(self, levels: LogLevels, settings: Mapping[str, Any]) -> LogLevels:
         if "log_file" in settings:
             raise UnsupportedError(
                 "log file location can not be updated through network protocol: the server logs to stderr, "
                 "its operator says where that goes"
             )
         changes: dict[str, Any] = {}
-        # In one order, so that the same request always gets the same error.
+        # Sorted, so that the same request always gets the same error.
         for name in sorted(settings):
-            if name not in _KINDS:
+            if name not in _SETTING_TYPES:
                 raise InvalidRequestError(
-                    f"unknown log setting {truncate(name)!r}; known are {', '.join(_KINDS)}"
+                    f"unknown log setting {truncate(name)!r}; known are {', '.join(_SETTING_TYPES)}"
                 )
-            field, kind = _KINDS[name]
+            field, kind = _SETTING_TYPES[name]
             given = settings[name].WhichOneof("parameter_choice")
             if given != field:
                 raise InvalidRequestError(
@@ -89,7 +89,7 @@ class LogSettingsMethods:
                 changes["iso_times"] = self._iso_times(value)
             else:
                 changes[name.removeprefix("log_")] = value
-        return replace(shown, **changes)
+        return replace(levels, **changes)
 
     def _iso_times(self, value: str) -> bool:
         if value not in (_DEFAULT, _ISO):
@@ -104,14 +104,14 @@ class LogSettingsMethods:
         return value == _ISO
 
 
-def _values(shown: LogLevels) -> dict[str, bool | int | str]:
+def _values(levels: LogLevels) -> dict[str, bool | int | str]:
     return {
         "log_file": "",
-        "log_info": shown.info,
-        "log_warning": shown.warning,
-        "log_error": shown.error,
-        "log_verbose_level": shown.verbose_level,
-        "log_format": _ISO if shown.iso_times else _DEFAULT,
+        "log_info": levels.info,
+        "log_warning": levels.warning,
+        "log_error": levels.error,
+        "log_verbose_level": levels.verbose_level,
+        "log_format": _ISO if levels.iso_times else _DEFAULT,
     }
 
 

@@ -1,4 +1,4 @@
-"""The protocol's extension `model_configuration`: what a model is configured with, for clients to see."""
+"""ModelConfig: lets clients read a model's configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorferry.server.models.registry import ModelRegistry
 
 
 class ModelConfigMethods:
-    """ModelConfig. Implements the servicer's `Extension`; thread-safe."""
+    """The protocol's extension `model_configuration`. Thread-safe."""
 
     names: Sequence[str] = ("model_configuration",)
 
@@ -18,9 +18,9 @@ class ModelConfigMethods:
         self._registry = registry
 
     def methods(self) -> Mapping[str, Callable[[Any], Any]]:
-        """ModelConfig alone."""
+        """Return the method ModelConfig."""
         return {"ModelConfig": self.model_config}
 
     def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
-        """The completed configuration: what is really used. Of a model that is ready, as its other methods."""
+        """Return the configuration in use, with every default filled in. The model must be ready."""
         return pb.ModelConfigResponse(config=self._registry.get(request.name, request.version).config)

@@ -1,4 +1,4 @@
-"""Server reflection (grpc.reflection.v1 and v1alpha): descriptors for clients without .proto files, such as grpcurl."""
+"""Server reflection (grpc.reflection.v1 and v1alpha): descriptors for clients without .proto files, like grpcurl."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tensorferry.server.names import REFLECTION_SERVICES
 from tensorferry.server.status import status_of
 from tensorferry.server.wire.receiving import receive
 
-# Each keeps a thread of those that all methods share.
-_MOST_CALLS = 64
+# Each call keeps a thread of the pool that all methods share.
+_MAX_CALLS = 64
 
 _Request = pb.ServerReflectionRequest
 _Response = pb.ServerReflectionResponse
 
 
 class ReflectionService:
-    """Answers about the services named and everything in one descriptor pool. Thread-safe.
+    """Answers from the names of services and one descriptor pool. Thread-safe.
 
     A call keeps its thread until the client ends it.
     """
@@ -30,8 +30,8 @@ class ReflectionService:
     def __init__(self, services: Iterable[str], pool: DescriptorPool) -> None:
         self._services = sorted(services)
         self._pool = pool
-        self._room = threading.BoundedSemaphore(_MOST_CALLS)
-        self._answers: dict[str, Callable[[_Request], _Response]] = {
+        self._free_calls = threading.BoundedSemaphore(_MAX_CALLS)
+        self._handlers: dict[str, Callable[[_Request], _Response]] = {
             "file_by_filename": self._file_by_filename,
             "file_containing_symbol": self._file_containing_symbol,
             "file_containing_extension": self._file_containing_extension,
@@ -40,8 +40,8 @@ class ReflectionService:
         }
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        """The method of both versions, to be added to a grpc server."""
-        # The messages of both versions are the same on the wire.
+        """Return the handlers of both versions, for a grpc server."""
+        # Both versions have the same messages on the wire.
         method: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
             self.server_reflection_info,
             response_serializer=_Response.SerializeToString,
@@ -54,11 +54,11 @@ class ReflectionService:
     def server_reflection_info(
         self, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[_Response]:
-        """One response for each request; an unknown name is an error inside its response."""
-        if not self._room.acquire(blocking=False):
+        """Yield one response for each request. For an unknown name it contains an error."""
+        if not self._free_calls.acquire(blocking=False):
             context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{_MOST_CALLS} reflection calls are open, which is the most this server keeps; end one, or try again",
+                f"{_MAX_CALLS} reflection calls are open, which is the most this server keeps; end one, or try again",
             )
         try:
             for data in messages:
@@ -69,21 +69,21 @@ class ReflectionService:
                     context.abort(status.code, status.message)
                 yield self._answer(request)
         finally:
-            self._room.release()
+            self._free_calls.release()
 
     def _answer(self, request: _Request) -> _Response:
-        asked = request.WhichOneof("message_request")
-        if asked is None:
-            expected = ", ".join(self._answers)
+        query = request.WhichOneof("message_request")
+        if query is None:
+            expected = ", ".join(self._handlers)
             response = _error(
                 grpc.StatusCode.INVALID_ARGUMENT, f"the request is empty; set one of {expected}"
             )
         else:
             try:
-                response = self._answers[asked](request)
+                response = self._handlers[query](request)
             except KeyError:
                 response = _error(
-                    grpc.StatusCode.NOT_FOUND, f"{asked}: not found in this server's descriptors"
+                    grpc.StatusCode.NOT_FOUND, f"{query}: not found in this server's descriptors"
                 )
         response.original_request.CopyFrom(request)
         return response
@@ -95,9 +95,9 @@ class ReflectionService:
         return _files(self._pool.FindFileContainingSymbol(request.file_containing_symbol))
 
     def _file_containing_extension(self, request: _Request) -> _Response:
-        asked = request.file_containing_extension
-        extended = self._pool.FindMessageTypeByName(asked.containing_type)
-        extension = self._pool.FindExtensionByNumber(extended, asked.extension_number)
+        query = request.file_containing_extension
+        extended = self._pool.FindMessageTypeByName(query.containing_type)
+        extension = self._pool.FindExtensionByNumber(extended, query.extension_number)
         return _files(self._pool.FindFileContainingSymbol(extension.full_name))
 
     def _all_extension_numbers_of_type(self, request: _Request) -> _Response:
@@ -114,16 +114,16 @@ class ReflectionService:
         return _Response(list_services_response=pb.ListServiceResponse(service=named))
 
 
-def _files(asked: Any) -> _Response:
-    """The file and everything that it imports."""
-    found = {asked.name: asked.serialized_pb}
-    unseen = [asked]
-    while unseen:
-        for imported in unseen.pop().dependencies:
-            if imported.name not in found:
-                found[imported.name] = imported.serialized_pb
-                unseen.append(imported)
-    return _Response(file_descriptor_response=pb.FileDescriptorResponse(file_descriptor_proto=found.values()))
+def _files(file: Any) -> _Response:
+    """Return the file and everything that it imports."""
+    files = {file.name: file.serialized_pb}
+    pending = [file]
+    while pending:
+        for imported in pending.pop().dependencies:
+            if imported.name not in files:
+                files[imported.name] = imported.serialized_pb
+                pending.append(imported)
+    return _Response(file_descriptor_response=pb.FileDescriptorResponse(file_descriptor_proto=files.values()))
 
 
 def _error(code: grpc.StatusCode, message: str) -> _Response:

@@ -1,4 +1,4 @@
-"""The protocol's methods that list, load and unload models."""
+"""RepositoryIndex, RepositoryModelLoad and RepositoryModelUnload: list, load and unload models."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from tensorferry.server.wire import bounds
 CONFIG, FILE = "config", "file:"
 _UNLOAD_DEPENDENTS = "unload_dependents"
 
-_MOST_PARTS = 16
-# What file systems have for the name of a file.
-_LONGEST_PART = 255
-# It names the field first, and then what is there.
-_MOST_OF_JSON_ERROR = 512
+_MAX_PARTS = 16
+# The longest file name of common file systems.
+_MAX_PART_LENGTH = 255
+# The error names the field first, then quotes the text.
+_MAX_JSON_ERROR_LENGTH = 512
 
-# VERSION/FILE, or deeper, and nothing that leads out of the model's directory.
+# VERSION/FILE, or deeper, always inside the model's directory.
 _FILE_PATH = re.compile(r"[1-9][0-9]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
 
 
 class RepositoryMethods:
-    """RepositoryIndex, RepositoryModelLoad and RepositoryModelUnload. Thread-safe.
+    """The protocol's extension `model_repository`. Thread-safe.
 
-    There is one repository to clients: `repository_name` must be empty, as Triton has it too.
+    Clients see one repository: `repository_name` must be empty, as in Triton.
     """
 
     names: Sequence[str] = ("model_repository", "model_repository(unload_dependents)")
@@ -44,7 +44,7 @@ class RepositoryMethods:
         self._control = control
 
     def methods(self) -> Mapping[str, Callable[[Any], Any]]:
-        """By the protocol's names."""
+        """Return the three methods."""
         return {
             "RepositoryIndex": self.index,
             "RepositoryModelLoad": self.load,
@@ -52,20 +52,20 @@ class RepositoryMethods:
         }
 
     def index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        """Every model version and its state; with `ready`, only those that take requests.
+        """Return every model version and its state; with `ready`, only those that accept requests.
 
-        Models that were never loaded have a name only; one of which it cannot even be read which versions
-        serve, no version, but a reason. Callers without the role `control` get reasons without paths.
+        A model that was never loaded has no version. It has a reason if its versions cannot be determined. Callers
+        without the role `control` get reasons without paths.
         """
         _check_repository(request.repository_name)
-        in_full = CONTROL in CURRENT_CLIENT.get().roles
+        show_paths = CONTROL in CURRENT_CLIENT.get().roles
         index = pb.RepositoryIndexResponse.ModelIndex
         models: list[pb.RepositoryIndexResponse.ModelIndex] = [
             index(
                 name=entry.name,
                 version=entry.version,
                 state=entry.state.value,
-                reason=entry.reason if in_full else entry.public_reason,
+                reason=entry.reason if show_paths else entry.public_reason,
             )
             for entry in self._registry.entries()
             if entry.state is ModelState.READY or not request.ready
@@ -75,14 +75,14 @@ class RepositoryMethods:
                 index(
                     name=name,
                     state=ModelState.UNAVAILABLE.value if reason else "",
-                    reason=reason if in_full else self._control.public(reason),
+                    reason=reason if show_paths else self._control.public(reason),
                 )
                 for name, reason in self._control.models_without_versions().items()
             ]
         return pb.RepositoryIndexResponse(models=sorted(models, key=operator.attrgetter("name")))
 
     def load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
-        """Loads a model, or what has changed of it, and returns when it is ready."""
+        """Load a model, or the versions of it that have changed. Return when it is ready."""
         _check_repository(request.repository_name)
         _check_name(request.model_name)
         config: ModelConfig | None = None
@@ -116,11 +116,11 @@ class RepositoryMethods:
         return pb.RepositoryModelLoadResponse()
 
     def unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
-        """Takes no more requests for a model; what it has accepted is answered after this has returned."""
+        """Stop accepting requests for a model. Accepted requests are still answered after the return."""
         _check_repository(request.repository_name)
         _check_name(request.model_name)
         for name, parameter in request.parameters.items():
-            # No model here depends on another, so it makes no difference.
+            # `unload_dependents` has no effect, because no model depends on another.
             if name != _UNLOAD_DEPENDENTS or parameter.WhichOneof("parameter_choice") != "bool_param":
                 raise InvalidRequestError(
                     f"unrecognized unload parameter {truncate(name)!r}, or not of its type; there is {_UNLOAD_DEPENDENTS!r}, a "
@@ -137,10 +137,10 @@ def _check_repository(name: str) -> None:
 
 def _check_path(path: str) -> None:
     parts = path.split("/")
-    if len(parts) > _MOST_PARTS or max(map(len, parts)) > _LONGEST_PART:
+    if len(parts) > _MAX_PARTS or max(map(len, parts)) > _MAX_PART_LENGTH:
         raise InvalidRequestError(
             f"the path {truncate(path)!r} has {len(parts)} parts, the longest of {max(map(len, parts))} characters; this server "
-            f"takes at most {_MOST_PARTS} parts of {_LONGEST_PART} characters: send the file with a shorter path"
+            f"takes at most {_MAX_PARTS} parts of {_MAX_PART_LENGTH} characters: send the file with a shorter path"
         )
 
 
@@ -153,7 +153,7 @@ def _check_name(name: str) -> None:
 
 
 def _config(text: str, name: str) -> ModelConfig:
-    # Each entry of an object or a list begins with one of these; to make messages of them takes 5 us each.
+    # Counts what can begin an entry of an object or list, because parsing each takes 5 us.
     entries = sum(map(text.count, ",{["))
     if entries > bounds.MAX_FIELDS:
         raise InvalidRequestError(
@@ -163,7 +163,7 @@ def _config(text: str, name: str) -> ModelConfig:
         config = json_format.Parse(text, ModelConfig())
     except json_format.ParseError as error:
         raise InvalidRequestError(
-            f"parameter 'config' is not a ModelConfig in JSON: {truncate(str(error), _MOST_OF_JSON_ERROR)}"
+            f"parameter 'config' is not a ModelConfig in JSON: {truncate(str(error), _MAX_JSON_ERROR_LENGTH)}"
         ) from None
     if config.name not in ("", name):
         raise InvalidRequestError(

@@ -1,4 +1,4 @@
-"""The methods of both shared memory extensions."""
+"""The methods of the extensions `system_shared_memory` and `cuda_shared_memory`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tensorferry.server.shared_memory.system import SystemSharedMemory
 
 _Kind = TypeVar("_Kind", SystemSharedMemory, CudaSharedMemory)
 
-# As Triton's messages call each kind, where it is the one that is meant.
-_CALLED = {SystemSharedMemory: "system shared memory", CudaSharedMemory: "CUDA shared memory"}
+# The names in Triton's error messages.
+_TYPE_NAMES = {SystemSharedMemory: "system shared memory", CudaSharedMemory: "CUDA shared memory"}
 
 
 class SharedMemoryMethods:
-    """Registers regions of both kinds, tells of them and unregisters them. Thread-safe."""
+    """Registers, lists and unregisters regions of both types. Thread-safe."""
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
 
     @property
     def names(self) -> Sequence[str]:
-        """Listed only where there can be such regions."""
+        """The extensions of which regions can be registered."""
         system = ("system_shared_memory",) if self._regions.allowed else ()
         return (*system, "cuda_shared_memory") if self._regions.has_cuda else system
 
     def methods(self) -> Mapping[str, Callable[[Any], Any]]:
-        """All six, that the answer is a reason where there can be none."""
+        """Return all six methods. A type that is not available is explained in their errors."""
         return {
             "SystemSharedMemoryRegister": self._register,
             "SystemSharedMemoryStatus": self._status,
@@ -48,10 +48,10 @@ class SharedMemoryMethods:
 
     def _status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
         response = pb.SystemSharedMemoryStatusResponse()
-        for memory in self._found(request.name, SystemSharedMemory):
-            told = response.regions[memory.name]
-            told.name, told.key = memory.name, memory.key
-            told.offset, told.byte_size = memory.offset, memory.nbytes
+        for memory in self._registered(request.name, SystemSharedMemory):
+            status = response.regions[memory.name]
+            status.name, status.key = memory.name, memory.key
+            status.offset, status.byte_size = memory.offset, memory.nbytes
         return response
 
     def _unregister(
@@ -68,9 +68,9 @@ class SharedMemoryMethods:
 
     def _cuda_status(self, request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
         response = pb.CudaSharedMemoryStatusResponse()
-        for memory in self._found(request.name, CudaSharedMemory):
-            told = response.regions[memory.name]
-            told.name, told.device_id, told.byte_size = memory.name, memory.device, memory.nbytes
+        for memory in self._registered(request.name, CudaSharedMemory):
+            status = response.regions[memory.name]
+            status.name, status.device_id, status.byte_size = memory.name, memory.device, memory.nbytes
         return response
 
     def _unregister_cuda(
@@ -79,8 +79,8 @@ class SharedMemoryMethods:
         self._regions.unregister(request.name, CudaSharedMemory)
         return pb.CudaSharedMemoryUnregisterResponse()
 
-    def _found(self, name: str, kind: type[_Kind]) -> Sequence[_Kind]:
-        """All of the kind, or the one of this name, which must be there."""
+    def _registered(self, name: str, kind: type[_Kind]) -> Sequence[_Kind]:
+        """Return the region of this name; for "" all of the type. NotFoundError for an unknown name."""
         memories: Sequence[RegionMemory] = [region.memory for region in self._regions.regions()]
         found = [memory for memory in memories if isinstance(memory, kind) and name in ("", memory.name)]
         if found or not name:
@@ -88,9 +88,9 @@ class SharedMemoryMethods:
         for memory in memories:
             if memory.name == name:
                 raise NotFoundError(
-                    f"The region named {truncate(name)!r} is registered as {_CALLED[type(memory)]}, not {_CALLED[kind]}"
+                    f"The region named {truncate(name)!r} is registered as {_TYPE_NAMES[type(memory)]}, not {_TYPE_NAMES[kind]}"
                 )
-        # With a small letter here, as there.
+        # Triton writes "cuda" here.
         raise NotFoundError(
-            f"Unable to find {_CALLED[kind].replace('CUDA', 'cuda')} region: {truncate(name)!r}"
+            f"Unable to find {_TYPE_NAMES[kind].replace('CUDA', 'cuda')} region: {truncate(name)!r}"
         )

@@ -1,4 +1,4 @@
-"""ModelStatistics: what a model's batcher has counted, in Triton's words. docs/reference/metrics.md says what each means."""
+"""ModelStatistics: the counts of a model's batcher, under Triton's names. docs/reference/metrics.md explains them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensorferry.server.models.registry import Model, ModelRegistry, ModelState
 
 
 class StatisticsMethods:
-    """The method ModelStatistics over a registry. Thread-safe."""
+    """The protocol's extension `statistics`. Thread-safe."""
 
     names: Sequence[str] = ("statistics",)
 
@@ -24,16 +24,16 @@ class StatisticsMethods:
         self._wall_times = _WallTimes()
 
     def methods(self) -> Mapping[str, Callable[[Any], Any]]:
-        """ModelStatistics."""
+        """Return the method ModelStatistics."""
         return {"ModelStatistics": self.model_statistics}
 
     def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        """Of a version, of all versions of a model that are ready, or, without a name, of all models."""
+        """Return the statistics of a version, of a model's ready versions, or, without a name, of all models."""
         if request.name and request.version:
             models = [self._registry.get(request.name, request.version)]
         else:
             if request.name:
-                # Raises where there is none.
+                # Raises for an unknown model.
                 self._registry.get(request.name)
             models = [
                 entry.model
@@ -42,9 +42,9 @@ class StatisticsMethods:
                 and entry.state is ModelState.READY
                 and request.name in ("", entry.name)
             ]
-        return pb.ModelStatisticsResponse(model_stats=[self._of(model) for model in models])
+        return pb.ModelStatisticsResponse(model_stats=[self._statistics_of(model) for model in models])
 
-    def _of(self, model: Model) -> pb.ModelStatistics:
+    def _statistics_of(self, model: Model) -> pb.ModelStatistics:
         counts = model.batcher.statistics()
         return pb.ModelStatistics(
             name=model.name,
@@ -52,7 +52,7 @@ class StatisticsMethods:
             last_inference=self._wall_times.milliseconds(model.batcher, counts.last_run),
             inference_count=counts.rows,
             execution_count=counts.batches,
-            inference_stats=_of_requests(counts),
+            inference_stats=_request_statistics(counts),
             batch_stats=[
                 pb.InferBatchStatistics(
                     batch_size=rows,
@@ -65,7 +65,7 @@ class StatisticsMethods:
         )
 
 
-def _of_requests(counts: BatcherStatistics) -> pb.InferStatistics:
+def _request_statistics(counts: BatcherStatistics) -> pb.InferStatistics:
     times, answered = counts.answer_times, counts.answered
     stages = {
         "queue": _duration(answered, times.queue_delay_sum),
@@ -74,7 +74,7 @@ def _of_requests(counts: BatcherStatistics) -> pb.InferStatistics:
         "compute_output": _duration(answered, times.output_time_sum),
     }
     return pb.InferStatistics(
-        # So that the stages add up to it, to the nanosecond.
+        # The sum of the stages, so that they add up to the nanosecond.
         success=pb.StatisticDuration(count=answered, ns=sum(stage.ns for stage in stages.values())),
         fail=_duration(sum(failures_by_reason(counts).values()), counts.unanswered_time_sum),
         **stages,
@@ -86,24 +86,24 @@ def _duration(count: int, seconds: float) -> pb.StatisticDuration:
 
 
 class _WallTimes:
-    """What o'clock it was when a batcher last ran a batch. Thread-safe.
+    """The wall-clock times of batchers' last batches. Thread-safe.
 
-    Batchers live by monotonic time. An answer is remembered, so that it stays the same until the next
-    batch, however the system's clock is corrected meanwhile.
+    Batchers use monotonic time. A converted time is kept until the next batch, so that it stays the same when the
+    system's clock is corrected.
     """
 
     def __init__(self) -> None:
-        # Guards _known; the clocks are read while it is held, nothing else is called.
+        # Guards _converted. Only the clocks are called while it is held.
         self._lock = threading.Lock()
-        self._known: WeakKeyDictionary[Batcher, tuple[float, int]] = WeakKeyDictionary()
+        self._converted: WeakKeyDictionary[Batcher, tuple[float, int]] = WeakKeyDictionary()
 
     def milliseconds(self, batcher: Batcher, last_run: float | None) -> int:
-        """Since 1970; 0 when it never ran one. `last_run` is on the clock of `time.monotonic`."""
+        """Return `last_run`, on the clock of `time.monotonic`, as milliseconds since 1970; 0 for None."""
         if last_run is None:
             return 0
         with self._lock:
-            known = self._known.get(batcher)
-            if known is None or known[0] < last_run:
+            converted = self._converted.get(batcher)
+            if converted is None or converted[0] < last_run:
                 since = time.monotonic() - last_run
-                known = self._known[batcher] = last_run, int((time.time() - since) * 1e3)
-            return known[1]
+                converted = self._converted[batcher] = last_run, int((time.time() - since) * 1e3)
+            return converted[1]

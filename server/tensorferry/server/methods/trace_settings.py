@@ -1,4 +1,4 @@
-"""TraceSetting: what is traced, read and changed by clients, with Triton's names."""
+"""TraceSetting: lets clients read and change what is traced, under Triton's names."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tensorferry.server.errors import InvalidRequestError, ServerError, Unsuppor
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.tracing.triton import TritonTracing
 
-# The options by Triton's names of them, and the values that the whole numbers may have.
+# Triton's names. For whole numbers: the field of the options, and the smallest and largest value.
 _LEVEL = "trace_level"
 _NUMBERS = {
     "trace_rate": ("rate", 0, (1 << 32) - 1),
     "trace_count": ("count", -1, (1 << 31) - 1),
     "log_frequency": ("log_frequency", 0, (1 << 32) - 1),
 }
-_KNOWN = ("trace_file", _LEVEL, *_NUMBERS, "trace_mode")
+_SETTINGS = ("trace_file", _LEVEL, *_NUMBERS, "trace_mode")
 _MODE = "triton"
 
 
 class TraceSettingsMethods:
-    """The extension `trace` of the protocol. Thread-safe."""
+    """The protocol's extension `trace`. Thread-safe."""
 
     names = ("trace",)
 
@@ -31,11 +31,11 @@ class TraceSettingsMethods:
         self._tracing = tracing
 
     def methods(self) -> Mapping[str, Callable[[Any], Any]]:
-        """TraceSetting."""
+        """Return the method TraceSetting."""
         return {"TraceSetting": self.trace_setting}
 
     def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
-        """All settings, after those in the request are made. Whatever is wrong with one, none is made."""
+        """Make the changes in the request, or none if one is wrong, and return all settings."""
         model = request.model_name
         if model:
             try:
@@ -63,12 +63,12 @@ def _changes(settings: Mapping[str, Any]) -> dict[str, bool | int | None]:
             "by --trace-file"
         )
     changes: dict[str, bool | int | None] = {}
-    # In one order, so that the same request always gets the same error.
+    # Sorted, so that the same request always gets the same error.
     for name in sorted(settings):
         values: Sequence[str] = settings[name].value
-        if name not in _KNOWN:
+        if name not in _SETTINGS:
             raise InvalidRequestError(
-                f"unknown trace setting {truncate(name)!r}; known are {', '.join(_KNOWN)}"
+                f"unknown trace setting {truncate(name)!r}; known are {', '.join(_SETTINGS)}"
             )
         if name == "trace_mode":
             if list(values) not in ([], [_MODE]):
@@ -101,25 +101,25 @@ def _timestamps(levels: Sequence[str]) -> bool | None:
 
 
 def _number(name: str, values: Sequence[str]) -> int | None:
-    _, least, most = _NUMBERS[name]
+    _, low, high = _NUMBERS[name]
     if not values:
         return None
     if len(values) > 1:
         raise InvalidRequestError(f"expect only 1 value for {name!r}, got {len(values)}")
-    # Python's own reading of numbers takes more than anybody means: underscores, other scripts' digits.
+    # int() accepts too much: underscores, and the digits of other scripts.
     sign, digits = ("-", values[0][1:]) if values[0].startswith("-") else ("", values[0])
     if not (digits.isascii() and digits.isdecimal()):
         raise InvalidRequestError(
             f"Unable to parse {name!r}, got: {truncate(values[0])}; it must be a whole number"
         )
-    # No number of so many digits is in any range; to read it would take long.
-    number = int(sign + digits) if len(digits) < 20 else most + 1
-    if name == "trace_count" and number < least:
+    # Not converted with 20 digits or more: that is out of every range, and long text takes long to convert.
+    number = int(sign + digits) if len(digits) < 20 else high + 1
+    if name == "trace_count" and number < low:
         raise InvalidRequestError(
-            f"Unable to parse {name!r}. Expecting value >= {least}, got: {truncate(values[0])}"
+            f"Unable to parse {name!r}. Expecting value >= {low}, got: {truncate(values[0])}"
         )
-    if not least <= number <= most:
+    if not low <= number <= high:
         raise InvalidRequestError(
-            f"Unable to parse {name!r}, value is out of range [ {least}, {most} ], got: {truncate(values[0])}"
+            f"Unable to parse {name!r}, value is out of range [ {low}, {high} ], got: {truncate(values[0])}"
         )
     return number
