@@ -81,7 +81,7 @@ def test_the_bundled_clients(secured: Secured) -> None:
     for wrong in (None, "wrong"):
         with secured.client(wrong) as client:
             assert client.is_ready()
-            with pytest.raises(Unauthenticated, match="needs a token that this server knows"):
+            with pytest.raises(Unauthenticated, match="needs a token that this server accepts"):
                 client.metadata("digits")
 
 
@@ -107,7 +107,7 @@ def test_who_must_not_change_anything_does_not(secured: Secured) -> None:
     request.settings["trace_level"].value.append("TIMESTAMPS")
     with grpc.secure_channel(secured.server.address, secured.tls.credentials()) as channel:
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        with pytest.raises(grpc.RpcError, match="this method wants the role 'control', which user"):
+        with pytest.raises(grpc.RpcError, match="this method requires the role 'control', which user"):
             stub.TraceSetting(request, metadata=[("authorization", f"Bearer {secured.user}")])
         assert stub.TraceSetting(request, metadata=[("authorization", f"Bearer {secured.operator}")])
 
@@ -140,7 +140,7 @@ def _use_up(secured: Secured, tmp_path: Path) -> None:
         until(
             lambda: (
                 client.server_metadata()
-                and any("who may call is not changed" in line for line in secured.server.log)
+                and any("the previous credentials stay in force" in line for line in secured.server.log)
             )
         )
     with urllib.request.urlopen(secured.server.ready["metrics"], timeout=WAIT_SECONDS) as response:
@@ -164,7 +164,7 @@ def _use_up(secured: Secured, tmp_path: Path) -> None:
     key = (tmp_path / "server.key").read_text().splitlines()[1]
     for secret in (secured.user, secured.operator, "guess-of-a-secret", key):
         assert not any(secret in text for text in shown)
-    assert any("calls refused for want of" in line for line in secured.server.log)
+    assert any("calls refused without a valid token or certificate" in line for line in secured.server.log)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def _use_up(secured: Secured, tmp_path: Path) -> None:
         ),
         (("--tls-certificate", "none.crt"), 2, "there is no tls-key: give both or neither"),
         (("--auth-tokens", "none"), 1, "none cannot be read: No such file"),
-        (("--auth-tokens", "none", "--host", "0.0.0.0"), 2, "would read the tokens"),
+        (("--auth-tokens", "none", "--host", "0.0.0.0"), 2, "can read the tokens"),
     ],
 )
 def test_one_that_cannot_be_secured_does_not_start(

@@ -68,7 +68,7 @@ def test_tritonclient(secured: Secured) -> None:
             with pytest.raises(InferenceServerException, match="needs a token") as caught:
                 client.infer("digits", [image()], headers=headers)
             assert caught.value.status() == "StatusCode.UNAUTHENTICATED"
-        with pytest.raises(InferenceServerException, match="wants the role 'control'"):
+        with pytest.raises(InferenceServerException, match="requires the role 'control'"):
             client.unload_model("digits", headers=HEADER)
 
 

@@ -1,4 +1,4 @@
-"""Who may call what, over both transports: tokens, their roles, and both changing meanwhile."""
+"""Tokens and roles over both transports, and changes of the file."""
 
 from __future__ import annotations
 
@@ -53,27 +53,27 @@ def channel(app: App) -> Iterator[grpc.Channel]:
 
 
 class TestEveryMethod:
-    def test_each_has_a_role(self) -> None:
-        """A method that is added to the protocol must be given one."""
+    def test_every_method_has_a_role(self) -> None:
+        """A new method of the protocol must be given a role."""
         assert set(REQUIRED_ROLES) == set(METHODS)
 
-    def test_one_that_nobody_knows_of_is_for_those_who_may_do_everything(self) -> None:
+    def test_an_unknown_method_requires_the_control_role(self) -> None:
         assert required_role("/another.Service/Method") == "control"
 
     @pytest.mark.parametrize("name", EVERY)
-    def test_without_a_token(self, channel: grpc.Channel, name: str) -> None:
+    def test_calls_without_a_token_are_refused(self, channel: grpc.Channel, name: str) -> None:
         code, _ = outcome(channel, EVERY[name])
         assert (code is UNAUTHENTICATED) == (name not in EXEMPT), code
 
     @pytest.mark.parametrize("name", EVERY)
-    def test_with_a_wrong_one(self, channel: grpc.Channel, name: str) -> None:
+    def test_calls_with_a_wrong_token_are_refused(self, channel: grpc.Channel, name: str) -> None:
         code, message = outcome(channel, EVERY[name], bearer("wrong-secret"))
         assert (code is UNAUTHENTICATED) == (name not in EXEMPT), code
         assert "wrong-secret" not in message
 
     @pytest.mark.parametrize("name", EVERY)
     @pytest.mark.parametrize("roles", TOKENS)
-    def test_with_each_role(self, channel: grpc.Channel, name: str, roles: str) -> None:
+    def test_a_method_requires_its_role(self, channel: grpc.Channel, name: str, roles: str) -> None:
         wanted = REQUIRED_ROLES.get(name, "infer")
         code, message = outcome(channel, EVERY[name], bearer(TOKENS[roles]))
         if wanted in roles.split(",") or name in EXEMPT:
@@ -82,15 +82,15 @@ class TestEveryMethod:
             assert code is DENIED
             assert repr(wanted) in message
 
-    def test_health_is_asked_for_with_a_token_where_it_is_not_exempt(self, start: Make, tokens: Path) -> None:
+    def test_health_checks_need_a_token_unless_exempt(self, start: Make, tokens: Path) -> None:
         app = start(auth_tokens=tokens, auth_exempt_health=False)
         with grpc.insecure_channel(app.address) as channel:
             for name in sorted(EXEMPT):
                 assert outcome(channel, EVERY[name])[0] is UNAUTHENTICATED
                 assert outcome(channel, EVERY[name], bearer(TOKENS["infer"]))[0] is OK
 
-    def test_health_is_watched_as_ever(self, start: Make, tokens: Path) -> None:
-        """Without a thread of its own for each, behind the interceptor too."""
+    def test_health_watches_work_behind_the_interceptor(self, start: Make, tokens: Path) -> None:
+        """Watches need no thread each, also behind the interceptor."""
         app = start(auth_tokens=tokens, auth_exempt_health=False)
         with grpc.insecure_channel(app.address) as channel:
             method: Any = channel.unary_stream(
@@ -102,13 +102,13 @@ class TestEveryMethod:
             assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
             watch.cancel()
 
-    def test_without_reflection_there_is_none(self, start: Make) -> None:
+    def test_reflection_can_be_switched_off(self, start: Make) -> None:
         app = start(reflection=False)
         with grpc.insecure_channel(app.address) as channel:
             (method,) = REFLECTION.values()
             assert outcome(channel, method)[0] is grpc.StatusCode.UNIMPLEMENTED
 
-    def test_who_changes_something_is_in_the_log(
+    def test_calls_that_change_state_are_logged_with_the_client(
         self, channel: grpc.Channel, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO)
@@ -123,7 +123,7 @@ class TestTokens:
         return outcome(channel, METHODS["ModelInfer"], metadata, data)[0]
 
     @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-    def test_the_scheme_is_written_in_any_case(self, channel: grpc.Channel, scheme: str) -> None:
+    def test_the_scheme_is_case_insensitive(self, channel: grpc.Channel, scheme: str) -> None:
         for _ in range(2):
             assert self.infer(channel, f"{scheme} {TOKENS['infer']}") is OK
 
@@ -141,22 +141,22 @@ class TestTokens:
             f"Bearer sha256:{hashlib.sha256(TOKENS['infer'].encode()).hexdigest()}",
         ],
     )
-    def test_anything_else_is_refused(self, channel: grpc.Channel, header: str) -> None:
+    def test_other_headers_are_refused(self, channel: grpc.Channel, header: str) -> None:
         assert self.infer(channel, header) is UNAUTHENTICATED
-        # The first counts.
+        # Only the first header is used.
         assert self.infer(channel, header, f"Bearer {TOKENS['infer']}") is UNAUTHENTICATED
 
-    def test_the_refusal_says_what_to_send(self, channel: grpc.Channel) -> None:
+    def test_the_refusal_names_the_required_header(self, channel: grpc.Channel) -> None:
         assert outcome(channel, METHODS["ModelInfer"]) == (
             UNAUTHENTICATED,
-            "this call needs a token that this server knows, as the metadata 'authorization: Bearer TOKEN'",
+            "this call needs a token that this server accepts, as the metadata 'authorization: Bearer TOKEN'",
         )
 
-    def test_a_message_of_one_who_is_refused_is_not_even_parsed(self, channel: grpc.Channel) -> None:
+    def test_the_message_of_a_refused_call_is_not_parsed(self, channel: grpc.Channel) -> None:
         assert outcome(channel, METHODS["ModelInfer"], data=b"\xff")[0] is UNAUTHENTICATED
         assert outcome(channel, METHODS["ModelMetadata"], data=b"\xff")[0] is UNAUTHENTICATED
 
-    def test_one_that_is_taken_away_is_refused_though_it_was_just_used(
+    def test_a_removed_token_is_refused_even_if_it_was_just_used(
         self, channel: grpc.Channel, tokens: Path
     ) -> None:
         header = f"Bearer {TOKENS['infer']}"
@@ -165,14 +165,14 @@ class TestTokens:
         assert self.infer(channel, header) is UNAUTHENTICATED
         assert self.infer(channel, "Bearer other-secret") is OK
 
-    def test_it_is_changed_for_another_without_a_gap(self, channel: grpc.Channel, tokens: Path) -> None:
+    def test_a_token_can_be_replaced_without_interruption(self, channel: grpc.Channel, tokens: Path) -> None:
         old, new = TOKENS["infer"], "new-secret"
         tokens.write_text(line("a", "infer", old) + line("a", "infer", new))
         assert [self.infer(channel, f"Bearer {token}") for token in (old, new)] == [OK, OK]
         tokens.write_text(line("a", "infer", new))
         assert [self.infer(channel, f"Bearer {token}") for token in (old, new)] == [UNAUTHENTICATED, OK]
 
-    def test_roles_change_too(self, channel: grpc.Channel, tokens: Path) -> None:
+    def test_roles_can_be_changed(self, channel: grpc.Channel, tokens: Path) -> None:
         header = f"Bearer {TOKENS['infer']}"
         assert self.infer(channel, header) is OK
         tokens.write_text(line("a", "control", TOKENS["infer"]))
@@ -194,16 +194,16 @@ class TestTokens:
             tokens.write_bytes(content if isinstance(content, bytes) else content.encode())
         assert self.infer(channel, header) is OK
         assert str(tokens) in caplog.text
-        assert "what was read before goes on" in caplog.text
+        assert "the previous credentials stay in force" in caplog.text
 
-    def test_a_file_that_is_only_out_of_reach_is_read_later(
+    def test_a_file_that_is_temporarily_unreadable_is_read_later(
         self,
         channel: grpc.Channel,
         tokens: Path,
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """As when the process has no file descriptor left for a moment."""
+        """For example, the process may have had no free file descriptor."""
 
         def fail(*arguments: Any, **options: Any) -> Any:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -216,13 +216,15 @@ class TestTokens:
         assert caplog.text.count("cannot be read: Too many open files") == 1
         assert self.infer(channel, "Bearer other-secret") is OK
 
-    def test_an_empty_file_refuses_everybody(
+    def test_an_empty_file_refuses_every_call(
         self, channel: grpc.Channel, tokens: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         tokens.write_text("# nobody\n")
         assert self.infer(channel, f"Bearer {TOKENS['infer']}") is UNAUTHENTICATED
 
-    def test_in_use_by_many_while_it_is_changed_none_fails(self, channel: grpc.Channel, tokens: Path) -> None:
+    def test_no_call_fails_while_the_file_changes_under_load(
+        self, channel: grpc.Channel, tokens: Path
+    ) -> None:
         over = threading.Event()
         codes: list[grpc.StatusCode] = []
 
@@ -239,11 +241,11 @@ class TestTokens:
         bound = time.monotonic() + PATIENCE
         try:
             for number in range(50):
-                # At once, as an editor or a volume does it.
+                # Atomically, as an editor or a Kubernetes volume does.
                 new = tokens.with_name("new")
                 new.write_text(kept + line(f"n{number}", "infer", f"{number}-secret"))
                 new.replace(tokens)
-                # Who comes while another reads it goes by what was read before.
+                # A call that comes during a reload uses the previous credentials.
                 while self.infer(channel, f"Bearer {number}-secret") is not OK:
                     assert time.monotonic() < bound
         finally:
@@ -252,7 +254,7 @@ class TestTokens:
                 thread.join(PATIENCE)
         assert set(codes) == {OK}
 
-    def test_the_log_tells_of_refusals_seldom_and_never_of_tokens(
+    def test_refusals_are_logged_at_intervals_and_without_tokens(
         self, channel: grpc.Channel, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.DEBUG)
@@ -260,12 +262,14 @@ class TestTokens:
             self.infer(channel, "Bearer wrong-secret")
             self.infer(channel, f"Bearer {TOKENS['infer']}")
         told = [message for message in caplog.messages if "refused" in message]
-        assert told == ["calls refused for want of a known token or certificate: 1, the last from 127.0.0.1"]
+        assert told == [
+            "access control: calls refused without a valid token or certificate: 1, the last from 127.0.0.1"
+        ]
         assert "secret" not in caplog.text
 
 
-def test_who_is_refused_leaves_nothing_behind(serve: Callable[..., ServedTransport], tokens: Path) -> None:
-    """However much is sent: it is not read, and the served proves that no call is left."""
+def test_a_refused_call_leaves_nothing_behind(serve: Callable[..., ServedTransport], tokens: Path) -> None:
+    """The message is not read. The fixture checks that no call is left."""
     access = AccessControl(tokens=tokens)
     access.open()
     served = serve(access=access, options=[("grpc.max_receive_message_length", -1)])
@@ -289,14 +293,14 @@ class TestStreams:
     def open(self, channel: grpc.Channel, token: str | None) -> OpenStream:
         return OpenStream(channel, metadata=bearer(token) if token is not None else ())
 
-    def test_one_without_a_token_ends_at_once(self, channel: grpc.Channel) -> None:
+    def test_a_stream_without_a_token_is_refused(self, channel: grpc.Channel) -> None:
         for token in (None, "wrong-secret"):
             error: Any = self.open(channel, token).end()
             assert error.code() is UNAUTHENTICATED
         error = self.open(channel, TOKENS["control"]).end()
         assert error.code() is DENIED
 
-    def test_it_outlives_its_token_by_what_it_has_sent(
+    def test_requests_sent_before_the_token_is_removed_are_answered(
         self, serve: Callable[..., ServedTransport], tokens: Path
     ) -> None:
         access = AccessControl(tokens=tokens)
@@ -313,7 +317,7 @@ class TestStreams:
         assert error.code() is UNAUTHENTICATED
         assert served.service.received == ["1", "2"]
 
-    def test_one_that_has_nothing_in_flight_ends_with_its_next_request(
+    def test_an_idle_stream_ends_at_the_next_request_after_the_token_is_removed(
         self, serve: Callable[..., ServedTransport], tokens: Path
     ) -> None:
         access = AccessControl(tokens=tokens)
@@ -331,7 +335,7 @@ class TestStreams:
         assert error.code() is DENIED
         assert served.service.received == ["1"]
 
-    def test_it_goes_on_with_what_the_file_says_now(
+    def test_a_stream_continues_with_the_changed_identity(
         self, serve: Callable[..., ServedTransport], tokens: Path
     ) -> None:
         access = AccessControl(tokens=tokens)
@@ -365,9 +369,7 @@ class TestTheFile:
             ),
         ],
     )
-    def test_what_is_wrong_is_told_with_its_line_and_nothing_secret(
-        self, tmp_path: Path, text: str, wrong: str
-    ) -> None:
+    def test_errors_name_the_line_and_no_secret(self, tmp_path: Path, text: str, wrong: str) -> None:
         path = tmp_path / "tokens"
         path.write_text(text)
         with pytest.raises(StartError, match=wrong) as caught:
@@ -376,17 +378,17 @@ class TestTheFile:
         for secret in ("secret-of-alice", "0" * 64, "g" * 64):
             assert secret not in str(caught.value)
 
-    def test_one_that_is_missing(self, tmp_path: Path) -> None:
+    def test_a_missing_file_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(StartError, match="cannot be read: No such file or directory"):
             AccessControl(tokens=tmp_path / "tokens").open()
 
-    def test_one_that_names_nobody_is_told_of(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_file_without_entries_is_logged(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         path = tmp_path / "tokens"
         path.write_text("\n# NAME ROLES TOKEN\n\n")
         AccessControl(tokens=path).open()
-        assert f"{path} names nobody" in caplog.text
+        assert f"{path} has no entries" in caplog.text
 
-    def test_blanks_around_a_token_take_no_memory(self, tmp_path: Path) -> None:
+    def test_headers_with_many_blanks_are_not_cached(self, tmp_path: Path) -> None:
         path = tmp_path / "tokens"
         path.write_text(line("alice", "infer", "a"))
         access = AccessControl(tokens=path)
@@ -396,4 +398,4 @@ class TestTheFile:
                 "infer", (("authorization", header),), str, lambda: ClientCertificate(None, ())
             )
             assert caller.name == "alice"
-        assert list(access._known.headers) == ["Bearer a"]
+        assert list(access._credentials.headers) == ["Bearer a"]

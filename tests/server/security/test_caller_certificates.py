@@ -1,4 +1,4 @@
-"""Callers that are known by the names in their certificates, over both transports."""
+"""Identification of clients by certificate, over both transports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("reload_on_every_call")
 
 @dataclass
 class Secured:
-    """A server that asks for certificates, and who signs them."""
+    """Server that requires client certificates, and its authorities."""
 
     app: App
     servers: KeyPair
@@ -63,7 +63,9 @@ class TestCertificates:
         )
         return Secured(app, servers, clients, known)
 
-    def test_by_its_alternative_names_or_without_any_by_its_common_name(self, secured: Secured) -> None:
+    def test_a_client_is_identified_by_its_alternative_names_or_else_its_common_name(
+        self, secured: Secured
+    ) -> None:
         by = secured.clients
         uri = x509.UniformResourceIdentifier("spiffe://cluster/ns/a/sa/b")
         for client, expected in (
@@ -72,21 +74,21 @@ class TestCertificates:
             (issue(by, "Old Client"), OK),
             (issue(by, "any", [x509.DNSName("deploy.example")]), DENIED),
             (issue(by, "any", [x509.DNSName("another.example")]), UNAUTHENTICATED),
-            # Neither stands in for the other.
+            # An alternative name does not match a `cn:` entry, and vice versa.
             (issue(by, "web.example"), UNAUTHENTICATED),
             (issue(by, "Old Client", [x509.DNSName("another.example")]), UNAUTHENTICATED),
             (issue(by, "any", [x509.DNSName("Old Client")]), UNAUTHENTICATED),
         ):
             assert secured.infer(client) is expected
 
-    def test_a_token_counts_before_it(self, secured: Secured) -> None:
+    def test_a_token_takes_precedence_over_the_certificate(self, secured: Secured) -> None:
         known, unknown = issue(secured.clients, "Old Client"), issue(secured.clients, "Another")
         assert secured.infer(unknown, *bearer(TOKENS["infer"])) is OK
         assert secured.infer(known, *bearer(TOKENS["control"])) is DENIED
         assert secured.infer(known, *bearer("wrong-secret")) is UNAUTHENTICATED
 
-    def test_a_name_with_a_nul_is_none(self, secured: Secured) -> None:
-        """grpcio hands it on up to there."""
+    def test_a_name_with_a_nul_is_refused(self, secured: Secured) -> None:
+        """grpcio truncates the name at the NUL."""
         by = secured.clients
         for client in (
             issue(by, "any", [x509.DNSName("web.example\0.evil.org")]),
@@ -100,7 +102,7 @@ class TestCertificates:
         assert secured.infer(issue(by, "any\0", [x509.DNSName("web.example")])) is UNAUTHENTICATED
         assert secured.infer(issue(by, "any", [*LOCAL, x509.DNSName("web.example")])) is OK
 
-    def test_names_are_added_and_taken_away_meanwhile(self, secured: Secured) -> None:
+    def test_names_can_be_added_and_removed(self, secured: Secured) -> None:
         client = issue(secured.clients, "New Client")
         assert secured.infer(client) is UNAUTHENTICATED
         secured.known.write_text("new infer cn:New Client\n")
@@ -108,7 +110,7 @@ class TestCertificates:
         assert secured.infer(issue(secured.clients, "Old Client")) is UNAUTHENTICATED
 
 
-def test_over_a_plain_connection_nobody_has_a_certificate(tmp_path: Path) -> None:
+def test_a_plain_connection_has_no_certificate(tmp_path: Path) -> None:
     known = tmp_path / "known"
     known.write_text("a infer cn:a\n")
     access = AccessControl(certificates=known)
@@ -117,7 +119,7 @@ def test_over_a_plain_connection_nobody_has_a_certificate(tmp_path: Path) -> Non
         access.admit("infer", bearer("x"), lambda: "ipv4:1.2.3.4:5", lambda: ClientCertificate(None, ()))
 
 
-def test_a_certificate_names_its_caller_where_nobody_is_asked() -> None:
+def test_a_certificate_identifies_the_client_even_if_none_is_required() -> None:
     access = AccessControl()
     signer = authority()
     certificate = ClientCertificate("x509_common_name", (b"a",), issue(signer, "a").pem)

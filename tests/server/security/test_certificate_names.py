@@ -1,4 +1,4 @@
-"""Whether a name in a certificate has a NUL, of certificates that others made, and of what is none."""
+"""Detection of NUL characters in certificate names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIGNER = authority()
         ("client", [x509.DNSName(f"{number}.example") for number in range(500)]),
     ],
 )
-def test_names_without_one(name: str, alternative: Sequence[x509.GeneralName]) -> None:
+def test_names_without_a_nul(name: str, alternative: Sequence[x509.GeneralName]) -> None:
     assert not has_nul_in_name(issue(SIGNER, name, alternative).pem)
 
 
@@ -40,13 +40,13 @@ def test_names_without_one(name: str, alternative: Sequence[x509.GeneralName]) -
         ("client", (x509.RFC822Name("a\0@b.example"),)),
     ],
 )
-def test_names_with_one(name: str, alternative: Sequence[x509.GeneralName]) -> None:
+def test_names_with_a_nul(name: str, alternative: Sequence[x509.GeneralName]) -> None:
     assert has_nul_in_name(issue(SIGNER, name, alternative).pem)
 
 
 @reproducible
 @given(st.integers(0, 400), st.binary(min_size=1, max_size=4))
-def test_a_certificate_that_is_damaged_is_read_or_refused(at: int, other: bytes) -> None:
+def test_a_damaged_certificate_raises_nothing(at: int, other: bytes) -> None:
     pem = SIGNER.pem
     assert has_nul_in_name(pem[:at] + other + pem[at + len(other) :]) in (True, False)
 
@@ -54,5 +54,5 @@ def test_a_certificate_that_is_damaged_is_read_or_refused(at: int, other: bytes)
 @pytest.mark.parametrize(
     "pem", [b"", b"no PEM", SIGNER.pem[:100], SIGNER.key_pem], ids=["empty", "text", "cut", "key"]
 )
-def test_what_is_no_certificate_is_refused(pem: bytes) -> None:
+def test_other_content_is_refused(pem: bytes) -> None:
     assert has_nul_in_name(pem)

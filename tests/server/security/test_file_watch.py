@@ -1,4 +1,4 @@
-"""Files that change while the server runs, in each of the ways in which files are changed."""
+"""Detection of every kind of file change."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def settle(path: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def an_old_clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What the clock is ahead of the files, in nanoseconds: long enough that all are settled."""
+def clock_ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lead of the clock over the files' times, in nanoseconds. By default all files count as settled."""
     ahead = [3_600 * 10**9]
     real = FileWatch.changed.__globals__["time"].time_ns
     monkeypatch.setattr("tensorferry.server.security.file_watch.time.time_ns", lambda: real() + ahead[0])
     return ahead
 
 
-def test_the_first_look_reads_and_the_next_does_not(tmp_path: Path) -> None:
+def test_only_the_first_check_reports_unchanged_files(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("1")
     watched = FileWatch([path])
@@ -33,7 +33,7 @@ def test_the_first_look_reads_and_the_next_does_not(tmp_path: Path) -> None:
     assert not watched.changed()
 
 
-def test_a_file_that_is_replaced_has_changed_though_its_size_and_times_have_not(tmp_path: Path) -> None:
+def test_a_replaced_file_of_equal_size_and_times_is_reported(tmp_path: Path) -> None:
     path, other = tmp_path / "a", tmp_path / "b"
     path.write_text("1")
     other.write_text("2")
@@ -46,8 +46,8 @@ def test_a_file_that_is_replaced_has_changed_though_its_size_and_times_have_not(
     assert not watched.changed()
 
 
-def test_a_link_two_links_away_may_change(tmp_path: Path) -> None:
-    """As Kubernetes has it: tls.crt -> ..data/tls.crt, ..data -> ..2026, of which ..data is replaced."""
+def test_a_change_of_an_indirect_link_is_reported(tmp_path: Path) -> None:
+    """Kubernetes links tls.crt -> ..data/tls.crt and ..data -> ..2026, and replaces ..data."""
     for version in ("1", "2"):
         (tmp_path / version).mkdir()
         (tmp_path / version / "tls.crt").write_text(version)
@@ -61,7 +61,7 @@ def test_a_link_two_links_away_may_change(tmp_path: Path) -> None:
     assert not watched.changed()
 
 
-def test_one_of_several_is_enough_and_so_is_its_end(tmp_path: Path) -> None:
+def test_a_change_or_removal_of_one_of_several_files_is_reported(tmp_path: Path) -> None:
     paths = [tmp_path / "a", tmp_path / "b"]
     for path in paths:
         path.write_text("1")
@@ -74,14 +74,14 @@ def test_one_of_several_is_enough_and_so_is_its_end(tmp_path: Path) -> None:
     assert watched.changed()
 
 
-def test_what_was_just_written_is_read_again(tmp_path: Path, an_old_clock: list[int]) -> None:
+def test_a_recently_written_file_is_reported_again(tmp_path: Path, clock_ahead: list[int]) -> None:
     """A second write may leave the same times, inode and size."""
-    an_old_clock[0] = 0
+    clock_ahead[0] = 0
     path = tmp_path / "a"
     path.write_text("1")
     watched = FileWatch([path])
     assert watched.changed()
     assert watched.changed()
-    an_old_clock[0] = 10**9
+    clock_ahead[0] = 10**9
     assert watched.changed()
     assert not watched.changed()

@@ -1,4 +1,4 @@
-"""TLS of a real server over both transports: who can connect, and certificates that change while it serves."""
+"""TLS of a server over both transports: connections, client certificates, and changes of the files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tensorferry.server.errors import StartError
 
 @dataclass(frozen=True)
 class Files:
-    """The server's files, and who signed them."""
+    """TLS files of a server, and their authority."""
 
     folder: Path
     ca: KeyPair
@@ -39,7 +39,7 @@ class Files:
         return {"tls_certificate": self.certificate, "tls_key": self.key, **more}
 
     def replace(self, pair: KeyPair) -> None:
-        """Puts another pair in place of both files, one after the other as renewal does."""
+        """Replace both files one after the other, as a renewal does."""
         new = pair.write(self.folder, "new")
         for source, target in zip(new, (self.certificate, self.key), strict=True):
             os.replace(source, target)
@@ -68,10 +68,10 @@ def infer(channel: grpc.Channel, timeout: float = PATIENCE) -> float:
 
 
 def served(app: App, ca: KeyPair, client: KeyPair | None = None) -> bytes:
-    """The certificate that a new connection is shown, in DER."""
+    """Return the server's certificate on a new connection, in DER."""
     context = ssl.create_default_context(cadata=ca.pem.decode())
     if client is not None:
-        # It is read from files only.
+        # The function reads only files.
         folder = Path(app.config.models[0].path).parent
         context.load_cert_chain(*client.write(folder, "mine"))
     with (
@@ -109,7 +109,7 @@ def test_requests_and_streams_over_tls(start: Make, files: Files, transport: str
         assert [answer.infer_response.id for answer in answers] == [str(number) for number in range(40)]
 
 
-def test_what_connects_to_it_in_another_way_is_refused(start: Make, files: Files) -> None:
+def test_plain_connections_are_refused(start: Make, files: Files) -> None:
     app = start(**files.options())
     with grpc.insecure_channel(app.address) as channel:
         assert refusal(channel) is grpc.StatusCode.UNAVAILABLE
@@ -158,11 +158,11 @@ class TestClientCertificates:
         path.write_bytes(ca.pem)
         return start(**files.options(tls_client_ca=path))
 
-    def test_one_of_the_authority_is_let_in(self, app: App, files: Files, ca: KeyPair) -> None:
+    def test_a_certificate_of_the_authority_is_accepted(self, app: App, files: Files, ca: KeyPair) -> None:
         with dial(app, files.ca, issue(ca, "client")) as channel:
             assert infer(channel) == 12
 
-    def test_none_another_authoritys_or_an_expired_one_is_not(
+    def test_missing_foreign_and_expired_certificates_are_refused(
         self, app: App, files: Files, ca: KeyPair
     ) -> None:
         for client in (
@@ -175,7 +175,7 @@ class TestClientCertificates:
             with dial(app, files.ca, client) as channel:
                 assert refusal(channel) is grpc.StatusCode.UNAVAILABLE
 
-    def test_another_authority_counts_from_the_next_connection_on(
+    def test_a_new_authority_takes_effect_for_new_connections(
         self, app: App, files: Files, ca: KeyPair
     ) -> None:
         other = authority("of clients, next")
@@ -187,7 +187,7 @@ class TestClientCertificates:
         ):
             assert infer(before) == 12
             assert refusal(later) is grpc.StatusCode.UNAVAILABLE
-            # Both at first, so that nobody is shut out while clients get theirs.
+            # Both authorities first, so that clients can be migrated.
             path.write_bytes(ca.pem + other.pem)
             with dial(app, files.ca, issue(other, "c")) as channel:
                 assert infer(channel) == 12
@@ -196,12 +196,12 @@ class TestClientCertificates:
             path.write_bytes(other.pem)
             with dial(app, files.ca, issue(ca, "c")) as channel:
                 assert refusal(channel) is grpc.StatusCode.UNAVAILABLE
-            # A connection that there is stays.
+            # Existing connections are kept.
             assert infer(before) == 12
 
 
 class TestReload:
-    def test_new_files_are_shown_to_the_next_connection(
+    def test_new_files_take_effect_for_new_connections(
         self, start: Make, files: Files, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO)
@@ -218,7 +218,7 @@ class TestReload:
         assert len(told) == 2
         assert str(files.certificate) in told[0]
 
-    def test_what_is_around_the_certificates_may_be_any_text(self, start: Make, files: Files) -> None:
+    def test_text_around_certificates_is_ignored(self, start: Make, files: Files) -> None:
         comment = "# Autorität für Übung\n".encode()
         files.certificate.write_bytes(comment + files.certificate.read_bytes())
         authorities = files.folder / "clients.crt"
@@ -230,7 +230,7 @@ class TestReload:
         files.certificate.write_bytes(comment + files.certificate.read_bytes())
         assert served(app, files.ca, client) == der(pair)
 
-    def test_a_new_certificate_waits_for_its_key(
+    def test_a_new_certificate_is_used_once_its_key_is_there(
         self, start: Make, files: Files, caplog: pytest.LogCaptureFixture
     ) -> None:
         app = start(**files.options())
@@ -239,7 +239,9 @@ class TestReload:
         files.certificate.write_bytes(pair.pem)
         for _ in range(3):
             assert served(app, files.ca) == before
-        (told,) = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
+        (told,) = [
+            record.getMessage() for record in caplog.records if "cannot be used, so" in record.getMessage()
+        ]
         assert "does not belong to the certificate" in told
         files.key.write_bytes(pair.key_pem)
         assert served(app, files.ca) == der(pair)
@@ -247,7 +249,7 @@ class TestReload:
     @pytest.mark.parametrize(
         "content", [None, b"", b"no certificate", b"-----BEGIN CERTIFICATE-----\nAAAA\n"]
     )
-    def test_what_cannot_be_used_changes_nothing(
+    def test_an_unusable_file_changes_nothing(
         self, start: Make, files: Files, content: bytes | None, caplog: pytest.LogCaptureFixture
     ) -> None:
         app = start(**files.options())
@@ -259,7 +261,7 @@ class TestReload:
         assert served(app, files.ca) == before
         assert str(files.certificate) in caplog.text
 
-    def test_nor_does_one_that_no_client_would_take(
+    def test_an_expired_certificate_changes_nothing(
         self, start: Make, files: Files, caplog: pytest.LogCaptureFixture
     ) -> None:
         app = start(**files.options())
@@ -268,10 +270,10 @@ class TestReload:
         assert served(app, files.ca) == before
         assert "expired" in caplog.text
 
-    def test_what_was_only_out_of_reach_is_read_later(
+    def test_a_temporarily_unreadable_file_is_read_later(
         self, start: Make, files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """As when the process has no file descriptor left for a moment."""
+        """For example, the process may have had no free file descriptor."""
         app = start(**files.options())
         before = served(app, files.ca)
         pair = issue(files.ca, "second", LOCAL)
@@ -281,13 +283,15 @@ class TestReload:
                 patch.setattr(fails, _without_descriptors)
                 assert served(app, files.ca) == before
                 assert served(app, files.ca) == before
-        told = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
+        told = [
+            record.getMessage() for record in caplog.records if "cannot be used, so" in record.getMessage()
+        ]
         assert len(told) == 2
         assert all("Too many open files" in message for message in told)
         assert served(app, files.ca) == der(pair)
 
     def test_under_load_no_call_fails(self, start: Make, files: Files) -> None:
-        """Callers who connect anew all the time, and one who never does, while files change."""
+        """Some clients reconnect all the time, and one never does, while the files change."""
         app = start(**files.options())
         over = threading.Event()
         answered = [0] * 4
@@ -327,7 +331,7 @@ class TestReload:
 
 
 class TestStart:
-    """Files that cannot be used end the server at once, with the file and what is wrong."""
+    """Unusable files are errors at the start, which name the file and the fault."""
 
     def error(self, files: Files, **more: Any) -> str:
         app = App(ServerConfig((), port=0, transport="threaded", **files.options(**more)))
@@ -338,51 +342,51 @@ class TestStart:
             app.stop()
         return str(caught.value)
 
-    def test_missing(self, files: Files) -> None:
+    def test_a_missing_file_is_an_error(self, files: Files) -> None:
         files.key.unlink()
         assert self.error(files) == f"{files.key} cannot be read: No such file or directory"
 
-    def test_the_two_mixed_up(self, files: Files) -> None:
+    def test_swapped_files_are_an_error(self, files: Files) -> None:
         files.key.write_bytes(files.certificate.read_bytes())
         assert f"{files.key} is no private key in PEM" in self.error(files)
 
-    def test_no_pem(self, files: Files) -> None:
+    def test_a_file_other_than_pem_is_an_error(self, files: Files) -> None:
         files.certificate.write_bytes(b"\x30\x82")
         assert f"{files.certificate} is no certificate in PEM" in self.error(files)
 
-    def test_a_damaged_one(self, files: Files) -> None:
+    def test_a_damaged_file_is_an_error(self, files: Files) -> None:
         lines = files.certificate.read_text().splitlines()
         files.certificate.write_text("\n".join([lines[0], *lines[2:]]))
         assert str(files.certificate) in self.error(files)
 
-    def test_a_key_of_another(self, files: Files) -> None:
+    def test_a_key_of_another_certificate_is_an_error(self, files: Files) -> None:
         files.key.write_bytes(issue(files.ca, "another").key_pem)
         assert "does not belong to the certificate" in self.error(files)
 
-    def test_an_encrypted_key(self, files: Files) -> None:
+    def test_an_encrypted_key_is_an_error(self, files: Files) -> None:
         pair = issue(files.ca, "server", LOCAL)
         files.certificate.write_bytes(pair.pem)
         files.key.write_bytes(pair.key_in(serialization.BestAvailableEncryption(b"secret")))
         assert f"the key in {files.key} is encrypted" in self.error(files)
 
-    def test_a_kind_of_key_that_grpc_does_not_take(self, files: Files) -> None:
+    def test_an_unsupported_key_type_is_an_error(self, files: Files) -> None:
         files.replace(issue(files.ca, "server", LOCAL, key=ed25519.Ed25519PrivateKey.generate()))
         assert "Ed25519" in self.error(files)
 
-    def test_one_that_is_over(self, files: Files) -> None:
+    def test_an_expired_certificate_is_an_error(self, files: Files) -> None:
         files.replace(issue(files.ca, "server", LOCAL, begins=-2, ends=-1))
-        assert f"no client would take the certificate in {files.certificate}: certificate has expired" in (
+        assert f"no client would accept the certificate in {files.certificate}: certificate has expired" in (
             self.error(files)
         )
 
-    def test_authorities_that_are_none(self, files: Files) -> None:
+    def test_authorities_without_ca_certificates_are_an_error(self, files: Files) -> None:
         path = files.folder / "clients.crt"
         path.write_bytes(files.key.read_bytes())
         assert f"{path} is no certificate in PEM" in self.error(files, tls_client_ca=path)
         path.write_bytes(files.certificate.read_bytes())
         assert f"no certificate in {path} is an authority's" in self.error(files, tls_client_ca=path)
 
-    def test_nothing_of_a_key_is_quoted(self, files: Files) -> None:
+    def test_errors_quote_nothing_of_a_key(self, files: Files) -> None:
         body = files.key.read_text().splitlines()[1]
         files.certificate.write_text(files.key.read_text())
         assert body not in self.error(files)

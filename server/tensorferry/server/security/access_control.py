@@ -1,7 +1,8 @@
-"""Who may call, for every method and both transports.
+"""Access control: identification and authorization of clients, for every method and both transports.
 
-A call is known by its token, else by its client's certificate; where the server asks for neither, by the address that
-it comes from. Where nothing wants to know there is no `AccessControl` at all, and every call is `ANONYMOUS`'s.
+A client is identified by its token, else by its certificate. If the server requires neither, the client is identified
+by its certificate or its address. Without any use for identities there is no `AccessControl`, and clients are
+`ANONYMOUS`.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ _log = logging.getLogger("tensorferry.server")
 
 HEADER, SCHEME = "authorization", "bearer"
 
-# How often the files are looked at, at most: a token that was taken away is good for no longer.
+# Least interval between checks of the files, so a removed token works for at most this long.
 _RELOAD_SECONDS = 1.0
-# Those that send a wrong token are told of in the log this often, with their number.
+# Interval between log lines about refused calls.
 _REFUSAL_LOG_SECONDS = 10.0
-# What is remembered of callers, so that a client can make it grow no further.
+# Limit for each cache, because clients can add entries.
 _MAX_CACHED = 10_000
-# Blanks may make of one token any number of headers, as long as metadata may be.
+# Longer headers are not cached, because one token with different blanks makes any number of headers.
 _MAX_CACHED_BYTES = 256
 
-# What of a certificate the names are, when it has no other: its common name.
+# gRPC's name for a certificate's common name, which it reports if there are no alternative names.
 _BY_COMMON_NAME = "x509_common_name"
 
 
 class ClientCertificate(NamedTuple):
-    """What a client proved by its certificate: `names`, and what of it they are, by grpc's word; None without one.
+    """Verified certificate of a client: its `names`, and their `kind` as gRPC calls it. None and b"" without one.
 
-    `pem` is the certificate itself, b"" without one.
+    `pem` is the certificate itself.
     """
 
     kind: str | None
@@ -59,7 +60,7 @@ class ClientCertificate(NamedTuple):
 
 
 class _Credentials(NamedTuple):
-    """What the files say, and the texts of the headers that were found in them."""
+    """Content of the files, and a cache of headers with valid tokens."""
 
     tokens: Mapping[str, ClientIdentity]
     certificates: Mapping[str, ClientIdentity]
@@ -67,48 +68,48 @@ class _Credentials(NamedTuple):
 
 
 class AccessControl:
-    """Tells whose a call is, and refuses those who may not make it. Thread-safe, once `open` was called.
+    """Identification of clients, and refusal of calls that they may not make. Thread-safe after `open`.
 
-    With `tokens` or `certificates` every call must have one or the other of what is in these files, which are looked at again
-    while the server runs: what is in them counts a second later, and a file that cannot be used changes nothing.
-    Without, callers are told apart by their certificates or addresses, and may do everything.
+    With `tokens` or `certificates`, every call needs a token or certificate from these files. Changes of the files take
+    effect within a second; a file that cannot be used changes nothing. Without files, clients are identified by their
+    certificates or addresses and may call every method.
     """
 
     def __init__(self, *, tokens: Path | None = None, certificates: Path | None = None) -> None:
         self._tokens = tokens
         self._certificates = certificates
-        self._asks = tokens is not None or certificates is not None
-        self._known = _Credentials({}, {}, {})
-        # How often the files were read anew.
+        self._required = tokens is not None or certificates is not None
+        self._credentials = _Credentials({}, {}, {})
+        # Number of reloads that changed something.
         self._generation = 0
-        # Held by whoever reads the files, for which nobody waits: the others go by what was read before. Guards
-        # _watched, _wrong and every write of _known, _generation and _look_at.
-        self._reading = threading.Lock()
+        # Guards _watched, _file_error and every write of _credentials, _generation and _check_at. Files are read while it
+        # is held; no thread waits for it, because other calls use the previous credentials.
+        self._reload_lock = threading.Lock()
         self._watched = FileWatch([path for path in (tokens, certificates) if path is not None])
-        self._look_at = self._tell_at = time.monotonic()
-        # What is wrong with the files, as the log has it already.
-        self._wrong = ""
-        # Guards _tell_at and _refused. Nothing is called while it is held.
+        self._check_at = self._log_refusals_at = time.monotonic()
+        # The error that was last logged about the files.
+        self._file_error = ""
+        # Guards _log_refusals_at and _refused. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._refused = 0
-        # By where they come from, for those who are known by that.
-        self._callers: dict[str, ClientIdentity] = {}
+        # Cache of identities by certificate name or address.
+        self._by_origin_cache: dict[str, ClientIdentity] = {}
 
     def open(self) -> None:
-        """Reads the files; StartError when they cannot be used."""
+        """Read the files. StartError if they cannot be used."""
         self._watched.changed()
         try:
-            self._known = self._read()
+            self._credentials = self._read()
         except CredentialFileError as error:
             raise StartError(str(error)) from None
-        if self._asks and not (self._known.tokens or self._known.certificates):
+        if self._required and not (self._credentials.tokens or self._credentials.certificates):
             files = " and ".join(str(path) for path in (self._tokens, self._certificates) if path is not None)
-            _log.warning("%s names nobody: every call is refused until somebody is added", files)
+            _log.warning("%s has no entries: every call is refused until one is added", files)
 
     @property
     def generation(self) -> int:
-        """Another number once the files say something else."""
-        self._look()
+        """Number that changes when the credentials change."""
+        self._reload_if_changed()
         return self._generation
 
     def admit(
@@ -118,86 +119,86 @@ class AccessControl:
         peer: Callable[[], str],
         certificate: Callable[[], ClientCertificate],
     ) -> ClientIdentity:
-        """Who calls a method that wants this role; a `ServerError` that says why it must not.
+        """Return the client of a call to a method that requires this role. `ServerError` if the call is refused.
 
-        Peer and certificate are functions, since it takes a while to find them out.
+        `peer` and `certificate` are functions, because both are expensive to look up.
         """
-        if not self._asks:
+        if not self._required:
             return self._by_origin(peer, certificate)
-        self._look()
-        known = self._known
-        caller = header = None
+        self._reload_if_changed()
+        credentials = self._credentials
+        client = header = None
         if self._tokens is not None:
             for name, value in metadata:
                 if name == HEADER:
                     header = value
-                    caller = known.headers.get(value) or _by_token(known, value)
+                    client = credentials.headers.get(value) or _by_token(credentials, value)
                     break
-        # A token that is wrong is not made good by a certificate.
-        if header is None and known.certificates:
-            caller = _by_certificate(known, self._checked(certificate(), peer))
-        if caller is None:
-            self._tell_of_refusal(peer)
-            raise UnauthenticatedError(self._wanted())
-        if role not in caller.roles:
+        # A wrong token is refused even if the certificate is valid.
+        if header is None and credentials.certificates:
+            client = _by_certificate(credentials, self._without_nul(certificate(), peer))
+        if client is None:
+            self._log_refusal(peer)
+            raise UnauthenticatedError(self._required_proof())
+        if role not in client.roles:
             raise PermissionDeniedError(
-                f"this method wants the role {role!r}, which {caller.name} does not have: its roles are "
-                f"{', '.join(sorted(caller.roles))}"
+                f"this method requires the role {role!r}, which {client.name} does not have: its roles are "
+                f"{', '.join(sorted(client.roles))}"
             )
-        return caller
+        return client
 
     def _by_origin(
         self, peer: Callable[[], str], certificate: Callable[[], ClientCertificate]
     ) -> ClientIdentity:
-        names = self._checked(certificate(), peer).names
+        names = self._without_nul(certificate(), peer).names
         origin = names[0].decode(errors="replace") if names else peer()
-        caller = self._callers.get(origin)
-        if caller is None:
-            caller = ClientIdentity(origin if names else network_of(address_of(origin)), ROLES)
-            if len(self._callers) >= _MAX_CACHED:
-                self._callers = {}
-            self._callers[origin] = caller
-        return caller
+        client = self._by_origin_cache.get(origin)
+        if client is None:
+            client = ClientIdentity(origin if names else network_of(address_of(origin)), ROLES)
+            if len(self._by_origin_cache) >= _MAX_CACHED:
+                self._by_origin_cache = {}
+            self._by_origin_cache[origin] = client
+        return client
 
-    def _checked(self, certificate: ClientCertificate, peer: Callable[[], str]) -> ClientCertificate:
-        """The certificate; UnauthenticatedError for one with a name that grpcio has cut short."""
+    def _without_nul(self, certificate: ClientCertificate, peer: Callable[[], str]) -> ClientCertificate:
+        """Return the certificate. UnauthenticatedError if a name has a NUL, because grpcio truncates it there."""
         if certificate.names and has_nul_in_name(certificate.pem):
-            self._tell_of_refusal(peer)
+            self._log_refusal(peer)
             raise UnauthenticatedError(
-                "a name in the client's certificate has a NUL character, or the certificate cannot be read; this server takes "
-                "no such name: use another certificate"
+                "a name in the client's certificate has a NUL character, or the certificate cannot be read: use another "
+                "certificate"
             )
         return certificate
 
-    def _look(self) -> None:
-        """Reads the files again when they have changed, and it is time to look."""
+    def _reload_if_changed(self) -> None:
+        """Read the files again if a check is due and they have changed."""
         now = time.monotonic()
-        if now < self._look_at or not self._asks or not self._reading.acquire(blocking=False):
+        if now < self._check_at or not self._required or not self._reload_lock.acquire(blocking=False):
             return
-        known = wrong = None
-        told = self._wrong
+        changed = error_text = None
+        logged = self._file_error
         try:
-            self._look_at = now + _RELOAD_SECONDS
+            self._check_at = now + _RELOAD_SECONDS
             if self._watched.changed():
-                known = self._read()
-                self._wrong = ""
-                if known[:2] == self._known[:2]:
-                    known = None
+                changed = self._read()
+                self._file_error = ""
+                if changed[:2] == self._credentials[:2]:
+                    changed = None
                 else:
-                    self._known = known
+                    self._credentials = changed
                     self._generation += 1
         except CredentialFileError as error:
-            self._wrong = wrong = str(error)
+            self._file_error = error_text = str(error)
             self._watched.forget()
         finally:
-            self._reading.release()
-        if wrong is not None and wrong != told:
-            _log.warning("who may call is not changed, what was read before goes on: %s", wrong)
-        elif known is not None:
+            self._reload_lock.release()
+        if error_text is not None and error_text != logged:
+            _log.warning("access control: the previous credentials stay in force: %s", error_text)
+        elif changed is not None:
             _log.info(
-                "who may call was read anew: %d tokens, %d names of certificates",
-                len(known.tokens),
-                len(known.certificates),
+                "access control: reloaded %d tokens and %d certificate names",
+                len(changed.tokens),
+                len(changed.certificates),
             )
 
     def _read(self) -> _Credentials:
@@ -207,32 +208,32 @@ class AccessControl:
             {},
         )
 
-    def _wanted(self) -> str:
-        token = f"a token that this server knows, as the metadata '{HEADER}: Bearer TOKEN'"
-        certificate = "a client certificate with a name that it knows"
+    def _required_proof(self) -> str:
+        token = f"a token that this server accepts, as the metadata '{HEADER}: Bearer TOKEN'"
+        certificate = "a client certificate with a name that it accepts"
         if self._tokens is None:
             return f"this call needs {certificate}"
         return f"this call needs {token}" + (f", or {certificate}" if self._certificates is not None else "")
 
-    def _tell_of_refusal(self, peer: Callable[[], str]) -> None:
+    def _log_refusal(self, peer: Callable[[], str]) -> None:
         with self._lock:
             self._refused += 1
             now = time.monotonic()
-            if now < self._tell_at:
+            if now < self._log_refusals_at:
                 return
-            self._tell_at = now + _REFUSAL_LOG_SECONDS
+            self._log_refusals_at = now + _REFUSAL_LOG_SECONDS
             refused, self._refused = self._refused, 0
         _log.warning(
-            "calls refused for want of a known token or certificate: %d, the last from %s",
+            "access control: calls refused without a valid token or certificate: %d, the last from %s",
             refused,
             address_of(peer()),
         )
 
 
 class StreamAuthorization:
-    """Of an open stream, whose it is: found out again when the files have changed. For one thread at a time."""
+    """Authorization of an open stream, checked again when the credentials change. Not thread-safe."""
 
-    __slots__ = ("_access", "_call", "_generation", "caller")
+    __slots__ = ("_access", "_call", "_generation", "client")
 
     def __init__(
         self,
@@ -244,37 +245,37 @@ class StreamAuthorization:
         self._access = access
         self._call = metadata, peer, certificate
         self._generation = access.generation
-        self.caller = access.admit(INFER, *self._call)
+        self.client = access.admit(INFER, *self._call)
 
     def refresh(self) -> ClientIdentity:
-        """Whose it is now; a `ServerError` when it may not go on."""
+        """Return the stream's client. `ServerError` if the stream is no longer authorized."""
         generation = self._access.generation
         if generation != self._generation:
-            self.caller = self._access.admit(INFER, *self._call)
+            self.client = self._access.admit(INFER, *self._call)
             self._generation = generation
-        return self.caller
+        return self.client
 
 
 def access_control_for(config: ServerConfig) -> AccessControl | None:
-    """What the configuration asks for; None where nothing wants to know who calls."""
+    """Return the access control that the configuration requires; None if clients need no identity."""
     if config.auth_tokens is None and config.auth_certificates is None and not identifies_clients(config):
         return None
     return AccessControl(tokens=config.auth_tokens, certificates=config.auth_certificates)
 
 
 def address_of(peer: str) -> str:
-    """The address in grpc's name of a peer, without the port, which is another for each connection."""
+    """Return the address in gRPC's name of a peer, without the port, which differs for each connection."""
     kind, _, address = unquote(peer).partition(":")
     if kind not in ("ipv4", "ipv6"):
-        # Sockets of the file system, whose clients have no names.
+        # Clients of Unix sockets have no address.
         return kind
     return address.rpartition(":")[0].strip("[]")
 
 
 def network_of(address: str) -> str:
-    """By what a client is told apart from others that have no name: its address, of IPv6 the 64 bits of its network.
+    """Return the name of an unnamed client: its IPv4 address, or its IPv6 network of 64 bits.
 
-    Whoever has one address of such a network has all of them.
+    A client with one address of such a network can use all of them.
     """
     if ":" not in address:
         return address
@@ -288,23 +289,22 @@ def network_of(address: str) -> str:
     return str(mapped or network)
 
 
-def _by_token(known: _Credentials, header: str | bytes) -> ClientIdentity | None:
+def _by_token(credentials: _Credentials, header: str | bytes) -> ClientIdentity | None:
     text = header if isinstance(header, str) else header.decode(errors="replace")
     scheme, _, token = text.partition(" ")
     if scheme.lower() != SCHEME:
         return None
-    # Found by its hash, of which nobody who does not know the token can choose a single bit: how long it takes
-    # says nothing of those that there are.
-    caller = known.tokens.get(hashlib.sha256(token.strip().encode()).hexdigest())
-    if caller is not None and len(header) <= _MAX_CACHED_BYTES and len(known.headers) < _MAX_CACHED:
-        known.headers[header] = caller
-    return caller
+    # Looked up by its hash, which a client cannot choose without the token, so timing reveals nothing about valid tokens.
+    client = credentials.tokens.get(hashlib.sha256(token.strip().encode()).hexdigest())
+    if client is not None and len(header) <= _MAX_CACHED_BYTES and len(credentials.headers) < _MAX_CACHED:
+        credentials.headers[header] = client
+    return client
 
 
-def _by_certificate(known: _Credentials, certificate: ClientCertificate) -> ClientIdentity | None:
+def _by_certificate(credentials: _Credentials, certificate: ClientCertificate) -> ClientIdentity | None:
     kind = COMMON_NAME if certificate.kind == _BY_COMMON_NAME else SAN
     for name in certificate.names:
-        caller = known.certificates.get(kind + name.decode(errors="replace"))
-        if caller is not None:
-            return caller
+        client = credentials.certificates.get(kind + name.decode(errors="replace"))
+        if client is not None:
+            return client
     return None

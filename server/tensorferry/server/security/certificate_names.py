@@ -1,7 +1,7 @@
-"""Names in a client's certificate that hold a NUL.
+"""Detection of NUL characters in the names of a client's certificate.
 
-grpcio hands a name on up to its first NUL: `client.example\\0.evil.org`, which an authority may sign for the owner of
-`evil.org`, becomes `client.example`. So the certificate itself is looked at.
+grpcio truncates a name at its first NUL: `client.example\\0.evil.org`, which an authority may sign for the owner of
+`evil.org`, becomes `client.example`. So the server parses the certificate itself.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from functools import lru_cache
 
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
 
-# DER's tags, and the object identifiers 2.5.4.3 and 2.5.29.17.
+# DER tags, and the object identifiers 2.5.4.3 (common name) and 2.5.29.17 (alternative names).
 _SEQUENCE, _OCTETS, _IDENTIFIER = 0x30, 0x04, 0x06
 _VERSION, _EXTENSIONS = 0xA0, 0xA3
 _COMMON_NAME, _ALTERNATIVE_NAMES = bytes.fromhex("550403"), bytes.fromhex("551d11")
-# Mail addresses, DNS names and URIs among alternative names. An IP address has no text.
+# Tags of mail addresses, DNS names and URIs. IP addresses are not text.
 _TEXT_NAMES = (0x81, 0x82, 0x86)
-# Texts whose characters have two or four bytes.
+# Encodings with two or four bytes per character.
 _WIDE = {0x1E: "utf-16-be", 0x1C: "utf-32-be"}
 
 _Element = tuple[int, bytes]
@@ -26,7 +26,7 @@ _Element = tuple[int, bytes]
 
 @lru_cache(maxsize=256)
 def has_nul_in_name(pem: bytes) -> bool:
-    """Whether the common name or an alternative name of a certificate has a NUL, or the certificate cannot be read."""
+    """Return whether a name in a certificate has a NUL, or the certificate cannot be parsed."""
     try:
         encoded = pem[pem.index(_BEGIN) + len(_BEGIN) : pem.index(_END)]
         return any("\0" in name for name in _names(base64.b64decode(encoded)))
@@ -35,9 +35,9 @@ def has_nul_in_name(pem: bytes) -> bool:
 
 
 def _names(certificate: bytes) -> Iterator[str]:
-    (whole,) = _elements(certificate)
-    signed = list(_elements(_content(next(_elements(whole[1])), _SEQUENCE)))
-    # Version (which may be missing), serial number, algorithm, issuer, validity, subject.
+    (outer,) = _elements(certificate)
+    signed = list(_elements(_content(next(_elements(outer[1])), _SEQUENCE)))
+    # The fields are version (optional), serial number, algorithm, issuer, validity, subject.
     subject = signed[5 if signed[0][0] == _VERSION else 4]
     for _, attributes in _elements(_content(subject, _SEQUENCE)):
         for _, attribute in _elements(attributes):
@@ -66,12 +66,12 @@ def _text(tag: int, content: bytes) -> str:
 
 def _content(element: _Element, tag: int) -> bytes:
     if element[0] != tag:
-        raise ValueError(f"an element with the tag {element[0]:#x} where {tag:#x} belongs")
+        raise ValueError(f"DER element with tag {element[0]:#x}, expected {tag:#x}")
     return element[1]
 
 
 def _elements(data: bytes) -> Iterator[_Element]:
-    """Tag and content of each element of DER in the data."""
+    """Yield tag and content of each DER element."""
     at = 0
     while at < len(data):
         tag, size, at = data[at], data[at + 1], at + 2
@@ -79,6 +79,6 @@ def _elements(data: bytes) -> Iterator[_Element]:
             count = size & 127
             size, at = int.from_bytes(data[at : at + count], "big"), at + count
         if at + size > len(data):
-            raise ValueError("an element goes on beyond its end")
+            raise ValueError("DER element is truncated")
         yield tag, data[at : at + size]
         at += size

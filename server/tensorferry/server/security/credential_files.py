@@ -1,10 +1,10 @@
-"""The files that say who may call: on each line a name, its roles, and what it is known by.
+"""Files with the credentials of clients: each line has a name, its roles, and a token hash or certificate name.
 
     # NAME  ROLES          what proves it
     alice   infer          sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
     deploy  infer,control  sha256:60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11b752
 
-A name may have several lines, so that what it is known by can be changed without a gap.
+A name may have several lines, so that its token can be replaced without interruption.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _MAX_BYTES = 16 << 20
 
 
 class CredentialFileError(Exception):
-    """The file cannot be used: the message names it, the line, and what is wrong, and quotes nothing that may be secret."""
+    """The file cannot be used. The message names file, line and fault, and quotes nothing that may be secret."""
 
 
 def read_tokens(path: Path) -> Mapping[str, ClientIdentity]:
-    """Callers by the SHA-256 of their tokens, in hexadecimal."""
+    """Return clients by the SHA-256 of their tokens, in hexadecimal."""
     return _read(path, (TOKEN,), "sha256: and 64 hexadecimal digits, as tensorferry token prints them")
 
 
 def read_certificates(path: Path) -> Mapping[str, ClientIdentity]:
-    """Callers by the names in their certificates: san: and a subject alternative name, or cn: and a common name."""
+    """Return clients by certificate name: `san:` and a subject alternative name, or `cn:` and a common name."""
     return _read(path, (SAN, COMMON_NAME), "san: or cn:, and the name that the certificate has")
 
 
 def parse_roles(text: str) -> frozenset[str]:
-    """Roles with commas between; ValueError for others than there are."""
+    """Parse roles separated by commas. ValueError if one is unknown."""
     roles = frozenset(text.split(","))
     if not roles <= ROLES:
         raise ValueError
@@ -56,9 +56,9 @@ def _read(path: Path, kinds: tuple[str, ...], expected: str) -> Mapping[str, Cli
         raise CredentialFileError(f"{path} is not text in UTF-8") from None
     if len(data) > _MAX_BYTES:
         raise CredentialFileError(f"{path} has more than {_MAX_BYTES} bytes")
-    callers: dict[str, ClientIdentity] = {}
+    clients: dict[str, ClientIdentity] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        # A comment has a line of its own: a name in a certificate may have a # in it.
+        # Only whole lines are comments, because a certificate name may contain #.
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         where = f"{path}, line {number}"
@@ -68,7 +68,7 @@ def _read(path: Path, kinds: tuple[str, ...], expected: str) -> Mapping[str, Cli
                 f"{where} has {len(fields)} of the three fields NAME ROLES and {expected}"
             )
         name, roles, proof = fields[0], fields[1], fields[2].strip()
-        # Neither is quoted: with the fields in another order it could be what nobody may read.
+        # The field is not quoted: if the fields are in the wrong order, it may be a secret.
         if not NAME.fullmatch(name):
             raise CredentialFileError(
                 f"{where} does not begin with a name: a letter or digit, then these and '.', '_', '-', at most 128"
@@ -84,9 +84,9 @@ def _read(path: Path, kinds: tuple[str, ...], expected: str) -> Mapping[str, Cli
             proof = proof.removeprefix(TOKEN).lower()
         if kind is None or (kind == TOKEN and not _DIGEST.fullmatch(proof)) or proof == kind:
             raise CredentialFileError(f"{where} must have as its third field, for {name}, {expected}")
-        if proof in callers:
+        if proof in clients:
             raise CredentialFileError(
-                f"{where} has for {name} what another line has for {callers[proof].name}"
+                f"{where} has for {name} what another line has for {clients[proof].name}"
             )
-        callers[proof] = ClientIdentity(name, allowed)
-    return callers
+        clients[proof] = ClientIdentity(name, allowed)
+    return clients

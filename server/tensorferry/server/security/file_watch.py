@@ -1,4 +1,4 @@
-"""Files that may change while the server runs."""
+"""Detection of changed files."""
 
 from __future__ import annotations
 
@@ -7,31 +7,34 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-# Two writes within a tick of the file system's clock leave the same times: what is younger is read again.
+# Two writes within one tick of the file system's clock leave the same times, so a younger file is read again.
 _SETTLED_SECONDS = 0.1
 
 _Fingerprint = tuple[int, int, int, int, int] | None
 
 
 class FileWatch:
-    """Tells whether files have changed, whatever way: written to, replaced, or behind a link that was. Its owner's lock guards it."""
+    """Watch for changed, replaced or relinked files. Not thread-safe."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
         self._seen: tuple[_Fingerprint, ...] | None = None
 
     def changed(self) -> bool:
-        """Whether they must be read, the first time or again. What is read now is what was there then, or newer."""
-        marks = tuple(map(_fingerprint, self._paths))
-        if marks == self._seen:
+        """Return whether the files must be read, for the first time or again."""
+        fingerprints = tuple(map(_fingerprint, self._paths))
+        if fingerprints == self._seen:
             return False
         now = time.time_ns()
-        settled = all(mark is None or not 0 <= now - mark[3] < _SETTLED_SECONDS * 1e9 for mark in marks)
-        self._seen = marks if settled else None
+        settled = all(
+            fingerprint is None or not 0 <= now - fingerprint[3] < _SETTLED_SECONDS * 1e9
+            for fingerprint in fingerprints
+        )
+        self._seen = fingerprints if settled else None
         return True
 
     def forget(self) -> None:
-        """They could not be used, which may be no fault of theirs: the next time they have changed."""
+        """Make the next `changed` return True, because the files could not be used, perhaps temporarily."""
         self._seen = None
 
 

@@ -1,6 +1,6 @@
-"""Asks for every method that grpcio serves whether its caller has the role that it wants.
+"""Interceptor that checks the client's role for every method that grpcio serves.
 
-The two that send requests are not among them: both transports ask for those by themselves, and tell the service who calls.
+It excludes the two inference methods: both transports authorize those themselves and pass the identity on.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _log = logging.getLogger("tensorferry.server")
 
 
 def certificate_from_context(context: grpc.ServicerContext) -> ClientCertificate:
-    """Whose certificate the call's connection has."""
-    # The stubs have its values as numbers, too.
+    """Return the certificate of the call's connection."""
+    # Any, because the type stubs also allow numbers as values.
     properties: Mapping[str, Any] = context.auth_context()
     (pem,) = properties.get("x509_pem_cert", (b"",))
     return ClientCertificate(context.peer_identity_key(), tuple(context.peer_identities() or ()), pem)
 
 
 class AccessInterceptor(grpc.ServerInterceptor):
-    """Ends calls of those who may not make them; with `exempt_health`, not those by which health is asked for. Thread-safe."""
+    """Refusal of unauthorized calls; with `exempt_health`, health checks need no authorization. Thread-safe."""
 
     def __init__(self, access: AccessControl, *, exempt_health: bool) -> None:
         self._access = access
@@ -40,7 +40,7 @@ class AccessInterceptor(grpc.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """What grpcio asks for each call."""
+        """Wrap the handler of a method. grpcio calls this for each call."""
         found = continuation(handler_call_details)
         method = handler_call_details.method
         if found is None or method in self._exempt:
@@ -57,11 +57,11 @@ class AccessInterceptor(grpc.ServerInterceptor):
     def _guarded(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         role = required_role(method)
 
-        # With what grpcio is told by attributes of a function.
+        # `wraps` copies attributes, which grpcio reads.
         @functools.wraps(behaviour)
         def guarded(request: Any, context: grpc.ServicerContext, *more: Any) -> Any:
             try:
-                caller = self._access.admit(
+                client = self._access.admit(
                     role,
                     context.invocation_metadata(),
                     context.peer,
@@ -71,12 +71,12 @@ class AccessInterceptor(grpc.ServerInterceptor):
                 status = status_of(error)
                 context.abort(status.code, status.message)
             if role == CONTROL:
-                _log.info("%s is called by %s", method.rpartition("/")[2], caller.name)
-            called = CURRENT_CLIENT.set(caller)
+                _log.info("%s is called by %s", method.rpartition("/")[2], client.name)
+            token = CURRENT_CLIENT.set(client)
             try:
                 return behaviour(request, context, *more)
             finally:
-                CURRENT_CLIENT.reset(called)
+                CURRENT_CLIENT.reset(token)
 
         return guarded
 

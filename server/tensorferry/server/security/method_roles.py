@@ -1,4 +1,4 @@
-"""The role that each method wants."""
+"""Role that each method requires."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.identity import CONTROL, INFER
 from tensorferry.server.names import HEALTH_SERVICE, REFLECTION_SERVICES
 
-# All of the service's. Those that read and change by the same message want what a change does.
+# All methods of the service. A method that reads or changes, depending on the message, requires the role to change.
 REQUIRED_ROLES: Mapping[str, str] = {
     "ServerLive": INFER,
     "ServerReady": INFER,
@@ -32,31 +32,31 @@ REQUIRED_ROLES: Mapping[str, str] = {
     "LogSettings": CONTROL,
 }
 
-_OURS = f"/{SERVICE_NAME}/"
+_SERVICE = f"/{SERVICE_NAME}/"
 
 _ROLES: Mapping[str, str] = {
-    **{f"{_OURS}{name}": role for name, role in REQUIRED_ROLES.items()},
+    **{f"{_SERVICE}{name}": role for name, role in REQUIRED_ROLES.items()},
     **{f"/{service}/ServerReflectionInfo": INFER for service in REFLECTION_SERVICES},
     f"/{HEALTH_SERVICE}/Check": INFER,
     f"/{HEALTH_SERVICE}/Watch": INFER,
-    # Which names every model.
+    # Lists every model.
     f"/{HEALTH_SERVICE}/List": INFER,
 }
 
-# What load balancers and orchestrators ask, who have no token: nothing but whether a name serves.
+# Health checks by load balancers and orchestrators, which have no token. They reveal only whether a name is served.
 HEALTH = frozenset(
     {
-        f"{_OURS}ServerLive",
-        f"{_OURS}ServerReady",
+        f"{_SERVICE}ServerLive",
+        f"{_SERVICE}ServerReady",
         f"/{HEALTH_SERVICE}/Check",
         f"/{HEALTH_SERVICE}/Watch",
     }
 )
 
-# Those that ask by themselves, since they need to know who calls.
-SELF_AUTHORIZING = frozenset({f"{_OURS}ModelInfer", f"{_OURS}ModelStreamInfer"})
+# Methods whose transports authorize calls themselves, because they need the identity.
+SELF_AUTHORIZING = frozenset({f"{_SERVICE}ModelInfer", f"{_SERVICE}ModelStreamInfer"})
 
 
 def required_role(method: str) -> str:
-    """By the method's path. One that is not known is given to those only who may do everything."""
+    """Return the role for a method's path. An unknown method requires the control role."""
     return _ROLES.get(method, CONTROL)

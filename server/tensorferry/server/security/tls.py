@@ -1,7 +1,7 @@
-"""TLS of the server's port: its certificate, its key, and the authorities of its clients' certificates.
+"""TLS of the server's port: its certificate, its key, and the authorities for client certificates.
 
-All are files, which are looked at before each handshake: new ones count from the next on. What cannot be used is
-refused at the start, and later passed over with a line in the log, while what was there before goes on.
+Files are checked before each handshake, so changed files take effect at the next one. A file that cannot be used is an
+error at the start. Later it is logged, and the previous files stay in use.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _log = logging.getLogger("tensorferry.server")
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 _KEY = re.compile(rb"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----\s+([A-Za-z0-9+/=\s]+?)-----END")
 _ENCRYPTED = (b"BEGIN ENCRYPTED PRIVATE KEY", b"Proc-Type: 4,ENCRYPTED")
-# How keys of Ed25519 and Ed448 begin, both of which grpc's TLS has no use for.
+# First bytes of Ed25519 and Ed448 keys, which gRPC's TLS does not support.
 _EDWARDS = (bytes.fromhex("06032b6570"), bytes.fromhex("06032b6571"))
 _HEAD_BYTES = 32
 
-# Far more than any chain of certificates has; a device or a pipe has no end.
+# Far more than any certificate chain. The limit matters for devices and pipes, which have no end.
 _MAX_BYTES = 4 << 20
 
 
 class TlsFileError(Exception):
-    """A file cannot be used: the message names it, and what is wrong."""
+    """A file cannot be used. The message names the file and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class _KeyPair:
-    """A certificate with its key, the authorities of clients, and what was read of the first."""
+    """Certificate with its key, the client authorities, and the date when the certificate expires."""
 
     certificate: bytes
     key: bytes
@@ -51,9 +51,9 @@ class _KeyPair:
 
 
 class TlsFiles:
-    """What the server's port is secured by. Thread-safe. StartError when the files cannot be used.
+    """TLS files of the server's port. Thread-safe. StartError if they cannot be used.
 
-    With `client_ca` only clients with a certificate of these authorities can connect.
+    With `client_ca`, only clients with a certificate of these authorities can connect.
     """
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
@@ -61,39 +61,39 @@ class TlsFiles:
         self._key = key
         self._client_ca = client_ca
         self._watched = FileWatch([certificate, key] if client_ca is None else [certificate, key, client_ca])
-        # Guards the fields below. Files are read while it is held: each handshake needs what is found.
+        # Guards the fields below and _watched. Files are read while it is held, because each handshake needs the result.
         self._lock = threading.Lock()
         self._watched.changed()
         try:
             self._current = self._read()
         except (TlsFileError, OSError) as error:
             raise StartError(str(error)) from None
-        self._complaint = ""
+        self._file_error = ""
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For `grpc.Server.add_secure_port`."""
-        # None is for "as before", which its type does not know.
+        """Return credentials for `grpc.Server.add_secure_port`."""
+        # None means "unchanged", which the type stubs do not allow.
         fetch: Any = self._fetch
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self._current), fetch, self._client_ca is not None
         )
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """What core asks before each handshake: what to use from now on, None for what it has."""
+        """Return the new configuration, or None if it is unchanged. gRPC core calls this before each handshake."""
         with self._lock:
             if not self._watched.changed():
                 return None
-            complaint, pair = "", self._current
+            file_error, pair = "", self._current
             try:
                 pair = self._read()
             except Exception as error:
-                # Whatever it is, it must not escape into core, and the files are looked at again.
-                complaint = str(error) if isinstance(error, (TlsFileError, OSError)) else repr(error)
+                # No exception may reach gRPC core. The files are read again at the next handshake.
+                file_error = str(error) if isinstance(error, (TlsFileError, OSError)) else repr(error)
                 self._watched.forget()
-            said, self._complaint = self._complaint, complaint
+            logged, self._file_error = self._file_error, file_error
             changed, self._current = pair != self._current, pair
-        if complaint and complaint != said:
-            _log.warning("the new TLS files are not used, those before go on: %s", complaint)
+        if file_error and file_error != logged:
+            _log.warning("the new TLS files cannot be used, so the previous ones stay in use: %s", file_error)
         if not changed:
             return None
         _log.info("new TLS files from %s, valid until %s", self._certificate, pair.expires)
@@ -105,10 +105,10 @@ class TlsFiles:
         _check_key_pair(self._certificate, certificate, self._key, key)
         if self._client_ca is not None and authorities is not None:
             _check_authorities(self._client_ca, authorities)
-        with _in_memory(certificate) as first, _in_memory(key) as second:
+        with _in_memory(certificate) as certificate_path, _in_memory(key) as key_path:
             server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             try:
-                server.load_cert_chain(first, second)
+                server.load_cert_chain(certificate_path, key_path)
             except ssl.SSLError as error:
                 if error.reason == "KEY_VALUES_MISMATCH":
                     raise TlsFileError(
@@ -168,33 +168,33 @@ def _check_authorities(path: Path, data: bytes) -> None:
         raise TlsFileError(f"the certificates in {path} cannot be read: {_reason(error)}") from None
     if not context.cert_store_stats()["x509_ca"]:
         raise TlsFileError(
-            f"no certificate in {path} is an authority's (basicConstraints CA:TRUE), so no client's could be verified by it"
+            f"no certificate in {path} is an authority's (basicConstraints CA:TRUE), so it could not verify any client's"
         )
 
 
 def _expiry(path: Path, certificate: bytes, server: ssl.SSLContext) -> str:
-    """When the certificate expires, found out by a handshake in memory with a client that trusts it."""
+    """Return when the certificate expires, found by a handshake in memory with a client that trusts it."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     client.load_verify_locations(cadata=certificate.decode("ascii", "ignore"))
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    asking = client.wrap_bio(back, there)
-    answering = server.wrap_bio(there, back, server_side=True)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client_end = client.wrap_bio(to_client, to_server)
+    server_end = server.wrap_bio(to_server, to_client, server_side=True)
     try:
-        for side in (asking, answering, asking):
+        for side in (client_end, server_end, client_end):
             try:
                 side.do_handshake()
             except ssl.SSLWantReadError:
                 pass
-        return str((asking.getpeercert() or {})["notAfter"])
+        return str((client_end.getpeercert() or {})["notAfter"])
     except ssl.SSLCertVerificationError as error:
         raise TlsFileError(
-            f"no client would take the certificate in {path}: {error.verify_message}"
+            f"no client would accept the certificate in {path}: {error.verify_message}"
         ) from None
     except (ssl.SSLError, KeyError, ValueError) as error:
         raise TlsFileError(
-            f"the certificate in {path} and its key do not make a connection: {_reason(error)}"
+            f"the certificate in {path} and its key cannot be used for a connection: {_reason(error)}"
         ) from None
 
 
@@ -204,10 +204,10 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _in_memory(data: bytes) -> Iterator[str]:
-    """A path of this process's own to what was read: a file may have changed since, and no key is written to a disk."""
-    number = os.memfd_create("tensorferry-tls")
+    """Yield a path to data in memory. The file may have changed since it was read, and keys must not go to disk."""
+    descriptor = os.memfd_create("tensorferry-tls")
     try:
-        os.write(number, data)
-        yield f"/proc/self/fd/{number}"
+        os.write(descriptor, data)
+        yield f"/proc/self/fd/{descriptor}"
     finally:
-        os.close(number)
+        os.close(descriptor)

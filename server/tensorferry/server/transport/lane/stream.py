@@ -82,7 +82,7 @@ class StreamCall:
         self._metadata = event.invocation_metadata
         self._deadline = deadline
         # The polling thread's own, both.
-        self._caller = ANONYMOUS if standing is None else standing.caller
+        self._caller = ANONYMOUS if standing is None else standing.client
         self._standing = standing
         self._max_in_flight = max_in_flight
         self._account = account_of(owner.unread, event.call)
